@@ -1,0 +1,195 @@
+//! The algorithms: each is a pure step on a small state, and time is an argument.
+//!
+//! To add one, write its file beside the others and add two lines here: its `mod` and its row in the table. Rule files,
+//! `check`, `explain` and every store then know it.
+
+use crate::model::{Charging, Hits, InvalidQuota, Micros, Quota, Verdict};
+
+mod fixed_window;
+mod gcra;
+mod meter;
+
+/// Builds [`Algorithm`] and [`State`] and sends each call to the row it belongs to.
+macro_rules! algorithms {
+    ($($variant:ident = $name:literal, $count:ty;)+) => {
+        /// The name of a way of counting.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Algorithm {
+            $(#[doc = concat!("`", $name, "`")] $variant,)+
+        }
+
+        /// What is remembered of one counter, by the algorithm that counts it.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum State {
+            $(#[doc = concat!("Of `", $name, "`")] $variant(<$count as Count>::State),)+
+        }
+
+        impl Algorithm {
+            /// Every algorithm, with its word in a rule file.
+            pub const ALL: [(&'static str, Self); [$($name),+].len()] = [$(($name, Self::$variant)),+];
+
+            /// Its word in a rule file.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+
+            /// Whether its quotas may have a `burst`.
+            pub const fn has_burst(self) -> bool {
+                match self {
+                    $(Self::$variant => <$count as Count>::HAS_BURST,)+
+                }
+            }
+
+            const fn counts_refused_when_each(self) -> bool {
+                match self {
+                    $(Self::$variant => <$count as Count>::COUNTS_REFUSED_WHEN_EACH,)+
+                }
+            }
+
+            fn check(self, quota: Quota) -> Result<(), InvalidQuota> {
+                match self {
+                    $(Self::$variant => <$count as Count>::check(quota),)+
+                }
+            }
+
+            fn step(self, state: Option<&State>, now: Micros, hits: Hits, quota: Quota) -> Step<State> {
+                match self {
+                    $(Self::$variant => {
+                        let step = match state {
+                            Some(State::$variant(state)) => <$count as Count>::step(state, now, hits, quota),
+                            _ => <$count as Count>::step(&Default::default(), now, hits, quota),
+                        };
+                        step.map(State::$variant)
+                    })+
+                }
+            }
+
+            fn idle_at(self, state: &State, quota: Quota) -> Micros {
+                match state {
+                    $(State::$variant(state) => <$count as Count>::idle_at(state, quota),)+
+                }
+            }
+        }
+    };
+}
+algorithms! {
+    FixedWindow = "fixed_window", fixed_window::FixedWindow;
+    Gcra = "gcra", gcra::Gcra;
+}
+
+impl Default for Algorithm {
+    /// The reference's.
+    fn default() -> Self {
+        Self::FixedWindow
+    }
+}
+
+/// A quota and the algorithm that counts it, known to be countable exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    algorithm: Algorithm,
+    quota: Quota,
+    count_refused: bool,
+}
+
+impl Limit {
+    /// A limit.
+    ///
+    /// # Errors
+    /// What keeps `algorithm` from counting `quota` exactly.
+    pub fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, InvalidQuota> {
+        algorithm.check(quota)?;
+        Ok(Self { algorithm, quota, count_refused: false })
+    }
+
+    /// The same limit, recording refused charges too.
+    #[must_use]
+    pub const fn counting_refused(self) -> Self {
+        Self { count_refused: true, ..self }
+    }
+
+    /// How hits are counted.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// What is counted against.
+    pub const fn quota(&self) -> Quota {
+        self.quota
+    }
+
+    /// Whether every charge is recorded, whatever becomes of its request.
+    pub const fn counts_refused(&self) -> bool {
+        self.count_refused
+    }
+
+    /// Whether nothing passes: a limit of 0 is decided without a counter.
+    pub const fn is_closed(&self) -> bool {
+        self.quota.limit() == 0
+    }
+
+    /// Whether a refused charge stays on the counter when the limits of a request are charged so.
+    pub fn records_refused(&self, charging: Charging) -> bool {
+        self.count_refused || (charging == Charging::Each && self.algorithm.counts_refused_when_each())
+    }
+
+    /// Decides a charge of `hits` at `now`, on the counter `state` or on one that nobody has used.
+    pub fn step(&self, state: Option<&State>, now: Micros, hits: Hits) -> Step<State> {
+        if self.is_closed() {
+            return self.algorithm.step(None, now, hits, self.quota.with_burst(0));
+        }
+        self.algorithm.step(state, now, hits, self.quota)
+    }
+
+    /// The first moment at which forgetting `state` changes no verdict.
+    pub fn idle_at(&self, state: &State) -> Micros {
+        self.algorithm.idle_at(state, self.quota)
+    }
+}
+
+/// What one charge does to one counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step<S> {
+    /// The answer.
+    pub verdict: Verdict,
+    /// The counter with the hits on it, whatever the verdict: for the store to save or to drop.
+    pub charged: S,
+}
+
+impl<S> Step<S> {
+    fn map<T>(self, wrap: impl FnOnce(S) -> T) -> Step<T> {
+        Step { verdict: self.verdict, charged: wrap(self.charged) }
+    }
+}
+
+/// A way of counting hits. It reads no clock and knows of no store, and a state says nothing of the limit it was written
+/// under, so a changed limit goes on with the hits already used.
+trait Count {
+    /// What is remembered of one counter; the default is a counter nobody has used.
+    type State: Clone + Default;
+
+    /// Whether a quota may have a burst of its own.
+    const HAS_BURST: bool;
+
+    /// Whether refused hits stay where each limit is charged on its own.
+    const COUNTS_REFUSED_WHEN_EACH: bool;
+
+    /// Whether `quota` can be counted exactly.
+    fn check(quota: Quota) -> Result<(), InvalidQuota>;
+
+    /// Decides a charge.
+    fn step(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Step<Self::State>;
+
+    /// The first moment at which forgetting `state` changes no verdict.
+    fn idle_at(state: &Self::State, quota: Quota) -> Micros;
+}
+
+/// The most that is ever counted on one counter: 2^52, exact in Lua's numbers with one more charge on top.
+const MOST_COUNTED: u64 = 1 << 52;
+
+/// Hits as the protocol tells them: 32 bits.
+fn hits32(hits: u64) -> u32 {
+    u32::try_from(hits).unwrap_or(u32::MAX)
+}

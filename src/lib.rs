@@ -1,0 +1,4 @@
+//! Tidegate.
+pub mod model;
+pub mod algorithm;
+pub mod rules;

@@ -1,0 +1,27 @@
+//! The words: plain values without I/O, async or a clock.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | domain, descriptor, entry | as in Envoy's rate limit protocol |
+//! | hits | what a request costs |
+//! | quota | so many hits per window, with a burst where the algorithm has one |
+//! | counter key | the identity of one counted thing, never its reading |
+//! | role | what a refusal of one charge means for the request |
+//! | verdict | the answer for one charge |
+//! | decision | the answer for the request: one part per descriptor in order, and the outcome |
+
+pub mod decision;
+pub mod descriptor;
+pub mod key;
+pub mod policy;
+pub mod quota;
+pub mod time;
+pub mod verdict;
+
+pub use decision::{Decision, Finding, Metadata, Part, RuleId, Tightest};
+pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
+pub use key::CounterKey;
+pub use policy::{Ballot, Charging, FailurePolicy, Role};
+pub use quota::{InvalidQuota, Quota, Unit, Window};
+pub use time::{Clock, Micros};
+pub use verdict::{Outcome, Provenance, Verdict};

@@ -1,0 +1,227 @@
+//! The identity of a counter.
+
+use std::fmt;
+
+use super::time::Micros;
+
+/// The identity of one counted thing: domain, descriptor entries, algorithm and window, never the limit.
+///
+/// Readable, bounded and injective: `{edge|user=alice}gcra:1s`. What stands between the braces makes the slot in a
+/// Redis cluster, so all limits of one descriptor share it, and no caller can choose it: every byte that is not plain
+/// in domain, key or value is written as `%` and two hexadecimal digits. A text above [`LONGEST_TEXT`] bytes ends in
+/// `#` and a BLAKE3 digest of 128 bits over the whole.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CounterKey(Box<[u8]>);
+
+/// Bytes of readable text between the braces before a digest takes the place of the rest: 200 (`docs/decisions/0004`).
+pub const LONGEST_TEXT: usize = 200;
+/// Bytes of readable text kept in front of a digest: 160, so that text, `#` and 32 digits stay below [`LONGEST_TEXT`].
+const KEPT_TEXT: usize = 160;
+/// What a key of ordinary entries takes, so that it is written without growing.
+const ORDINARY: usize = 96;
+
+/// One entry of a counter key.
+#[derive(Clone, Copy, Debug)]
+pub enum KeyPart<'a> {
+    /// A key and the value sent: one counter for each value.
+    Own {
+        /// The entry's key.
+        key: &'a [u8],
+        /// The entry's value.
+        value: &'a [u8],
+    },
+    /// A key and the pattern that the value matched: one counter for all of them (`share_threshold`).
+    Shared {
+        /// The entry's key.
+        key: &'a [u8],
+        /// The pattern in the rule.
+        pattern: &'a [u8],
+    },
+}
+
+impl<'a> KeyPart<'a> {
+    const fn fields(self) -> (&'a [u8], u8, &'a [u8]) {
+        match self {
+            Self::Own { key, value } => (key, b'=', value),
+            Self::Shared { key, pattern } => (key, b'~', pattern),
+        }
+    }
+}
+
+impl CounterKey {
+    /// The key of a descriptor's counter.
+    pub fn new<'a>(
+        domain: &str,
+        parts: impl Iterator<Item = KeyPart<'a>> + Clone,
+        algorithm: &str,
+        window: Micros,
+    ) -> Self {
+        let mut text = Vec::with_capacity(ORDINARY);
+        text.push(b'{');
+        if !write_readable(&mut text, domain.as_bytes(), parts.clone()) {
+            text.truncate(1 + KEPT_TEXT);
+            text.push(b'#');
+            text.extend_from_slice(digest(domain.as_bytes(), parts).as_bytes());
+        }
+        text.push(b'}');
+        text.extend_from_slice(algorithm.as_bytes());
+        text.push(b':');
+        text.extend_from_slice(window.to_string().as_bytes());
+        Self(text.into_boxed_slice())
+    }
+
+    /// The bytes of the key, all of them printable ASCII.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for CounterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+/// Only the length: a key holds what clients sent, and a `{:?}` in a log line must not show it.
+impl fmt::Debug for CounterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CounterKey({} bytes)", self.0.len())
+    }
+}
+
+/// Writes domain and parts; false, with the work done cut short, when they do not fit.
+fn write_readable<'a>(text: &mut Vec<u8>, domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> bool {
+    let mut fits = write_plain(text, domain);
+    for part in parts {
+        if !fits {
+            return false;
+        }
+        let (key, separator, value) = part.fields();
+        text.push(b'|');
+        fits = write_plain(text, key) && {
+            text.push(separator);
+            write_plain(text, value)
+        };
+    }
+    fits
+}
+
+fn write_plain(text: &mut Vec<u8>, bytes: &[u8]) -> bool {
+    const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    for &byte in bytes {
+        if text.len() > LONGEST_TEXT {
+            return false;
+        }
+        if is_plain(byte) {
+            text.push(byte);
+        } else {
+            text.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        }
+    }
+    text.len() <= LONGEST_TEXT + 1
+}
+
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'|' | b'=' | b'~' | b'#' | b'%')
+}
+
+/// Over lengths and bytes in order, so that no two different tuples are the same input.
+fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut feed = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    feed(domain);
+    for part in parts {
+        let (key, separator, value) = part.fields();
+        feed(key);
+        feed(&[separator]);
+        feed(value);
+    }
+    hasher.finalize().to_hex()[..32].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{CounterKey, KeyPart};
+    use crate::model::Micros;
+
+    type Tuple = (String, Vec<(Vec<u8>, Vec<u8>, bool)>);
+
+    fn key((domain, entries): &Tuple) -> CounterKey {
+        let parts = entries.iter().map(|(key, value, shared)| {
+            if *shared { KeyPart::Shared { key, pattern: value } } else { KeyPart::Own { key, value } }
+        });
+        CounterKey::new(domain, parts, "fixed_window", Micros::from_secs(60))
+    }
+
+    fn own(domain: &str, entries: &[(&str, &str)]) -> String {
+        let entries = entries.iter().map(|(k, v)| (k.as_bytes().to_vec(), v.as_bytes().to_vec(), false)).collect();
+        key(&(domain.to_owned(), entries)).to_string()
+    }
+
+    #[test]
+    fn a_key_reads_as_what_it_counts() {
+        assert_eq!(own("edge", &[("user", "alice"), ("path", "/a b")]), "{edge|user=alice|path=/a%20b}fixed_window:1m");
+    }
+
+    #[test]
+    fn a_value_can_neither_close_the_slot_nor_pass_for_two_entries() {
+        assert_eq!(own("d", &[("a", "}{x|b=c")]), "{d|a=%7D%7Bx%7Cb%3Dc}fixed_window:1m");
+    }
+
+    #[test]
+    fn what_is_long_ends_in_a_digest() {
+        let long = own("d", &[("k", &"x".repeat(60_000))]);
+        assert!(long.len() < 240, "{} bytes", long.len());
+        let other = own("d", &[("k", &format!("{}y", "x".repeat(59_999)))]);
+        assert_ne!(long, other);
+        let text = own("d", &[("k", &"x".repeat(197))]);
+        assert!(text.contains('#'), "{text}");
+        assert!(!own("d", &[("k", &"x".repeat(196))]).contains('#'));
+    }
+
+    /// Few different bytes, those that separate among them, so that near misses are common.
+    fn awkward() -> impl Strategy<Value = Vec<u8>> {
+        let byte = prop_oneof![Just(b'a'), Just(b'='), Just(b'|'), Just(b'}'), Just(b'{'), Just(b'%'), Just(b'#'), Just(b'~'), Just(b'7'), Just(b'D'), Just(0), Just(0xff)];
+        prop_oneof![
+            4 => prop::collection::vec(byte.clone(), 0..4),
+            1 => prop::collection::vec(byte, 60..240),
+        ]
+    }
+
+    fn tuple() -> impl Strategy<Value = Tuple> {
+        let domain = prop_oneof![Just(String::new()), Just("a".to_owned()), Just("a|a=".to_owned()), Just("a%7C".to_owned())];
+        (domain, prop::collection::vec((awkward(), awkward(), any::<bool>()), 0..4))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        #[test]
+        fn different_descriptors_never_share_a_key(one in tuple(), other in tuple()) {
+            prop_assert_eq!(one == other, key(&one) == key(&other));
+        }
+
+        #[test]
+        fn moving_a_byte_across_a_border_changes_the_key(bytes in awkward(), cut in 0_usize..8, shift in 1_usize..4) {
+            let split = |at: usize| {
+                let at = at.min(bytes.len());
+                ("d".to_owned(), vec![(bytes[..at].to_vec(), bytes[at..].to_vec(), false)])
+            };
+            let (one, other) = (split(cut), split(cut + shift));
+            prop_assert_eq!(one == other, key(&one) == key(&other));
+        }
+
+        #[test]
+        fn a_key_is_printable_and_bounded(one in tuple()) {
+            let key = key(&one);
+            prop_assert!(key.as_bytes().iter().all(u8::is_ascii_graphic));
+            prop_assert!(key.as_bytes().len() <= 230);
+            prop_assert_eq!(key.as_bytes().iter().filter(|&&byte| byte == b'{').count(), 1);
+        }
+    }
+}

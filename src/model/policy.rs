@@ -1,0 +1,161 @@
+//! What an operator chooses: how a request is charged, and what is answered while a store cannot be asked.
+
+/// How the limits of one request are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Charging {
+    /// Each limit on its own; one being over does not spare the others. The reference's behaviour.
+    #[default]
+    Each,
+    /// A refused request spends nothing in any tier.
+    AllOrNothing,
+}
+
+impl Charging {
+    /// Every way, with its word in a rule file.
+    pub const ALL: [(&'static str, Self); 2] = [("each", Self::Each), ("all_or_nothing", Self::AllOrNothing)];
+
+    /// Its word in a rule file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Each => "each",
+            Self::AllOrNothing => "all_or_nothing",
+        }
+    }
+}
+
+/// What is answered while the store cannot be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// A gRPC error: the caller's own setting decides, as with the reference.
+    #[default]
+    Error,
+    /// Admitted, marked as unchecked.
+    Open,
+    /// Refused.
+    Closed,
+    /// Decided by this instance alone.
+    Local,
+}
+
+impl FailurePolicy {
+    /// Every policy, with its word in a rule file.
+    pub const ALL: [(&'static str, Self); 4] =
+        [("error", Self::Error), ("open", Self::Open), ("closed", Self::Closed), ("local", Self::Local)];
+
+    /// Its word in a rule file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// What a refusal of one charge means for the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// The request is refused.
+    #[default]
+    Enforce,
+    /// Nothing: the rule only watches.
+    Shadow,
+    /// The request is refused when all of its quota charges refuse.
+    Quota,
+    /// A quota that only watches: it always counts as one with room, so the others cannot all refuse.
+    ShadowQuota,
+}
+
+impl Role {
+    /// The role of a rule with these two flags.
+    pub const fn of(shadow: bool, quota: bool) -> Self {
+        match (shadow, quota) {
+            (false, false) => Self::Enforce,
+            (true, false) => Self::Shadow,
+            (false, true) => Self::Quota,
+            (true, true) => Self::ShadowQuota,
+        }
+    }
+
+    /// Whether a refusal shows in the descriptor's own status.
+    pub const fn is_shadow(self) -> bool {
+        matches!(self, Self::Shadow | Self::ShadowQuota)
+    }
+
+    /// Whether it takes part in the quota of the request.
+    pub const fn is_quota(self) -> bool {
+        matches!(self, Self::Quota | Self::ShadowQuota)
+    }
+}
+
+/// One charge of a request, as far as the outcome of the request goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Ballot {
+    /// Which descriptor it belongs to. The charges of one descriptor stand next to each other.
+    pub descriptor: usize,
+    /// What its refusal means.
+    pub role: Role,
+    /// Whether it was refused.
+    pub refused: bool,
+}
+
+/// Whether a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
+///
+/// A quota refuses when any limit of its descriptor does. This is the one place that says so: stores that charge all
+/// or nothing ask it too.
+pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
+    let mut quota: Option<(usize, bool)> = None;
+    let mut quota_has_room = false;
+    for Ballot { descriptor, role, refused } in ballots {
+        match role {
+            Role::Enforce if refused => return true,
+            Role::Enforce | Role::Shadow => {}
+            Role::ShadowQuota => quota_has_room = true,
+            Role::Quota => {
+                quota = match quota {
+                    Some((same, any)) if same == descriptor => Some((same, any || refused)),
+                    Some((_, any)) => {
+                        quota_has_room |= !any;
+                        Some((descriptor, refused))
+                    }
+                    None => Some((descriptor, refused)),
+                };
+            }
+        }
+    }
+    quota.is_some_and(|(_, last_refused)| last_refused && !quota_has_room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ballot, Role, is_request_refused};
+
+    fn refused<const N: usize>(ballots: [(usize, Role, bool); N]) -> bool {
+        is_request_refused(ballots.map(|(descriptor, role, refused)| Ballot { descriptor, role, refused }))
+    }
+
+    #[test]
+    fn an_enforced_refusal_refuses_the_request() {
+        assert!(refused([(0, Role::Quota, false), (1, Role::Enforce, true)]));
+        assert!(!refused([(0, Role::Enforce, false), (1, Role::Shadow, true)]));
+        assert!(!refused([]));
+    }
+
+    #[test]
+    fn quotas_refuse_only_together() {
+        assert!(refused([(0, Role::Quota, true), (1, Role::Quota, true)]));
+        assert!(!refused([(0, Role::Quota, true), (1, Role::Quota, false)]));
+        assert!(!refused([(0, Role::Quota, false), (1, Role::Quota, true)]));
+        assert!(!refused([(0, Role::Quota, true), (1, Role::ShadowQuota, true)]));
+        assert!(!refused([(0, Role::ShadowQuota, true)]));
+        assert!(refused([(0, Role::Quota, true), (1, Role::Shadow, false)]));
+    }
+
+    #[test]
+    fn one_limit_of_several_is_enough_to_refuse_a_quota() {
+        assert!(refused([(0, Role::Quota, true), (0, Role::Quota, false)]));
+        assert!(refused([(0, Role::Quota, false), (0, Role::Quota, true)]));
+        assert!(!refused([(0, Role::Quota, true), (0, Role::Quota, false), (1, Role::Quota, false)]));
+    }
+}

@@ -1,0 +1,297 @@
+//! So many hits per window.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::time::Micros;
+
+/// The units of Envoy's protocol; lengths are fixed and aligned to the epoch, as in the reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// One second.
+    Second,
+    /// 60 s.
+    Minute,
+    /// 3,600 s.
+    Hour,
+    /// 86,400 s.
+    Day,
+    /// 7 days, counted from Thursday, 1 January 1970.
+    Week,
+    /// 30 days, not a calendar month.
+    Month,
+    /// 365 days, not a calendar year.
+    Year,
+}
+
+impl Unit {
+    /// Every unit, shortest first.
+    pub const ALL: [Self; 7] =
+        [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+
+    /// The unit's word in a rule file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
+    /// How long one unit is.
+    pub const fn length(self) -> Micros {
+        Micros::from_secs(match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 604_800,
+            Self::Month => 2_592_000,
+            Self::Year => 31_536_000,
+        })
+    }
+
+    /// The unit of that name, in any letter case.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
+    }
+}
+
+/// The span of time over which a quota counts: so many units, or a length of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    length: Micros,
+    unit: Option<(Unit, u32)>,
+}
+
+impl Window {
+    /// The shortest window: 1 ms.
+    pub const SHORTEST: Micros = Micros::from_millis(1);
+    /// The longest window: 365 days.
+    pub const LONGEST: Micros = Micros::YEAR;
+
+    /// One unit.
+    pub const fn of_unit(unit: Unit) -> Self {
+        Self { length: unit.length(), unit: Some((unit, 1)) }
+    }
+
+    /// `multiplier` units in a row (Envoy's `unit_multiplier`).
+    ///
+    /// # Errors
+    /// [`InvalidQuota::Window`] for none of them, or for more than a year.
+    pub fn of_units(unit: Unit, multiplier: u32) -> Result<Self, InvalidQuota> {
+        let length = Micros::new(unit.length().get().saturating_mul(u64::from(multiplier)));
+        Self::bounded(Self { length, unit: Some((unit, multiplier)) })
+    }
+
+    /// A window of any length. It is reported in the largest unit of which it is a multiple, if there is one.
+    ///
+    /// # Errors
+    /// [`InvalidQuota::Window`] below 1 ms or above 365 days.
+    pub fn of_length(length: Micros) -> Result<Self, InvalidQuota> {
+        let unit = Unit::ALL.into_iter().rev().find_map(|unit| {
+            let whole = length.get().is_multiple_of(unit.length().get());
+            whole.then(|| u32::try_from(length.get() / unit.length().get()).ok()).flatten().map(|times| (unit, times))
+        });
+        Self::bounded(Self { length, unit })
+    }
+
+    fn bounded(window: Self) -> Result<Self, InvalidQuota> {
+        if window.length < Self::SHORTEST || window.length > Self::LONGEST {
+            return Err(InvalidQuota::Window { found: window.length });
+        }
+        Ok(window)
+    }
+
+    /// How long it is.
+    pub const fn length(self) -> Micros {
+        self.length
+    }
+
+    /// The unit and how many of it, when the window is whole units.
+    pub const fn unit(self) -> Option<(Unit, u32)> {
+        self.unit
+    }
+}
+
+/// `second`, `15 minute`, `250ms`.
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.unit {
+            Some((unit, 1)) => f.write_str(unit.name()),
+            Some((unit, multiplier)) => write!(f, "{multiplier} {}s", unit.name()),
+            None => self.length.fmt(f),
+        }
+    }
+}
+
+/// A limit on hits: `limit` per `window`, and at most `burst` at once where the algorithm has a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    limit: u32,
+    window: Window,
+    burst: u32,
+}
+
+/// The longest a window may be in ticks: 2^20, so that 32 bits of hits times the ticks of a window stay below 2^53.
+const MOST_TICKS: u64 = 1 << 20;
+
+impl Quota {
+    /// `limit` hits per window, with a burst of the same number.
+    pub const fn new(limit: u32, window: Window) -> Self {
+        Self { limit, window, burst: limit }
+    }
+
+    /// The same with another burst.
+    #[must_use]
+    pub const fn with_burst(self, burst: u32) -> Self {
+        Self { burst, ..self }
+    }
+
+    /// Hits per window.
+    pub const fn limit(self) -> u32 {
+        self.limit
+    }
+
+    /// The window.
+    pub const fn window(self) -> Window {
+        self.window
+    }
+
+    /// The most hits at once, for algorithms that have a burst.
+    pub const fn burst(self) -> u32 {
+        self.burst
+    }
+
+    /// The length of one tick: the smallest power of ten in microseconds that divides the window into at most 2^20.
+    pub const fn tick(self) -> Micros {
+        let mut tick = 1;
+        while self.window.length.get() / tick > MOST_TICKS {
+            tick *= 10;
+        }
+        Micros::new(tick)
+    }
+
+    /// How many ticks the window has.
+    pub const fn ticks(self) -> u64 {
+        self.window.length.get() / self.tick().get()
+    }
+
+    /// Whether an algorithm that counts in ticks can count this quota exactly.
+    ///
+    /// # Errors
+    /// [`InvalidQuota::Ticks`] when the window is no whole number of ticks, with the nearest lengths that are;
+    /// [`InvalidQuota::Burst`] when more than one hit per tick would need more room than the burst has.
+    pub fn exact_in_ticks(self) -> Result<(), InvalidQuota> {
+        let (length, tick) = (self.window.length.get(), self.tick().get());
+        if !length.is_multiple_of(tick) {
+            let below = length / tick * tick;
+            return Err(InvalidQuota::Ticks {
+                found: self.window.length,
+                tick: self.tick(),
+                below: Micros::new(below),
+                above: Micros::new(below.saturating_add(tick)),
+            });
+        }
+        if u64::from(self.burst) * self.ticks() < u64::from(self.limit) {
+            let least = u64::from(self.limit).div_ceil(self.ticks());
+            return Err(InvalidQuota::Burst { found: self.burst, limit: self.limit, least });
+        }
+        Ok(())
+    }
+}
+
+/// `20 per second`.
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} per {}", self.limit, self.window)
+    }
+}
+
+/// Why a quota cannot be counted.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InvalidQuota {
+    /// The window is too short or too long.
+    #[error("a window of {found} cannot be counted: it must be from {} to {}", Window::SHORTEST, Window::LONGEST)]
+    Window {
+        /// The length asked for.
+        found: Micros,
+    },
+    /// The window is no whole number of ticks.
+    #[error(
+        "a window of {found} cannot be counted exactly: this algorithm counts it in ticks of {tick}; the nearest are {below} and {above}"
+    )]
+    Ticks {
+        /// The length asked for.
+        found: Micros,
+        /// The tick of a window that long.
+        tick: Micros,
+        /// The nearest shorter window.
+        below: Micros,
+        /// The nearest longer window.
+        above: Micros,
+    },
+    /// The burst holds less than what drains in one tick.
+    #[error("a burst of {found} is too small for {limit} hits per window: more than one hit drains per tick; the least is {least}")]
+    Burst {
+        /// The burst asked for.
+        found: u32,
+        /// Hits per window.
+        limit: u32,
+        /// The smallest burst that can be counted.
+        least: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{InvalidQuota, Quota, Unit, Window};
+    use crate::model::Micros;
+
+    #[test]
+    fn ticks_are_those_of_the_table() {
+        let tick = |unit| Quota::new(1, Window::of_unit(unit)).tick().get();
+        assert_eq!(tick(Unit::Second), 1);
+        assert_eq!(tick(Unit::Minute), 100);
+        assert_eq!(tick(Unit::Day), 100_000);
+        assert_eq!(tick(Unit::Month), 10_000_000);
+        for unit in Unit::ALL {
+            assert_eq!(Quota::new(1, Window::of_unit(unit)).exact_in_ticks(), Ok(()), "{unit:?}");
+        }
+    }
+
+    #[test]
+    fn a_window_between_ticks_is_refused_with_its_neighbours() {
+        let window = Window::of_length(Micros::new(2_000_001)).expect("it is in bounds");
+        let error = Quota::new(5, window).exact_in_ticks().expect_err("2,000,001 us is no multiple of 10 us");
+        assert_eq!(
+            error,
+            InvalidQuota::Ticks {
+                found: Micros::new(2_000_001),
+                tick: Micros::new(10),
+                below: Micros::new(2_000_000),
+                above: Micros::new(2_000_010),
+            }
+        );
+    }
+
+    #[test]
+    fn a_burst_below_what_drains_in_a_tick_is_refused() {
+        let quota = Quota::new(4_000_000_000, Window::of_unit(Unit::Second)).with_burst(3_999);
+        assert_eq!(quota.exact_in_ticks(), Err(InvalidQuota::Burst { found: 3_999, limit: 4_000_000_000, least: 4_000 }));
+        assert_eq!(quota.with_burst(4_000).exact_in_ticks(), Ok(()));
+    }
+
+    #[test]
+    fn a_window_is_named_by_its_largest_unit() {
+        let named = |text| Window::of_length(Micros::parse(text).expect("a length")).expect("in bounds").unit();
+        assert_eq!(named("15m"), Some((Unit::Minute, 15)));
+        assert_eq!(named("7d"), Some((Unit::Week, 1)));
+        assert_eq!(named("250ms"), None);
+    }
+}

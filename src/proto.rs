@@ -1,0 +1,7 @@
+//! The generated protocol: Envoy's rate limit service, version 3, as `proto/` has it.
+#![expect(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/, whose comments are the documentation")]
+
+include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
+
+/// The file descriptors as written in `proto/` (entries are `string` there), for reflection and JSON.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

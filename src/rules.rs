@@ -1,0 +1,4 @@
+//! rules
+pub mod document;
+pub mod problem;
+mod yaml;

