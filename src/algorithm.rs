@@ -166,7 +166,7 @@ impl<S> Step<S> {
 
 /// A way of counting hits. It reads no clock and knows of no store, and a state says nothing of the limit it was written
 /// under, so a changed limit goes on with the hits already used.
-trait Count {
+pub trait Count {
     /// What is remembered of one counter; the default is a counter nobody has used.
     type State: Clone + Default;
 

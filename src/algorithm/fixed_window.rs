@@ -7,7 +7,8 @@
 use super::{Count, MOST_COUNTED, Step, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
-pub(super) struct FixedWindow;
+/// The hits of each window.
+pub struct FixedWindow;
 
 /// The hits counted in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

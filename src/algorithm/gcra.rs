@@ -7,7 +7,8 @@
 use super::{Count, Step, meter};
 use crate::model::{Hits, InvalidQuota, Micros, Quota};
 
-pub(super) struct Gcra;
+/// Hits evenly spaced.
+pub struct Gcra;
 
 impl Count for Gcra {
     type State = meter::State;
