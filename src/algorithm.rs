@@ -3,7 +3,7 @@
 //! To add one, write its file beside the others and add two lines here: its `mod` and its row in the table. Rule files,
 //! `check`, `explain` and every store then know it.
 
-use crate::model::{Charging, Hits, InvalidQuota, Micros, Quota, Verdict};
+use crate::model::{Charging, CounterKey, Hits, InvalidQuota, Micros, Override, Quota, Role, Verdict};
 
 mod fixed_window;
 mod gcra;
@@ -104,6 +104,14 @@ impl Limit {
         Ok(Self { algorithm, quota, count_refused: false })
     }
 
+    /// The limit that a request sends in place of a rule's: it counts as the rule's first limit does, so that it goes on
+    /// with the same counter. Every algorithm can count an override.
+    pub fn of_override(first: Option<Self>, sent: Override) -> Self {
+        let (algorithm, count_refused) =
+            first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused));
+        Self { algorithm, quota: sent.quota(), count_refused }
+    }
+
     /// The same limit, recording refused charges too.
     #[must_use]
     pub const fn counting_refused(self) -> Self {
@@ -147,6 +155,23 @@ impl Limit {
     pub fn idle_at(&self, state: &State) -> Micros {
         self.algorithm.idle_at(state, self.quota)
     }
+}
+
+/// One key asked to take hits against one limit.
+#[derive(Clone, Debug)]
+pub struct Charge {
+    /// The counter.
+    pub key: CounterKey,
+    /// The limit.
+    pub limit: Limit,
+    /// What it costs.
+    pub hits: Hits,
+    /// Which descriptor of the request it belongs to. The charges of one descriptor stand next to each other.
+    pub descriptor: usize,
+    /// What its refusal means for the request.
+    pub role: Role,
+    /// Whether it is spared when the request is refused.
+    pub charging: Charging,
 }
 
 /// What one charge does to one counter.

@@ -65,3 +65,19 @@ impl fmt::Display for Problem {
         Ok(())
     }
 }
+
+/// The most characters of a line that are shown beside a problem.
+const LONGEST_EXCERPT: usize = 160;
+
+impl Problem {
+    /// A problem at a place of a file, with the line it is in.
+    pub fn at(file: &Arc<str>, text: &[u8], place: Place, severity: Severity, message: String) -> Self {
+        let line = usize::try_from(place.line.saturating_sub(1)).unwrap_or(usize::MAX);
+        let excerpt = text.split(|&byte| byte == b'\n').nth(line).map(|line| {
+            let line = String::from_utf8_lossy(&line[..line.len().min(4 * LONGEST_EXCERPT)]);
+            let clean = |c: char| if c.is_control() { ' ' } else { c };
+            line.trim_end().chars().take(LONGEST_EXCERPT).map(clean).collect()
+        });
+        Self { file: Arc::clone(file), place: Some(place), severity, message, excerpt }
+    }
+}

@@ -1,0 +1,211 @@
+//! The wiring: the only place that names the concrete types of all floors, spawns tasks and reads the clock and the
+//! environment.
+
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use self::summary::Summary;
+use crate::limiter::Limiter;
+use crate::model::{Charging, Clock, Micros};
+use crate::rules::{self, Loaded, Options, RuleSet};
+use crate::settings::{LogFormat, Settings};
+use crate::source::file::Source;
+use crate::store::Store;
+use crate::store::memory::Memory;
+use crate::transport::grpc::{Edge, Services};
+use crate::transport::json::Readiness;
+use crate::transport::wire::{Answers, HeaderNames};
+use crate::transport::{
+    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, raise_open_files,
+};
+
+pub mod summary;
+
+/// The time between two sweeps of the memory store: 10 s. A new counter sweeps a little by itself; this is for stores
+/// that have gone quiet.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// How long the workers may take to end once their connections are gone: 500 ms.
+const WORKERS_END: Duration = Duration::from_millis(500);
+
+/// An environment variable, where it is set and text.
+pub fn environment(name: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+    std::env::var(name).ok()
+}
+
+/// What the process adds to the rule files.
+pub fn options(settings: &Settings) -> Options {
+    let charging = match settings.stop_cache_key_increment_when_overlimit {
+        true => Charging::AllOrNothing,
+        false => Charging::Each,
+    };
+    Options {
+        merge_domains: settings.merge_domain_config,
+        charging,
+        on_store_failure: settings.on_store_failure.0,
+        shadow_mode: settings.shadow_mode,
+        quota_mode: settings.quota_mode,
+    }
+}
+
+/// The rule files of the reference's runtime directory.
+pub fn runtime_source(settings: &Settings) -> Source {
+    Source::Runtime {
+        directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
+        app_directory: settings.runtime_appdirectory.clone(),
+        is_root_watched: settings.runtime_watch_root,
+        ignores_dot_files: settings.runtime_ignoredotfiles,
+    }
+}
+
+/// Runs the service until it is told to stop.
+///
+/// # Errors
+/// What keeps it from starting.
+pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
+    log_to_stderr(settings);
+    let files = match source.read() {
+        Ok(files) => files,
+        Err(wrong) => anyhow::bail!("{}", wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+    };
+    let Loaded { rules, warnings } = rules::load(&files, options(settings))?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(run(settings, rules, files.len()))
+}
+
+async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let slots = Slots::new(connection_cap(raise_open_files()));
+    let limits = ConnectionLimits {
+        age: duration(settings.grpc_max_connection_age),
+        grace: duration(settings.grpc_max_connection_age_grace),
+        drain: duration(settings.drain_timeout),
+        ..ConnectionLimits::default()
+    };
+    let grpc = bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?;
+    let http = bind("PORT", settings.host, settings.port).await?;
+    let debug = bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?;
+    let (grpc_at, http_at, debug_at) = (grpc.local_addr()?, http.local_addr()?, debug.local_addr()?);
+
+    let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters));
+    let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::clone(&store) as Arc<dyn Store>));
+    let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
+    let (services, health) = Services::new(edge.clone()).await?;
+    let readiness = Readiness::default();
+    let workers = Workers::start(worker_count(settings))?;
+
+    let (stop, stopped) = watch::channel(false);
+    let listener = |name, socket| Listener::new(name, socket, slots.clone(), limits);
+    let grpc = listener("gRPC", grpc).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
+    let http_routes = json::routes(edge, readiness.clone())?;
+    let http = listener("HTTP", http).serve(Http1::new(http_routes, &limits), Workers::here(), stopped.clone());
+    let debug_routes = admin::routes(Arc::clone(&limiter));
+    let debug = listener("debug", debug).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
+    let (grpc, http, debug) = (tokio::spawn(grpc), tokio::spawn(http), tokio::spawn(debug));
+    let sweeper = tokio::spawn(sweep(store));
+
+    health.set_serving(true).await;
+    readiness.set(true);
+    print!("{}", Summary { settings, rules: limiter.rules(), files, grpc: grpc_at, http: http_at, debug: debug_at });
+
+    signals.wait().await;
+    readiness.set(false);
+    health.set_serving(false).await;
+    eprintln!("stopping: calls in flight have {} to finish; a second signal stops at once", settings.drain_timeout);
+    stop.send_replace(true);
+    let drain = async {
+        let _ = tokio::join!(grpc, http, debug);
+        workers.stop(WORKERS_END).await
+    };
+    tokio::select! {
+        _ = drain => {}
+        () = signals.wait() => eprintln!("stopped at once"),
+    }
+    sweeper.abort();
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    let address = SocketAddr::new(host, port);
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address}: set {variable} or its host to another"))
+}
+
+async fn sweep(store: Arc<Memory>) {
+    let mut due = tokio::time::interval(SWEEP_EVERY);
+    loop {
+        due.tick().await;
+        store.sweep();
+    }
+}
+
+fn worker_count(settings: &Settings) -> NonZeroUsize {
+    let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    settings.workers.0.and_then(NonZeroUsize::new).unwrap_or_else(cores)
+}
+
+fn answers(settings: &Settings) -> anyhow::Result<Answers> {
+    let header = |name: &crate::settings::HeaderText| name.0.clone();
+    let names = HeaderNames::new(
+        header(&settings.limit_limit_header),
+        header(&settings.limit_remaining_header),
+        header(&settings.limit_reset_header),
+    )?;
+    Ok(Answers {
+        headers: settings.limit_response_headers_enabled.then_some(names),
+        dynamic_metadata: settings.response_dynamic_metadata,
+    })
+}
+
+/// Log lines go to standard error, one per event.
+fn log_to_stderr(settings: &Settings) {
+    let lines = tracing_subscriber::fmt().with_max_level(settings.log_level.0).with_writer(std::io::stderr);
+    // A second start in one process keeps the first's.
+    let _ = match settings.log_format {
+        LogFormat::Text => lines.try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    };
+}
+
+fn duration(length: Micros) -> Duration {
+    Duration::from_micros(length.get())
+}
+
+/// The system's wall clock.
+struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Micros {
+        #[expect(clippy::disallowed_methods, reason = "the one clock of the process")]
+        let now = std::time::SystemTime::now();
+        let since_epoch = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Micros::new(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The signals that mean stop: SIGTERM, SIGINT and, as with the reference, SIGHUP.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?]))
+    }
+
+    async fn wait(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a start says: where it listens, what it enforces, and what to try next.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::rules::{Example, RuleSet};
+use crate::settings::Settings;
+
+/// The most domains that are named: 8.
+const MOST_NAMED: usize = 8;
+
+/// What a start says, for people.
+#[derive(Debug)]
+pub struct Summary<'a> {
+    /// The settings in force.
+    pub settings: &'a Settings,
+    /// The rules in force.
+    pub rules: &'a RuleSet,
+    /// How many files they come from.
+    pub files: usize,
+    /// Where the gRPC listener is.
+    pub grpc: SocketAddr,
+    /// Where the HTTP listener is.
+    pub http: SocketAddr,
+    /// Where the debug listener is.
+    pub debug: SocketAddr,
+}
+
+impl fmt::Display for Summary<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { settings, rules, files, grpc, http, debug } = *self;
+        let domains = rules.domains();
+        let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
+        let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
+        writeln!(f, "tidegate {}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
+        writeln!(f, "  HTTP     {http}  /healthcheck, /json")?;
+        writeln!(f, "  debug    {debug}  /rlconfig")?;
+        writeln!(f, "  store    memory, at most {} counters", settings.memory_max_counters)?;
+        writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
+        writeln!(f, "  failure  {} where no rule says otherwise", settings.on_store_failure.0.name())?;
+        if settings.shadow_mode {
+            writeln!(f, "  mode     SHADOW_MODE: nothing is refused")?;
+        }
+        if settings.quota_mode {
+            writeln!(f, "  mode     QUOTA_MODE: a request is refused when all of its limits refuse")?;
+        }
+        match rules.example() {
+            Some(example) => try_next(f, &example, reachable(grpc), reachable(http)),
+            None => writeln!(f, "  nothing is limited: no rule refuses anything"),
+        }
+    }
+}
+
+/// `12 rules in 2 domains from 1 file`.
+pub fn counted(rules: &RuleSet, files: usize) -> String {
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let (all, domains) = (usize::try_from(rules.len()).unwrap_or(usize::MAX), rules.domains().len());
+    format!("{} in {} from {}", counted(all, "rule"), counted(domains, "domain"), counted(files, "file"))
+}
+
+/// Two commands that ask a server just started until it refuses.
+fn try_next(f: &mut fmt::Formatter<'_>, example: &Example<'_>, grpc: SocketAddr, http: SocketAddr) -> fmt::Result {
+    let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));
+    let body = serde_json::json!({
+        "domain": example.domain,
+        "descriptors": [{ "entries": entries.collect::<Vec<_>>() }],
+    });
+    let body = quoted(&body.to_string());
+    let descriptor = quoted(&notation(&example.entries));
+    let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
+    writeln!(f, "try it: this descriptor has a limit of {limit}, so of {times} calls the last is refused")?;
+    writeln!(f, "  tidegate call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
+    writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
+}
+
+/// An address that a client on this machine can use.
+fn reachable(at: SocketAddr) -> SocketAddr {
+    match at.ip() {
+        ip if ip.is_unspecified() && ip.is_ipv6() => SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], at.port())),
+        ip if ip.is_unspecified() => SocketAddr::from(([127, 0, 0, 1], at.port())),
+        _ => at,
+    }
+}
+
+/// A descriptor as the command line takes it: `key=value,key=value`.
+fn notation(entries: &[(String, String)]) -> String {
+    let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
+    entries.iter().map(|(key, value)| format!("{}={}", escape(key), escape(value))).collect::<Vec<_>>().join(",")
+}
+
+/// A word as a shell takes it.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
+    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{notation, quoted};
+
+    #[test]
+    fn a_printed_descriptor_survives_the_shell_and_the_command_line() {
+        let entries = [("k,".to_owned(), r"v\'".to_owned())];
+        assert_eq!(notation(&entries), r"k\,=v\\'");
+        assert_eq!(quoted(&notation(&entries)), r"'k\,=v\\'\'''");
+        assert_eq!(quoted("user=alice"), "user=alice");
+    }
+}

@@ -1,0 +1,62 @@
+//! The command line.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command};
+
+mod call;
+mod check;
+mod descriptor;
+mod explain;
+mod serve;
+
+/// What a command does when nothing is wrong with how it was called.
+type Run = fn(&ArgMatches) -> anyhow::Result<ExitCode>;
+
+/// Exit code of a refusal: `tidegate call` was told to wait.
+const REFUSED: u8 = 1;
+/// Exit code of what was called wrongly or could not be done.
+const FAILED: u8 = 2;
+
+/// Runs the command line and answers with its exit code.
+pub fn run() -> ExitCode {
+    let commands: [(Command, Run); 4] = [
+        (serve::command(), serve::run),
+        (check::command(), check::run),
+        (explain::command(), explain::run),
+        (call::command(), call::run),
+    ];
+    let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().map(|(command, run)| (command, run)).unzip();
+    let order: Vec<String> = names.iter().map(|command| command.get_name().to_owned()).collect();
+    let matches = Command::new("tidegate")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("A rate limit decision service for Envoy, API gateways and microservices")
+        .after_help(
+            "Start here:\n  tidegate serve rules.yaml                                   answer ShouldRateLimit, counting in memory\n  tidegate call --domain edge --descriptor user=alice         ask it\n  tidegate check rules.yaml                                   say what is wrong with a rule file\n  tidegate explain --domain edge --descriptor user=alice rules.yaml   say which rule answers, and why",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(names)
+        .get_matches();
+    let Some((name, matches)) = matches.subcommand() else { return ExitCode::from(FAILED) };
+    let run = order.iter().zip(runs).find(|(command, _)| *command == name).map(|(_, run)| run);
+    match run.map(|run| run(matches)) {
+        Some(Ok(code)) => code,
+        Some(Err(error)) => {
+            eprintln!("tidegate {name}: {error:#}");
+            ExitCode::from(FAILED)
+        }
+        None => ExitCode::from(FAILED),
+    }
+}
+
+/// The rule files of a command.
+fn files() -> Arg {
+    Arg::new("FILE")
+        .value_parser(clap::value_parser!(std::path::PathBuf))
+        .help("Rule files, or directories whose *.yaml and *.yml files are taken")
+}
+
+fn paths(matches: &ArgMatches) -> Vec<std::path::PathBuf> {
+    matches.get_many("FILE").into_iter().flatten().cloned().collect()
+}

@@ -1,0 +1,129 @@
+//! `tidegate call`: asks a running server.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use tonic::transport::Endpoint;
+
+use super::{REFUSED, descriptor};
+use crate::model::{Descriptor, Micros};
+use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+
+pub(super) fn command() -> Command {
+    Command::new("call")
+        .about("Ask a running server; the exit code is 0 for admitted, 1 for refused, 2 for no answer")
+        .arg(
+            Arg::new("address")
+                .long("address")
+                .default_value("127.0.0.1:8081")
+                .help("Host and gRPC port of any ShouldRateLimit server"),
+        )
+        .arg(Arg::new("domain").long("domain").required(true).help("The domain"))
+        .arg(descriptor::argument().action(ArgAction::Append))
+        .arg(
+            Arg::new("hits")
+                .long("hits")
+                .value_parser(value_parser!(u64))
+                .help("What each descriptor costs; 0 looks without spending [default: 1]"),
+        )
+        .arg(
+            Arg::new("times")
+                .long("times")
+                .value_parser(value_parser!(u32).range(1..))
+                .default_value("1")
+                .help("How often to ask, one after the other; the exit code is that of the last answer"),
+        )
+        .arg(
+            Arg::new("timeout")
+                .long("timeout")
+                .default_value("1s")
+                .value_parser(|text: &str| Micros::parse(text).ok_or("write a duration such as 250ms"))
+                .help("How long to wait for a connection and for each answer"),
+        )
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(ask(matches))
+}
+
+async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let address = matches.get_one::<String>("address").context("no address")?;
+    let domain = matches.get_one::<String>("domain").context("no domain")?;
+    let hits = matches.get_one::<u64>("hits").copied();
+    let times = matches.get_one::<u32>("times").copied().unwrap_or(1);
+    let timeout = matches.get_one::<Micros>("timeout").copied().unwrap_or(Micros::from_secs(1));
+    let timeout = std::time::Duration::from_micros(timeout.get());
+    let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
+
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .with_context(|| format!("'{address}' is no address: write HOST:PORT"))?
+        .connect_timeout(timeout)
+        .timeout(timeout);
+    let channel = endpoint.connect().await.with_context(|| {
+        format!("no ShouldRateLimit server answers at {address}: start one with `tidegate serve`, or give --address HOST:PORT")
+    })?;
+    let mut client = RateLimitServiceClient::new(channel);
+    let request = RateLimitRequest {
+        domain: domain.clone(),
+        descriptors: descriptors.iter().map(|descriptor| wire(descriptor, hits)).collect(),
+        hits_addend: 0,
+    };
+    let mut refused = false;
+    for _ in 0..times {
+        let answer = client.should_rate_limit(request.clone()).await;
+        let response = match answer {
+            Ok(response) => response.into_inner(),
+            Err(status) => anyhow::bail!("{address} answered with the error {:?}: {}", status.code(), status.message()),
+        };
+        print(&response, &descriptors);
+        refused = response.overall_code() == Code::OverLimit;
+    }
+    Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescriptor {
+    let entries = descriptor.entries.iter().cloned();
+    RateLimitDescriptor {
+        entries: entries.map(|entry| rate_limit_descriptor::Entry { key: entry.key, value: entry.value }).collect(),
+        limit: None,
+        hits_addend: hits,
+        is_negative_hits: false,
+    }
+}
+
+fn print(response: &RateLimitResponse, descriptors: &[&Descriptor]) {
+    println!("{}", word(response.overall_code()));
+    for (status, descriptor) in response.statuses.iter().zip(descriptors) {
+        let entries = descriptor.entries.iter();
+        let entries: Vec<_> =
+            entries.map(|entry| format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())).collect();
+        println!("  {:10}  {}  {}", word(status.code()), entries.join(","), reading(status));
+    }
+}
+
+fn reading(status: &DescriptorStatus) -> String {
+    let Some(limit) = &status.current_limit else {
+        return if status.limit_remaining == u32::MAX { "unlimited".to_owned() } else { "no limit".to_owned() };
+    };
+    let unit = limit.unit().as_str_name().to_lowercase();
+    let window = match limit.unit_multiplier {
+        Some(multiplier) => format!("{multiplier} {unit}s"),
+        None => unit,
+    };
+    let reset = status.duration_until_reset.map_or(0, |reset| reset.seconds);
+    let name = if limit.name.is_empty() { String::new() } else { format!("  ({})", limit.name) };
+    format!("{} per {window}  remaining {}  reset {reset} s{name}", limit.requests_per_unit, status.limit_remaining)
+}
+
+fn word(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::OverLimit => "OVER_LIMIT",
+        Code::Unknown => "UNKNOWN",
+    }
+}

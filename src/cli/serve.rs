@@ -1,0 +1,37 @@
+//! `tidegate serve`: the service.
+
+use std::process::ExitCode;
+
+use clap::{Arg, ArgMatches, Command};
+
+use super::{files, paths};
+use crate::app;
+use crate::settings::Settings;
+use crate::source::file::Source;
+
+pub(super) fn command() -> Command {
+    let flags = Settings::TABLE.iter().map(|row| {
+        let default = if row.default.is_empty() { "empty" } else { row.default };
+        Arg::new(row.variable)
+            .long(row.flag())
+            .value_name("VALUE")
+            .help_heading("Settings (each is an environment variable too)")
+            .hide_default_value(true)
+            .help(format!("{}. Takes {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable))
+    });
+    Command::new("serve")
+        .about("Answer ShouldRateLimit over gRPC, and the same as JSON over HTTP")
+        .long_about(
+            "Answers ShouldRateLimit over gRPC, and the same as JSON over HTTP.\n\nRules come from the files and directories named here or, when none are, from\nRUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY, as with envoyproxy/ratelimit.\nSIGTERM stops it: not ready at once, calls in flight answered, exit code 0; a second one stops it at once.",
+        )
+        .arg(files().num_args(0..))
+        .args(flags)
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let given = |name: &str| matches.get_one::<String>(name).cloned().or_else(|| app::environment(name));
+    let settings = Settings::read(given)?;
+    let paths = paths(matches);
+    let source = if paths.is_empty() { app::runtime_source(&settings) } else { Source::Paths(paths) };
+    app::serve(&settings, &source)
+}

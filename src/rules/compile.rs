@@ -1,0 +1,438 @@
+//! From documents to rules: everything a file can get wrong beyond its shape, and all of it at once.
+
+use std::fmt;
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashSet};
+use thiserror::Error;
+
+use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
+use super::problem::{Place, Problem, Severity};
+use super::tree::{Child, Node, Pattern};
+use super::{Domain, Rule, RuleLimit, RuleSet};
+use crate::algorithm::Limit;
+use crate::model::{Charging, FailurePolicy, Quota, Role, RuleId, Unit, Window};
+
+/// The most problems of one load that are reported, so that a file wrong in every line is refused as quickly as any: 200.
+const MOST_PROBLEMS: usize = 200;
+
+/// A rule file: its name for messages, and its bytes.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// The name that messages use.
+    pub name: Arc<str>,
+    /// What is in it.
+    pub bytes: Vec<u8>,
+}
+
+/// What the process adds to the files.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Whether several files may extend one domain.
+    pub merge_domains: bool,
+    /// How requests are charged where no file says so.
+    pub charging: Charging,
+    /// What is answered without a store where no file says so.
+    pub on_store_failure: FailurePolicy,
+    /// Whether refusals are only watched, everywhere.
+    pub shadow_mode: bool,
+    /// Whether every limit is a quota.
+    pub quota_mode: bool,
+}
+
+/// The rules of a load, and what is odd about them.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The rules.
+    pub rules: RuleSet,
+    /// Things the files probably do not mean.
+    pub warnings: Vec<Problem>,
+}
+
+/// All that is wrong with a load; nothing of it is in force.
+#[derive(Clone, Debug, Error)]
+pub struct InvalidRules {
+    /// The problems, errors and warnings, by file and place.
+    pub problems: Vec<Problem>,
+}
+
+impl InvalidRules {
+    /// How many of the problems are errors.
+    pub fn errors(&self) -> usize {
+        self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
+    }
+}
+
+impl fmt::Display for InvalidRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            problem.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads and compiles rule files, in the order given.
+///
+/// # Errors
+/// Every error of every file, with its place, and the warnings beside them.
+pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
+    let mut problems = Vec::new();
+    let documents: Vec<_> = files
+        .iter()
+        .enumerate()
+        .filter_map(|(index, file)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?)))
+        .collect();
+    let mut compiler = Compiler { files, options, problems, has_error: false, rules: 0, set: RuleSet::default() };
+    compiler.set.files = files.iter().map(|file| Arc::clone(&file.name)).collect();
+    compiler.set.quota_mode = options.quota_mode;
+    compiler.set.shadow_mode = options.shadow_mode;
+    let void = mutual_replacements(&documents);
+    let mut owners: HashMap<String, usize> = HashMap::default();
+    for (file, document) in documents {
+        compiler.domain(file, document, &void, &mut owners);
+    }
+    let Compiler { mut problems, rules, mut set, .. } = compiler;
+    set.rules = rules;
+    problems.sort_by(|a, b| (&a.file, a.place).cmp(&(&b.file, b.place)));
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(InvalidRules { problems });
+    }
+    Ok(Loaded { rules: set, warnings: problems })
+}
+
+struct Compiler<'a> {
+    files: &'a [File],
+    options: Options,
+    problems: Vec<Problem>,
+    has_error: bool,
+    rules: u32,
+    set: RuleSet,
+}
+
+/// What an item takes over from the items above it.
+#[derive(Clone, Copy)]
+struct Inherited<'a> {
+    file: usize,
+    charging: Charging,
+    on_store_failure: FailurePolicy,
+    void: &'a HashSet<(String, String)>,
+}
+
+impl Compiler<'_> {
+    fn domain(
+        &mut self,
+        file: usize,
+        document: Document,
+        void: &HashSet<(String, String)>,
+        owners: &mut HashMap<String, usize>,
+    ) {
+        let name = document.domain.value;
+        if let Some(&owner) = owners.get(&name)
+            && !self.options.merge_domains
+        {
+            let first = &self.files[owner].name;
+            let message = format!(
+                "duplicate domain '{name}': {first} has it already; keep a domain in one file, or set MERGE_DOMAIN_CONFIG=true to let several files extend it"
+            );
+            self.error(file, document.domain.place, message);
+        }
+        owners.entry(name.clone()).or_insert(file);
+        let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(|| Domain {
+            charging: self.options.charging,
+            root: Node::default(),
+        });
+        if let Some(charging) = document.charging {
+            domain.charging = charging;
+        }
+        let inherited = Inherited {
+            file,
+            charging: document.charging.unwrap_or(self.options.charging),
+            on_store_failure: document.on_store_failure.unwrap_or(self.options.on_store_failure),
+            void,
+        };
+        self.level(&mut domain.root, document.descriptors, &name, inherited);
+        self.set.domains.insert(name.into(), domain);
+    }
+
+    fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &str, inherited: Inherited<'_>) {
+        for item in items {
+            let place = item.place;
+            let Some(child) = self.child(item, path, inherited) else { continue };
+            let name = label(&child);
+            if let Err(earlier) = node.add(child) {
+                let earlier = &node.children[earlier];
+                let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
+                let message = format!(
+                    "duplicate descriptor '{path}/{name}': it stands in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
+                    first.line
+                );
+                self.error(inherited.file, place, message);
+            }
+        }
+    }
+
+    fn child(&mut self, item: DescriptorNode, path: &str, above: Inherited<'_>) -> Option<Child> {
+        let inherited = Inherited {
+            charging: item.charging.unwrap_or(above.charging),
+            on_store_failure: item.on_store_failure.unwrap_or(above.on_store_failure),
+            ..above
+        };
+        let Some(key) = item.key else {
+            self.error(
+                inherited.file,
+                item.place,
+                "the descriptor has no key: write `key:` with the name of the entry it limits".to_owned(),
+            );
+            return None;
+        };
+        let mut child = Child {
+            key: Pattern::new(key.value),
+            value: item.value.map(|value| Pattern::new(value.value)),
+            is_shared: item.share_threshold.is_some(),
+            file: u32::try_from(inherited.file).unwrap_or(u32::MAX),
+            place: item.place,
+            rule: None,
+            below: None,
+        };
+        let path = format!("{path}.{}", joined(&child));
+        if let Some(place) = item.share_threshold
+            && child.key.is_literal()
+            && child.value.as_ref().is_none_or(Pattern::is_literal)
+        {
+            let message = format!(
+                "share_threshold lets the values of a wildcard share one counter, but '{}' has no `*`: remove it, or write a value such as `v*`",
+                label(&child)
+            );
+            self.error(inherited.file, place, message);
+        }
+        if let Some((limits, is_unlimited, replaces)) = self.limits(item.limits, inherited) {
+            child.rule = Some(Rule {
+                id: RuleId(self.rules),
+                path: path.clone(),
+                limits,
+                is_unlimited,
+                replaces,
+                role: Role::of(item.shadow_mode, item.quota_mode),
+                charging: inherited.charging,
+                on_store_failure: inherited.on_store_failure,
+                metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Arc::new),
+            });
+            self.rules = self.rules.saturating_add(1);
+        }
+        if !item.descriptors.is_empty() {
+            let mut below = Box::<Node>::default();
+            self.level(&mut below, item.descriptors, &path, inherited);
+            child.below = Some(below);
+        }
+        Some(child)
+    }
+
+    /// The limits of an item, whether it is unlimited, and what it replaces as an unlimited one; `None` without a rule.
+    fn limits(&mut self, node: LimitsNode, inherited: Inherited<'_>) -> Option<(Vec<RuleLimit>, bool, Vec<Arc<str>>)> {
+        match node {
+            LimitsNode::None => None,
+            LimitsNode::Unlimited(node) => {
+                self.unlimited(&node, inherited);
+                let replaces = self.replaces(&node, inherited);
+                Some((Vec::new(), true, replaces))
+            }
+            LimitsNode::Limited(nodes) => {
+                let mut limits: Vec<RuleLimit> = Vec::with_capacity(nodes.len());
+                for node in nodes {
+                    let Some(limit) = self.limit(&node, inherited) else { continue };
+                    let same = |other: &RuleLimit| {
+                        other.limit.algorithm() == limit.algorithm()
+                            && other.limit.quota().window().length() == limit.quota().window().length()
+                    };
+                    if limits.iter().any(same) {
+                        let message = format!(
+                            "two limits of one descriptor count with {} over {} and would share a counter: keep the smaller",
+                            limit.algorithm().name(),
+                            limit.quota().window().length()
+                        );
+                        self.error(inherited.file, node.place, message);
+                        continue;
+                    }
+                    let replaces = self.replaces(&node, inherited);
+                    limits.push(RuleLimit { limit, name: node.name.map(|name| name.value.into()), replaces });
+                }
+                Some((limits, false, Vec::new()))
+            }
+        }
+    }
+
+    fn unlimited(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
+        if let Some(unit) = &node.unit {
+            if Unit::parse(&unit.value).is_some() {
+                let message = "should not specify a rate limit unit when unlimited: remove one of the two".to_owned();
+                self.error(inherited.file, unit.place, message);
+            } else {
+                let message = format!("'{}' is no unit, and an unlimited rule needs none: remove it", unit.value);
+                self.warning(inherited.file, unit.place, message);
+            }
+        }
+        if let Some(name) = &node.name {
+            let message =
+                format!("the name '{}' of an unlimited rule is never used: it is neither shown nor replaced", name.value);
+            self.warning(inherited.file, name.place, message);
+        }
+    }
+
+    fn limit(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Limit> {
+        let window = self.window(node, inherited)?;
+        let algorithm = node.algorithm.as_ref().map(|algorithm| algorithm.value).unwrap_or_default();
+        let mut quota = Quota::new(node.requests_per_unit, window);
+        if let Some(burst) = &node.burst {
+            if !algorithm.has_burst() {
+                let message = format!(
+                    "{} has no burst: remove `burst`, or choose an algorithm that has one ({})",
+                    algorithm.name(),
+                    with_burst()
+                );
+                self.error(inherited.file, burst.place, message);
+                return None;
+            }
+            quota = quota.with_burst(burst.value);
+        }
+        match Limit::new(algorithm, quota) {
+            Ok(limit) if node.count_refused => Some(limit.counting_refused()),
+            Ok(limit) => Some(limit),
+            Err(error) => {
+                self.error(inherited.file, node.place, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn window(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Window> {
+        let found = match (&node.window, &node.unit) {
+            (Some(window), None) => {
+                if let Some(multiplier) = &node.unit_multiplier {
+                    let message = "`unit_multiplier` belongs to `unit`: write the whole length in `window`".to_owned();
+                    self.error(inherited.file, multiplier.place, message);
+                    return None;
+                }
+                Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
+            }
+            (Some(window), Some(_)) => {
+                Err((window.place, "`window` takes the place of `unit`: remove one of the two".to_owned()))
+            }
+            (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
+                (None, _) => Err((unit.place, unknown_unit(&unit.value))),
+                (Some(unit), None) => Ok(Window::of_unit(unit)),
+                (Some(unit), Some(multiplier)) => {
+                    Window::of_units(unit, multiplier.value).map_err(|error| (multiplier.place, error.to_string()))
+                }
+            },
+            (None, None) => Err((node.place, unknown_unit(""))),
+        };
+        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+    }
+
+    fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
+        let own = node.name.as_ref().map(|name| name.value.as_str());
+        let mut names = Vec::with_capacity(node.replaces.len());
+        for replaced in &node.replaces {
+            let name = replaced.value.as_str();
+            if name.is_empty() {
+                let message = "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
+                self.error(inherited.file, replaced.place, message);
+            } else if own == Some(name) {
+                let message = format!("the limit '{name}' cannot replace itself: name another limit");
+                self.error(inherited.file, replaced.place, message);
+            } else if let Some(own) = own
+                && inherited.void.contains(&(own.to_owned(), name.to_owned()))
+            {
+                let message =
+                    format!("'{own}' and '{name}' replace each other, so neither does: both stay in force. Remove one");
+                self.warning(inherited.file, replaced.place, message);
+            } else {
+                names.push(name.into());
+            }
+        }
+        names
+    }
+
+    fn error(&mut self, file: usize, place: Place, message: String) {
+        self.problem(file, place, Severity::Error, message);
+    }
+
+    fn warning(&mut self, file: usize, place: Place, message: String) {
+        self.problem(file, place, Severity::Warning, message);
+    }
+
+    fn problem(&mut self, file: usize, place: Place, severity: Severity, message: String) {
+        let is_first_error = severity == Severity::Error && !self.has_error;
+        if self.problems.len() >= MOST_PROBLEMS && !is_first_error {
+            return;
+        }
+        self.has_error |= severity == Severity::Error;
+        self.problems.push(Problem::at(&self.files[file].name, &self.files[file].bytes, place, severity, message));
+    }
+}
+
+/// The pairs of names that replace each other, within one domain.
+///
+/// In the reference both limits go, so a client that can make a request match both is free of either.
+fn mutual_replacements(documents: &[(usize, Document)]) -> HashSet<(String, String)> {
+    fn gather(items: &[DescriptorNode], pairs: &mut HashSet<(String, String)>) {
+        for item in items {
+            let limits = match &item.limits {
+                LimitsNode::None => &[][..],
+                LimitsNode::Unlimited(limit) => std::slice::from_ref(limit),
+                LimitsNode::Limited(limits) => limits,
+            };
+            for limit in limits {
+                for replaced in &limit.replaces {
+                    if let Some(name) = &limit.name {
+                        pairs.insert((name.value.clone(), replaced.value.clone()));
+                    }
+                }
+            }
+            gather(&item.descriptors, pairs);
+        }
+    }
+    let mut by_domain: HashMap<&str, HashSet<(String, String)>> = HashMap::default();
+    for (_, document) in documents {
+        gather(&document.descriptors, by_domain.entry(&document.domain.value).or_default());
+    }
+    let mutual = by_domain.into_values().flat_map(|pairs| {
+        let is_mutual = |(one, other): &&(String, String)| one != other && pairs.contains(&(other.clone(), one.clone()));
+        pairs.iter().filter(is_mutual).cloned().collect::<Vec<_>>()
+    });
+    mutual.collect()
+}
+
+/// `key_value`, or the key alone: how the reference writes a level of a rule's key in its metrics.
+fn joined(child: &Child) -> String {
+    match &child.value {
+        Some(value) => format!("{}_{}", child.key.text(), value.text()),
+        None => child.key.text().to_owned(),
+    }
+}
+
+/// `key=value`, or the key alone.
+pub(super) fn label(child: &Child) -> String {
+    match &child.value {
+        Some(value) => format!("{}={}", child.key.text(), value.text()),
+        None => child.key.text().to_owned(),
+    }
+}
+
+fn unknown_unit(found: &str) -> String {
+    let units = Unit::ALL.map(Unit::name).join(", ");
+    if found.is_empty() {
+        format!("the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms")
+    } else {
+        format!("invalid rate limit unit '{found}': write one of {units}, or `window:` with a length such as 250ms")
+    }
+}
+
+fn with_burst() -> String {
+    let names = crate::algorithm::Algorithm::ALL.iter().filter(|(_, algorithm)| algorithm.has_burst());
+    names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,165 @@
+//! Why a descriptor meets the rule it meets: the walk down the tree, told level by level.
+
+use std::fmt::{self, Write};
+
+use super::compile::label;
+use super::tree::{Child, Node};
+use super::{Rule, RuleSet};
+use crate::model::{Descriptor, Entry, Role};
+
+/// The most items of a level that are told when they do not match: 20. Levels may have thousands.
+const MOST_OTHERS: usize = 20;
+
+/// The walk of one descriptor down the tree of its domain, for people.
+#[derive(Debug)]
+pub struct Explanation {
+    text: String,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Tells which rule answers for a descriptor, which counter it charges, and why the others do not.
+pub fn explain(rules: &RuleSet, domain: &str, descriptor: &Descriptor) -> Explanation {
+    let mut teller = Teller { rules, text: String::new() };
+    teller.tell(domain, descriptor);
+    Explanation { text: teller.text }
+}
+
+struct Teller<'a> {
+    rules: &'a RuleSet,
+    text: String,
+}
+
+impl Teller<'_> {
+    fn tell(&mut self, domain: &str, descriptor: &Descriptor) {
+        self.line(0, format_args!("domain {domain}"));
+        let Some(found) = self.rules.domains.get(domain) else {
+            let known = self.rules.domains().join(", ");
+            self.line(1, format_args!("no rule file has this domain; known: {known}"));
+            self.line(0, format_args!("=> not limited"));
+            return;
+        };
+        let mut node = Some(&found.root);
+        let mut last: Option<&Child> = None;
+        for (level, entry) in descriptor.entries.iter().enumerate() {
+            self.line(level + 1, format_args!("{}", entry_text(entry)));
+            let Some(here) = node else {
+                self.line(level + 2, format_args!("✗ the rules end one level above: a rule answers only for its own depth"));
+                self.line(0, format_args!("=> not limited"));
+                return;
+            };
+            let chosen = here.child(entry);
+            self.level(level + 2, here, entry, chosen);
+            let Some(chosen) = chosen else {
+                self.line(0, format_args!("=> not limited"));
+                return;
+            };
+            node = chosen.below.as_deref();
+            last = Some(chosen);
+        }
+        match last.and_then(|child| child.rule.as_ref()) {
+            Some(rule) => self.rule(found.root.find(descriptor), domain, descriptor, rule),
+            None => {
+                let why = if node.is_some() { "it only leads to the levels below" } else { "it frees this value" };
+                self.line(0, format_args!("=> not limited: the item has no limit of its own, {why}"));
+            }
+        }
+    }
+
+    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, chosen: Option<&Child>) {
+        if let Some(chosen) = chosen {
+            let how = how(chosen);
+            self.line(depth, format_args!("✓ {}  {how}  ({})", label(chosen), self.place(chosen)));
+        }
+        let others = node.children.iter().filter(|child| !chosen.is_some_and(|chosen| std::ptr::eq(*child, chosen)));
+        let same_key = |child: &&Child| child.key.matches(&entry.key);
+        let mut told = 0;
+        for other in others.clone().filter(same_key).take(MOST_OTHERS) {
+            let why = self.why_not(other, entry, chosen);
+            self.line(depth, format_args!("✗ {}  {why}  ({})", label(other), self.place(other)));
+            told += 1;
+        }
+        let (all, same) = (others.clone().count(), others.filter(same_key).count());
+        if same > told {
+            self.line(depth, format_args!("✗ {} more with this key and another value", same - told));
+        }
+        if all > same {
+            self.line(depth, format_args!("✗ {} with another key", all - same));
+        }
+    }
+
+    fn why_not(&self, other: &Child, entry: &Entry, chosen: Option<&Child>) -> &'static str {
+        if !other.matches(entry) {
+            return if other.value.as_ref().is_some_and(|value| !value.is_literal()) {
+                "the pattern does not match"
+            } else {
+                "another value"
+            };
+        }
+        match chosen.map(how) {
+            Some(EXACT) => "would match, but the exact value comes first",
+            Some(WILDCARD) if other.value.is_none() && other.key.is_literal() => {
+                "would match any value, but a wildcard comes first"
+            }
+            _ => "would match, but an earlier wildcard comes first",
+        }
+    }
+
+    fn rule(&mut self, found: super::tree::Found<'_>, domain: &str, descriptor: &Descriptor, rule: &Rule) {
+        self.line(0, format_args!("=> rule {}", rule.path()));
+        if rule.is_unlimited() {
+            self.line(1, format_args!("unlimited: admitted without counting"));
+        }
+        for limit in rule.limits() {
+            let (quota, algorithm) = (limit.limit.quota(), limit.limit.algorithm());
+            let burst = if algorithm.has_burst() { format!(", burst {}", quota.burst()) } else { String::new() };
+            let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
+            self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
+            self.line(1, format_args!("counter  {}", found.counter_key(domain, descriptor, &limit.limit)));
+            if limit.limit.counts_refused() {
+                self.line(1, format_args!("         refused charges are counted too"));
+            }
+            for replaced in &limit.replaces {
+                self.line(1, format_args!("replaces {replaced}, where a request meets both"));
+            }
+        }
+        match rule.role() {
+            Role::Enforce => {}
+            Role::Shadow => self.line(1, format_args!("shadow   a refusal is counted and shown nowhere else")),
+            Role::Quota => self.line(1, format_args!("quota    refuses only when every quota of the request does")),
+            Role::ShadowQuota => self.line(1, format_args!("shadow   a quota that always has room")),
+        }
+        self.line(1, format_args!("charging {}", rule.charging().name()));
+        self.line(1, format_args!("failure  {}", rule.on_store_failure().name()));
+    }
+
+    fn place(&self, child: &Child) -> String {
+        let file = usize::try_from(child.file).ok().and_then(|file| self.rules.files.get(file));
+        format!("{}:{}", file.map_or("", |file| file), child.place.line)
+    }
+
+    fn line(&mut self, depth: usize, text: fmt::Arguments<'_>) {
+        let _ = writeln!(self.text, "{:1$}{text}", "", depth * 2);
+    }
+}
+
+const EXACT: &str = "exact value";
+const WILDCARD: &str = "the first wildcard that matches";
+const ANY: &str = "any value of this key";
+
+fn how(chosen: &Child) -> &'static str {
+    match &chosen.value {
+        _ if !chosen.key.is_literal() => WILDCARD,
+        None => ANY,
+        Some(value) if value.is_literal() => EXACT,
+        Some(_) => WILDCARD,
+    }
+}
+
+fn entry_text(entry: &Entry) -> String {
+    format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())
+}

@@ -1,0 +1,3 @@
+//! Where rules come from.
+
+pub mod file;

@@ -1,0 +1,251 @@
+//! The embedded store: counters in this process, sharded, bounded, swept and exact under concurrency.
+
+use std::future::{Future, ready};
+use std::hash::BuildHasher;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use super::{Store, Verdicts};
+use crate::algorithm::{Charge, State};
+use crate::model::policy::is_request_refused;
+use crate::model::{Ballot, Charging, Clock, CounterKey, Hits, Micros, Verdict};
+
+/// How many shards the counters are spread over: 64, well above the cores that share them, so that two requests seldom
+/// meet at one lock.
+const SHARDS: usize = 64;
+/// How many counters are looked at to find one to evict: 8. The earliest idle of them goes.
+const SAMPLED: usize = 8;
+/// How many buckets each new counter checks for an idle one: 2, so that a busy store sweeps faster than it grows.
+const SWEPT_PER_NEW: usize = 2;
+/// A shard gives memory back when it uses less than a quarter of what it has.
+const SHRINK_BELOW: usize = 4;
+
+/// Counters in memory.
+pub struct Memory {
+    clock: Arc<dyn Clock>,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    most_per_shard: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    counters: HashTable<Counter>,
+    /// Where the sweep goes on.
+    swept: usize,
+    /// Where the last sample began.
+    sampled: usize,
+}
+
+struct Counter {
+    key: CounterKey,
+    state: State,
+    idle_at: Micros,
+}
+
+/// A charge and where its counter lives.
+#[derive(Clone, Copy)]
+struct Located<'a> {
+    charge: &'a Charge,
+    hash: u64,
+    shard: usize,
+}
+
+/// The shards of one request, locked in order of their numbers so that no two requests wait for each other.
+type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;
+
+impl Store for Memory {
+    fn charge<'a>(&'a self, charges: &'a [Charge]) -> Pin<Box<dyn Future<Output = Verdicts> + Send + 'a>> {
+        Box::pin(ready(self.charge_now(charges)))
+    }
+
+    fn counters(&self) -> Option<usize> {
+        Some(self.shards.iter().map(|shard| shard.lock().counters.len()).sum())
+    }
+}
+
+impl Memory {
+    /// An empty store of at most `most_counters`, rounded up to a multiple of its 64 shards.
+    pub fn new(clock: Arc<dyn Clock>, most_counters: usize) -> Self {
+        Self {
+            clock,
+            hasher: RandomState::default(),
+            shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
+            most_per_shard: most_counters.div_ceil(SHARDS).max(1),
+        }
+    }
+
+    /// Charges the counters of one request.
+    pub fn charge_now(&self, charges: &[Charge]) -> Verdicts {
+        let now = self.clock.now();
+        if charges.iter().all(|charge| charge.charging == Charging::Each) {
+            let each = charges.iter().map(|charge| self.locate(charge));
+            return each.map(|at| self.shards[at.shard].lock().charge(at, now, self)).collect();
+        }
+        self.charge_together(charges, now)
+    }
+
+    /// Forgets every counter that is idle. Locks one shard at a time.
+    pub fn sweep(&self) {
+        for shard in &self.shards {
+            let now = self.clock.now();
+            let Shard { counters, .. } = &mut *shard.lock();
+            counters.retain(|counter| counter.idle_at > now);
+            if counters.len() < counters.capacity() / SHRINK_BELOW {
+                counters.shrink_to(counters.len() * 2, |counter| self.hasher.hash_one(&counter.key));
+            }
+        }
+    }
+
+    fn locate<'a>(&self, charge: &'a Charge) -> Located<'a> {
+        let hash = self.hasher.hash_one(&charge.key);
+        // The table takes its own bits from both ends of the hash; the shard takes some from the middle.
+        let shard = usize::try_from((hash >> 32) % SHARDS as u64).unwrap_or(0);
+        Located { charge, hash, shard }
+    }
+
+    /// One atomic step over several counters: charge all in order, and when the request is refused, take everything back
+    /// and keep only what is recorded all the same.
+    fn charge_together(&self, charges: &[Charge], now: Micros) -> Verdicts {
+        let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
+        let mut locked = self.lock(&located);
+
+        let mut before: SmallVec<[Option<State>; 4]> = SmallVec::with_capacity(located.len());
+        let mut verdicts = Verdicts::with_capacity(located.len());
+        for &at in &located {
+            let shard = shard(&mut locked, at);
+            before.push(shard.state(at).cloned());
+            verdicts.push(shard.charge(at, now, self));
+        }
+        let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| Ballot {
+            descriptor: at.charge.descriptor,
+            role: at.charge.role,
+            refused: verdict.outcome.is_refused(),
+        });
+        if is_request_refused(ballots) {
+            for (&at, state) in located.iter().zip(before).rev() {
+                shard(&mut locked, at).restore(at, state, self);
+            }
+            for &at in located.iter().filter(|at| at.charge.charging == Charging::Each || at.charge.limit.counts_refused()) {
+                shard(&mut locked, at).charge(at, now, self);
+            }
+            // Each keeps its outcome; what is left is what nobody has taken.
+            for (&at, verdict) in located.iter().zip(&mut verdicts) {
+                let left = at.charge.limit.step(shard(&mut locked, at).state(at), now, Hits::LOOK).verdict;
+                verdict.remaining = left.remaining;
+                if !verdict.outcome.is_refused() {
+                    verdict.reset = left.reset;
+                }
+            }
+        }
+        verdicts
+    }
+
+    fn lock(&self, located: &[Located<'_>]) -> Locked<'_> {
+        let mut numbers: SmallVec<[usize; 4]> = located.iter().map(|at| at.shard).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.into_iter().map(|number| (number, self.shards[number].lock())).collect()
+    }
+}
+
+fn shard<'a, 'b>(locked: &'a mut Locked<'b>, at: Located<'_>) -> &'a mut Shard {
+    let index = locked.binary_search_by_key(&at.shard, |(number, _)| *number);
+    assert!(index.is_ok(), "every shard of the request is locked before it is used");
+    &mut locked[index.unwrap_or_default()].1
+}
+
+impl Shard {
+    fn find(&self, at: Located<'_>) -> Option<usize> {
+        self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
+    }
+
+    fn state(&self, at: Located<'_>) -> Option<&State> {
+        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
+    }
+
+    /// Decides one charge and saves what it leaves behind.
+    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
+        let Located { charge, .. } = at;
+        let bucket = self.find(at);
+        let state = bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state);
+        let step = charge.limit.step(state, now, charge.hits);
+        if !step.verdict.outcome.is_refused() || charge.limit.records_refused(charge.charging) {
+            self.save(at, bucket, step.charged, now, memory);
+        }
+        step.verdict
+    }
+
+    /// A look saves nothing, a closed limit has no counter, and giving back creates none.
+    fn save(&mut self, at: Located<'_>, bucket: Option<usize>, state: State, now: Micros, memory: &Memory) {
+        let Charge { hits, limit, .. } = at.charge;
+        if *hits == Hits::LOOK || limit.is_closed() {
+            return;
+        }
+        let idle_at = limit.idle_at(&state);
+        if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
+            (counter.state, counter.idle_at) = (state, idle_at);
+        } else if hits.taken() > 0 {
+            self.make_room(now, memory.most_per_shard);
+            self.insert(at, state, idle_at, memory);
+        }
+    }
+
+    fn restore(&mut self, at: Located<'_>, state: Option<State>, memory: &Memory) {
+        let bucket = self.find(at);
+        match (state, bucket) {
+            (Some(state), Some(bucket)) => {
+                if let Some(counter) = self.counters.get_bucket_mut(bucket) {
+                    counter.idle_at = at.charge.limit.idle_at(&state);
+                    counter.state = state;
+                }
+            }
+            (Some(state), None) => {
+                let idle_at = at.charge.limit.idle_at(&state);
+                self.insert(at, state, idle_at, memory);
+            }
+            (None, Some(bucket)) => self.remove(bucket),
+            (None, None) => {}
+        }
+    }
+
+    fn insert(&mut self, at: Located<'_>, state: State, idle_at: Micros, memory: &Memory) {
+        let counter = Counter { key: at.charge.key.clone(), state, idle_at };
+        self.counters.insert_unique(at.hash, counter, |counter| memory.hasher.hash_one(&counter.key));
+    }
+
+    fn remove(&mut self, bucket: usize) {
+        if let Ok(counter) = self.counters.get_bucket_entry(bucket) {
+            counter.remove();
+        }
+    }
+
+    /// Sweeps a little, and when the shard is full all the same, evicts the earliest idle of a few.
+    fn make_room(&mut self, now: Micros, most: usize) {
+        let buckets = self.counters.num_buckets().max(1);
+        for _ in 0..SWEPT_PER_NEW {
+            self.swept = (self.swept + 1) % buckets;
+            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.idle_at <= now) {
+                self.remove(self.swept);
+            }
+        }
+        while self.counters.len() >= most {
+            // A linear congruential step (Knuth's MMIX constants): samples wander over the shard and repeat late.
+            self.sampled = self.sampled.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let begin = self.sampled >> 16;
+            let sample = (0..buckets).filter_map(|offset| {
+                let bucket = begin.wrapping_add(offset) % buckets;
+                self.counters.get_bucket(bucket).map(|counter| (counter.idle_at, bucket))
+            });
+            match sample.take(SAMPLED).min() {
+                Some((_, bucket)) => self.remove(bucket),
+                None => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! How callers reach the service: listeners, connections, and an end that loses no call.
+//!
+//! ```text
+//! Listener ── accepts ──> Workers ── one thread per core ──> connection (Http2 or Http1) ──> service
+//! ```
+//!
+//! One accept loop takes the sockets of a listener and hands each to the worker with the fewest, so a few busy Envoy
+//! connections still use every core. tonic's own server is not used: in 0.14.9 it spins when descriptors run out, cuts
+//! calls at the age of a connection, and waits for ever for a peer that never sent its preface (hyper#4170).
+
+pub mod admin;
+pub mod body;
+pub mod connection;
+pub mod grpc;
+pub mod json;
+pub mod limits;
+pub mod listener;
+pub mod protocol;
+pub mod socket;
+pub mod tally;
+pub mod wire;
+pub mod workers;
+
+pub use body::RequestBody;
+pub use limits::{ConnectionLimits, Slots, connection_cap, raise_open_files};
+pub use listener::{Drained, Listener};
+pub use protocol::{Http1, Http2};
+pub use tally::{Counts, Tally};
+pub use workers::Workers;

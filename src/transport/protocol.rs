@@ -1,0 +1,183 @@
+//! What is spoken on a connection: HTTP/2 for gRPC, HTTP/1.1 for JSON and the admin's pages.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::Service as HyperService;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tower::Service;
+
+use super::body::RequestBody;
+use super::limits::ConnectionLimits;
+use super::socket::Socket;
+
+/// Calls in flight on one connection: 1,024 (S-11, `design.md` 9). tonic's default has no bound.
+pub const MAX_STREAMS: u32 = 1_024;
+/// Bytes in flight to us on one connection: 1 MiB, which is 512 x [`MAX_STREAMS`] and a little more. With less, h2
+/// takes a burst of small calls for an attack and ends the connection (`rust-stack.md` 4.3).
+pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Bytes in flight to us in one call: 64 KiB (`rust-stack.md` 4.2); a decision's request has some hundred.
+pub const STREAM_WINDOW_BYTES: u32 = 64 * 1_024;
+/// Bytes of one call's headers: 16 KiB (E3): 8 KiB of metadata (S-11) and what Envoy forwards beside it.
+pub const MAX_HEADER_BYTES: u32 = 16 * 1_024;
+/// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
+pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
+/// Calls reset by the client before we saw them: 1,024, a whole connection's. h2's 20 ends the connection when Envoy's
+/// 20 ms time-out resets many calls at once (grpc-rust#1401); E2 allows as many.
+pub const MAX_RESET_BEFORE_ACCEPT: usize = 1_024;
+/// Calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003); tonic lifts it.
+pub const MAX_RESET_FOR_ERRORS: usize = 256;
+/// Bytes of an HTTP/1 request head, and of a read: 64 KiB.
+pub const HTTP1_BUFFER_BYTES: usize = 64 * 1_024;
+
+/// The path under which calls are streams that stay open while the client thinks: server reflection.
+const OPEN_ENDED: &str = "/grpc.reflection.";
+
+/// How to serve a connection.
+pub trait Protocol: Clone + Send + 'static {
+    /// Bytes that every client sends at once after it connected.
+    const OPENING_BYTES: usize;
+    /// A connection being served.
+    type Connection: Connection;
+
+    /// Serves `socket` when polled.
+    fn connect(&self, socket: Socket) -> Self::Connection;
+}
+
+/// A connection being served; ends when it is closed.
+pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
+    /// Takes no new calls (GOAWAY, `connection: close`) and ends when those in flight are answered.
+    fn finish(self: Pin<&mut Self>);
+}
+
+/// HTTP/2 without negotiation (h2c with prior knowledge), as Envoy and every gRPC client speak it.
+#[derive(Clone, Debug)]
+pub struct Http2<S> {
+    builder: http2::Builder<TokioExecutor>,
+    calls: Calls<S>,
+}
+
+impl<S> Http2<S> {
+    /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
+    /// `poll_ready` is not asked.
+    pub fn new(service: S, limits: &ConnectionLimits) -> Self {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .max_pending_accept_reset_streams(MAX_RESET_BEFORE_ACCEPT)
+            .max_local_error_reset_streams(MAX_RESET_FOR_ERRORS)
+            .keep_alive_interval(limits.ping_after)
+            .keep_alive_timeout(limits.ping_answer)
+            .auto_date_header(false);
+        Self { builder, calls: Calls { service, body: limits.body } }
+    }
+}
+
+impl<S, B> Protocol for Http2<S>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
+    const OPENING_BYTES: usize = 24 + 9;
+    type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor>;
+
+    fn connect(&self, socket: Socket) -> Self::Connection {
+        self.builder.serve_connection(TokioIo::new(socket), self.calls.clone())
+    }
+}
+
+impl<S, B> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    fn finish(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// HTTP/1.1, for an `axum::Router`.
+#[derive(Clone, Debug)]
+pub struct Http1<S> {
+    builder: http1::Builder,
+    calls: Calls<S>,
+}
+
+impl<S> Http1<S> {
+    /// Serves requests with clones of `service`, which must always be ready, as a router is: `poll_ready` is not asked.
+    pub fn new(service: S, limits: &ConnectionLimits) -> Self {
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
+        Self { builder, calls: Calls { service, body: limits.body } }
+    }
+}
+
+impl<S, B> Protocol for Http1<S>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    /// Anything at all: the rest of the head has hyper's own deadline.
+    const OPENING_BYTES: usize = 1;
+    type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
+
+    fn connect(&self, socket: Socket) -> Self::Connection {
+        self.builder.serve_connection(TokioIo::new(socket), self.calls.clone())
+    }
+}
+
+impl<S, B> Connection for http1::Connection<TokioIo<Socket>, Calls<S>>
+where
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    fn finish(self: Pin<&mut Self>) {
+        self.graceful_shutdown();
+    }
+}
+
+/// A tower service as hyper calls it: a clone and a call, with no future or box of its own.
+#[derive(Clone, Debug)]
+pub struct Calls<S> {
+    service: S,
+    body: Duration,
+}
+
+impl<S> HyperService<Request<Incoming>> for Calls<S>
+where
+    S: Service<Request<RequestBody>> + Clone,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn call(&self, request: Request<Incoming>) -> S::Future {
+        let allowed = (!request.uri().path().starts_with(OPEN_ENDED)).then_some(self.body);
+        self.service.clone().call(request.map(|body| RequestBody::new(body, allowed)))
+    }
+}
