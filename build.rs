@@ -16,6 +16,7 @@ const ENTRY: &str = ".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.E
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
+    #[expect(clippy::disallowed_methods, reason = "how cargo tells a build script its directory")]
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
 
     let mut compiler = protox::Compiler::new(["proto"])?;
@@ -26,10 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let patched = entries_as_bytes(&mut files);
     assert_eq!(patched, 2, "the key and the value of an entry are the two fields to patch in {DESCRIPTOR_FILE}");
 
-    tonic_prost_build::configure()
-        .bytes(ENTRY)
-        .include_file("protocol.rs")
-        .compile_fds(files)?;
+    tonic_prost_build::configure().bytes(ENTRY).include_file("protocol.rs").compile_fds(files)?;
     Ok(())
 }
 

@@ -26,7 +26,7 @@ pub fn run() -> ExitCode {
         (explain::command(), explain::run),
         (call::command(), call::run),
     ];
-    let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().map(|(command, run)| (command, run)).unzip();
+    let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
     let order: Vec<String> = names.iter().map(|command| command.get_name().to_owned()).collect();
     let matches = Command::new("tidegate")
         .version(env!("CARGO_PKG_VERSION"))

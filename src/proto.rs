@@ -1,5 +1,11 @@
 //! The generated protocol: Envoy's rate limit service, version 3, as `proto/` has it.
-#![expect(missing_docs, clippy::all, clippy::pedantic, reason = "generated from proto/, whose comments are the documentation")]
+#![expect(
+    missing_docs,
+    unused_qualifications,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    reason = "generated from proto/, whose comments are the documentation"
+)]
 
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 

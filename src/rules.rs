@@ -107,6 +107,12 @@ pub enum MatchedKind<'a> {
     Limited(SmallVec<[Option<&'a Arc<str>>; 1]>),
 }
 
+/// A limit that holds for a descriptor, and its name.
+struct Named<'a> {
+    limit: Limit,
+    name: Option<&'a Arc<str>>,
+}
+
 impl Rule {
     /// Its number in the rule set.
     pub fn id(&self) -> RuleId {
@@ -203,16 +209,13 @@ impl RuleSet {
         };
         let places: Vec<_> = request.descriptors().iter().map(|descriptor| domain.root.find(descriptor)).collect();
         let replaced = replaced_names(request, &places);
-        let mut matched = Matched {
-            items: Vec::with_capacity(places.len()),
-            charges: Vec::with_capacity(places.len()),
-            is_shadowed,
-        };
+        let mut matched =
+            Matched { items: Vec::with_capacity(places.len()), charges: Vec::with_capacity(places.len()), is_shadowed };
         for (index, place) in places.iter().enumerate() {
             let descriptor = &request.descriptors()[index];
             let (limits, role) = self.limits(descriptor, place.rule, &replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
-            matched.charges.extend(limits.iter().map(|(limit, _)| Charge {
+            matched.charges.extend(limits.iter().map(|Named { limit, .. }| Charge {
                 key: place.counter_key(request.domain(), descriptor, limit),
                 limit: *limit,
                 hits: request.hits(descriptor),
@@ -221,7 +224,7 @@ impl RuleSet {
                 charging,
             }));
             let kind = if !limits.is_empty() {
-                MatchedKind::Limited(limits.into_iter().map(|(_, name)| name).collect())
+                MatchedKind::Limited(limits.into_iter().map(|limit| limit.name).collect())
             } else if descriptor.limit.is_none() && place.rule.is_some_and(Rule::is_unlimited) {
                 MatchedKind::Unlimited
             } else {
@@ -238,17 +241,17 @@ impl RuleSet {
         descriptor: &Descriptor,
         rule: Option<&'a Rule>,
         replaced: &HashSet<&str>,
-    ) -> (SmallVec<[(Limit, Option<&'a Arc<str>>); 1]>, Role) {
+    ) -> (SmallVec<[Named<'a>; 1]>, Role) {
         if let Some(sent) = descriptor.limit {
             let first = rule.and_then(|rule| rule.limits.first()).map(|first| first.limit);
             let limit = Limit::of_override(first, sent);
-            return (SmallVec::from_buf([(limit, None)]), Role::of(false, self.quota_mode));
+            return (SmallVec::from_buf([Named { limit, name: None }]), Role::of(false, self.quota_mode));
         }
         let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
         let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
         let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
         let role = Role::of(rule.role.is_shadow(), rule.role.is_quota() || self.quota_mode);
-        (limits.map(|limit| (limit.limit, limit.name.as_ref())).collect(), role)
+        (limits.map(|limit| Named { limit: limit.limit, name: limit.name.as_ref() }).collect(), role)
     }
 }
 

@@ -145,8 +145,7 @@ fn read_one<T: Setting>(
 /// Settings of the reference that would change decisions or safety and that this version cannot honour: to start
 /// without them would be to do something else than was asked.
 fn unsupported(given: &impl Fn(&str) -> Option<String>) -> Vec<InvalidSetting> {
-    const MEMORY_ONLY: &str =
-        "this version keeps its counters in memory only; unset it, or set BACKEND_TYPE=memory to say that this is meant";
+    const MEMORY_ONLY: &str = "this version keeps its counters in memory only; unset it, or set BACKEND_TYPE=memory to say that this is meant";
     let is_memory = given("BACKEND_TYPE").is_some_and(|backend| backend.eq_ignore_ascii_case("memory"));
     let asks_for_redis = |_: &str| !is_memory;
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
@@ -154,9 +153,17 @@ fn unsupported(given: &impl Fn(&str) -> Option<String>) -> Vec<InvalidSetting> {
         ("BACKEND_TYPE", &asks_for_redis, MEMORY_ONLY),
         ("REDIS_URL", &asks_for_redis, MEMORY_ONLY),
         ("REDIS_PERSECOND_URL", &asks_for_redis, MEMORY_ONLY),
-        ("CONFIG_TYPE", &|text| !text.eq_ignore_ascii_case("FILE"), "this version reads rules from files only; unset it, or set FILE"),
+        (
+            "CONFIG_TYPE",
+            &|text| !text.eq_ignore_ascii_case("FILE"),
+            "this version reads rules from files only; unset it, or set FILE",
+        ),
         ("GRPC_UDS", &|_| true, "this version listens on TCP only; unset it"),
-        ("GRPC_SERVER_USE_TLS", &|text| bool::parse(text) != Some(false), "this version serves plaintext only; unset it and end TLS in front"),
+        (
+            "GRPC_SERVER_USE_TLS",
+            &|text| bool::parse(text) != Some(false),
+            "this version serves plaintext only; unset it and end TLS in front",
+        ),
     ];
     let asked = rows.into_iter().filter_map(|(variable, asks, why)| {
         let found = given(variable).filter(|text| !text.is_empty() && asks(text))?;
@@ -305,7 +312,8 @@ mod tests {
 
     #[test]
     fn every_wrong_setting_is_named_with_what_was_expected() {
-        let wrong = read(&[("GRPC_PORT", "http"), ("SHADOW_MODE", "yes"), ("DRAIN_TIMEOUT", "")]).expect_err("all wrong");
+        let wrong =
+            read(&[("GRPC_PORT", "http"), ("SHADOW_MODE", "yes"), ("DRAIN_TIMEOUT", "")]).expect_err("all wrong");
         let text: Vec<_> = wrong.iter().map(ToString::to_string).collect();
         assert_eq!(
             text,

@@ -20,7 +20,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let settings = Settings::read(|name| app::environment(name))?;
+    let settings = Settings::read(app::environment)?;
     let files = match Source::Paths(paths(matches)).read() {
         Ok(files) => files,
         Err(wrong) => {

@@ -162,10 +162,14 @@ pub enum InvalidRequest {
     #[error("rate limit domain must not be empty: set `domain` in the caller's rate limit configuration")]
     EmptyDomain,
     /// No descriptors.
-    #[error("rate limit descriptor list must not be empty: the caller's rate limit configuration must send at least one descriptor")]
+    #[error(
+        "rate limit descriptor list must not be empty: the caller's rate limit configuration must send at least one descriptor"
+    )]
     NoDescriptors,
     /// An override with a unit the protocol does not define.
-    #[error("the limit override has the undefined unit {found}: send 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) or 7 (week)")]
+    #[error(
+        "the limit override has the undefined unit {found}: send 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) or 7 (week)"
+    )]
     OverrideUnit {
         /// The number sent.
         found: i32,
@@ -180,8 +184,7 @@ mod tests {
     use super::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 
     fn request(own: Option<u64>, of_request: u32) -> Hits {
-        let descriptor =
-            Descriptor { entries: vec![Entry::new("k", "v")], hits_addend: own, ..Descriptor::default() };
+        let descriptor = Descriptor { entries: vec![Entry::new("k", "v")], hits_addend: own, ..Descriptor::default() };
         let request = Request::new("d".into(), vec![descriptor.clone()], of_request).expect("it is valid");
         request.hits(&descriptor)
     }

@@ -186,7 +186,20 @@ mod tests {
 
     /// Few different bytes, those that separate among them, so that near misses are common.
     fn awkward() -> impl Strategy<Value = Vec<u8>> {
-        let byte = prop_oneof![Just(b'a'), Just(b'='), Just(b'|'), Just(b'}'), Just(b'{'), Just(b'%'), Just(b'#'), Just(b'~'), Just(b'7'), Just(b'D'), Just(0), Just(0xff)];
+        let byte = prop_oneof![
+            Just(b'a'),
+            Just(b'='),
+            Just(b'|'),
+            Just(b'}'),
+            Just(b'{'),
+            Just(b'%'),
+            Just(b'#'),
+            Just(b'~'),
+            Just(b'7'),
+            Just(b'D'),
+            Just(0),
+            Just(0xff)
+        ];
         prop_oneof![
             4 => prop::collection::vec(byte.clone(), 0..4),
             1 => prop::collection::vec(byte, 60..240),
@@ -194,7 +207,8 @@ mod tests {
     }
 
     fn tuple() -> impl Strategy<Value = Tuple> {
-        let domain = prop_oneof![Just(String::new()), Just("a".to_owned()), Just("a|a=".to_owned()), Just("a%7C".to_owned())];
+        let domain =
+            prop_oneof![Just(String::new()), Just("a".to_owned()), Just("a|a=".to_owned()), Just("a%7C".to_owned())];
         (domain, prop::collection::vec((awkward(), awkward(), any::<bool>()), 0..4))
     }
 

@@ -27,8 +27,7 @@ pub enum Unit {
 
 impl Unit {
     /// Every unit, shortest first.
-    pub const ALL: [Self; 7] =
-        [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+    pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
     /// The unit's word in a rule file.
     pub const fn name(self) -> &'static str {
@@ -237,7 +236,9 @@ pub enum InvalidQuota {
         above: Micros,
     },
     /// The burst holds less than what drains in one tick.
-    #[error("a burst of {found} is too small for {limit} hits per window: more than one hit drains per tick; the least is {least}")]
+    #[error(
+        "a burst of {found} is too small for {limit} hits per window: more than one hit drains per tick; the least is {least}"
+    )]
     Burst {
         /// The burst asked for.
         found: u32,
@@ -283,7 +284,10 @@ mod tests {
     #[test]
     fn a_burst_below_what_drains_in_a_tick_is_refused() {
         let quota = Quota::new(4_000_000_000, Window::of_unit(Unit::Second)).with_burst(3_999);
-        assert_eq!(quota.exact_in_ticks(), Err(InvalidQuota::Burst { found: 3_999, limit: 4_000_000_000, least: 4_000 }));
+        assert_eq!(
+            quota.exact_in_ticks(),
+            Err(InvalidQuota::Burst { found: 3_999, limit: 4_000_000_000, least: 4_000 })
+        );
         assert_eq!(quota.with_burst(4_000).exact_in_ticks(), Ok(()));
     }
 

@@ -74,8 +74,14 @@ impl Micros {
 /// The shortest exact text that [`Micros::parse`] reads back: `1d`, `15m`, `250ms`.
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 6] =
-            [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms"), (1, "us")];
+        const UNITS: [(u64, &str); 6] = [
+            (86_400_000_000, "d"),
+            (3_600_000_000, "h"),
+            (60_000_000, "m"),
+            (1_000_000, "s"),
+            (1_000, "ms"),
+            (1, "us"),
+        ];
         if self.0 == 0 {
             return f.write_str("0s");
         }

@@ -141,10 +141,11 @@ impl Compiler<'_> {
             self.error(file, document.domain.place, message);
         }
         owners.entry(name.clone()).or_insert(file);
-        let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(|| Domain {
-            charging: self.options.charging,
-            root: Node::default(),
-        });
+        let mut domain = self
+            .set
+            .domains
+            .remove(name.as_str())
+            .unwrap_or_else(|| Domain { charging: self.options.charging, root: Node::default() });
         if let Some(charging) = document.charging {
             domain.charging = charging;
         }
@@ -276,8 +277,10 @@ impl Compiler<'_> {
             }
         }
         if let Some(name) = &node.name {
-            let message =
-                format!("the name '{}' of an unlimited rule is never used: it is neither shown nor replaced", name.value);
+            let message = format!(
+                "the name '{}' of an unlimited rule is never used: it is neither shown nor replaced",
+                name.value
+            );
             self.warning(inherited.file, name.place, message);
         }
     }
@@ -339,7 +342,8 @@ impl Compiler<'_> {
         for replaced in &node.replaces {
             let name = replaced.value.as_str();
             if name.is_empty() {
-                let message = "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
+                let message =
+                    "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
                 self.error(inherited.file, replaced.place, message);
             } else if own == Some(name) {
                 let message = format!("the limit '{name}' cannot replace itself: name another limit");
@@ -401,7 +405,8 @@ fn mutual_replacements(documents: &[(usize, Document)]) -> HashSet<(String, Stri
         gather(&document.descriptors, by_domain.entry(&document.domain.value).or_default());
     }
     let mutual = by_domain.into_values().flat_map(|pairs| {
-        let is_mutual = |(one, other): &&(String, String)| one != other && pairs.contains(&(other.clone(), one.clone()));
+        let is_mutual =
+            |(one, other): &&(String, String)| one != other && pairs.contains(&(other.clone(), one.clone()));
         pairs.iter().filter(is_mutual).cloned().collect::<Vec<_>>()
     });
     mutual.collect()
@@ -426,7 +431,9 @@ pub(super) fn label(child: &Child) -> String {
 fn unknown_unit(found: &str) -> String {
     let units = Unit::ALL.map(Unit::name).join(", ");
     if found.is_empty() {
-        format!("the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms")
+        format!(
+            "the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms"
+        )
     } else {
         format!("invalid rate limit unit '{found}': write one of {units}, or `window:` with a length such as 250ms")
     }

@@ -48,7 +48,10 @@ impl Teller<'_> {
         for (level, entry) in descriptor.entries.iter().enumerate() {
             self.line(level + 1, format_args!("{}", entry_text(entry)));
             let Some(here) = node else {
-                self.line(level + 2, format_args!("✗ the rules end one level above: a rule answers only for its own depth"));
+                self.line(
+                    level + 2,
+                    format_args!("✗ the rules end one level above: a rule answers only for its own depth"),
+                );
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
@@ -62,7 +65,7 @@ impl Teller<'_> {
             last = Some(chosen);
         }
         match last.and_then(|child| child.rule.as_ref()) {
-            Some(rule) => self.rule(found.root.find(descriptor), domain, descriptor, rule),
+            Some(rule) => self.rule(&found.root.find(descriptor), domain, descriptor, rule),
             None => {
                 let why = if node.is_some() { "it only leads to the levels below" } else { "it frees this value" };
                 self.line(0, format_args!("=> not limited: the item has no limit of its own, {why}"));
@@ -109,7 +112,7 @@ impl Teller<'_> {
         }
     }
 
-    fn rule(&mut self, found: super::tree::Found<'_>, domain: &str, descriptor: &Descriptor, rule: &Rule) {
+    fn rule(&mut self, found: &super::tree::Found<'_>, domain: &str, descriptor: &Descriptor, rule: &Rule) {
         self.line(0, format_args!("=> rule {}", rule.path()));
         if rule.is_unlimited() {
             self.line(1, format_args!("unlimited: admitted without counting"));

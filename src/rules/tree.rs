@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use super::Rule;
 use super::problem::Place;
-use crate::model::key::KeyPart;
 use crate::algorithm::Limit;
+use crate::model::key::KeyPart;
 use crate::model::{CounterKey, Descriptor, Entry, Role};
 
 /// One level of the descriptor tree. Looking up an entry costs the same for any number of exact and key-only children.
@@ -81,7 +81,8 @@ impl Node {
                     }
                 }
                 Some(value) => {
-                    if let Some(earlier) = of_key.wild.same(value.prefix(), |at| self.children[at].value == child.value) {
+                    if let Some(earlier) = of_key.wild.same(value.prefix(), |at| self.children[at].value == child.value)
+                    {
                         return Err(earlier);
                     }
                     of_key.wild.add(value.prefix(), index);

@@ -74,7 +74,13 @@ impl Source {
                     if path.is_dir() {
                         let before = paths.len();
                         let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
-                        walk(path, DEEPEST, true, &mut |found| is_rule_file(&found).then(|| paths.push(found)), &mut wrong);
+                        walk(
+                            path,
+                            DEEPEST,
+                            true,
+                            &mut |found| is_rule_file(&found).then(|| paths.push(found)),
+                            &mut wrong,
+                        );
                         if paths.len() == before && wrong.is_empty() {
                             wrong.push(UnreadableRules::NoRuleFile { path: path.clone() });
                         }

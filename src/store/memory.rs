@@ -131,7 +131,9 @@ impl Memory {
             for (&at, state) in located.iter().zip(before).rev() {
                 shard(&mut locked, at).restore(at, state, self);
             }
-            for &at in located.iter().filter(|at| at.charge.charging == Charging::Each || at.charge.limit.counts_refused()) {
+            for &at in
+                located.iter().filter(|at| at.charge.charging == Charging::Each || at.charge.limit.counts_refused())
+            {
                 shard(&mut locked, at).charge(at, now, self);
             }
             // Each keeps its outcome; what is left is what nobody has taken.

@@ -34,7 +34,8 @@ impl TryFrom<RateLimitDescriptor> for Descriptor {
     type Error = InvalidRequest;
 
     fn try_from(wire: RateLimitDescriptor) -> Result<Self, InvalidRequest> {
-        let limit = wire.limit.map(|sent| Override::new(sent.requests_per_unit, sent.unit, sent.unit_multiplier.unwrap_or(1)));
+        let limit =
+            wire.limit.map(|sent| Override::new(sent.requests_per_unit, sent.unit, sent.unit_multiplier.unwrap_or(1)));
         Ok(Self {
             entries: wire.entries.into_iter().map(|entry| Entry { key: entry.key, value: entry.value }).collect(),
             limit: limit.transpose()?,
@@ -90,8 +91,11 @@ impl HeaderNames {
     /// stand in them.
     fn headers(&self, decision: &Decision) -> Vec<HeaderValue> {
         let Some(tightest) = described(decision) else { return Vec::new() };
-        let header =
-            |name: &String, value: u64| HeaderValue { key: name.clone(), value: value.to_string(), raw_value: Vec::new() };
+        let header = |name: &String, value: u64| HeaderValue {
+            key: name.clone(),
+            value: value.to_string(),
+            raw_value: Vec::new(),
+        };
         vec![
             header(&self.limit, u64::from(tightest.quota.limit())),
             header(&self.remaining, u64::from(tightest.verdict.remaining)),
@@ -176,7 +180,10 @@ fn dynamic_metadata(request: &Request, decision: &Decision) -> Struct {
         let mut fields = vec![("entries", list(descriptor.entries.iter().map(|entry| text(&entry_text(entry)))))];
         if let Some(sent) = descriptor.limit {
             let limit = current_limit(sent.quota(), None);
-            fields.push(("limit", text(&format!("requests_per_unit:{} unit:{}", limit.requests_per_unit, limit.unit().as_str_name()))));
+            fields.push((
+                "limit",
+                text(&format!("requests_per_unit:{} unit:{}", limit.requests_per_unit, limit.unit().as_str_name())),
+            ));
         }
         if let Some(hits) = descriptor.hits_addend {
             fields.push(("hitsAddend", number(hits)));
@@ -233,7 +240,9 @@ fn list(values: impl Iterator<Item = Value>) -> Value {
 }
 
 fn structure(fields: Vec<(&str, Value)>) -> Value {
-    value(Kind::StructValue(Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }))
+    value(Kind::StructValue(Struct {
+        fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    }))
 }
 
 fn json_value(json: &serde_json::Value) -> Value {
@@ -244,6 +253,8 @@ fn json_value(json: &serde_json::Value) -> Value {
         Json::Number(number) => value(Kind::NumberValue(number.as_f64().unwrap_or_default())),
         Json::String(string) => text(string),
         Json::Array(items) => list(items.iter().map(json_value)),
-        Json::Object(fields) => structure(fields.iter().map(|(name, value)| (name.as_str(), json_value(value))).collect()),
+        Json::Object(fields) => {
+            structure(fields.iter().map(|(name, value)| (name.as_str(), json_value(value))).collect())
+        }
     }
 }
