@@ -1,0 +1,410 @@
+//! Rules, requests and time, and the decisions that follow.
+
+use tidegate::model::Micros;
+use tidegate::rules::Options;
+
+use crate::world::{World, micros};
+
+#[test]
+fn several_limits_on_one_descriptor_hold_together_and_the_tightest_is_shown() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: user
+    rate_limits:
+      - { unit: second, requests_per_unit: 2 }
+      - { unit: day, requests_per_unit: 5, algorithm: gcra }
+",
+    );
+    let first = world.hit("user=a", 1);
+    first.admitted(1);
+    assert_eq!(first.limit, Some(2), "1 of 2 is less than 4 of 5");
+    world.hit("user=a", 1).admitted(0);
+    assert_eq!(world.hit("user=a", 1).limit, Some(2), "the one that refuses is shown");
+    world.clock.advance("1s");
+    // `each`: the refused third hit stayed on the day's counter.
+    let fourth = world.hit("user=a", 1);
+    fourth.admitted(1);
+    world.clock.advance("1s");
+    world.hit("user=a", 1).admitted(0);
+    world.clock.advance("1s");
+    let sixth = world.hit("user=a", 1);
+    sixth.refused(0);
+    assert_eq!(sixth.limit, Some(5));
+}
+
+#[test]
+fn all_or_nothing_spends_nothing_in_any_tier_when_one_refuses() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors:
+  - key: global
+    rate_limit: { unit: day, requests_per_unit: 100 }
+  - key: user
+    rate_limit: { unit: day, requests_per_unit: 2, algorithm: gcra }
+",
+    );
+    for left in [99, 98] {
+        let (refused, answers) = world.all(["global=1", "user=a"]);
+        assert!(!refused);
+        answers[0].admitted(left);
+    }
+    for _ in 0..50 {
+        let (refused, answers) = world.all(["global=1", "user=a"]);
+        assert!(refused);
+        answers[0].admitted(98);
+        answers[1].refused(0);
+    }
+    world.look("global=1").admitted(98);
+}
+
+#[test]
+fn a_descriptor_sent_twice_is_charged_twice_or_not_at_all() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 3 } }]
+",
+    );
+    let (refused, answers) = world.all(["k=1", "k=1"]);
+    assert!(!refused);
+    assert_eq!(answers.iter().map(|answer| answer.remaining).collect::<Vec<_>>(), [2, 1]);
+    let (refused, answers) = world.all(["k=1", "k=1"]);
+    assert!(refused);
+    answers[0].admitted(1);
+    answers[1].refused(1);
+    world.look("k=1").admitted(1);
+}
+
+#[test]
+fn a_limit_that_counts_refused_charges_bites_after_a_peek() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors:
+  - key: tokens
+    rate_limit: { unit: hour, requests_per_unit: 10, count_refused: true }
+  - key: other
+    rate_limit: { unit: hour, requests_per_unit: 1 }
+",
+    );
+    world.look("tokens=a").admitted(10);
+    world.hit("tokens=a", 25).refused(0);
+    world.look("tokens=a").refused(0);
+    // Its charge stays even when it is another descriptor that refuses the request.
+    world.hit("other=1", 1).admitted(0);
+    let (refused, _) = world.all(["tokens=b", "other=1"]);
+    assert!(refused);
+    world.look("tokens=b").admitted(9);
+}
+
+#[test]
+fn a_rule_may_be_charged_otherwise_than_its_domain() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors:
+  - key: audit
+    charging: each
+    rate_limit: { unit: day, requests_per_unit: 100 }
+  - key: global
+    rate_limit: { unit: day, requests_per_unit: 100 }
+  - key: user
+    rate_limit: { unit: day, requests_per_unit: 1 }
+",
+    );
+    let _ = world.all(["audit=1", "global=1", "user=a"]);
+    let (refused, answers) = world.all(["audit=1", "global=1", "user=a"]);
+    assert!(refused);
+    answers[0].admitted(98);
+    answers[1].admitted(99);
+}
+
+#[test]
+fn a_shadow_never_blocks_the_others_under_all_or_nothing() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors:
+  - key: soft
+    shadow_mode: true
+    rate_limit: { unit: day, requests_per_unit: 1 }
+  - key: hard
+    rate_limit: { unit: day, requests_per_unit: 9 }
+",
+    );
+    for left in [8, 7, 6] {
+        let (refused, answers) = world.all(["soft=1", "hard=1"]);
+        assert!(!refused);
+        answers[1].admitted(left);
+    }
+}
+
+#[test]
+fn used_hits_carry_over_when_a_limit_changes() {
+    for algorithm in ["fixed_window", "gcra"] {
+        let rules = |limit: u32| {
+            format!(
+                "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: {limit}, algorithm: {algorithm} }} }}]\n"
+            )
+        };
+        let mut world = World::new(&rules(100));
+        world.hit("k=1", 80).admitted(20);
+        world.reload(&rules(200));
+        world.look("k=1").admitted(120);
+        world.overridden("k=1", 300, 4).admitted(219);
+        world.reload(&rules(50));
+        world.hit("k=1", 1).refused(0);
+    }
+}
+
+#[test]
+fn an_override_counts_as_the_rules_first_limit_does() {
+    let world = World::new(
+        "domain: d
+descriptors: [{ key: k, rate_limit: { unit: minute, requests_per_unit: 5, algorithm: gcra, burst: 10 } }]
+",
+    );
+    world.hit("k=1", 10).admitted(0);
+    // Its burst is its own number: 10 of 20 are used.
+    world.overridden("k=1", 20, 2).admitted(9);
+    // Where no rule matches it is a fixed window.
+    let answer = world.overridden("nobody=1", 20, 2);
+    answer.admitted(19);
+    assert_eq!(answer.reset, Micros::from_secs(60));
+}
+
+#[test]
+fn hits_are_given_back_but_never_above_the_limit() {
+    for algorithm in ["fixed_window", "gcra"] {
+        let world = World::new(&format!(
+            "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: 10, algorithm: {algorithm} }} }}]\n"
+        ));
+        world.hit("k=1", 7).admitted(3);
+        world.refund("k=1", 2).admitted(5);
+        world.refund("k=1", 100).admitted(10);
+        world.hit("k=1", 10).admitted(0);
+        world.refund("k=never-seen", 5).admitted(10);
+        assert_eq!(counters(&world), 1, "a refund creates no counter");
+    }
+}
+
+#[test]
+fn a_look_creates_nothing() {
+    let world = World::new("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 10 } }]\n");
+    for value in 0..100 {
+        world.look(&format!("k={value}")).admitted(10);
+    }
+    assert_eq!(counters(&world), 0);
+}
+
+#[test]
+fn a_limit_of_zero_refuses_hits_and_admits_a_look_without_a_counter() {
+    for algorithm in ["fixed_window", "gcra"] {
+        let world = World::new(&format!(
+            "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: hour, requests_per_unit: 0, algorithm: {algorithm} }} }}]\n"
+        ));
+        let refused = world.hit("k=1", 1);
+        refused.refused(0);
+        assert_eq!(refused.retry, None, "waiting does not help");
+        world.look("k=1").admitted(0);
+        assert_eq!(counters(&world), 0);
+    }
+}
+
+#[test]
+fn windows_may_have_any_length_from_a_millisecond_to_a_year() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: quarter
+    rate_limit: { window: 250ms, requests_per_unit: 1 }
+  - key: fifteen
+    rate_limit: { unit: minute, unit_multiplier: 15, requests_per_unit: 1 }
+",
+    );
+    world.hit("quarter=1", 1).admitted(0);
+    world.hit("quarter=1", 1).refused(0);
+    world.clock.advance("250ms");
+    world.hit("quarter=1", 1).admitted(0);
+    world.hit("fifteen=1", 1).admitted(0);
+    world.clock.advance("14m");
+    let answer = world.hit("fifteen=1", 1);
+    answer.refused(0);
+    assert_eq!(answer.retry, Some(micros("59s750ms")));
+    world.clock.advance("1m");
+    world.hit("fifteen=1", 1).admitted(0);
+}
+
+#[test]
+fn a_clock_that_steps_back_forgets_no_hits() {
+    for algorithm in ["fixed_window", "gcra"] {
+        let world = World::new(&format!(
+            "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: minute, requests_per_unit: 5, algorithm: {algorithm} }} }}]\n"
+        ));
+        world.hit("k=1", 5).admitted(0);
+        world.clock.back("10m");
+        world.hit("k=1", 1).refused(0);
+        world.clock.advance("10m");
+        world.hit("k=1", 1).refused(0);
+        world.clock.advance("1m");
+        world.hit("k=1", 1).admitted(4);
+    }
+}
+
+#[test]
+fn a_quota_refuses_only_when_every_quota_of_the_request_does() {
+    let rules = "domain: d
+charging: all_or_nothing
+descriptors:
+  - { key: a, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: b, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 2 } }
+  - { key: c, rate_limit: { unit: day, requests_per_unit: 9 } }
+";
+    let world = World::new(rules);
+    for left in [8, 7] {
+        let (refused, answers) = world.all(["a=1", "b=1", "c=1"]);
+        assert!(!refused);
+        answers[2].admitted(left);
+    }
+    let (refused, answers) = world.all(["a=1", "b=1", "c=1"]);
+    assert!(refused);
+    answers[2].admitted(7);
+}
+
+#[test]
+fn under_global_quota_mode_a_descriptor_without_a_rule_rescues_nobody() {
+    let options = Options { quota_mode: true, ..Options::default() };
+    let world =
+        World::with("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n", options);
+    world.hit("k=1", 1).admitted(0);
+    let (refused, _) = world.all(["k=1", "nobody=1"]);
+    assert!(refused, "a client that adds a descriptor is not freed by it");
+}
+
+#[test]
+fn global_shadow_mode_shows_refusals_and_refuses_nothing() {
+    let options = Options { shadow_mode: true, ..Options::default() };
+    let world =
+        World::with("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n", options);
+    world.hit("k=1", 1).admitted(0);
+    let (refused, answers) = world.all(["k=1"]);
+    assert!(!refused);
+    assert!(answers[0].refused);
+}
+
+#[test]
+fn limits_that_replace_each_other_both_stay() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 1, name: la, replaces: [{ name: lb }] } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 1, name: lb, replaces: [{ name: la }] } }
+",
+    );
+    let _ = world.all(["a=1", "b=1"]);
+    let (refused, _) = world.all(["a=1", "b=1"]);
+    assert!(refused);
+}
+
+#[test]
+fn one_limit_of_several_can_be_replaced() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: user
+    rate_limits:
+      - { unit: second, requests_per_unit: 1, name: calm }
+      - { unit: day, requests_per_unit: 9 }
+  - { key: boost, rate_limit: { unit: second, requests_per_unit: 5, replaces: [{ name: calm }] } }
+",
+    );
+    for left in [8, 7] {
+        let (refused, answers) = world.all(["user=a", "boost=1"]);
+        assert!(!refused);
+        answers[0].admitted(left);
+    }
+}
+
+#[test]
+fn what_a_client_sends_never_reaches_another_clients_counter() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: a
+    rate_limit: { unit: day, requests_per_unit: 1 }
+  - key: a_b
+    rate_limit: { unit: day, requests_per_unit: 1000 }
+  - key: p
+    value: g*
+    share_threshold: true
+    rate_limit: { unit: day, requests_per_unit: 2 }
+",
+    );
+    // In the reference the value `b` would meet the rule `a_b` and its thousand.
+    assert_eq!(world.hit("a=b", 1).limit, Some(1));
+    world.hit("a=b", 1).refused(0);
+    world.hit("p=g1", 1).admitted(1);
+    world.hit("p=g*", 1).admitted(0);
+    world.hit("p=g2", 1).refused(0);
+}
+
+#[test]
+fn memory_is_bounded_and_swept() {
+    let world = World::new("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: second, requests_per_unit: 1 } }]\n");
+    for value in 0..10_000 {
+        world.hit(&format!("k={value}"), 1).admitted(0);
+    }
+    assert_eq!(counters(&world), 10_000);
+    world.clock.advance("1s");
+    world.store.sweep();
+    assert_eq!(counters(&world), 0);
+}
+
+#[test]
+fn when_the_store_is_full_idle_counters_go_first_and_nobody_is_refused() {
+    use std::sync::Arc;
+    use tidegate::store::Store;
+    use tidegate::store::memory::Memory;
+
+    let world = World::new(
+        "domain: d
+descriptors:
+  - { key: long, rate_limit: { unit: year, requests_per_unit: 1000000 } }
+  - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }
+",
+    );
+    let store = Arc::new(Memory::new(Arc::clone(&world.clock) as _, 6_400));
+    let limiter = |store: &Arc<Memory>| {
+        let file = tidegate::rules::File {
+            name: "r".into(),
+            bytes: b"domain: d\ndescriptors:\n  - { key: long, rate_limit: { unit: year, requests_per_unit: 1000000 } }\n  - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }\n".to_vec(),
+        };
+        let loaded = tidegate::rules::load(&[file], Options::default()).expect("rules");
+        tidegate::limiter::Limiter::new(Arc::new(loaded.rules), Arc::clone(store) as Arc<dyn Store>)
+    };
+    let limiter = limiter(&store);
+    let ask = |entries: String| {
+        let request = crate::world::request([crate::world::descriptor(&entries)]);
+        crate::world::futures(limiter.decide(&request)).outcome.is_refused()
+    };
+    for value in 0..1_000 {
+        assert!(!ask(format!("long={value}")));
+    }
+    for value in 0..50_000 {
+        assert!(!ask(format!("short={value}")), "a full store refuses nobody");
+    }
+    assert!(store.counters().is_some_and(|counters| counters <= 6_400));
+    // A flood of short counters evicts short counters: of the thousand long ones nearly all are still there.
+    let before = store.counters();
+    for value in 0..1_000 {
+        assert!(!ask(format!("long={value}")));
+    }
+    assert_eq!(store.counters(), before);
+}
+
+fn counters(world: &World) -> usize {
+    use tidegate::store::Store;
+    world.store.counters().expect("the embedded store counts them")
+}

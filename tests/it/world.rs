@@ -1,0 +1,166 @@
+//! A limiter in this process whose time moves by hand.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate::limiter::Limiter;
+use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest};
+use tidegate::rules::{File, Options, load};
+use tidegate::store::memory::Memory;
+
+/// Saturday, 21 November 2026, 12:00:00 UTC: an hour and a day begin or are half over, a week is not.
+pub const NOON: Micros = Micros::from_secs(1_795_262_400);
+
+/// A clock that only tests move.
+#[derive(Default)]
+pub struct HandClock(AtomicU64);
+
+impl HandClock {
+    pub fn at(now: Micros) -> Arc<Self> {
+        Arc::new(Self(AtomicU64::new(now.get())))
+    }
+
+    pub fn advance(&self, text: &str) {
+        self.0.fetch_add(micros(text).get(), Ordering::SeqCst);
+    }
+
+    pub fn back(&self, text: &str) {
+        self.0.fetch_sub(micros(text).get(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for HandClock {
+    fn now(&self) -> Micros {
+        Micros::new(self.0.load(Ordering::SeqCst))
+    }
+}
+
+pub fn micros(text: &str) -> Micros {
+    Micros::parse(text).unwrap_or_else(|| panic!("{text:?} is no duration"))
+}
+
+/// Rules, a store and a clock.
+pub struct World {
+    pub clock: Arc<HandClock>,
+    pub store: Arc<Memory>,
+    options: Options,
+    limiter: Limiter,
+}
+
+impl World {
+    pub fn new(rules: &str) -> Self {
+        Self::with(rules, Options::default())
+    }
+
+    pub fn with(rules: &str, options: Options) -> Self {
+        let clock = HandClock::at(NOON);
+        let store = Arc::new(Memory::new(Arc::clone(&clock) as Arc<dyn Clock>, 100_000));
+        let limiter = limiter(rules, options, &store);
+        Self { clock, store, options, limiter }
+    }
+
+    /// Puts other rules in force over the same counters.
+    pub fn reload(&mut self, rules: &str) {
+        self.limiter = limiter(rules, self.options, &self.store);
+    }
+
+    pub fn ask(&self, request: &Request) -> Decision {
+        futures(self.limiter.decide(request))
+    }
+
+    /// Asks for one descriptor written `key=value,key=value`.
+    pub fn one(&self, descriptor: Descriptor) -> Answer {
+        Answer::of(&self.ask(&request([descriptor])))
+    }
+
+    pub fn hit(&self, entries: &str, hits: u64) -> Answer {
+        self.one(Descriptor { hits_addend: Some(hits), ..descriptor(entries) })
+    }
+
+    pub fn look(&self, entries: &str) -> Answer {
+        self.hit(entries, 0)
+    }
+
+    pub fn refund(&self, entries: &str, hits: u64) -> Answer {
+        self.one(Descriptor { hits_addend: Some(hits), is_negative_hits: true, ..descriptor(entries) })
+    }
+
+    pub fn overridden(&self, entries: &str, limit: u32, unit: i32) -> Answer {
+        let limit = Override::new(limit, unit, 1).expect("an override");
+        self.one(Descriptor { limit: Some(limit), ..descriptor(entries) })
+    }
+
+    /// Asks for several descriptors at once: whether the request was refused, and each answer.
+    pub fn all<const N: usize>(&self, descriptors: [&str; N]) -> (bool, Vec<Answer>) {
+        let decision = self.ask(&request(descriptors.map(descriptor)));
+        let answers = decision.parts.iter().map(|part| Answer::part(part.outcome().is_refused(), &part.finding));
+        (decision.outcome.is_refused(), answers.collect())
+    }
+}
+
+fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
+    let file = File { name: "rules.yaml".into(), bytes: rules.as_bytes().to_vec() };
+    let loaded = load(&[file], options).unwrap_or_else(|invalid| panic!("{invalid}"));
+    Limiter::new(Arc::new(loaded.rules), Arc::clone(store) as Arc<dyn tidegate::store::Store>)
+}
+
+pub fn request(descriptors: impl IntoIterator<Item = Descriptor>) -> Request {
+    Request::new("d".to_owned(), descriptors.into_iter().collect(), 0).expect("a request")
+}
+
+pub fn descriptor(entries: &str) -> Descriptor {
+    let entry = |text: &str| {
+        let (key, value) = text.split_once('=').unwrap_or_else(|| panic!("{text:?} is no entry"));
+        Entry::new(key.to_owned(), value.to_owned())
+    };
+    Descriptor { entries: entries.split(',').map(entry).collect(), ..Descriptor::default() }
+}
+
+/// Runs a future of the embedded store, which never waits.
+pub fn futures<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    match future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+        std::task::Poll::Ready(ready) => ready,
+        std::task::Poll::Pending => panic!("the embedded store answers at once"),
+    }
+}
+
+/// What one descriptor was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub refused: bool,
+    /// `None` where nothing is limited.
+    pub limit: Option<u32>,
+    pub remaining: u32,
+    pub reset: Micros,
+    pub retry: Option<Micros>,
+}
+
+impl Answer {
+    fn of(decision: &Decision) -> Self {
+        Self::part(decision.outcome.is_refused(), &decision.parts[0].finding)
+    }
+
+    fn part(refused: bool, finding: &Finding) -> Self {
+        match finding {
+            Finding::Limited(Tightest { quota, verdict, .. }) => Self {
+                refused,
+                limit: Some(quota.limit()),
+                remaining: verdict.remaining,
+                reset: verdict.reset,
+                retry: verdict.retry,
+            },
+            _ => Self { refused, limit: None, remaining: 0, reset: Micros::ZERO, retry: None },
+        }
+    }
+
+    #[track_caller]
+    pub fn admitted(&self, remaining: u32) {
+        assert!(!self.refused && self.remaining == remaining, "expected admitted with {remaining} left, got {self:?}");
+    }
+
+    #[track_caller]
+    pub fn refused(&self, remaining: u32) {
+        assert!(self.refused && self.remaining == remaining, "expected refused with {remaining} left, got {self:?}");
+    }
+}
