@@ -7,14 +7,11 @@ use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
-use super::problem::{Place, Problem, Severity};
+use super::problem::{Place, Problem, Report, Severity};
 use super::tree::{Child, Node, Pattern};
 use super::{Domain, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
 use crate::model::{Charging, FailurePolicy, Quota, Role, RuleId, Unit, Window};
-
-/// The most problems of one load that are reported, so that a file wrong in every line is refused as quickly as any: 200.
-const MOST_PROBLEMS: usize = 200;
 
 /// A rule file: its name for messages, and its bytes.
 #[derive(Clone, Debug)]
@@ -86,18 +83,29 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         .enumerate()
         .filter_map(|(index, file)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?)))
         .collect();
-    let mut compiler = Compiler { files, options, problems, has_error: false, rules: 0, set: RuleSet::default() };
-    compiler.set.files = files.iter().map(|file| Arc::clone(&file.name)).collect();
-    compiler.set.quota_mode = options.quota_mode;
-    compiler.set.shadow_mode = options.shadow_mode;
     let void = mutual_replacements(&documents);
+    let mut compiler = Compiler {
+        files,
+        options,
+        reports: files.iter().map(|file| Report::new(&file.name)).collect(),
+        rules: 0,
+        set: RuleSet {
+            files: files.iter().map(|file| Arc::clone(&file.name)).collect(),
+            quota_mode: options.quota_mode,
+            shadow_mode: options.shadow_mode,
+            ..RuleSet::default()
+        },
+    };
     let mut owners: HashMap<String, usize> = HashMap::default();
     for (file, document) in documents {
         compiler.domain(file, document, &void, &mut owners);
     }
-    let Compiler { mut problems, rules, mut set, .. } = compiler;
+    let Compiler { reports, rules, mut set, .. } = compiler;
     set.rules = rules;
-    problems.sort_by(|a, b| (&a.file, a.place).cmp(&(&b.file, b.place)));
+    for (report, file) in reports.into_iter().zip(files) {
+        report.finish(&String::from_utf8_lossy(&file.bytes), &mut problems);
+    }
+    problems.sort_by(|a, b| (&a.file, a.place.is_none(), a.place).cmp(&(&b.file, b.place.is_none(), b.place)));
     if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(InvalidRules { problems });
     }
@@ -107,8 +115,8 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
 struct Compiler<'a> {
     files: &'a [File],
     options: Options,
-    problems: Vec<Problem>,
-    has_error: bool,
+    /// What is wrong beyond the shape, by file.
+    reports: Vec<Report>,
     rules: u32,
     set: RuleSet,
 }
@@ -362,20 +370,11 @@ impl Compiler<'_> {
     }
 
     fn error(&mut self, file: usize, place: Place, message: String) {
-        self.problem(file, place, Severity::Error, message);
+        self.reports[file].error(place, || message);
     }
 
     fn warning(&mut self, file: usize, place: Place, message: String) {
-        self.problem(file, place, Severity::Warning, message);
-    }
-
-    fn problem(&mut self, file: usize, place: Place, severity: Severity, message: String) {
-        let is_first_error = severity == Severity::Error && !self.has_error;
-        if self.problems.len() >= MOST_PROBLEMS && !is_first_error {
-            return;
-        }
-        self.has_error |= severity == Severity::Error;
-        self.problems.push(Problem::at(&self.files[file].name, &self.files[file].bytes, place, severity, message));
+        self.reports[file].warning(place, || message);
     }
 }
 

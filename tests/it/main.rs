@@ -1,1 +1,4 @@
-fn main() {}
+//! What Tidegate promises, tried from outside.
+
+mod path;
+mod world;

@@ -352,7 +352,8 @@ descriptors:
 
 #[test]
 fn memory_is_bounded_and_swept() {
-    let world = World::new("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: second, requests_per_unit: 1 } }]\n");
+    let world =
+        World::new("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: second, requests_per_unit: 1 } }]\n");
     for value in 0..10_000 {
         world.hit(&format!("k={value}"), 1).admitted(0);
     }
