@@ -35,6 +35,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long the workers may take to end once their connections are gone: 500 ms.
 const WORKERS_END: Duration = Duration::from_millis(500);
 
+/// Connections that the HTTP listener and the debug listener may have, each: 128, or a quarter of all room where there is
+/// little.
+const HTTP_CONNECTIONS: usize = 128;
+
 /// An environment variable, where it is set and text.
 pub fn environment(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
@@ -84,7 +88,10 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
 
 async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let slots = Slots::new(connection_cap(raise_open_files()));
+    // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
+    let room = connection_cap(raise_open_files());
+    let spare = HTTP_CONNECTIONS.min(room / 4);
+    let (grpc_slots, http_slots) = (Slots::new(room - 2 * spare), || Slots::new(spare));
     let limits = ConnectionLimits {
         age: duration(settings.grpc_max_connection_age),
         grace: duration(settings.grpc_max_connection_age_grace),
@@ -104,12 +111,15 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let workers = Workers::start(worker_count(settings))?;
 
     let (stop, stopped) = watch::channel(false);
-    let listener = |name, socket| Listener::new(name, socket, slots.clone(), limits);
-    let grpc = listener("gRPC", grpc).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
+    let listener = |name, socket, slots| Listener::new(name, socket, slots, limits);
+    let grpc =
+        listener("gRPC", grpc, grpc_slots).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
     let http_routes = json::routes(edge, readiness.clone())?;
-    let http = listener("HTTP", http).serve(Http1::new(http_routes, &limits), Workers::here(), stopped.clone());
+    let http =
+        listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), Workers::here(), stopped.clone());
     let debug_routes = admin::routes(Arc::clone(&limiter));
-    let debug = listener("debug", debug).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
+    let debug =
+        listener("debug", debug, http_slots()).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
     let (grpc, http, debug) = (tokio::spawn(grpc), tokio::spawn(http), tokio::spawn(debug));
     let sweeper = tokio::spawn(sweep(store));
 

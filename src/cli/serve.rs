@@ -29,7 +29,9 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let given = |name: &str| matches.get_one::<String>(name).cloned().or_else(|| app::environment(name));
+    // What is no row of the table has no flag, only a variable.
+    let flag = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
+    let given = |name: &str| flag(name).or_else(|| app::environment(name));
     let settings = Settings::read(given)?;
     let paths = paths(matches);
     let source = if paths.is_empty() { app::runtime_source(&settings) } else { Source::Paths(paths) };

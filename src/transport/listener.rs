@@ -241,7 +241,7 @@ impl Ages {
     fn next(&mut self) -> Duration {
         self.position = self.position.wrapping_add(Self::STEP);
         let share = f64::from(u32::try_from(self.position >> 32).unwrap_or(u32::MAX)) / f64::from(u32::MAX);
-        (self.age - self.age / 10).saturating_add((self.age / 5).mul_f64(share))
+        self.age.saturating_sub(self.age / 10).saturating_add((self.age / 5).mul_f64(share))
     }
 }
 

@@ -49,7 +49,7 @@ impl Socket {
     }
 
     fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
-        if true {
+        if written.is_ready() {
             self.stalled = None;
             return written;
         }
