@@ -6,29 +6,29 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// File descriptors that connections leave to the store, the rule files and the log: 64 (S-11).
+/// File descriptors that connections leave to the store, the rule files and the log: 64 (`docs/decisions/0003`).
 /// Half of the limit where the limit is below 128.
 pub const DESCRIPTOR_RESERVE: u64 = 64;
 
 /// How long one connection may take for what, each a length of time. Every value is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// From accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s (E4).
+    /// From accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s.
     /// An HTTP/1 connection that is kept alive may be idle as long, since hyper counts a head from the answer before it.
     pub handshake: Duration,
-    /// From the first wait for a request's body to the body's end: 1 s (E4).
+    /// From the first wait for a request's body to the body's end: 1 s.
     pub body: Duration,
     /// Without the peer taking a byte while there is something to write: 10 s, as long as a ping may go unanswered.
     pub stall: Duration,
-    /// Without a frame from an HTTP/2 peer before it is pinged: 30 s (`rust-stack.md` 4.2).
+    /// Without a frame from an HTTP/2 peer before it is pinged: 30 s.
     pub ping_after: Duration,
-    /// Without an answer to that ping before the connection is dropped: 10 s (`rust-stack.md` 4.2).
+    /// Without an answer to that ping before the connection is dropped: 10 s.
     pub ping_answer: Duration,
     /// From accept to the GOAWAY, plus or minus 10 % by connection (gRFC A9): 24 h. `Duration::MAX` is never.
     pub age: Duration,
     /// From that GOAWAY until the connection is cut: 1 h.
     pub grace: Duration,
-    /// From the stop of the service until every connection is cut: 5 s (D6).
+    /// From the stop of the service until every connection is cut: 5 s.
     pub drain: Duration,
 }
 

@@ -18,14 +18,14 @@ use super::socket::{Opened, Socket};
 use super::tally::Tally;
 use super::workers::{Seats, Workers};
 
-/// The rest after a failed accept: 50 ms (`faults.md` 2.0). Without one a process out of descriptors takes a whole core.
+/// The rest after a failed accept: 50 ms (`docs/decisions/0003`). Without one a process out of descriptors takes a whole core.
 pub const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// The rest after a connection over the cap was closed: 1 ms, so that callers who try again at once cost us no more
 /// than 1,000 accepts a second.
 pub const REFUSAL_REST: Duration = Duration::from_millis(1);
 /// The time between two warnings of one kind: 10 s.
 pub const WARNING_EVERY: Duration = Duration::from_secs(10);
-/// What the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms, half of what D6 allows the process.
+/// What the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms.
 pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
 /// A bound socket and what its connections may take.

@@ -18,19 +18,19 @@ use super::body::RequestBody;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
 
-/// Calls in flight on one connection: 1,024 (S-11, `design.md` 9). tonic's default has no bound.
+/// Calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
 pub const MAX_STREAMS: u32 = 1_024;
 /// Bytes in flight to us on one connection: 1 MiB, which is 512 x [`MAX_STREAMS`] and a little more. With less, h2
-/// takes a burst of small calls for an attack and ends the connection (`rust-stack.md` 4.3).
+/// takes a burst of small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
 pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-/// Bytes in flight to us in one call: 64 KiB (`rust-stack.md` 4.2); a decision's request has some hundred.
+/// Bytes in flight to us in one call: 64 KiB; a decision's request has some hundred.
 pub const STREAM_WINDOW_BYTES: u32 = 64 * 1_024;
-/// Bytes of one call's headers: 16 KiB (E3): 8 KiB of metadata (S-11) and what Envoy forwards beside it.
+/// Bytes of one call's headers: 16 KiB: 8 KiB of metadata and what Envoy forwards beside it.
 pub const MAX_HEADER_BYTES: u32 = 16 * 1_024;
 /// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
 /// Calls reset by the client before we saw them: 1,024, a whole connection's. h2's 20 ends the connection when Envoy's
-/// 20 ms time-out resets many calls at once (grpc-rust#1401); E2 allows as many.
+/// 20 ms time-out resets many calls at once (grpc-rust#1401).
 pub const MAX_RESET_BEFORE_ACCEPT: usize = 1_024;
 /// Calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003); tonic lifts it.
 pub const MAX_RESET_FOR_ERRORS: usize = 256;

@@ -1,5 +1,5 @@
 //! A runtime per core: a connection and its calls never change threads, so no core waits for another's lock
-//! (`rust-stack.md` 4.1: 0.70 x the CPU per call of one runtime on all cores).
+//! (`docs/decisions/0003`).
 
 use std::io;
 use std::num::NonZeroUsize;
