@@ -1,7 +1,11 @@
 //! What Tidegate promises, tried from outside.
 
+/// The commands, as a user types them.
+mod cli;
 /// The listeners under load, attack and stop.
 mod edges;
+/// The house checks itself: who may import whom, and what every file owes its reader.
+mod house;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 

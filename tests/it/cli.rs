@@ -1,0 +1,209 @@
+//! The commands, as a user types them.
+
+use std::process::{Command, Output};
+
+fn tidegate(arguments: &[&str]) -> Output {
+    tidegate_with(arguments, &[])
+}
+
+fn tidegate_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(arguments).env_clear().envs(environment.iter().copied());
+    command.output().expect("the command runs")
+}
+
+fn rule_file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), text).expect("it is written");
+    file
+}
+
+fn path(file: &tempfile::NamedTempFile) -> &str {
+    file.path().to_str().expect("a path of text")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+const RULES: &str = "domain: edge
+descriptors:
+  - key: plan
+    value: free
+    descriptors:
+      - key: user
+        rate_limits:
+          - { unit: second, requests_per_unit: 10, algorithm: gcra, burst: 20 }
+          - { unit: day, requests_per_unit: 1000 }
+  - key: plan
+    value: f*
+    rate_limit: { unit: minute, requests_per_unit: 7 }
+  - key: plan
+    rate_limit: { unit: minute, requests_per_unit: 9 }
+";
+
+#[test]
+fn check_counts_what_it_read() {
+    let file = rule_file(RULES);
+    let output = tidegate(&["check", path(&file)]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "ok: 3 rules in 1 domain from 1 file\n");
+}
+
+#[test]
+fn check_names_every_error_with_its_place_and_the_nearest_word() {
+    let file = rule_file(
+        "domain: d
+descriptors:
+  - key: a
+    rate_limt: { unit: minute, requests_per_unit: 1 }
+  - key: b
+    rate_limit: { unit: fortnight, requests_per_unit: 1 }
+  - key: c
+    rate_limit: { unit: minute, requests_per_unit: 1, burst: 3 }
+  - key: d
+    rate_limit: { unit: minute, requests_per_unit: lots }
+  - key: e
+    rate_limit: { window: 400d, requests_per_unit: 1 }
+  - key: f
+    rate_limit: { window: 2000001us, requests_per_unit: 1, algorithm: gcra }
+",
+    );
+    let output = tidegate(&["check", path(&file)]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    for expected in [":4:5: error:", "rate_limit", ":10:", "lots"] {
+        assert!(text.contains(expected), "{expected:?} is missing in\n{text}");
+    }
+    // What a broken shape hides shows once the shape is right.
+    let shaped = std::fs::read_to_string(file.path()).expect("it reads");
+    let shaped = shaped.replace("rate_limt", "rate_limit").replace("lots", "5");
+    let file = rule_file(&shaped);
+    let output = tidegate(&["check", path(&file)]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    for expected in [
+        ":6:25: error: invalid rate limit unit 'fortnight'",
+        ":8:62: error: fixed_window has no burst",
+        "(gcra)",
+        ":12:",
+        "from 1ms to 365d",
+        ":14:",
+        "the nearest are 2s and 2000010us",
+        "4 errors",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn check_warns_of_what_is_accepted_and_does_nothing() {
+    let file = rule_file(
+        "domain: d
+descriptors:
+  - key: a
+    rate_limit: { unit: minute, requests_per_unit: 1, shadow_mode: true }
+---
+domain: e
+",
+    );
+    let output = tidegate(&["check", path(&file)]);
+    assert!(output.status.success());
+    let text = stderr(&output);
+    assert!(text.contains(":4:") && text.contains("warning") && text.contains("shadow_mode"), "{text}");
+    assert!(text.contains("second") || text.contains("document"), "{text}");
+}
+
+#[test]
+fn check_says_what_cannot_be_read() {
+    let output = tidegate(&["check", "/nowhere/rules.yaml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("/nowhere/rules.yaml"));
+    let empty = tempfile::tempdir().expect("a directory");
+    let output = tidegate(&["check", empty.path().to_str().expect("text")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no *.yaml"));
+}
+
+#[test]
+fn explain_says_which_rule_which_counter_and_why_not_the_others() {
+    let file = rule_file(RULES);
+    let explain = |descriptor: &str| {
+        let output = tidegate(&["explain", "--domain", "edge", "--descriptor", descriptor, path(&file)]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    };
+    let text = explain("plan=free,user=alice");
+    for expected in [
+        "✓ plan=free  exact value",
+        "✗ plan=f*  would match, but the exact value comes first",
+        "✗ plan  would match, but the exact value comes first",
+        "=> rule edge.plan_free.user",
+        "10 per second, gcra, burst 20",
+        "{edge|plan=free|user=alice}gcra:1s",
+        "{edge|plan=free|user=alice}fixed_window:1d",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is missing in\n{text}");
+    }
+    let text = explain("plan=fair");
+    assert!(text.contains("✓ plan=f*  the first wildcard that matches"), "{text}");
+    assert!(text.contains("✗ plan=free  another value"), "{text}");
+    assert!(explain("plan=free").contains("=> not limited"), "a request that stops above the rules");
+    assert!(explain("plan=gold,user=alice").contains("the rules end one level above"));
+    let output = tidegate(&["explain", "--domain", "nowhere", "-d", "a=b", path(&file)]);
+    assert!(stdout(&output).contains("no rule file has this domain; known: edge"));
+}
+
+#[test]
+fn a_wrong_setting_stops_the_start_with_its_name() {
+    let file = rule_file(RULES);
+    let output = tidegate_with(&["serve", path(&file)], &[("GRPC_PORT", "http"), ("QUOTA_MODE", "maybe")]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains("GRPC_PORT is \"http\": expected a port"), "{text}");
+    assert!(text.contains("QUOTA_MODE is \"maybe\": expected true or false"), "{text}");
+}
+
+#[test]
+fn a_flag_wins_over_its_variable() {
+    let file = rule_file(RULES);
+    let output = tidegate_with(&["serve", "--grpc-port", "x", path(&file)], &[("GRPC_PORT", "y")]);
+    assert!(stderr(&output).contains("GRPC_PORT is \"x\""), "{}", stderr(&output));
+}
+
+#[test]
+fn broken_rules_stop_the_start_with_all_their_errors() {
+    let file = rule_file("domain: d\ndescriptors:\n  - value: x\n  - key: a\n    rate_limit: { unit: eon }\n");
+    let output = tidegate(&["serve", path(&file)]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains(":3:") && text.contains("has no key"), "{text}");
+    assert!(text.contains(":5:") && text.contains("eon"), "{text}");
+}
+
+#[test]
+fn a_start_without_rules_says_where_they_were_looked_for() {
+    let output = tidegate_with(&["serve"], &[("RUNTIME_ROOT", "/nowhere")]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains("/nowhere") && text.contains("tidegate serve rules.yaml"), "{text}");
+}
+
+#[test]
+fn call_says_when_nobody_answers() {
+    let output = tidegate(&["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no ShouldRateLimit server answers at 127.0.0.1:1"), "{}", stderr(&output));
+}
+
+#[test]
+fn help_teaches_every_setting() {
+    let text = stdout(&tidegate(&["serve", "--help"]));
+    for row in tidegate::settings::Settings::TABLE {
+        assert!(text.contains(&format!("[env: {}]", row.variable)), "{} is missing in\n{text}", row.variable);
+    }
+}

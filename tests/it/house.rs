@@ -1,0 +1,196 @@
+//! The house checks itself: who may import whom, and what every file owes its reader.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each module and what it may import from this crate. A store never sees a rule, a rule never sees a store, and below
+/// `transport` nothing sees the protocol.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("proto", &[]),
+    ("model", &[]),
+    ("algorithm", &["model"]),
+    ("rules", &["model", "algorithm"]),
+    ("store", &["model", "algorithm"]),
+    ("source", &["model", "rules"]),
+    ("limiter", &["model", "algorithm", "rules", "store"]),
+    ("transport", &["model", "proto", "limiter"]),
+    ("settings", &["model"]),
+    ("app", &["model", "algorithm", "rules", "store", "source", "limiter", "transport", "settings"]),
+    ("cli", &["app", "settings", "rules", "source", "model", "proto"]),
+];
+
+/// Crates that do I/O or speak a protocol have no business in words and thought.
+const NOT_IN_THOUGHT: &[&str] = &["tokio", "tonic", "redis", "axum", "hyper", "opentelemetry"];
+const THOUGHT: &[&str] = &["model", "algorithm", "rules"];
+
+/// Past this a file is two ideas.
+const LONGEST_FILE: usize = 500;
+const LONGEST_DECISION: usize = 40;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(below: &str, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![root().join(below)];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display())) {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+/// The module that a file below `src/` belongs to: its first part.
+fn module(path: &Path) -> String {
+    let below = path.strip_prefix(root().join("src")).expect("a file of src");
+    let first = below.iter().next().expect("a first part").to_string_lossy();
+    first.trim_end_matches(".rs").to_owned()
+}
+
+/// The modules named behind `crate::`, in code and in grouped imports, comments left out.
+fn imports(text: &str) -> Vec<String> {
+    let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let code = code.join("\n");
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        let grouped = rest.starts_with('{');
+        let end = if grouped { rest.find('}') } else { rest.find(|c: char| !c.is_alphanumeric() && c != '_') };
+        let names = rest[..end.unwrap_or(rest.len())].trim_start_matches('{');
+        let first = |name: &str| name.trim().split("::").next().unwrap_or("").to_owned();
+        if grouped { found.extend(names.split(',').map(first)) } else { found.push(first(names)) }
+    }
+    found
+}
+
+#[test]
+fn modules_import_only_from_the_floors_below_them() {
+    for path in files("src", "rs") {
+        let module = module(&path);
+        if matches!(module.as_str(), "lib" | "main") {
+            continue;
+        }
+        let row = MAY_IMPORT.iter().find(|(name, _)| *name == module);
+        let (_, allowed) =
+            row.unwrap_or_else(|| panic!("the module {module} has no row in MAY_IMPORT: say what it may import"));
+        for import in imports(&read(&path)) {
+            assert!(
+                import == module || allowed.contains(&import.as_str()),
+                "{} imports crate::{import}, but {module} may import only from {allowed:?}: move the code to the floor it belongs to, or change the table here and say why in docs/decisions",
+                name(&path)
+            );
+        }
+    }
+}
+
+#[test]
+fn words_and_thought_do_no_io() {
+    for path in files("src", "rs").iter().filter(|path| THOUGHT.contains(&module(path).as_str())) {
+        let text = read(path);
+        for external in NOT_IN_THOUGHT {
+            let used = text.contains(&format!("use {external}::")) || text.contains(&format!(" {external}::"));
+            assert!(!used, "{} uses {external}, which belongs to a floor that does I/O", name(path));
+        }
+    }
+}
+
+#[test]
+fn only_the_wiring_names_the_concrete_store() {
+    for path in files("src", "rs") {
+        if !matches!(module(&path).as_str(), "app" | "store" | "lib") {
+            assert!(!read(&path).contains("Memory::"), "{} names a concrete store; only app.rs may", name(&path));
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_says_what_it_counts_and_when_to_choose_another() {
+    let algorithms = files("src/algorithm", "rs");
+    assert!(!algorithms.is_empty());
+    for path in algorithms {
+        let text = read(&path);
+        let head: Vec<_> = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        assert!(
+            head.len() >= 5
+                && head[0].starts_with("//! Counts")
+                && head.iter().any(|line| line.starts_with("//! Choose")),
+            "{} must open with five lines: what it counts; where it comes from; what it remembers, in bytes; how wrong it can be; when to choose another",
+            name(&path)
+        );
+    }
+}
+
+#[test]
+fn no_file_is_two_ideas() {
+    for path in files("src", "rs") {
+        let lines = read(&path).lines().count();
+        assert!(
+            lines <= LONGEST_FILE || name(&path).ends_with("tests.rs"),
+            "{} has {lines} lines; past {LONGEST_FILE} it is two ideas",
+            name(&path)
+        );
+    }
+}
+
+#[test]
+fn decisions_are_short_and_numbered() {
+    for (index, path) in files("docs/decisions", "md").iter().enumerate() {
+        let text = read(path);
+        let number = format!("{:04}-", index + 1);
+        let file = path.file_name().expect("a name").to_string_lossy();
+        assert!(file.starts_with(&number), "{file}: decisions are numbered without gaps; expected {number}");
+        let lines = text.lines().count();
+        assert!(lines <= LONGEST_DECISION, "{file} has {lines} lines; a decision has at most {LONGEST_DECISION}");
+    }
+}
+
+#[test]
+fn every_setting_is_in_the_operators_table() {
+    let table = read(&root().join("docs/settings.md"));
+    for row in tidegate::settings::Settings::TABLE {
+        let default = if row.default.is_empty() { "(empty)" } else { row.default };
+        let line = format!("| `{}` | `{default}` | {}. |", row.variable, row.does);
+        assert!(table.contains(&line), "docs/settings.md lacks this row:\n{line}");
+    }
+    let rows = table.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(
+        rows,
+        tidegate::settings::Settings::TABLE.len(),
+        "docs/settings.md has rows for settings that do not exist"
+    );
+}
+
+#[test]
+fn every_link_in_the_documents_leads_somewhere() {
+    let mut documents = files("docs", "md");
+    documents.extend([root().join("README.md"), root().join("CHANGELOG.md"), root().join("examples/README.md")]);
+    for path in documents {
+        for (link, target) in links(&read(&path)) {
+            let file = path.parent().expect("a directory").join(target.split('#').next().unwrap_or(""));
+            assert!(file.exists(), "{}: the link {link} leads nowhere", name(&path));
+        }
+    }
+}
+
+fn links(text: &str) -> Vec<(String, String)> {
+    let starts = text.match_indices("](").map(|(at, _)| &text[at + 2..]);
+    let targets = starts.filter_map(|rest| rest.split(')').next());
+    let local = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    local.map(|target| (format!("]({target})"), target.to_owned())).collect()
+}
