@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use super::problem::{Place, Placed, Problem};
+use super::problem::{Place, Placed, Problem, Report};
+use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, FailurePolicy, Metadata, Micros};
+
+mod keys;
+mod reader;
 
 /// One rule file as written.
 #[derive(Clone, Debug)]
@@ -88,8 +92,54 @@ pub struct LimitNode {
     pub replaces: Vec<Placed<String>>,
 }
 
-/// Reads one rule file. Every problem found goes to `problems`; without an error among them there is a document.
+/// The most bytes a rule file may have: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
+const MAX_FILE_BYTES: usize = 32 << 20;
+
+/// Reads one rule file. Every problem found goes to `problems`, in the order of the file; without an error among them
+/// there is a document.
 pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option<Document> {
-    let _ = (file, text, problems);
-    None
+    let mut report = Report::new(file);
+    let text = decode(text, &mut report);
+    let tree = if report.has_error() { None } else { yaml::parse(text, &mut report) };
+    let document = tree.and_then(|tree| reader::read(file, &tree, &mut report));
+    report.finish(text, problems);
+    document
 }
+
+/// The text of a file without its byte order mark; up to the first byte that is not UTF-8, which is an error.
+fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
+    if bytes.len() > MAX_FILE_BYTES {
+        report.error(Place { line: 1, column: 1 }, || {
+            format!(
+                "The file is too large: it has {} bytes, and at most {MAX_FILE_BYTES} are read. Write fewer rules.",
+                bytes.len()
+            )
+        });
+        return "";
+    }
+    let mut chunks = bytes.utf8_chunks();
+    let (text, is_whole) = chunks.next().map_or(("", true), |chunk| (chunk.valid(), chunk.invalid().is_empty()));
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    if !is_whole {
+        report.error(end_of(text), || {
+            let advice = match bytes {
+                [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "it looks like UTF-16; save it as UTF-8",
+                _ => "save the file as UTF-8",
+            };
+            format!("Here is a byte that is not UTF-8: {advice}.")
+        });
+    }
+    text
+}
+
+/// The place behind the last character.
+fn end_of(text: &str) -> Place {
+    let normal = text.replace("\r\n", "\n");
+    let mut lines = normal.split(['\n', '\r']);
+    let last = lines.next_back().unwrap_or_default();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1);
+    Place { line: count(lines.count()), column: count(last.chars().count()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,414 @@
+//! YAML as a tree with places: the events of granit-parser in one flat list, so no file can make it recurse or copy.
+//!
+//! An alias points to what it stands for and is never written out, but it counts as much as if it were.
+
+use std::collections::BTreeMap;
+
+use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, StrInput, Tag};
+
+use super::problem::{Place, Report, quoted};
+
+pub(super) mod scalar;
+
+use scalar::Scalar;
+
+/// The deepest nesting a file may have, aliases written out: 100 levels.
+/// A rule is two levels deep (its list and itself), so this is far beyond any descriptor a request carries.
+const MAX_DEPTH: usize = 100;
+
+/// The most scalars, lists and mappings a file may have, aliases written out: 2,000,000.
+/// 100,000 rules of `key`, `value` and `rate_limit` have 1,100,000; each takes 20 bytes while the file is read.
+const MAX_NODES: usize = 2_000_000;
+
+/// The most anchors a file may have: 100,000, one for each rule of the largest file considered.
+/// The parser remembers their names.
+const MAX_ANCHORS: usize = 100_000;
+
+/// How much of a second document is looked at for its domain, in events: 1,000.
+/// The domain stands near the top of every file; its rules are not read.
+const SECOND_DOCUMENT_EVENTS: usize = 1_000;
+
+/// The first document of a file.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    /// In the order of the file; what a list or mapping holds follows it.
+    items: Vec<Item>,
+    /// What the scalars say, one after the other.
+    texts: String,
+}
+
+/// One node, at the place where it is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node<'t> {
+    /// Where it begins, or the alias that stands for it.
+    pub(super) place: Place,
+    tree: &'t Tree,
+    index: usize,
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub(super) enum Content<'t> {
+    /// An unquoted scalar.
+    Plain(&'t str),
+    /// A quoted scalar, or a block of text.
+    Text(&'t str),
+    /// A list.
+    List(Nodes<'t>),
+    /// A mapping; [`Nodes::next_pair`] gives its keys and values.
+    Mapping(Nodes<'t>),
+    /// Something already reported.
+    Broken,
+}
+
+/// The nodes of a list, or the keys and values of a mapping by turns.
+#[derive(Clone, Debug)]
+pub(super) struct Nodes<'t> {
+    tree: &'t Tree,
+    next: usize,
+    end: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    place: Place,
+    kind: Kind,
+}
+
+/// Numbers are indexes; 32 bits hold those of any text that [`MAX_NODES`] and the limit on a file's bytes let through.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Plain { from: u32, to: u32 },
+    Text { from: u32, to: u32 },
+    List { end: u32 },
+    Mapping { end: u32 },
+    Alias { target: u32 },
+    Broken,
+}
+
+/// A list or mapping whose end has not come yet.
+struct Open {
+    index: usize,
+    anchor: usize,
+    nodes_before: usize,
+    height: usize,
+}
+
+/// What an anchor stands for.
+#[derive(Clone, Copy)]
+enum Anchor {
+    /// Its end has not come yet.
+    Open,
+    Closed {
+        index: usize,
+        nodes: usize,
+        height: usize,
+    },
+}
+
+/// The rest of the file is not read; why is already reported.
+struct Stop;
+
+struct Builder<'r> {
+    tree: Tree,
+    open: Vec<Open>,
+    anchors: BTreeMap<usize, Anchor>,
+    /// All nodes so far, aliases written out.
+    nodes: usize,
+    report: &'r mut Report,
+}
+
+/// Reads the first document of `text`; without one the tree is empty. `None` when it is not YAML or too much of it.
+pub(super) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
+    let options = granit_parser::options! { emit_comments: false, emit_unresolved_aliases: true };
+    let mut parser = Parser::new_from_str_with_options(text, options);
+    let mut tree = Tree::default();
+    // Reserved whole, so that no copy is made while it grows; the system gives only the pages that are used.
+    tree.items.reserve_exact(MAX_NODES.min(text.len() + 1));
+    tree.texts.reserve_exact(text.len());
+    let mut builder = Builder { tree, open: Vec::new(), anchors: BTreeMap::new(), nodes: 0, report };
+    loop {
+        match parser.next_event() {
+            Some(Ok((Event::DocumentEnd, _))) => break,
+            None | Some(Ok((Event::StreamEnd, _))) => return Some(builder.tree),
+            Some(Ok((event, span))) => builder.event(event, place_of(&span.start)).ok()?,
+            Some(Err(error)) => {
+                let place = place_of(error.marker());
+                builder.syntax_error(place, error.kind());
+                return None;
+            }
+        }
+    }
+    let Builder { tree, report, .. } = builder;
+    second_document(&mut parser, report).ok()?;
+    Some(tree)
+}
+
+impl Tree {
+    /// The root, unless the file has no document.
+    pub(super) fn root(&self) -> Option<Node<'_>> {
+        self.node(0)
+    }
+
+    /// The item at `index`, or what it is an alias of.
+    fn node(&self, index: usize) -> Option<Node<'_>> {
+        let item = self.items.get(index)?;
+        let index = match item.kind {
+            Kind::Alias { target } => wide(target),
+            _ => index,
+        };
+        Some(Node { place: item.place, tree: self, index })
+    }
+
+    fn text(&self, from: u32, to: u32) -> &str {
+        self.texts.get(wide(from)..wide(to)).unwrap_or_default()
+    }
+}
+
+impl<'t> Node<'t> {
+    /// What it is.
+    pub(super) fn content(self) -> Content<'t> {
+        let tree = self.tree;
+        let nodes = |end| Nodes { tree, next: self.index + 1, end: wide(end) };
+        match tree.items.get(self.index).map(|item| item.kind) {
+            Some(Kind::Plain { from, to }) => Content::Plain(tree.text(from, to)),
+            Some(Kind::Text { from, to }) => Content::Text(tree.text(from, to)),
+            Some(Kind::List { end }) => Content::List(nodes(end)),
+            Some(Kind::Mapping { end }) => Content::Mapping(nodes(end)),
+            Some(Kind::Alias { .. } | Kind::Broken) | None => Content::Broken,
+        }
+    }
+
+    /// Whether it is null, or an empty text.
+    pub(super) fn is_blank(self) -> bool {
+        matches!(self.content(), Content::Text("")) || self.is_null()
+    }
+
+    /// Whether it is null.
+    pub(super) fn is_null(self) -> bool {
+        matches!(self.content(), Content::Plain(text) if scalar::is_null(text))
+    }
+}
+
+impl<'t> Nodes<'t> {
+    /// The next key of a mapping with its value.
+    pub(super) fn next_pair(&mut self) -> Option<(Node<'t>, Node<'t>)> {
+        Some((self.next()?, self.next()?))
+    }
+}
+
+impl<'t> Iterator for Nodes<'t> {
+    type Item = Node<'t>;
+
+    fn next(&mut self) -> Option<Node<'t>> {
+        if self.next >= self.end {
+            return None;
+        }
+        let index = self.next;
+        self.next = match self.tree.items.get(index)?.kind {
+            Kind::List { end } | Kind::Mapping { end } => wide(end),
+            _ => index + 1,
+        };
+        self.tree.node(index)
+    }
+}
+
+impl Builder<'_> {
+    fn event(&mut self, event: Event<'_>, place: Place) -> Result<(), Stop> {
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let kind = self.scalar(&text, style, tag.as_deref(), place);
+                let index = self.add(place, kind, 1, 0)?;
+                self.anchor(place, anchor, Anchor::Closed { index, nodes: 1, height: 0 })
+            }
+            Event::SequenceStart(_, anchor, _) => self.start(place, anchor, Kind::List { end: u32::MAX }),
+            Event::MappingStart(_, anchor, _) => self.start(place, anchor, Kind::Mapping { end: u32::MAX }),
+            Event::SequenceEnd | Event::MappingEnd => self.end(place),
+            Event::Alias(anchor) => match self.anchors.get(&anchor).copied() {
+                Some(Anchor::Closed { index, nodes, height }) => {
+                    self.add(place, Kind::Alias { target: narrow(index) }, nodes, height).map(drop)
+                }
+                Some(Anchor::Open) => {
+                    self.report.error(place, || {
+                        "This alias stands inside its own anchor, so it would never end: write the values out here."
+                            .to_owned()
+                    });
+                    self.add(place, Kind::Broken, 1, 0).map(drop)
+                }
+                None => self.add(place, Kind::Broken, 1, 0).map(drop),
+            },
+            Event::UnresolvedAlias(name) => {
+                self.report.error(place, || {
+                    let name = quoted(&format!("&{name}"));
+                    format!("This alias stands for nothing: write its anchor {name} somewhere above it.")
+                });
+                self.add(place, Kind::Broken, 1, 0).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn scalar(&mut self, text: &str, style: ScalarStyle, tag: Option<&Tag>, place: Place) -> Kind {
+        let from = narrow(self.tree.texts.len());
+        self.tree.texts.push_str(text);
+        let to = narrow(self.tree.texts.len());
+        let is_plain = match tag {
+            None => style == ScalarStyle::Plain,
+            Some(tag) => match tag.core_suffix() {
+                Some(kind @ ("bool" | "int" | "float" | "null")) => {
+                    if !is_of(scalar::resolve(text), kind) {
+                        self.report.error(place, || {
+                            format!("{} is no `!!{kind}`: remove the tag, or write such a value.", quoted(text))
+                        });
+                        return Kind::Broken;
+                    }
+                    true
+                }
+                // Every other tag leaves a text, as in yaml.v2.
+                _ => false,
+            },
+        };
+        if is_plain { Kind::Plain { from, to } } else { Kind::Text { from, to } }
+    }
+
+    fn start(&mut self, place: Place, anchor: usize, kind: Kind) -> Result<(), Stop> {
+        let nodes_before = self.nodes;
+        let index = self.add(place, kind, 1, 0)?;
+        self.open.push(Open { index, anchor, nodes_before, height: 0 });
+        self.anchor(place, anchor, Anchor::Open)
+    }
+
+    fn end(&mut self, place: Place) -> Result<(), Stop> {
+        let Some(Open { index, anchor, nodes_before, height }) = self.open.pop() else { return Ok(()) };
+        let ends_at = narrow(self.tree.items.len());
+        if let Some(Kind::List { end } | Kind::Mapping { end }) =
+            self.tree.items.get_mut(index).map(|item| &mut item.kind)
+        {
+            *end = ends_at;
+        }
+        self.raise(height);
+        self.anchor(place, anchor, Anchor::Closed { index, nodes: self.nodes - nodes_before, height })
+    }
+
+    /// Adds an item that counts as so many nodes and is so many levels high.
+    fn add(&mut self, place: Place, kind: Kind, nodes: usize, height: usize) -> Result<usize, Stop> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if self.nodes > MAX_NODES {
+            self.report.error(place, || {
+                format!(
+                    "The file is too large: up to here it has more than {MAX_NODES} values, each counted as often as \
+                     aliases repeat it. Write fewer rules, or repeat less."
+                )
+            });
+            return Err(Stop);
+        }
+        if self.open.len().saturating_add(height) >= MAX_DEPTH {
+            self.report.error(place, too_deep);
+            return Err(Stop);
+        }
+        self.raise(height);
+        let index = self.tree.items.len();
+        self.tree.items.push(Item { place, kind });
+        Ok(index)
+    }
+
+    /// The innermost open list or mapping holds something so many levels high.
+    fn raise(&mut self, height: usize) {
+        if let Some(open) = self.open.last_mut() {
+            open.height = open.height.max(height + 1);
+        }
+    }
+
+    fn anchor(&mut self, place: Place, id: usize, anchor: Anchor) -> Result<(), Stop> {
+        // 0 is the parser's word for no anchor.
+        if id == 0 {
+            return Ok(());
+        }
+        self.anchors.insert(id, anchor);
+        if self.anchors.len() > MAX_ANCHORS {
+            self.report.error(place, || format!("The file has more than {MAX_ANCHORS} anchors: use fewer."));
+            return Err(Stop);
+        }
+        Ok(())
+    }
+
+    fn syntax_error(&mut self, place: Place, error: &ErrorKind) {
+        self.report.error(place, || match error {
+            ErrorKind::RecursionLimitExceeded => too_deep(),
+            error => format!("This is not YAML: {error}."),
+        });
+    }
+}
+
+/// Looks behind the first document, which alone is enforced: the reference reads no further.
+fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Report) -> Result<(), Stop> {
+    let place = match parser.next_event() {
+        Some(Ok((Event::DocumentStart(..), span))) => place_of(&span.start),
+        Some(Err(error)) => {
+            report.error(place_of(error.marker()), || {
+                format!("This is not YAML, and the rules below it would be lost: {}.", error.kind())
+            });
+            return Err(Stop);
+        }
+        _ => return Ok(()),
+    };
+    let mut depth = 0_usize;
+    let mut domain = None;
+    let mut is_key = true;
+    let mut is_domain = false;
+    for count in 0..SECOND_DOCUMENT_EVENTS {
+        let Some(Ok((event, _))) = parser.next_event() else { break };
+        match event {
+            // Nothing behind a last `---`: nothing is lost.
+            Event::Scalar(text, ScalarStyle::Plain, ..) if count == 0 && scalar::is_null(&text) => return Ok(()),
+            Event::Scalar(text, ..) if depth == 1 => {
+                if is_domain && !is_key {
+                    domain = Some(quoted(&text));
+                    break;
+                }
+                is_domain = is_key && text == "domain";
+                is_key = !is_key;
+            }
+            Event::Alias(_) | Event::UnresolvedAlias(_) if depth == 1 => is_key = !is_key,
+            Event::MappingStart(..) | Event::SequenceStart(..) => depth += 1,
+            Event::MappingEnd | Event::SequenceEnd => {
+                depth = depth.saturating_sub(1);
+                if depth == 1 {
+                    is_key = !is_key;
+                }
+            }
+            Event::DocumentEnd => break,
+            _ => {}
+        }
+    }
+    report.warning(place, || {
+        let whose = domain.map_or_else(String::new, |domain| format!(" of domain {domain}"));
+        format!("A second document begins here; its rules{whose} are not enforced: move them to a file of their own.")
+    });
+    Ok(())
+}
+
+fn too_deep() -> String {
+    format!("This is nested more than {MAX_DEPTH} levels deep, aliases counted: no rule needs that; write it flatter.")
+}
+
+fn is_of(scalar: Scalar, kind: &str) -> bool {
+    match kind {
+        "bool" => matches!(scalar, Scalar::Bool(_)),
+        "int" => matches!(scalar, Scalar::Int { .. }),
+        "float" => matches!(scalar, Scalar::Int { .. } | Scalar::Float(_)),
+        _ => matches!(scalar, Scalar::Null),
+    }
+}
+
+fn place_of(marker: &Marker) -> Place {
+    Place { line: narrow(marker.line()), column: narrow(marker.col()).saturating_add(1) }
+}
+
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn wide(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

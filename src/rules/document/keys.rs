@@ -1,0 +1,207 @@
+//! The keys of a rule file: where each belongs, and which one a mistyped word was meant to be.
+
+/// A kind of mapping in a rule file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    /// The file itself.
+    File,
+    /// An item of `descriptors`.
+    Descriptor,
+    /// `rate_limit`, or an item of `rate_limits`.
+    Limit,
+    /// An item of `replaces`.
+    Replaced,
+}
+
+/// A key and its place.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// Its word.
+    pub(super) name: &'static str,
+    levels: &'static [Level],
+    /// The reference lets its own keys stand anywhere and ignores them there; a key it does not know has no such past.
+    pub(super) is_of_reference: bool,
+}
+
+/// Longer words are not compared, in characters: 40. The longest key has 17.
+const MAX_WORD: usize = 40;
+
+static KEYS: [Key; 24] = [
+    of_reference("domain", &[Level::File]),
+    own("charging", &[Level::File, Level::Descriptor]),
+    own("on_store_failure", &[Level::File, Level::Descriptor]),
+    of_reference("descriptors", &[Level::File, Level::Descriptor]),
+    of_reference("key", &[Level::Descriptor]),
+    of_reference("value", &[Level::Descriptor]),
+    of_reference("rate_limit", &[Level::Descriptor]),
+    own("rate_limits", &[Level::Descriptor]),
+    of_reference("shadow_mode", &[Level::Descriptor]),
+    of_reference("quota_mode", &[Level::Descriptor]),
+    of_reference("detailed_metric", &[Level::Descriptor]),
+    of_reference("value_to_metric", &[Level::Descriptor]),
+    of_reference("share_threshold", &[Level::Descriptor]),
+    of_reference("metadata", &[Level::Descriptor]),
+    of_reference("unit", &[Level::Limit]),
+    own("unit_multiplier", &[Level::Limit]),
+    own("window", &[Level::Limit]),
+    of_reference("requests_per_unit", &[Level::Limit]),
+    own("burst", &[Level::Limit]),
+    own("algorithm", &[Level::Limit]),
+    own("count_refused", &[Level::Limit]),
+    of_reference("unlimited", &[Level::Limit]),
+    of_reference("name", &[Level::Limit, Level::Replaced]),
+    of_reference("replaces", &[Level::Limit]),
+];
+
+impl Level {
+    /// Where it is, to end a sentence that begins with what stands there.
+    pub(super) const fn inside(self) -> &'static str {
+        match self {
+            Self::File => "at the top of the file",
+            Self::Descriptor => "beside `key`",
+            Self::Limit => "inside `rate_limit`",
+            Self::Replaced => "inside `replaces`",
+        }
+    }
+
+    /// The keys that belong here.
+    pub(super) fn names(self) -> impl Iterator<Item = &'static str> + Clone {
+        KEYS.iter().filter(move |key| key.belongs(self)).map(|key| key.name)
+    }
+}
+
+impl Key {
+    /// The key of this name.
+    pub(super) fn find(name: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|key| key.name == name)
+    }
+
+    /// Whether it belongs at `level`.
+    pub(super) fn belongs(&self, level: Level) -> bool {
+        self.levels.contains(&level)
+    }
+
+    /// Where it belongs, to end a sentence that begins with `write it`.
+    pub(super) fn home(&self) -> &'static str {
+        match self.levels {
+            [Level::File, Level::Descriptor] => "at the top of the file or beside `key`",
+            [Level::Descriptor] if self.name == "key" => "in an item of `descriptors`",
+            [level, ..] => level.inside(),
+            [] => "",
+        }
+    }
+}
+
+const fn of_reference(name: &'static str, levels: &'static [Level]) -> Key {
+    Key { name, levels, is_of_reference: true }
+}
+
+const fn own(name: &'static str, levels: &'static [Level]) -> Key {
+    Key { name, levels, is_of_reference: false }
+}
+
+/// What to write in place of a word that is not known here: the nearest known one, or all of them.
+pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match nearest(word, known.clone()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("write one of {}.", known.map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// The known word that `word` was probably meant to be: the one with the fewest mistakes, if there are few.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    if word.chars().nth(MAX_WORD).is_some() {
+        return None;
+    }
+    let word = letters(word);
+    known
+        .filter_map(|candidate| {
+            let letters = letters(candidate);
+            let allowed = (word.len().min(letters.len()) / 3).max(1);
+            let is_part = word.len() >= 3 && (letters.starts_with(&word) || word.starts_with(&letters));
+            let mistakes = mistakes(&word, &letters).min(if is_part { 1 } else { usize::MAX });
+            (mistakes <= allowed && mistakes < word.len()).then_some((mistakes, candidate))
+        })
+        .min_by_key(|(mistakes, _)| *mistakes)
+        .map(|(_, candidate)| candidate)
+}
+
+/// `requestsPerUnit`, `requests-per-unit` and `requests_per_unit` are the same word.
+fn letters(word: &str) -> Vec<char> {
+    word.chars().filter(|c| !matches!(c, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect()
+}
+
+/// How many letters must be added, left out, changed, or swapped with their neighbour to make `a` of `b`.
+fn mistakes(a: &[char], b: &[char]) -> usize {
+    let mut two_back: Vec<usize> = Vec::new();
+    let mut back: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, to) in b.iter().enumerate() {
+            let at = |row: &[usize], column: usize| row.get(column).copied().unwrap_or(usize::MAX / 2);
+            let mut least = at(&back, j) + usize::from(from != to);
+            least = least.min(at(&back, j + 1) + 1).min(at(&row, j) + 1);
+            let is_swap = i > 0 && j > 0 && a.get(i - 1) == Some(to) && b.get(j - 1) == Some(from);
+            if is_swap {
+                least = least.min(at(&two_back, j - 1) + 1);
+            }
+            row.push(least);
+        }
+        two_back = std::mem::replace(&mut back, row);
+    }
+    back.last().copied().unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Key, Level, advice, letters, mistakes, nearest};
+
+    #[test]
+    fn a_mistyped_key_has_a_nearest_one() {
+        let near = |word, level: Level| nearest(word, level.names());
+        assert_eq!(near("ratelimit", Level::Descriptor), Some("rate_limit"));
+        assert_eq!(near("rate-limits", Level::Descriptor), Some("rate_limits"));
+        assert_eq!(near("requestsPerUnit", Level::Limit), Some("requests_per_unit"));
+        assert_eq!(near("requests", Level::Limit), Some("requests_per_unit"));
+        assert_eq!(near("burts", Level::Limit), Some("burst"));
+        assert_eq!(near("Unit", Level::Limit), Some("unit"));
+        assert_eq!(near("shadow", Level::Descriptor), Some("shadow_mode"));
+        assert_eq!(near("version", Level::File), None);
+        assert_eq!(near("burst", Level::File), None);
+        assert_eq!(near("x", Level::Limit), None);
+        assert_eq!(near("", Level::Limit), None);
+        assert_eq!(near(&"k".repeat(10_000), Level::Limit), None);
+    }
+
+    #[test]
+    fn a_swap_of_neighbours_is_one_mistake() {
+        let count = |a, b| mistakes(&letters(a), &letters(b));
+        assert_eq!(count("domian", "domain"), 1);
+        assert_eq!(count("doman", "domain"), 1);
+        assert_eq!(count("domains", "domain"), 1);
+        assert_eq!(count("", "abc"), 3);
+        assert_eq!(count("abc", "abc"), 0);
+    }
+
+    #[test]
+    fn a_far_word_is_answered_with_all_of_them() {
+        assert_eq!(advice("foo", ["each", "all_or_nothing"].into_iter()), "write one of `each`, `all_or_nothing`.");
+        assert_eq!(advice("eech", ["each", "all_or_nothing"].into_iter()), "did you mean `each`?");
+    }
+
+    #[test]
+    fn every_key_has_a_home() {
+        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced] {
+            for name in level.names() {
+                let key = Key::find(name).unwrap();
+                assert!(key.belongs(level) && !key.home().is_empty(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_sixteen_keys_of_the_reference_are_known() {
+        let count = super::KEYS.iter().filter(|key| key.is_of_reference).count();
+        assert_eq!(count, 16);
+    }
+}

@@ -1,0 +1,423 @@
+//! Walks the tree of a rule file: checks every key and value, then makes the document of them.
+//!
+//! It walks twice. The first walk finds all problems and adds up what the document will take; the second, of a file
+//! that is right, makes it. So a file that is refused takes no more memory than its tree.
+
+use std::sync::Arc;
+
+use super::keys::{Key, Level, advice};
+use super::{DescriptorNode, Document, LimitNode, LimitsNode};
+use crate::algorithm::Algorithm;
+use crate::model::{Charging, FailurePolicy};
+use crate::rules::problem::{Place, Placed, Report, quoted};
+use crate::rules::yaml::{Content, Node, Nodes, Tree};
+
+mod metadata;
+mod values;
+
+/// The most a document may take in memory: 192 MiB.
+/// 100,000 rules with a value, two limits and some metadata each take 160 MiB; with one limit and none, 54 MiB.
+const MAX_DOCUMENT_BYTES: usize = 192 << 20;
+
+/// What a text takes besides its letters: its allocation, rounded up.
+const TEXT_BYTES: usize = 16;
+
+/// A key that belongs where it stands, and its value.
+#[derive(Clone, Copy)]
+struct Entry<'t> {
+    name: &'static str,
+    place: Place,
+    value: Node<'t>,
+}
+
+struct Reader<'r> {
+    report: &'r mut Report,
+    /// Whether this is the second walk.
+    is_building: bool,
+    bytes: usize,
+    is_full: bool,
+}
+
+/// The document that `tree` says, unless there is an error in it.
+pub(super) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
+    Reader { report, is_building: false, bytes: 0, is_full: false }.file(file, tree);
+    if report.has_error() {
+        return None;
+    }
+    // The same problems once more, for nobody.
+    let mut found_before = Report::new(file);
+    Reader { report: &mut found_before, is_building: true, bytes: 0, is_full: false }.file(file, tree)
+}
+
+impl<'t> Reader<'_> {
+    fn file(&mut self, file: &Arc<str>, tree: &'t Tree) -> Option<Document> {
+        let root = tree.root();
+        let place = root.map_or(Place { line: 1, column: 1 }, |root| root.place);
+        let mapping = match root.map(Node::content) {
+            Some(Content::Mapping(mapping)) => Some(mapping),
+            Some(Content::Broken) => return None,
+            Some(_) if root.is_some_and(|root| !root.is_null()) => {
+                self.report.error(place, || {
+                    "A rule file is a mapping: begin with `domain: NAME`, and write the rules under `descriptors:`."
+                        .to_owned()
+                });
+                return None;
+            }
+            _ => None,
+        };
+        let mut domain = None;
+        let mut domain_entry = None;
+        let mut charging = None;
+        let mut on_store_failure = None;
+        let mut descriptors = Vec::new();
+        for entry in mapping.map(|mapping| self.entries(mapping, Level::File)).unwrap_or_default() {
+            match entry.name {
+                "domain" => {
+                    domain = self.text(entry);
+                    domain_entry = Some(entry);
+                }
+                "charging" => charging = self.charging(entry),
+                "on_store_failure" => on_store_failure = self.on_store_failure(entry),
+                "descriptors" => descriptors = self.descriptors(entry),
+                _ => {}
+            }
+        }
+        match domain_entry {
+            None => self.report.error(place, || {
+                "The file has no `domain`, so no request would find its rules: write `domain: NAME` at its top."
+                    .to_owned()
+            }),
+            Some(entry) if entry.value.is_blank() => self.report.error(entry.place, || {
+                "`domain` must not be empty, for no request would find the rules: write `domain: NAME`.".to_owned()
+            }),
+            Some(_) => {}
+        }
+        Some(Document { file: Arc::clone(file), domain: domain?, charging, on_store_failure, descriptors })
+    }
+
+    fn descriptors(&mut self, entry: Entry<'t>) -> Vec<DescriptorNode> {
+        let Some(items) = self.list(entry, "`- key: NAME`") else { return Vec::new() };
+        let mut descriptors = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, "`- key: NAME`");
+                continue;
+            };
+            self.take(size_of::<DescriptorNode>(), item.place);
+            let descriptor = self.descriptor(item.place, mapping);
+            if self.is_building {
+                descriptors.push(descriptor);
+            }
+        }
+        descriptors
+    }
+
+    fn descriptor(&mut self, place: Place, mapping: Nodes<'t>) -> DescriptorNode {
+        let mut node = DescriptorNode {
+            place,
+            key: None,
+            value: None,
+            limits: LimitsNode::None,
+            shadow_mode: false,
+            quota_mode: false,
+            detailed_metric: false,
+            value_to_metric: false,
+            share_threshold: None,
+            metadata: None,
+            charging: None,
+            on_store_failure: None,
+            descriptors: Vec::new(),
+        };
+        let mut limits_entry: Option<Entry<'t>> = None;
+        for entry in self.entries(mapping, Level::Descriptor) {
+            match entry.name {
+                "key" => node.key = self.text(entry),
+                "value" => node.value = self.text(entry),
+                "rate_limit" if entry.value.is_null() => {}
+                "rate_limit" | "rate_limits" => {
+                    let limits =
+                        if entry.name == "rate_limit" { self.rate_limit(entry) } else { self.rate_limits(entry) };
+                    if let Some(first) = limits_entry {
+                        self.report.error(entry.place, || {
+                            format!(
+                                "`{}` and `{}` stand on one descriptor: write all of its limits in one `rate_limits` list.",
+                                first.name, entry.name
+                            )
+                        });
+                    }
+                    limits_entry = Some(entry);
+                    node.limits = limits;
+                }
+                "shadow_mode" => node.shadow_mode = self.flag(entry),
+                "quota_mode" => node.quota_mode = self.flag(entry),
+                "detailed_metric" => node.detailed_metric = self.flag(entry),
+                "value_to_metric" => node.value_to_metric = self.flag(entry),
+                "share_threshold" => node.share_threshold = self.flag(entry).then_some(entry.place),
+                "metadata" => node.metadata = self.metadata(entry),
+                "charging" => node.charging = self.charging(entry),
+                "on_store_failure" => node.on_store_failure = self.on_store_failure(entry),
+                "descriptors" => node.descriptors = self.descriptors(entry),
+                _ => {}
+            }
+        }
+        node
+    }
+
+    fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
+        let Content::Mapping(mapping) = entry.value.content() else {
+            self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
+            return LimitsNode::None;
+        };
+        let (limit, unlimited) = self.limit(entry.value.place, mapping);
+        if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
+            return LimitsNode::Unlimited(limit);
+        }
+        self.take(size_of::<LimitNode>(), entry.place);
+        LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })
+    }
+
+    fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
+        const EXAMPLE: &str = "`- {unit: second, requests_per_unit: 5}`";
+        let Content::List(items) = entry.value.content() else {
+            self.wrong(entry.name, entry.value, &format!("a list of mappings like {EXAMPLE}"));
+            return LimitsNode::None;
+        };
+        if items.clone().next().is_none() {
+            self.report.error(entry.place, || {
+                format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or leave it out.")
+            });
+        }
+        let mut limits = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, EXAMPLE);
+                continue;
+            };
+            self.take(size_of::<LimitNode>(), item.place);
+            let (limit, unlimited) = self.limit(item.place, mapping);
+            if let Some((place, _)) = unlimited {
+                self.report.error(place, || {
+                    "`unlimited` cannot stand beside other limits: remove it, or write `rate_limit: {unlimited: true}` \
+                     in place of `rate_limits`."
+                        .to_owned()
+                });
+            }
+            if self.is_building {
+                limits.push(limit);
+            }
+        }
+        LimitsNode::Limited(limits)
+    }
+
+    /// A limit, and where and what its `unlimited` is.
+    fn limit(&mut self, place: Place, mapping: Nodes<'t>) -> (LimitNode, Option<(Place, bool)>) {
+        let mut node = LimitNode {
+            place,
+            unit: None,
+            unit_multiplier: None,
+            window: None,
+            requests_per_unit: 0,
+            burst: None,
+            algorithm: None,
+            count_refused: false,
+            name: None,
+            replaces: Vec::new(),
+        };
+        let mut unlimited = None;
+        for entry in self.entries(mapping, Level::Limit) {
+            match entry.name {
+                "unit" => node.unit = self.text(entry),
+                "unit_multiplier" => node.unit_multiplier = self.number(entry),
+                "window" => node.window = self.window(entry),
+                "requests_per_unit" => {
+                    node.requests_per_unit = self.number(entry).map_or(0, |number| number.value);
+                }
+                "burst" => node.burst = self.number(entry),
+                "algorithm" => node.algorithm = self.word(entry, &Algorithm::ALL),
+                "count_refused" => node.count_refused = self.flag(entry),
+                "unlimited" => unlimited = Some((entry.place, self.flag(entry))),
+                "name" => node.name = self.text(entry),
+                "replaces" => node.replaces = self.replaces(entry),
+                _ => {}
+            }
+        }
+        (node, unlimited)
+    }
+
+    fn replaces(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+        let Some(items) = self.list(entry, "`- name: OTHER`") else { return Vec::new() };
+        let mut replaces = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, "`- name: OTHER`");
+                continue;
+            };
+            self.take(size_of::<Placed<String>>(), item.place);
+            let mut name = None;
+            for entry in self.entries(mapping, Level::Replaced) {
+                name = self.text(entry);
+            }
+            if self.is_building {
+                replaces.push(name.unwrap_or(Placed { value: String::new(), place: item.place }));
+            }
+        }
+        replaces
+    }
+
+    fn charging(&mut self, entry: Entry<'t>) -> Option<Charging> {
+        self.word(entry, &Charging::ALL).map(|word| word.value)
+    }
+
+    fn on_store_failure(&mut self, entry: Entry<'t>) -> Option<FailurePolicy> {
+        self.word(entry, &FailurePolicy::ALL).map(|word| word.value)
+    }
+
+    /// The entries that belong at `level`, each key once, with those that `<<` merges in.
+    fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<Entry<'t>> {
+        let mut entries: Vec<Entry<'t>> = Vec::new();
+        let mut merges = Vec::new();
+        while !self.is_full
+            && let Some((key, value)) = mapping.next_pair()
+        {
+            if is_merge(key) {
+                merges.push((key, value));
+                continue;
+            }
+            let Some(name) = self.key(key, level) else { continue };
+            let entry = Entry { name, place: key.place, value };
+            if let Some(first) = entries.iter().position(|other| other.name == name) {
+                let first = entries.remove(first);
+                self.report.warning(entry.place, || {
+                    format!(
+                        "`{name}` is already written in line {}; this one counts: remove one of them.",
+                        first.place.line
+                    )
+                });
+            }
+            entries.push(entry);
+        }
+        let written = entries.len();
+        // Of two merges the later wins, as in yaml.v2.
+        for (key, value) in merges.into_iter().rev() {
+            self.merge(key, value, level, &mut entries, written);
+        }
+        entries
+    }
+
+    /// Adds what a `<<` merges in. The first `written` entries stand in the mapping itself and win, and so do those
+    /// merged before.
+    fn merge(&mut self, key: Node<'t>, value: Node<'t>, level: Level, entries: &mut Vec<Entry<'t>>, written: usize) {
+        for mapping in self.merged(value) {
+            for merged in self.entries(mapping, level) {
+                match entries.iter().position(|entry| entry.name == merged.name) {
+                    None => entries.push(merged),
+                    Some(index) if index < written => self.overridden(key, entries.get(index), merged),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Tells where yaml.v2, and so the reference, merges otherwise than YAML says.
+    fn overridden(&mut self, key: Node<'t>, entry: Option<&Entry<'t>>, merged: Entry<'t>) {
+        let Some(entry) = entry else { return };
+        let name = entry.name;
+        let both_mappings = [entry.value, merged.value].iter().all(|v| matches!(v.content(), Content::Mapping(_)));
+        if entry.place < key.place {
+            self.report.warning(key.place, || {
+                format!(
+                    "`{name}` above keeps its own value; the reference would take the merged one, because `<<` comes \
+                     later: write `<<` first."
+                )
+            });
+        } else if both_mappings {
+            self.report.warning(entry.place, || {
+                format!("This `{name}` takes the place of the merged one; the reference would add the two together.")
+            });
+        }
+    }
+
+    /// The mappings that a `<<` names; the earlier wins.
+    fn merged(&mut self, value: Node<'t>) -> Vec<Nodes<'t>> {
+        let nodes: Vec<Node<'t>> = match value.content() {
+            Content::List(items) => items.collect(),
+            _ => vec![value],
+        };
+        let mut mappings = Vec::new();
+        for node in nodes {
+            match node.content() {
+                Content::Mapping(mapping) => mappings.push(mapping),
+                _ => self.wrong("<<", node, "a mapping or a list of mappings, like `<<: *base`"),
+            }
+        }
+        mappings
+    }
+
+    /// The name of a key that belongs at `level`.
+    fn key(&mut self, key: Node<'t>, level: Level) -> Option<&'static str> {
+        let word = match key.content() {
+            Content::Plain(word) | Content::Text(word) => word,
+            Content::Broken => return None,
+            Content::List(_) | Content::Mapping(_) => {
+                self.report.error(key.place, || {
+                    format!(
+                        "A key must be a word, but here is {}: write a key like `domain: NAME`.",
+                        values::found(key)
+                    )
+                });
+                return None;
+            }
+        };
+        let inside = level.inside();
+        match Key::find(word) {
+            Some(key) if key.belongs(level) => Some(key.name),
+            Some(known) => {
+                let (name, home) = (known.name, known.home());
+                if known.is_of_reference {
+                    self.report.warning(key.place, || format!("`{name}` does nothing {inside}: write it {home}."));
+                } else {
+                    self.report.error(key.place, || format!("`{name}` does not belong {inside}: write it {home}."));
+                }
+                None
+            }
+            None => {
+                self.report.error(key.place, || {
+                    format!("{} is no key {inside}: {}", quoted(word), advice(word, level.names()))
+                });
+                None
+            }
+        }
+    }
+
+    fn room_for<T>(&self, items: &Nodes<'t>) -> Vec<T> {
+        Vec::with_capacity(if self.is_building { items.clone().count() } else { 0 })
+    }
+
+    /// Notes that the document takes so many bytes more.
+    fn take(&mut self, bytes: usize, place: Place) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > MAX_DOCUMENT_BYTES && !self.is_full {
+            self.is_full = true;
+            self.report.error(place, || {
+                format!(
+                    "The file is too large: the rules up to here take more than {} MiB of memory. Write fewer of them, \
+                     or less metadata.",
+                    MAX_DOCUMENT_BYTES >> 20
+                )
+            });
+        }
+    }
+}
+
+fn is_merge(key: Node<'_>) -> bool {
+    matches!(key.content(), Content::Plain("<<"))
+}

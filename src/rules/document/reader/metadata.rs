@@ -1,0 +1,113 @@
+//! `metadata`: a mapping whose inside is the operator's own.
+
+use serde_json::{Number, Value};
+
+use super::values::found;
+use super::{Entry, Reader, TEXT_BYTES, is_merge};
+use crate::model::Metadata;
+use crate::rules::yaml::scalar::{Scalar, resolve};
+use crate::rules::yaml::{Content, Node, Nodes};
+
+/// What a mapping takes in memory once it has an entry: 640 bytes.
+/// A leaf of the standard library's `BTreeMap` has room for eleven keys and values.
+const MAP_BYTES: usize = 640;
+
+/// What an entry takes in a leaf that is half full, as they are when entries come in order: 110 bytes.
+const ENTRY_BYTES: usize = 110;
+
+impl<'t> Reader<'_> {
+    /// The mapping; `None` when null or wrong.
+    pub(super) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
+        match entry.value.content() {
+            Content::Mapping(mapping) => return Some(self.map(entry.value, mapping)),
+            Content::Plain(_) if entry.value.is_null() => {}
+            _ => self.wrong(entry.name, entry.value, "a mapping like `{team: x}`"),
+        }
+        None
+    }
+
+    fn map(&mut self, node: Node<'t>, mut mapping: Nodes<'t>) -> Metadata {
+        self.take(MAP_BYTES, node.place);
+        let mut map = Metadata::new();
+        let mut keys: std::collections::BTreeMap<&'t str, u32> = std::collections::BTreeMap::new();
+        let mut merges = Vec::new();
+        while !self.is_full
+            && let Some((key, value)) = mapping.next_pair()
+        {
+            if is_merge(key) {
+                merges.push(value);
+                continue;
+            }
+            let Some(name) = self.metadata_key(key) else { continue };
+            if let Some(line) = keys.insert(name, key.place.line) {
+                self.report.warning(key.place, || {
+                    format!("This key is already written in line {line}; this one counts: remove one of them.")
+                });
+            }
+            self.take(ENTRY_BYTES.saturating_add(name.len()), key.place);
+            let value = self.value(value);
+            if self.is_building {
+                map.insert(name.to_owned(), value);
+            }
+        }
+        for merge in merges.into_iter().rev() {
+            for mapping in self.merged(merge) {
+                for (name, value) in self.map(merge, mapping) {
+                    map.entry(name).or_insert(value);
+                }
+            }
+        }
+        map
+    }
+
+    /// The spelling of a key.
+    fn metadata_key(&mut self, key: Node<'t>) -> Option<&'t str> {
+        match key.content() {
+            Content::Plain(text) | Content::Text(text) => Some(text),
+            Content::Broken => None,
+            Content::List(_) | Content::Mapping(_) => {
+                self.report.error(key.place, || {
+                    format!("A key of `metadata` must be a text, but here is {}: write a word.", found(key))
+                });
+                None
+            }
+        }
+    }
+
+    fn value(&mut self, node: Node<'t>) -> Value {
+        match node.content() {
+            Content::Plain(text) => match resolve(text) {
+                Scalar::Null => Value::Null,
+                Scalar::Bool(flag) => Value::Bool(flag),
+                Scalar::Int { value, .. } => Number::from_i128(value).map_or(Value::Null, Value::Number),
+                // No JSON number is infinite.
+                Scalar::Float(value) => {
+                    Number::from_f64(value).map_or_else(|| self.metadata_text(node, text), Value::Number)
+                }
+                Scalar::Text => self.metadata_text(node, text),
+            },
+            Content::Text(text) => self.metadata_text(node, text),
+            Content::List(items) => {
+                let mut list = self.room_for(&items);
+                for item in items {
+                    if self.is_full {
+                        break;
+                    }
+                    self.take(size_of::<Value>(), item.place);
+                    let value = self.value(item);
+                    if self.is_building {
+                        list.push(value);
+                    }
+                }
+                Value::Array(list)
+            }
+            Content::Mapping(mapping) => Value::Object(self.map(node, mapping)),
+            Content::Broken => Value::Null,
+        }
+    }
+
+    fn metadata_text(&mut self, node: Node<'t>, text: &str) -> Value {
+        self.take(TEXT_BYTES.saturating_add(text.len()), node.place);
+        Value::String(if self.is_building { text.to_owned() } else { String::new() })
+    }
+}

@@ -1,0 +1,152 @@
+//! Single values: texts, numbers, flags, words and lengths of time, and what to say when one is something else.
+
+use super::{Entry, Reader, TEXT_BYTES};
+use crate::model::Micros;
+use crate::rules::document::keys::advice;
+use crate::rules::problem::{Placed, quoted};
+use crate::rules::yaml::scalar::{Scalar, resolve};
+use crate::rules::yaml::{Content, Node, Nodes};
+
+impl<'t> Reader<'_> {
+    /// A text, spelled as in the file; `None` when null, empty or wrong.
+    pub(super) fn text(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+        let text = self.spelled(entry, "a text")?;
+        self.take(TEXT_BYTES.saturating_add(text.len()), entry.place);
+        let value = if self.is_building { text.to_owned() } else { String::new() };
+        Some(Placed { value, place: entry.value.place })
+    }
+
+    /// A whole number of 32 bits; `None` when null or wrong.
+    pub(super) fn number(&mut self, entry: Entry<'t>) -> Option<Placed<u32>> {
+        let Entry { name, value: node, .. } = entry;
+        let place = node.place;
+        if let Content::Plain(text) = node.content() {
+            match resolve(text) {
+                Scalar::Null => return None,
+                Scalar::Int { value, leading_zero } => {
+                    if let Ok(value) = u32::try_from(value) {
+                        if leading_zero && text.parse() != Ok(value) {
+                            self.report.warning(place, || {
+                                format!(
+                                    "{} is {value} because of its leading zero: write `{value}` if that is meant, else \
+                                     leave the zero out.",
+                                    quoted(text)
+                                )
+                            });
+                        }
+                        return Some(Placed { value, place });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let hint = match node.content() {
+            Content::Text(text) if matches!(resolve(text), Scalar::Int { .. }) => ": write it without quotes",
+            _ => "",
+        };
+        self.wrong(name, node, &format!("a whole number from 0 to {}{hint}", u32::MAX));
+        None
+    }
+
+    /// A yes or no; `false` when null or wrong.
+    pub(super) fn flag(&mut self, entry: Entry<'t>) -> bool {
+        let hint = match entry.value.content() {
+            Content::Plain(text) => match resolve(text) {
+                Scalar::Bool(flag) => return flag,
+                Scalar::Null => return false,
+                _ => "",
+            },
+            Content::Text(text) if matches!(resolve(text), Scalar::Bool(_)) => ", without quotes",
+            _ => "",
+        };
+        self.wrong(entry.name, entry.value, &format!("`true` or `false`{hint}"));
+        false
+    }
+
+    /// One of some words; `None` when null, empty or wrong.
+    pub(super) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
+        let text = self.spelled(entry, "one word")?;
+        let place = entry.value.place;
+        if let Some((_, value)) = all.iter().find(|(word, _)| *word == text) {
+            return Some(Placed { value: *value, place });
+        }
+        self.report.error(place, || {
+            let words = all.iter().map(|(word, _)| *word);
+            format!("{} is no word for `{}`: {}", quoted(text), entry.name, advice(text, words))
+        });
+        None
+    }
+
+    /// A length of time; `None` when null, empty or wrong.
+    pub(super) fn window(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
+        let text = self.spelled(entry, "a length of time")?;
+        let place = entry.value.place;
+        if let Some(value) = Micros::parse(text) {
+            return Some(Placed { value, place });
+        }
+        self.report.error(place, || {
+            format!(
+                "{} is no length of time for `{}`: write a number and its unit, like `250ms`, `90s`, `1h30m` or `2d`.",
+                quoted(text),
+                entry.name
+            )
+        });
+        None
+    }
+
+    /// The items of a list; `None` when null or wrong.
+    pub(super) fn list(&mut self, entry: Entry<'t>, example: &str) -> Option<Nodes<'t>> {
+        match entry.value.content() {
+            Content::List(items) => return Some(items),
+            Content::Plain(_) if entry.value.is_null() => {}
+            _ => self.wrong(entry.name, entry.value, &format!("a list of mappings like {example}")),
+        }
+        None
+    }
+
+    /// Reports an item of a list that should be a mapping.
+    pub(super) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
+        self.wrong_value(item, || {
+            format!("Each item of `{}` must be a mapping like {example}, but here is {}.", list.name, found(item))
+        });
+    }
+
+    /// Reports a value of another kind than its key takes.
+    pub(super) fn wrong(&mut self, name: &str, value: Node<'t>, expected: &str) {
+        self.wrong_value(value, || format!("`{name}` takes {expected}, but here is {}.", found(value)));
+    }
+
+    fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
+        // What is broken is already reported.
+        if !matches!(value.content(), Content::Broken) {
+            self.report.error(value.place, message);
+        }
+    }
+
+    fn spelled(&mut self, entry: Entry<'t>, expected: &str) -> Option<&'t str> {
+        match entry.value.content() {
+            Content::Plain(_) | Content::Text(_) if entry.value.is_blank() => None,
+            Content::Plain(text) | Content::Text(text) => Some(text),
+            _ => {
+                self.wrong(entry.name, entry.value, expected);
+                None
+            }
+        }
+    }
+}
+
+/// What a node is, to end a sentence.
+pub(super) fn found(node: Node<'_>) -> String {
+    match node.content() {
+        Content::Text(text) => format!("the text {}", quoted(text)),
+        Content::Plain(text) => match resolve(text) {
+            Scalar::Null => "nothing".to_owned(),
+            Scalar::Bool(flag) => format!("{}, which YAML reads as {flag}", quoted(text)),
+            Scalar::Int { .. } | Scalar::Float(_) => format!("the number {}", quoted(text)),
+            Scalar::Text => format!("the text {}", quoted(text)),
+        },
+        Content::List(_) => "a list".to_owned(),
+        Content::Mapping(_) => "a mapping".to_owned(),
+        Content::Broken => "something that could not be read".to_owned(),
+    }
+}
