@@ -125,7 +125,19 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
 
     health.set_serving(true).await;
     readiness.set(true);
-    print!("{}", Summary { settings, rules: limiter.rules(), files, grpc: grpc_at, http: http_at, debug: debug_at });
+    let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
+    print!(
+        "{}",
+        Summary {
+            settings,
+            rules: limiter.rules(),
+            program: &program,
+            files,
+            grpc: grpc_at,
+            http: http_at,
+            debug: debug_at
+        }
+    );
 
     signals.wait().await;
     readiness.set(false);
