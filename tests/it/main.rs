@@ -1,4 +1,11 @@
 //! What Tidegate promises, tried from outside.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a test that cannot go on fails"
+)]
 
 /// The commands, as a user types them.
 mod cli;
