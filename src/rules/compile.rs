@@ -167,6 +167,7 @@ impl Compiler<'_> {
     }
 
     fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
+        node.children.reserve_exact(items.len());
         for item in items {
             let place = item.place;
             let Some(child) = self.child(item, path, inherited) else { continue };
@@ -394,7 +395,7 @@ fn mutual_replacements(documents: &[(usize, Document)]) -> Mutual {
         for item in items {
             let limits = match &item.limits {
                 LimitsNode::None => &[][..],
-                LimitsNode::Unlimited(limit) => std::slice::from_ref(limit),
+                LimitsNode::Unlimited(limit) => std::slice::from_ref(&**limit),
                 LimitsNode::Limited(limits) => limits,
             };
             for limit in limits {

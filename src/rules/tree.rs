@@ -38,9 +38,16 @@ pub(super) struct Child {
 /// The children with one literal key.
 #[derive(Debug, Default)]
 struct OfKey {
+    any: Option<usize>,
+    /// Boxed because files of many different keys have seldom a value for each.
+    valued: Option<Box<Valued>>,
+}
+
+/// The children with one literal key that have a value.
+#[derive(Debug, Default)]
+struct Valued {
     exact: HashMap<Box<[u8]>, usize>,
     wild: Wildcards,
-    any: Option<usize>,
 }
 
 /// Children with a wildcard, found by what stands before their first asterisk.
@@ -77,7 +84,7 @@ impl Node {
             }
             if child.key.is_literal() {
                 let prefix = child.value.as_ref().map_or(&[][..], Pattern::prefix);
-                self.of_key(&child.key).wild.add(prefix, index);
+                self.of_key(&child.key).valued.get_or_insert_default().wild.add(prefix, index);
             } else {
                 self.wild_keys.add(child.key.prefix(), index);
             }
@@ -85,7 +92,10 @@ impl Node {
             let of_key = self.of_key(&child.key);
             let earlier = match &child.value {
                 None => *of_key.any.get_or_insert(index),
-                Some(value) => *of_key.exact.entry(value.text.as_bytes().into()).or_insert(index),
+                Some(value) => {
+                    let exact = &mut of_key.valued.get_or_insert_default().exact;
+                    *exact.entry(value.text.as_bytes().into()).or_insert(index)
+                }
             };
             if earlier != index {
                 return Err(earlier);
@@ -102,12 +112,13 @@ impl Node {
     /// The child that answers for an entry.
     pub(super) fn child(&self, entry: &Entry) -> Option<&Child> {
         let of_key = self.by_key.get(entry.key.as_ref());
-        if let Some(&exact) = of_key.and_then(|of_key| of_key.exact.get(entry.value.as_ref())) {
+        let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
+        if let Some(&exact) = valued.and_then(|valued| valued.exact.get(entry.value.as_ref())) {
             return self.children.get(exact);
         }
         let mut candidates = SmallVec::<[usize; 8]>::new();
-        if let Some(of_key) = of_key {
-            of_key.wild.candidates(&entry.value, &mut candidates);
+        if let Some(valued) = valued {
+            valued.wild.candidates(&entry.value, &mut candidates);
         }
         self.wild_keys.candidates(&entry.key, &mut candidates);
         candidates.sort_unstable();
