@@ -9,6 +9,8 @@
 
 /// The commands, as a user types them.
 mod cli;
+/// The conformance suite: the same answers as the reference, but for the differences that are written down.
+mod conformance;
 /// The listeners under load, attack and stop.
 mod edges;
 /// The house checks itself: who may import whom, and what every file owes its reader.
@@ -16,4 +18,5 @@ mod house;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 
+mod support;
 mod world;
