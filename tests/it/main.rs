@@ -18,5 +18,8 @@ mod house;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 
+/// Which files of a directory are rule files.
+mod sources;
+
 mod support;
 mod world;

@@ -1,0 +1,88 @@
+//! Which files of a directory are rule files.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use tempfile::TempDir;
+use tidegate::source::file::{Source, UnreadableRules};
+
+fn directory(files: &[&str]) -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for file in files {
+        let path = directory.path().join(file);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
+        fs::write(path, file).expect("it is written");
+    }
+    directory
+}
+
+/// The paths below `directory` that a source reads.
+fn read(directory: &Path, source: &Source) -> Vec<String> {
+    let files = source.read().unwrap_or_else(|wrong| panic!("{wrong:?}"));
+    let below = |name: &str| name.strip_prefix(&format!("{}/", directory.display())).unwrap_or(name).to_owned();
+    files.iter().map(|file| below(&file.name)).collect()
+}
+
+fn runtime(directory: &Path, is_root_watched: bool, ignores_dot_files: bool) -> Source {
+    Source::Runtime {
+        directory: directory.to_owned(),
+        app_directory: "config".to_owned(),
+        is_root_watched,
+        ignores_dot_files,
+    }
+}
+
+#[test]
+fn a_directory_on_the_command_line_gives_its_yaml_files_in_order() {
+    let made = directory(&["b.yaml", "a.yml", "deep/c.yaml", "notes.txt", ".hidden.yaml"]);
+    let source = Source::Paths(vec![made.path().to_owned()]);
+    assert_eq!(read(made.path(), &source), ["a.yml", "b.yaml", "deep/c.yaml"]);
+}
+
+#[test]
+fn a_file_on_the_command_line_may_have_any_name() {
+    let made = directory(&["rules"]);
+    assert_eq!(read(made.path(), &Source::Paths(vec![made.path().join("rules")])), ["rules"]);
+}
+
+#[test]
+fn with_the_root_watched_every_file_counts_whose_dotted_path_begins_with_the_app_directory() {
+    let made = directory(&["config/a.yaml", "config/deep/b.txt", "config.yaml", "other/c.yaml", "configuration.yaml"]);
+    assert_eq!(
+        read(made.path(), &runtime(made.path(), true, false)),
+        ["config/a.yaml", "config/deep/b.txt", "config.yaml"]
+    );
+}
+
+#[test]
+fn without_it_only_the_app_directory_counts() {
+    let made = directory(&["config/a.yaml", "config/deep/b.yaml", "config.yaml", "other/c.yaml"]);
+    assert_eq!(read(made.path(), &runtime(made.path(), false, false)), ["config/a.yaml", "config/deep/b.yaml"]);
+}
+
+#[test]
+fn dot_files_count_unless_they_are_ignored() {
+    let made = directory(&["config/.a.yaml", "config/b.yaml"]);
+    assert_eq!(read(made.path(), &runtime(made.path(), true, false)), ["config/.a.yaml", "config/b.yaml"]);
+    assert_eq!(read(made.path(), &runtime(made.path(), true, true)), ["config/b.yaml"]);
+}
+
+#[test]
+fn a_mounted_config_map_is_read_once_whatever_is_said_of_dot_files() {
+    let made = directory(&["config/..2026_11_21/rules.yaml"]);
+    let config = made.path().join("config");
+    symlink("..2026_11_21", config.join("..data")).expect("a link");
+    symlink("..data/rules.yaml", config.join("rules.yaml")).expect("a link");
+    for ignores_dot_files in [false, true] {
+        assert_eq!(read(made.path(), &runtime(made.path(), true, ignores_dot_files)), ["config/rules.yaml"]);
+    }
+}
+
+#[test]
+fn an_empty_runtime_directory_is_no_rules_and_a_missing_one_an_error() {
+    let made = directory(&[]);
+    assert!(read(made.path(), &runtime(made.path(), true, false)).is_empty());
+    let wrong = runtime(&made.path().join("nowhere"), true, false).read().expect_err("there is none");
+    assert!(matches!(wrong.as_slice(), [UnreadableRules::NoDirectory { .. }]));
+}
