@@ -11,7 +11,7 @@ use crate::support::{Tidegate, output, repository, tool};
 const PLAIN: &str = "--skip-quirks";
 const QUIRKS: &str = "--quirks-only";
 
-/// What the runner says.
+/// What the runner said, of failed cases as well.
 async fn run(arguments: &[&str]) -> String {
     let mut command = Command::new(tool("python"));
     command.arg(repository("tests/conformance/run.py")).args(arguments);
@@ -28,7 +28,8 @@ async fn cases(half: &str) -> String {
         let directory = rules.path().to_str().expect("a path of text");
         run(&["--prepare", directory, "--group", group, half]).await;
         let variables = run(&["--env", "--group", group]).await;
-        let server = Tidegate::start(rules.path(), variables.lines().filter_map(|line| line.split_once('='))).await;
+        let variables: Vec<_> = variables.lines().filter_map(|line| line.split_once('=')).collect();
+        let server = Tidegate::start(rules.path(), &variables).await;
         let said = run(&["--addr", &server.grpc.to_string(), "--group", group, half]).await;
         let _ = write!(report, "group {group}\n{said}");
     }

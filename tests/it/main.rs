@@ -13,10 +13,14 @@ mod cli;
 mod conformance;
 /// The listeners under load, attack and stop.
 mod edges;
+/// A real Envoy in front, with the configurations and rules of `examples/`.
+mod envoy;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// A client in another language, with nothing but the address.
+mod python;
 
 /// Which files of a directory are rule files.
 mod sources;

@@ -1,6 +1,5 @@
 //! The real parts: the `tidegate` binary, Envoy, Python, and what a test waits for.
 
-use std::ffi::OsStr;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -111,12 +110,9 @@ pub struct Tidegate {
 
 impl Tidegate {
     /// Starts it with rule files or a directory of them, and with these variables only.
-    pub async fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
-        rules: &Path,
-        variables: impl IntoIterator<Item = (K, V)>,
-    ) -> Self {
+    pub async fn start(rules: &Path, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve").arg(rules).env_clear().envs(variables);
+        command.arg("serve").arg(rules).env_clear().envs(variables.iter().copied());
         for listener in ["GRPC", "DEBUG"] {
             command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
         }

@@ -1,0 +1,236 @@
+//! A real Envoy in front, with the configurations and rules of `examples/`.
+
+use std::fmt::Write;
+
+use tempfile::NamedTempFile;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::r#type::v3::RateLimitUnit;
+use tonic::transport::Channel;
+
+use crate::support::{Tidegate, eventually, repository};
+use proxy::{Proxy, get};
+
+mod proxy;
+
+/// A server with the rules of an example, whose minutes last a week, so that none ends while a test runs.
+struct Served {
+    tidegate: Tidegate,
+    _rules: NamedTempFile,
+}
+
+async fn serve(example: &str) -> Served {
+    serve_and(example, "").await
+}
+
+async fn serve_and(example: &str, more: &str) -> Served {
+    let text = std::fs::read_to_string(repository("examples").join(example)).expect("it reads");
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(rules.path(), text.replace("unit: minute", "unit: week") + more).expect("it is written");
+    Served { tidegate: Tidegate::start(rules.path(), &[]).await, _rules: rules }
+}
+
+/// Another client of the same server.
+struct Other(RateLimitServiceClient<Channel>, &'static str);
+
+impl Other {
+    async fn new(served: &Served, domain: &'static str) -> Self {
+        let client = RateLimitServiceClient::connect(format!("http://{}", served.tidegate.grpc)).await;
+        Self(client.expect("the server answers"), domain)
+    }
+
+    async fn call(&mut self, descriptor: RateLimitDescriptor) -> DescriptorStatus {
+        let request = RateLimitRequest { domain: self.1.to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
+        let answer = self.0.should_rate_limit(request).await.expect("an answer").into_inner();
+        answer.statuses.into_iter().next().expect("one status")
+    }
+
+    /// Spends these hits, which are there to be spent.
+    async fn spend(&mut self, descriptor: RateLimitDescriptor, hits: u64) {
+        let status = self.call(RateLimitDescriptor { hits_addend: Some(hits), ..descriptor }).await;
+        assert_eq!(status.code(), Code::Ok, "{hits} hits are left: {status:?}");
+    }
+
+    /// Takes such a spending back.
+    async fn give_back(&mut self, descriptor: RateLimitDescriptor, hits: u64) {
+        self.spend(RateLimitDescriptor { is_negative_hits: true, ..descriptor }, hits).await;
+    }
+}
+
+fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
+    let bytes = |text: &str| text.as_bytes().to_vec();
+    let entries = entries.iter().map(|(key, value)| Entry { key: bytes(key).into(), value: bytes(value).into() });
+    RateLimitDescriptor { entries: entries.collect(), ..RateLimitDescriptor::default() }
+}
+
+#[tokio::test]
+async fn a_user_over_the_limit_gets_429_with_what_is_left_and_when_to_come_back() {
+    let served = serve("rules.yaml").await;
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
+    let edge = envoy.listener("fail_open").await;
+    for left in [4, 3, 2, 1, 0] {
+        let answer = get(edge, "/", "alice").await;
+        assert_eq!((answer.status, answer.remaining()), (200, left), "{answer:?}");
+        assert_eq!(
+            answer.header("x-ratelimit-limit"),
+            r#"5, 60;w=604800;name="global", 5;w=604800;name="per-user", 20;w=604800;name="per-path", 30;w=604800;name="per-address""#
+        );
+    }
+    let answer = get(edge, "/", "alice").await;
+    assert_eq!((answer.status, answer.remaining()), (429, 0), "{answer:?}");
+    assert_eq!(answer.header("x-envoy-ratelimited"), "true");
+    let wait_s: u64 = answer.header("retry-after").parse().expect("seconds");
+    assert!((1..=604_800).contains(&wait_s), "{wait_s}");
+    assert_eq!(answer.header("x-ratelimit-reset").parse(), Ok(wait_s));
+    assert_eq!(get(edge, "/", "bob").await.remaining(), 4, "another user has a limit of his own");
+}
+
+#[tokio::test]
+async fn each_of_four_tiers_refuses_alone_and_what_it_refuses_costs_the_others_nothing() {
+    let served = serve("rules.yaml").await;
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
+    let edge = envoy.listener("fail_open").await;
+    let mut other = Other::new(&served, "edge").await;
+    for (key, value, limit) in
+        [("tier", "global", 60), ("user", "alice", 5), ("path", "/", 20), ("remote_address", "127.0.0.1", 30)]
+    {
+        let tier = descriptor(&[(key, value)]);
+        other.spend(tier.clone(), limit).await;
+        for _ in 0..3 {
+            let answer = get(edge, "/", "alice").await;
+            assert_eq!((answer.status, answer.remaining()), (429, 0), "{key}: {answer:?}");
+        }
+        other.give_back(tier, limit).await;
+    }
+    let answer = get(edge, "/", "alice").await;
+    assert_eq!((answer.status, answer.remaining()), (200, 4), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_route_adds_a_nested_rule_and_a_limit_of_its_own() {
+    let served = serve("rules.yaml").await;
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[("unit: HOUR", "unit: DAY")]).await;
+    let edge = envoy.listener("fail_open").await;
+    let mut other = Other::new(&served, "edge").await;
+    let answer = get(edge, "/search?q=tides", "alice").await;
+    assert_eq!((answer.status, answer.remaining()), (200, 2), "three searches for each user: {answer:?}");
+    let limits = answer.header("x-ratelimit-limit");
+    assert!(limits.starts_with("3, ") && limits.contains(r#"3;w=604800;name="per-user-search""#), "{limits}");
+    assert!(limits.contains("42;w=86400"), "the limit sent along takes the place of the rule's: {limits}");
+    assert!(!limits.contains("replaced-by-the-caller"), "{limits}");
+
+    let limit =
+        RateLimitOverride { requests_per_unit: 42, unit: RateLimitUnit::Day.into(), ..RateLimitOverride::default() };
+    let sent_along = RateLimitDescriptor { limit: Some(limit), ..descriptor(&[("override", "demo")]) };
+    other.spend(sent_along, 41).await;
+    let answer = get(edge, "/search?q=ebb", "bob").await;
+    assert_eq!((answer.status, answer.remaining()), (429, 0), "42 of 42 are spent: {answer:?}");
+    assert_eq!(get(edge, "/", "bob").await.status, 200, "other routes do not have it");
+}
+
+#[tokio::test]
+async fn without_tidegate_one_listener_lets_pass_and_the_other_answers_503() {
+    let stops: [fn(&Tidegate); 2] = [Tidegate::kill, Tidegate::terminate];
+    for stop in stops {
+        let mut served = serve("rules.yaml").await;
+        let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
+        let (open, closed) = (envoy.listener("fail_open").await, envoy.listener("fail_closed").await);
+        assert_eq!(get(open, "/", "alice").await.remaining(), 4);
+        assert_eq!(get(closed, "/", "alice").await.remaining(), 3);
+        stop(&served.tidegate);
+        served.tidegate.ended().await;
+        for _ in 0..10 {
+            let answer = get(open, "/", "alice").await;
+            assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (200, None), "{answer:?}");
+            let answer = get(closed, "/", "alice").await;
+            assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (503, None), "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cost_known_only_afterwards_is_charged_and_the_next_request_refused() {
+    let served = serve("llm-tokens.yaml").await;
+    let envoy = Proxy::start("envoy-llm-tokens.yaml", served.tidegate.grpc, &[]).await;
+    let edge = envoy.listener("llm").await;
+    let mut other = Other::new(&served, "llm").await;
+    let budget = || RateLimitDescriptor { hits_addend: Some(0), ..descriptor(&[("route", "chat"), ("user", "alice")]) };
+    // Seven tokens at a time out of twenty; the last seven do not fit and are counted all the same.
+    for (before, after) in [(20, 13), (13, 6), (6, 0)] {
+        let answer = get(edge, "/chat", "alice").await;
+        assert_eq!((answer.status, answer.remaining()), (200, before), "{answer:?}");
+        eventually("the cost is charged", async || (other.call(budget()).await.limit_remaining == after).then_some(()))
+            .await;
+    }
+    for _ in 0..3 {
+        let answer = get(edge, "/chat", "alice").await;
+        assert_eq!((answer.status, answer.remaining()), (429, 0), "{answer:?}");
+    }
+    assert_eq!(get(edge, "/chat", "bob").await.status, 200, "another user has a budget of his own");
+}
+
+/// Room for long headers on the way, and a route whose requests have two hundred descriptors beside the four tiers.
+fn for_the_hostile() -> [(&'static str, String); 3] {
+    let include = "typed_per_filter_config:
+                  envoy.filters.http.ratelimit:
+                    \"@type\": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+                    vh_rate_limits: INCLUDE";
+    let limits = (0..200).fold(String::new(), |mut limits, number| {
+        let key = format!("{{ descriptor_key: many, descriptor_value: \"{number}\" }}");
+        let _ = write!(limits, "\n                  - actions: [{{ generic_key: {key} }}]");
+        limits
+    });
+    let search = "- match: { prefix: \"/search\" }";
+    let many = format!(
+        "- match: {{ path: /many }}
+                {include}
+                route:
+                  cluster: upstream
+                  rate_limits:{limits}
+              {search}"
+    );
+    let roomy = |listener| format!("{listener}\n          max_request_headers_kb: 96");
+    let listeners = ["stat_prefix: fail_open", "stat_prefix: upstream"];
+    let [open, upstream] = listeners.map(|listener| (listener, roomy(listener)));
+    [open, upstream, (search, many)]
+}
+
+/// A rule for the last of the two hundred.
+const LAST_OF_MANY: &str = "
+  - key: many
+    value: 199
+    rate_limit: { name: last-of-many, unit: week, requests_per_unit: 1000 }
+";
+
+#[tokio::test]
+async fn nothing_a_client_sends_turns_a_refusal_into_an_error_that_envoy_lets_pass() {
+    let served = serve_and("rules.yaml", LAST_OF_MANY).await;
+    let changes = for_the_hostile();
+    let changes = changes.each_ref().map(|(from, to)| (*from, to.as_str()));
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &changes).await;
+    let edge = envoy.listener("fail_open").await;
+    let mut other = Other::new(&served, "edge").await;
+    let long = |byte: u8| vec![byte; 60 << 10];
+    let users = [b"\x80".to_vec(), b"a\xffb".to_vec(), b"\xc3\x28".to_vec(), long(b'a'), long(0xff)];
+
+    for user in &users {
+        for left in [4, 3] {
+            let answer = get(edge, "/", user).await;
+            let seen = (answer.status, answer.remaining());
+            assert_eq!(seen, (200, left), "{:?} is counted like any user", &user[..user.len().min(8)]);
+        }
+    }
+    let answer = get(edge, "/many", "alice").await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.header("x-ratelimit-limit").contains("name=\"last-of-many\""), "{answer:?}");
+
+    other.spend(descriptor(&[("remote_address", "127.0.0.1")]), 30 - 11).await;
+    for user in &users {
+        assert_eq!(get(edge, "/", user).await.status, 429, "{:?}", &user[..user.len().min(8)]);
+        assert_eq!(get(edge, "/many", user).await.status, 429, "{:?}", &user[..user.len().min(8)]);
+    }
+    assert_eq!(get(edge, "/many", "alice").await.status, 429);
+}

@@ -1,0 +1,134 @@
+//! A real Envoy with a configuration of `examples/`, and a client that writes whatever bytes it likes.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::process::Command;
+
+use crate::support::{Process, eventually, in_time, repository, tool};
+
+/// A running Envoy.
+pub struct Proxy {
+    process: Process,
+    admin: SocketAddr,
+    _upstream: TcpSocket,
+    _directory: TempDir,
+}
+
+impl Proxy {
+    /// Starts Envoy with this example in front of this server, after these changes to the example's text.
+    ///
+    /// Every port becomes a free one, and the time that a decision may take becomes one that a busy machine keeps.
+    pub async fn start(example: &str, tidegate: SocketAddr, changes: &[(&str, &str)]) -> Self {
+        let upstream = reserved_port();
+        let upstream_port = port(upstream.local_addr().expect("it has an address"));
+        let mut text = std::fs::read_to_string(repository("examples").join(example)).expect("it reads");
+        let ports = [("8081", port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
+        let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
+        let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
+        for (from, to) in ports.chain([("timeout: 0.05s", "timeout: 30s")]).chain(changes.iter().copied()) {
+            assert!(text.contains(from), "{example} has no {from:?}");
+            text = text.replace(from, to);
+        }
+        text = text.replace("port_value: 10001 ", "port_value: 0 ");
+
+        let directory = tempfile::tempdir().expect("a directory");
+        let (configuration, admin) = (directory.path().join("envoy.yaml"), directory.path().join("admin"));
+        std::fs::write(&configuration, text).expect("it is written");
+        let mut command = Command::new(tool("envoy"));
+        command.arg("-c").arg(&configuration).arg("--admin-address-path").arg(&admin);
+        command.args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]);
+        let mut process = Process::start(&mut command);
+        let admin = eventually("Envoy is ready", async || {
+            assert!(!process.has_ended(), "Envoy does not start: {}", process.errors());
+            let admin = std::fs::read_to_string(&admin).ok()?.parse().ok()?;
+            (ask(admin, "/ready").await?.status == 200).then_some(admin)
+        })
+        .await;
+        Self { process, admin, _upstream: upstream, _directory: directory }
+    }
+
+    /// The address of a listener of the example.
+    pub async fn listener(&self, name: &str) -> SocketAddr {
+        let listeners = ask(self.admin, "/listeners").await.expect("the admin listener answers");
+        let found = listeners.body.lines().filter_map(|line| line.split_once("::")).find(|(found, _)| *found == name);
+        found.and_then(|(_, address)| address.parse().ok()).unwrap_or_else(|| panic!("no {name} in {listeners:?}"))
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("Envoy said:\n{}", self.process.errors());
+        }
+    }
+}
+
+/// A port that stays ours until Envoy, which sets SO_REUSEPORT too, listens on it.
+fn reserved_port() -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_reuseport(true).expect("the option is set");
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    socket
+}
+
+fn port(address: SocketAddr) -> String {
+    port_of(address.port())
+}
+
+fn port_of(port: u16) -> String {
+    format!("port_value: {port} ")
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status.
+    pub status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    /// A header that must be there.
+    pub fn header(&self, name: &str) -> &str {
+        self.find(name).unwrap_or_else(|| panic!("no {name} in\n{}", self.head))
+    }
+
+    /// A header, where it is there.
+    pub fn find(&self, name: &str) -> Option<&str> {
+        let headers = self.head.lines().filter_map(|line| line.split_once(": "));
+        headers.into_iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// `x-ratelimit-remaining`.
+    pub fn remaining(&self) -> u32 {
+        self.header("x-ratelimit-remaining").parse().expect("a number")
+    }
+}
+
+/// Asks for a path on behalf of a user, whose name may have any bytes but an end of line.
+pub async fn get(at: SocketAddr, path: &str, user: impl AsRef<[u8]>) -> Answer {
+    let user = user.as_ref();
+    let header = if user.is_empty() { Vec::new() } else { [b"x-user-id: ", user, b"\r\n"].concat() };
+    in_time("there is an answer", exchange(at, path, &header)).await.expect("an answer of HTTP")
+}
+
+async fn ask(at: SocketAddr, path: &str) -> Option<Answer> {
+    exchange(at, path, b"").await
+}
+
+async fn exchange(at: SocketAddr, path: &str, headers: &[u8]) -> Option<Answer> {
+    let mut socket = TcpStream::connect(at).await.ok()?;
+    let start = format!("GET {path} HTTP/1.1\r\nhost: edge\r\nconnection: close\r\n");
+    socket.write_all(&[start.as_bytes(), headers, b"\r\n"].concat()).await.ok()?;
+    let mut said = Vec::new();
+    // A reset after the answer leaves the answer.
+    let _ = socket.read_to_end(&mut said).await;
+    let said = String::from_utf8_lossy(&said);
+    let (head, body) = said.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+}
