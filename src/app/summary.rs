@@ -77,7 +77,7 @@ fn try_next(
     let body = quoted(&body.to_string());
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
-    writeln!(f, "try it: this descriptor has a limit of {limit}, so of {times} calls the last is refused")?;
+    writeln!(f, "try one of these: the limit is {limit}, so of {times} calls the last is refused")?;
     writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }
