@@ -15,6 +15,8 @@ mod conformance;
 mod edges;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
+/// What every algorithm and every store obeys, against oracles that compute the same from the definitions.
+mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 
