@@ -9,6 +9,8 @@
 
 /// The commands, as a user types them.
 mod cli;
+/// Sixty-four at once: what is admitted is the limit, to the hit.
+mod concurrency;
 /// The conformance suite: the same answers as the reference, but for the differences that are written down.
 mod conformance;
 /// The listeners under load, attack and stop.
