@@ -15,6 +15,8 @@ mod concurrency;
 mod conformance;
 /// The listeners under load, attack and stop.
 mod edges;
+/// What clients can put into a request, and operators into a rule file: counted or named, never a crash.
+mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
 /// What every algorithm and every store obeys, against oracles that compute the same from the definitions.
