@@ -23,6 +23,8 @@ mod house;
 mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// The protocol as others generate it: every field in both directions, and health.
+mod wire;
 
 mod support;
 mod world;
