@@ -9,21 +9,28 @@
 
 /// The commands, as a user types them.
 mod cli;
+/// Many clients at one counter: never one too many, and nothing wasted.
+mod concurrency;
 /// The conformance suite: the same answers as the reference, but for the differences that are written down.
 mod conformance;
 /// The listeners under load, attack and stop.
 mod edges;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
+/// What hostile clients and careless operators send.
+mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
+/// What every algorithm obeys, and an oracle that it equals.
+mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 /// A client in another language, with nothing but the address.
 mod python;
-
 /// Which files of a directory are rule files.
 mod sources;
+/// The protocol, spoken with types that are not ours.
+mod wire;
 
 mod support;
 mod world;

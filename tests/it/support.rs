@@ -129,6 +129,14 @@ impl Tidegate {
         }
     }
 
+    /// The most memory it has ever had resident, in bytes.
+    pub fn peak_memory(&self) -> u64 {
+        let pid = self.process.child.id().expect("it runs");
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the kernel tells");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+        peak.and_then(|kib| kib.parse::<u64>().ok()).expect("in KiB") * 1_024
+    }
+
     /// Asks it to stop, as an init system does.
     pub fn terminate(&self) {
         self.process.signal(Signal::TERM);

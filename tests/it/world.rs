@@ -20,6 +20,10 @@ impl HandClock {
         Arc::new(Self(AtomicU64::new(now.get())))
     }
 
+    pub fn set(&self, now: Micros) {
+        self.0.store(now.get(), Ordering::SeqCst);
+    }
+
     pub fn advance(&self, text: &str) {
         self.0.fetch_add(micros(text).get(), Ordering::SeqCst);
     }

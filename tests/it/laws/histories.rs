@@ -1,0 +1,219 @@
+//! Limits, moments and hits as they come: most of them at the edges, where counting goes wrong.
+
+use proptest::prelude::*;
+use tidegate::algorithm::{Algorithm, Limit};
+use tidegate::model::{Charging, Hits, InvalidQuota, Micros, Quota, Unit, Window};
+
+use crate::world::NOON;
+
+/// What happens to one counter.
+#[derive(Clone, Debug)]
+pub struct History {
+    pub algorithm: Algorithm,
+    pub charging: Charging,
+    /// The limits that hold by turns, all over one window.
+    pub limits: Vec<Limit>,
+    pub begin: Micros,
+    pub events: Vec<Event>,
+}
+
+/// A charge, some time after the one before it.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    pub after: Pause,
+    pub amount: Amount,
+    /// Which of the limits holds, counted round.
+    pub turn: usize,
+}
+
+/// How the clock moves, by the limit that holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Pause {
+    None,
+    Micros(u32),
+    Ticks(u32),
+    /// What so many hits take to drain, and so many microseconds less or more.
+    Hits(u8, i8),
+    /// To the end of the window, and so many microseconds less or more.
+    Edge(i8),
+    /// So many thousandths of the window.
+    Share(u16),
+    /// The same, back.
+    Back(u16),
+}
+
+/// What a charge costs, by the limit that holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Amount {
+    Look,
+    Take(u64),
+    /// The limit, and so many more or less.
+    Limit(i8),
+    /// The burst, and so many more or less.
+    Burst(i8),
+    /// So many thousandths of the limit.
+    Share(u16),
+    GiveBack(u64),
+}
+
+impl Pause {
+    pub fn from(self, now: Micros, limit: &Limit) -> Micros {
+        let window = limit.quota().window().length().get();
+        let about = |moment: u64, off: i8| moment.saturating_add_signed(i64::from(off)).max(now.get());
+        Micros::new(match self {
+            Self::None => now.get(),
+            Self::Micros(micros) => now.get() + u64::from(micros),
+            Self::Ticks(ticks) => now.get() + u64::from(ticks) * limit.quota().tick().get(),
+            Self::Hits(hits, off) => {
+                about(now.get() + window * u64::from(hits) / u64::from(limit.quota().limit().max(1)), off)
+            }
+            Self::Edge(off) => about((now.get() / window + 1) * window, off),
+            Self::Share(share) => now.get() + thousandths(window, share),
+            Self::Back(share) => now.get().saturating_sub(thousandths(window, share)),
+        })
+    }
+}
+
+impl Amount {
+    pub fn of(self, limit: &Limit) -> Hits {
+        let about = |hits: u32, off: i8| Hits::take(u64::from(hits).saturating_add_signed(i64::from(off)));
+        match self {
+            Self::Look => Hits::LOOK,
+            Self::Take(hits) => Hits::take(hits),
+            Self::Limit(off) => about(limit.quota().limit(), off),
+            Self::Burst(off) => about(limit.quota().burst(), off),
+            Self::Share(share) => Hits::take(thousandths(limit.quota().limit().into(), share)),
+            Self::GiveBack(hits) => Hits::give_back(hits),
+        }
+    }
+}
+
+fn thousandths(of: u64, share: u16) -> u64 {
+    u64::try_from(u128::from(of) * u128::from(share) / 1_000).expect("65 times as much at most")
+}
+
+pub fn algorithm() -> impl Strategy<Value = Algorithm> {
+    prop::sample::select(Algorithm::ALL.map(|(_, algorithm)| algorithm).to_vec())
+}
+
+pub fn charging() -> impl Strategy<Value = Charging> {
+    prop::sample::select(Charging::ALL.map(|(_, charging)| charging).to_vec())
+}
+
+/// From a millisecond to a year, of any length.
+pub fn window() -> impl Strategy<Value = Window> {
+    let length = prop_oneof![
+        3 => prop::sample::select(Unit::ALL.map(Unit::length).map(Micros::get).to_vec()),
+        1 => 1_000_u64..10_000,
+        1 => 10_000_u64..1_000_000,
+        1 => 1_000_000_u64..86_400_000_000,
+        1 => 86_400_000_000_u64..=Window::LONGEST.get(),
+        1 => Just(Window::SHORTEST.get()),
+    ];
+    length.prop_map(|length| Window::of_length(Micros::new(length)).expect("it is in bounds"))
+}
+
+/// Above nothing, up to all that 32 bits hold.
+pub fn hits_per_window() -> impl Strategy<Value = u32> {
+    prop_oneof![4 => 1_u32..10, 3 => 10_u32..1_000, 1 => 1_000_u32..10_000_000, 1 => 1_u32.., 1 => Just(u32::MAX)]
+}
+
+/// How many thousandths of the limit the burst is; 1,000 is the default.
+pub fn burst() -> impl Strategy<Value = u16> {
+    prop_oneof![2 => Just(1_000), 1 => 0_u16..1_000, 1 => 1_000_u16..4_000]
+}
+
+/// The limit that comes nearest to what was asked for.
+pub fn limit(algorithm: Algorithm, window: Window, hits: u32, burst: u16) -> Limit {
+    let quota = |window: Window| {
+        let quota = Quota::new(hits, window);
+        if !algorithm.has_burst() {
+            return quota;
+        }
+        let least = u64::from(hits).div_ceil(quota.ticks()).max(1);
+        let burst = thousandths(hits.into(), burst).max(least);
+        quota.with_burst(u32::try_from(burst).unwrap_or(u32::MAX))
+    };
+    match Limit::new(algorithm, quota(window)) {
+        Ok(limit) => limit,
+        Err(InvalidQuota::Ticks { below, .. }) => {
+            let window = Window::of_length(below).expect("a tick below is in bounds");
+            Limit::new(algorithm, quota(window)).expect("the nearest window that can be counted, can be counted")
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+pub fn any_limit() -> impl Strategy<Value = Limit> {
+    (algorithm(), window(), hits_per_window(), burst())
+        .prop_map(|(algorithm, window, hits, burst)| limit(algorithm, window, hits, burst))
+}
+
+/// From the epoch to the year 2106, most of all today.
+pub fn moment() -> impl Strategy<Value = Micros> {
+    let near = |moment: Micros| (0_u64..40_000_000).prop_map(move |off| Micros::new(moment.get() + off));
+    prop_oneof![
+        4 => near(NOON),
+        1 => near(Micros::ZERO),
+        1 => near(Micros::from_secs(2_147_483_647)),
+        1 => near(Micros::from_secs(4_294_967_295)),
+        1 => (0..4_294_967_295_000_000_u64).prop_map(Micros::new),
+    ]
+}
+
+/// Time that goes on or stands.
+pub fn pause() -> impl Strategy<Value = Pause> {
+    prop_oneof![
+        6 => Just(Pause::None),
+        1 => (0_u32..1_000).prop_map(Pause::Micros),
+        1 => (0_u32..4).prop_map(Pause::Ticks),
+        3 => (1_u8..4, -1_i8..=1).prop_map(|(hits, off)| Pause::Hits(hits, off)),
+        2 => (-1_i8..=1).prop_map(Pause::Edge),
+        2 => (0_u16..2_500).prop_map(Pause::Share),
+    ]
+}
+
+/// Time that steps back besides.
+pub fn unsteady_pause() -> impl Strategy<Value = Pause> {
+    prop_oneof![8 => pause(), 1 => (0_u16..1_500).prop_map(Pause::Back)]
+}
+
+/// Hits that are taken.
+pub fn taken() -> impl Strategy<Value = Amount> {
+    prop_oneof![
+        6 => Just(Amount::Take(1)),
+        3 => (2_u64..6).prop_map(Amount::Take),
+        3 => (0_u16..600).prop_map(Amount::Share),
+        2 => (-1_i8..=1).prop_map(Amount::Limit),
+        2 => (-1_i8..=1).prop_map(Amount::Burst),
+        1 => prop_oneof![Just(Hits::MOST - 1), Just(Hits::MOST), Just(u64::MAX), any::<u64>()].prop_map(Amount::Take),
+    ]
+}
+
+/// Looks and hits that are given back besides.
+pub fn amount() -> impl Strategy<Value = Amount> {
+    prop_oneof![
+        8 => taken(),
+        1 => Just(Amount::Look),
+        2 => prop_oneof![4 => 0_u64..6, 1 => any::<u64>()].prop_map(Amount::GiveBack),
+    ]
+}
+
+/// Everything that can happen to a counter: limits that change and are nothing, refusals that are kept, hits given back,
+/// clocks that step back.
+pub fn history() -> impl Strategy<Value = History> {
+    let limits = prop_oneof![
+        3 => prop::collection::vec((hits_per_window(), burst()), 1),
+        2 => prop::collection::vec((prop_oneof![6 => hits_per_window(), 1 => Just(0)], burst()), 2..4),
+    ];
+    let event = (unsteady_pause(), amount(), prop_oneof![3 => Just(0_usize), 1 => 0_usize..4]);
+    let event = event.prop_map(|(after, amount, turn)| Event { after, amount, turn });
+    let counts_refused = prop::bool::weighted(0.2);
+    (algorithm(), charging(), window(), limits, counts_refused, moment(), prop::collection::vec(event, 1..40)).prop_map(
+        |(algorithm, charging, window, limits, counts_refused, begin, events)| {
+            let limits = limits.into_iter().map(|(hits, burst)| limit(algorithm, window, hits, burst));
+            let limits = limits.map(|limit| if counts_refused { limit.counting_refused() } else { limit }).collect();
+            History { algorithm, charging, limits, begin, events }
+        },
+    )
+}

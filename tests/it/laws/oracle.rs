@@ -1,0 +1,137 @@
+//! What the definitions say of one counter: whole numbers of 128 bits, nanoseconds, and no thought of speed.
+
+use std::collections::BTreeMap;
+
+use tidegate::algorithm::{Algorithm, Limit};
+use tidegate::model::{Charging, Hits, Micros, Outcome, Verdict};
+
+/// The longest wait that is promised: ten years.
+const TEN_YEARS: u128 = 315_360_000 * 1_000_000_000;
+/// What a counter holds at most: 2^52 of its smallest parts.
+const MOST: u128 = 1 << 52;
+
+/// An answer, without where it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub is_refused: bool,
+    pub remaining: u32,
+    pub reset: Micros,
+    pub retry: Option<Micros>,
+}
+
+impl From<Verdict> for Told {
+    fn from(verdict: Verdict) -> Self {
+        let Verdict { outcome, remaining, reset, retry, .. } = verdict;
+        Self { is_refused: outcome == Outcome::Refused, remaining, reset, retry }
+    }
+}
+
+/// One charge, with its limit opened up.
+#[derive(Clone, Copy)]
+struct Asked {
+    now: u128,
+    window: u128,
+    /// The part of time that is told apart: the smallest power of ten in microseconds of which the window has at most
+    /// 2^20.
+    tick: u128,
+    limit: u128,
+    burst: u128,
+    taken: u128,
+    given_back: u128,
+    keeps_refused: bool,
+}
+
+/// One counter by the definitions.
+#[derive(Clone, Debug)]
+pub enum Oracle {
+    /// The hits of every window ever counted.
+    Windows(BTreeMap<u128, u128>),
+    /// A level in hits times nanoseconds of the window, and when it stood there. A hit is worth one window, and the
+    /// limit drains in each nanosecond, so the level is a whole number.
+    Level(Option<(u128, u128)>),
+}
+
+impl Oracle {
+    pub fn new(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::FixedWindow => Self::Windows(BTreeMap::new()),
+            Algorithm::Gcra => Self::Level(None),
+        }
+    }
+
+    /// Decides one charge that is the whole of its request.
+    pub fn charge(&mut self, limit: &Limit, charging: Charging, now: Micros, hits: Hits) -> Told {
+        let quota = limit.quota();
+        let window = u128::from(quota.window().length().get()) * 1_000;
+        let tick = (0..).map(|power| 1_000 * 10_u128.pow(power)).find(|tick| window / tick <= 1 << 20);
+        let asked = Asked {
+            now: u128::from(now.get()) * 1_000,
+            window,
+            tick: tick.expect("some power of ten is large enough"),
+            limit: u128::from(quota.limit()),
+            burst: u128::from(quota.burst()),
+            taken: u128::from(hits.taken()),
+            given_back: u128::from(hits.given_back()),
+            keeps_refused: limit.counts_refused(),
+        };
+        // A limit of nothing asks no counter and leaves none.
+        let mut nobodys = Self::new(limit.algorithm());
+        let counter = if quota.limit() == 0 { &mut nobodys } else { self };
+        match counter {
+            Self::Windows(counts) => {
+                windows(counts, Asked { keeps_refused: asked.keeps_refused || charging == Charging::Each, ..asked })
+            }
+            Self::Level(level) => {
+                level_of(level, Asked { burst: if asked.limit == 0 { 0 } else { asked.burst }, ..asked })
+            }
+        }
+    }
+}
+
+fn windows(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
+    let Asked { now, window, limit, taken, given_back, keeps_refused, .. } = asked;
+    // A clock that steps back stays in the last window that was counted.
+    let number = (now / window).max(counts.last_key_value().map_or(0, |(last, _)| *last));
+    let used = counts.get(&number).copied().unwrap_or(0);
+    let is_refused = used + taken > limit;
+    let is_kept = !is_refused || keeps_refused;
+    let after = if is_kept { (used + taken).saturating_sub(given_back) } else { used };
+    if is_kept && (taken > 0 || (given_back > 0 && !counts.is_empty())) {
+        counts.insert(number, after);
+    }
+    let reset = micros((number + 1) * window - now);
+    let retry = (is_refused && taken <= limit).then_some(reset);
+    Told { is_refused, remaining: small(limit.saturating_sub(after)), reset, retry }
+}
+
+fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
+    let Asked { now, window, tick, limit, burst, taken, given_back, keeps_refused } = asked;
+    let (at, stood) = level.unwrap_or((0, 0));
+    let cut = (now / tick * tick).max(at);
+    let found = stood.saturating_sub((cut - at) * limit);
+    let room = burst * window;
+    let wanted = found + taken * window;
+    let is_refused = wanted > room;
+    let is_kept = !is_refused || keeps_refused;
+    let after = if is_kept { wanted.saturating_sub(given_back * window).min(MOST * tick) } else { found };
+    if is_kept && (taken > 0 || (given_back > 0 && level.is_some())) {
+        *level = Some((cut, after));
+    }
+    let until_drained = |excess: u128| {
+        let wait = (cut + excess.div_ceil(tick * limit) * tick).saturating_sub(now);
+        micros(wait.min(TEN_YEARS))
+    };
+    let retry = (is_refused && limit > 0 && taken <= burst).then(|| until_drained(wanted - room));
+    let left = if is_refused { found } else { after };
+    let reset = retry.unwrap_or_else(|| if left == 0 { Micros::ZERO } else { until_drained(left) });
+    Told { is_refused, remaining: small(room.saturating_sub(after) / window), reset, retry }
+}
+
+fn micros(nanos: u128) -> Micros {
+    assert!(nanos.is_multiple_of(1_000), "every moment is a whole microsecond");
+    Micros::new(u64::try_from(nanos / 1_000).unwrap_or(u64::MAX))
+}
+
+fn small(number: u128) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
