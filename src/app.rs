@@ -1,6 +1,7 @@
 //! The wiring: the only place that names the concrete types of all floors, spawns tasks and reads the clock and the
 //! environment.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -125,7 +126,18 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
 
     health.set_serving(true).await;
     readiness.set(true);
-    print!("{}", Summary { settings, rules: limiter.rules(), files, grpc: grpc_at, http: http_at, debug: debug_at });
+    let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
+    let summary = Summary {
+        settings,
+        rules: limiter.rules(),
+        program: &program,
+        files,
+        grpc: grpc_at,
+        http: http_at,
+        debug: debug_at,
+    };
+    // Standard output may be closed; that is no reason not to serve.
+    let _ = write!(std::io::stdout(), "{summary}");
 
     signals.wait().await;
     readiness.set(false);

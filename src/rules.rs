@@ -1,5 +1,6 @@
 //! The rules: what is limited, found without asking anybody.
 
+use std::fmt;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -40,8 +41,7 @@ struct Domain {
 #[derive(Debug)]
 pub struct Rule {
     id: RuleId,
-    /// `edge.plan_free.user`: as the reference names it in metrics.
-    path: String,
+    path: Arc<Path>,
     limits: Vec<RuleLimit>,
     is_unlimited: bool,
     /// Names of the limits that an unlimited rule replaces; a limited one keeps them by its limits.
@@ -50,6 +50,23 @@ pub struct Rule {
     charging: Charging,
     on_store_failure: FailurePolicy,
     metadata: Option<Arc<Metadata>>,
+}
+
+/// The way from a domain to a rule, one word a level. Levels are shared, so that long keys above many rules are held once.
+#[derive(Debug)]
+pub struct Path {
+    above: Option<Arc<Path>>,
+    word: String,
+}
+
+/// `edge.plan_free.user`
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(above) = &self.above {
+            write!(f, "{above}.")?;
+        }
+        f.write_str(&self.word)
+    }
 }
 
 /// One limit of a rule.
@@ -120,7 +137,7 @@ impl Rule {
     }
 
     /// Where it stands, as the reference names it in metrics: `edge.plan_free.user`.
-    pub fn path(&self) -> &str {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

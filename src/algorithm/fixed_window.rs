@@ -38,7 +38,9 @@ impl Count for FixedWindow {
         let count = wanted.saturating_sub(hits.given_back()).min(MOST_COUNTED);
         let reset = end_of(window, length).saturating_sub(now);
         let retry = (outcome.is_refused() && hits.taken() <= limit).then_some(reset);
-        let remaining = hits32(limit.saturating_sub(count));
+        // What a refused charge leaves behind is for the store to say; its answer is about the count it found.
+        let left = if outcome.is_refused() { used } else { count };
+        let remaining = hits32(limit.saturating_sub(left));
         Step {
             verdict: Verdict { outcome, remaining, reset, retry, provenance: Provenance::Store },
             charged: State { window, count },

@@ -16,6 +16,8 @@ pub struct Summary<'a> {
     pub settings: &'a Settings,
     /// The rules in force.
     pub rules: &'a RuleSet,
+    /// How this program was called, for the commands to try.
+    pub program: &'a str,
     /// How many files they come from.
     pub files: usize,
     /// Where the gRPC listener is.
@@ -28,7 +30,7 @@ pub struct Summary<'a> {
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings, rules, files, grpc, http, debug } = *self;
+        let Self { settings, rules, program, files, grpc, http, debug } = *self;
         let domains = rules.domains();
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
@@ -46,7 +48,7 @@ impl fmt::Display for Summary<'_> {
             writeln!(f, "  mode     QUOTA_MODE: a request is refused when all of its limits refuse")?;
         }
         match rules.example() {
-            Some(example) => try_next(f, &example, reachable(grpc), reachable(http)),
+            Some(example) => try_next(f, program, &example, reachable(grpc), reachable(http)),
             None => writeln!(f, "  nothing is limited: no rule refuses anything"),
         }
     }
@@ -60,7 +62,13 @@ pub fn counted(rules: &RuleSet, files: usize) -> String {
 }
 
 /// Two commands that ask a server just started until it refuses.
-fn try_next(f: &mut fmt::Formatter<'_>, example: &Example<'_>, grpc: SocketAddr, http: SocketAddr) -> fmt::Result {
+fn try_next(
+    f: &mut fmt::Formatter<'_>,
+    program: &str,
+    example: &Example<'_>,
+    grpc: SocketAddr,
+    http: SocketAddr,
+) -> fmt::Result {
     let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));
     let body = serde_json::json!({
         "domain": example.domain,
@@ -70,7 +78,7 @@ fn try_next(f: &mut fmt::Formatter<'_>, example: &Example<'_>, grpc: SocketAddr,
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
     writeln!(f, "try it: this descriptor has a limit of {limit}, so of {times} calls the last is refused")?;
-    writeln!(f, "  tidegate call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
+    writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }
 

@@ -7,11 +7,14 @@ use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
-use super::problem::{Place, Problem, Report, Severity};
+use super::problem::{Place, Problem, Report, Severity, quoted};
 use super::tree::{Child, Node, Pattern};
-use super::{Domain, Rule, RuleLimit, RuleSet};
+use super::{Domain, Path, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
 use crate::model::{Charging, FailurePolicy, Quota, Role, RuleId, Unit, Window};
+
+/// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
+const MOST_LIMITS: usize = 16;
 
 /// A rule file: its name for messages, and its bytes.
 #[derive(Clone, Debug)]
@@ -127,24 +130,19 @@ struct Inherited<'a> {
     file: usize,
     charging: Charging,
     on_store_failure: FailurePolicy,
-    void: &'a HashSet<(String, String)>,
+    void: &'a Mutual,
 }
 
 impl Compiler<'_> {
-    fn domain(
-        &mut self,
-        file: usize,
-        document: Document,
-        void: &HashSet<(String, String)>,
-        owners: &mut HashMap<String, usize>,
-    ) {
+    fn domain(&mut self, file: usize, document: Document, void: &Mutual, owners: &mut HashMap<String, usize>) {
         let name = document.domain.value;
         if let Some(&owner) = owners.get(&name)
             && !self.options.merge_domains
         {
             let first = &self.files[owner].name;
             let message = format!(
-                "duplicate domain '{name}': {first} has it already; keep a domain in one file, or set MERGE_DOMAIN_CONFIG=true to let several files extend it"
+                "duplicate domain {}: {first} has it already; keep a domain in one file, or set MERGE_DOMAIN_CONFIG=true to let several files extend it",
+                quoted(&name)
             );
             self.error(file, document.domain.place, message);
         }
@@ -163,20 +161,22 @@ impl Compiler<'_> {
             on_store_failure: document.on_store_failure.unwrap_or(self.options.on_store_failure),
             void,
         };
-        self.level(&mut domain.root, document.descriptors, &name, inherited);
+        let path = Arc::new(Path { above: None, word: name.clone() });
+        self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.set.domains.insert(name.into(), domain);
     }
 
-    fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &str, inherited: Inherited<'_>) {
+    fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
+        node.children.reserve_exact(items.len());
         for item in items {
             let place = item.place;
             let Some(child) = self.child(item, path, inherited) else { continue };
-            let name = label(&child);
+            let name = quoted(&label(&child));
             if let Err(earlier) = node.add(child) {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
                 let message = format!(
-                    "duplicate descriptor '{path}/{name}': it stands in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
+                    "duplicate descriptor {name}: it stands on this level in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
                     first.line
                 );
                 self.error(inherited.file, place, message);
@@ -184,7 +184,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn child(&mut self, item: DescriptorNode, path: &str, above: Inherited<'_>) -> Option<Child> {
+    fn child(&mut self, item: DescriptorNode, path: &Arc<Path>, above: Inherited<'_>) -> Option<Child> {
         let inherited = Inherited {
             charging: item.charging.unwrap_or(above.charging),
             on_store_failure: item.on_store_failure.unwrap_or(above.on_store_failure),
@@ -207,21 +207,21 @@ impl Compiler<'_> {
             rule: None,
             below: None,
         };
-        let path = format!("{path}.{}", joined(&child));
+        let path = Arc::new(Path { above: Some(Arc::clone(path)), word: joined(&child) });
         if let Some(place) = item.share_threshold
             && child.key.is_literal()
             && child.value.as_ref().is_none_or(Pattern::is_literal)
         {
             let message = format!(
-                "share_threshold lets the values of a wildcard share one counter, but '{}' has no `*`: remove it, or write a value such as `v*`",
-                label(&child)
+                "share_threshold lets the values of a wildcard share one counter, but {} has no `*`: remove it, or write a value such as `v*`",
+                quoted(&label(&child))
             );
             self.error(inherited.file, place, message);
         }
         if let Some((limits, is_unlimited, replaces)) = self.limits(item.limits, inherited) {
             child.rule = Some(Rule {
                 id: RuleId(self.rules),
-                path: path.clone(),
+                path: Arc::clone(&path),
                 limits,
                 is_unlimited,
                 replaces,
@@ -250,8 +250,12 @@ impl Compiler<'_> {
                 Some((Vec::new(), true, replaces))
             }
             LimitsNode::Limited(nodes) => {
-                let mut limits: Vec<RuleLimit> = Vec::with_capacity(nodes.len());
-                for node in nodes {
+                if let Some(beyond) = nodes.get(MOST_LIMITS) {
+                    let message = format!("a descriptor has at most {MOST_LIMITS} limits: remove those from here on");
+                    self.error(inherited.file, beyond.place, message);
+                }
+                let mut limits: Vec<RuleLimit> = Vec::new();
+                for node in nodes.into_iter().take(MOST_LIMITS) {
                     let Some(limit) = self.limit(&node, inherited) else { continue };
                     let same = |other: &RuleLimit| {
                         other.limit.algorithm() == limit.algorithm()
@@ -280,7 +284,8 @@ impl Compiler<'_> {
                 let message = "should not specify a rate limit unit when unlimited: remove one of the two".to_owned();
                 self.error(inherited.file, unit.place, message);
             } else {
-                let message = format!("'{}' is no unit, and an unlimited rule needs none: remove it", unit.value);
+                let message =
+                    format!("{} is no unit, and an unlimited rule needs none: remove it", quoted(&unit.value));
                 self.warning(inherited.file, unit.place, message);
             }
         }
@@ -346,6 +351,7 @@ impl Compiler<'_> {
 
     fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
         let own = node.name.as_ref().map(|name| name.value.as_str());
+        let void = own.and_then(|own| inherited.void.get(own));
         let mut names = Vec::with_capacity(node.replaces.len());
         for replaced in &node.replaces {
             let name = replaced.value.as_str();
@@ -354,13 +360,13 @@ impl Compiler<'_> {
                     "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
                 self.error(inherited.file, replaced.place, message);
             } else if own == Some(name) {
-                let message = format!("the limit '{name}' cannot replace itself: name another limit");
+                let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
                 self.error(inherited.file, replaced.place, message);
-            } else if let Some(own) = own
-                && inherited.void.contains(&(own.to_owned(), name.to_owned()))
-            {
-                let message =
-                    format!("'{own}' and '{name}' replace each other, so neither does: both stay in force. Remove one");
+            } else if void.is_some_and(|void| void.contains(name)) {
+                let message = format!(
+                    "this limit and {} replace each other, so neither does: both stay in force. Remove one",
+                    quoted(name)
+                );
                 self.warning(inherited.file, replaced.place, message);
             } else {
                 names.push(name.into());
@@ -378,37 +384,39 @@ impl Compiler<'_> {
     }
 }
 
-/// The pairs of names that replace each other, within one domain.
+/// By name: the names that it replaces and that replace it.
+type Mutual = HashMap<String, HashSet<String>>;
+
+/// The names that replace each other, within one domain.
 ///
 /// In the reference both limits go, so a client that can make a request match both is free of either.
-fn mutual_replacements(documents: &[(usize, Document)]) -> HashSet<(String, String)> {
-    fn gather(items: &[DescriptorNode], pairs: &mut HashSet<(String, String)>) {
+fn mutual_replacements(documents: &[(usize, Document)]) -> Mutual {
+    fn gather<'a>(items: &'a [DescriptorNode], pairs: &mut HashSet<(&'a str, &'a str)>) {
         for item in items {
             let limits = match &item.limits {
                 LimitsNode::None => &[][..],
-                LimitsNode::Unlimited(limit) => std::slice::from_ref(limit),
+                LimitsNode::Unlimited(limit) => std::slice::from_ref(&**limit),
                 LimitsNode::Limited(limits) => limits,
             };
             for limit in limits {
                 for replaced in &limit.replaces {
-                    if let Some(name) = &limit.name {
-                        pairs.insert((name.value.clone(), replaced.value.clone()));
-                    }
+                    pairs.extend(limit.name.as_ref().map(|name| (name.value.as_str(), replaced.value.as_str())));
                 }
             }
             gather(&item.descriptors, pairs);
         }
     }
-    let mut by_domain: HashMap<&str, HashSet<(String, String)>> = HashMap::default();
+    let mut by_domain: HashMap<&str, HashSet<(&str, &str)>> = HashMap::default();
     for (_, document) in documents {
         gather(&document.descriptors, by_domain.entry(&document.domain.value).or_default());
     }
-    let mutual = by_domain.into_values().flat_map(|pairs| {
-        let is_mutual =
-            |(one, other): &&(String, String)| one != other && pairs.contains(&(other.clone(), one.clone()));
-        pairs.iter().filter(is_mutual).cloned().collect::<Vec<_>>()
-    });
-    mutual.collect()
+    let mut mutual = Mutual::default();
+    for pairs in by_domain.values() {
+        for &(one, other) in pairs.iter().filter(|(one, other)| one != other && pairs.contains(&(*other, *one))) {
+            mutual.entry(one.to_owned()).or_default().insert(other.to_owned());
+        }
+    }
+    mutual
 }
 
 /// `key_value`, or the key alone: how the reference writes a level of a rule's key in its metrics.
@@ -434,7 +442,10 @@ fn unknown_unit(found: &str) -> String {
             "the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms"
         )
     } else {
-        format!("invalid rate limit unit '{found}': write one of {units}, or `window:` with a length such as 250ms")
+        format!(
+            "invalid rate limit unit {}: write one of {units}, or `window:` with a length such as 250ms",
+            quoted(found)
+        )
     }
 }
 

@@ -62,7 +62,7 @@ pub enum LimitsNode {
     /// Neither, or null.
     None,
     /// `unlimited: true`.
-    Unlimited(LimitNode),
+    Unlimited(Box<LimitNode>),
     /// One (`rate_limit`) or several (`rate_limits`).
     Limited(Vec<LimitNode>),
 }

@@ -17,6 +17,8 @@ pub(super) struct Node {
     by_key: HashMap<Box<[u8]>, OfKey>,
     /// Children with a wildcard in the key.
     wild_keys: Wildcards,
+    /// Every child with a wildcard, to notice a second one.
+    wild: HashMap<(Pattern, Option<Pattern>), usize>,
 }
 
 /// One item of a `descriptors` list.
@@ -36,9 +38,16 @@ pub(super) struct Child {
 /// The children with one literal key.
 #[derive(Debug, Default)]
 struct OfKey {
+    any: Option<usize>,
+    /// Boxed because files of many different keys have seldom a value for each.
+    valued: Option<Box<Valued>>,
+}
+
+/// The children with one literal key that have a value.
+#[derive(Debug, Default)]
+struct Valued {
     exact: HashMap<Box<[u8]>, usize>,
     wild: Wildcards,
-    any: Option<usize>,
 }
 
 /// Children with a wildcard, found by what stands before their first asterisk.
@@ -67,47 +76,49 @@ impl Node {
     /// Adds an item below all earlier ones, unless one with the same key and value stands there: then its index.
     pub(super) fn add(&mut self, child: Child) -> Result<(), usize> {
         let index = self.children.len();
-        if child.key.is_literal() {
-            let of_key = self.by_key.entry(child.key.text.as_bytes().into()).or_default();
-            match &child.value {
-                None => match of_key.any {
-                    Some(earlier) => return Err(earlier),
-                    None => of_key.any = Some(index),
-                },
-                Some(value) if value.is_literal() => {
-                    if let Some(earlier) = of_key.exact.insert(value.text.as_bytes().into(), index) {
-                        of_key.exact.insert(value.text.as_bytes().into(), earlier);
-                        return Err(earlier);
-                    }
-                }
-                Some(value) => {
-                    if let Some(earlier) = of_key.wild.same(value.prefix(), |at| self.children[at].value == child.value)
-                    {
-                        return Err(earlier);
-                    }
-                    of_key.wild.add(value.prefix(), index);
-                }
-            }
-        } else {
-            let is_same = |at: usize| self.children[at].key == child.key && self.children[at].value == child.value;
-            if let Some(earlier) = self.wild_keys.same(child.key.prefix(), is_same) {
+        let is_wild = !child.key.is_literal() || child.value.as_ref().is_some_and(|value| !value.is_literal());
+        if is_wild {
+            let earlier = *self.wild.entry((child.key.clone(), child.value.clone())).or_insert(index);
+            if earlier != index {
                 return Err(earlier);
             }
-            self.wild_keys.add(child.key.prefix(), index);
+            if child.key.is_literal() {
+                let prefix = child.value.as_ref().map_or(&[][..], Pattern::prefix);
+                self.of_key(&child.key).valued.get_or_insert_default().wild.add(prefix, index);
+            } else {
+                self.wild_keys.add(child.key.prefix(), index);
+            }
+        } else {
+            let of_key = self.of_key(&child.key);
+            let earlier = match &child.value {
+                None => *of_key.any.get_or_insert(index),
+                Some(value) => {
+                    let exact = &mut of_key.valued.get_or_insert_default().exact;
+                    *exact.entry(value.text.as_bytes().into()).or_insert(index)
+                }
+            };
+            if earlier != index {
+                return Err(earlier);
+            }
         }
         self.children.push(child);
         Ok(())
     }
 
+    fn of_key(&mut self, key: &Pattern) -> &mut OfKey {
+        self.by_key.entry(key.text.as_bytes().into()).or_default()
+    }
+
     /// The child that answers for an entry.
     pub(super) fn child(&self, entry: &Entry) -> Option<&Child> {
         let of_key = self.by_key.get(entry.key.as_ref());
-        if let Some(&exact) = of_key.and_then(|of_key| of_key.exact.get(entry.value.as_ref())) {
+        let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
+        if let Some(&exact) = valued.and_then(|valued| valued.exact.get(entry.value.as_ref())) {
             return self.children.get(exact);
         }
         let mut candidates = SmallVec::<[usize; 8]>::new();
-        if let Some(of_key) = of_key {
-            of_key.wild.candidates(&entry.value, &mut candidates);
+        if let Some(valued) = valued {
+            valued.wild.candidates(&entry.value, &mut candidates);
         }
         self.wild_keys.candidates(&entry.key, &mut candidates);
         candidates.sort_unstable();
@@ -194,10 +205,6 @@ impl Wildcards {
             self.lengths.push(prefix.len());
         }
         self.by_prefix.entry(prefix.into()).or_default().push(index);
-    }
-
-    fn same(&self, prefix: &[u8], is_same: impl Fn(usize) -> bool) -> Option<usize> {
-        self.by_prefix.get(prefix)?.iter().copied().find(|&at| is_same(at))
     }
 
     fn candidates(&self, text: &[u8], into: &mut SmallVec<[usize; 8]>) {

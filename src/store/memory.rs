@@ -176,10 +176,15 @@ impl Shard {
         let Located { charge, .. } = at;
         let bucket = self.find(at);
         let state = bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state);
-        let step = charge.limit.step(state, now, charge.hits);
-        if !step.verdict.outcome.is_refused() || charge.limit.records_refused(charge.charging) {
-            self.save(at, bucket, step.charged, now, memory);
+        let mut step = charge.limit.step(state, now, charge.hits);
+        let is_refused = step.verdict.outcome.is_refused();
+        if is_refused && !charge.limit.records_refused(charge.charging) {
+            return step.verdict;
         }
+        if is_refused {
+            step.verdict.remaining = charge.limit.step(Some(&step.charged), now, Hits::LOOK).verdict.remaining;
+        }
+        self.save(at, bucket, step.charged, now, memory);
         step.verdict
     }
 

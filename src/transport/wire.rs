@@ -155,11 +155,17 @@ fn current_limit(quota: Quota, name: Option<&str>) -> RateLimit {
         None => (rate_limit::Unit::Unknown, 1),
     };
     RateLimit {
-        name: name.unwrap_or_default().to_owned(),
+        name: name.map(quotable).unwrap_or_default(),
         requests_per_unit: quota.limit(),
         unit: unit.into(),
         unit_multiplier: (multiplier != 1).then_some(multiplier),
     }
+}
+
+/// A limit's name as Envoy can write it: Envoy puts it between quotes into a header and escapes nothing.
+fn quotable(name: &str) -> String {
+    let is_plain = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '"' && c != '\\';
+    name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect()
 }
 
 fn wire_unit(unit: Unit) -> rate_limit::Unit {
@@ -256,5 +262,16 @@ fn json_value(json: &serde_json::Value) -> Value {
         Json::Object(fields) => {
             structure(fields.iter().map(|(name, value)| (name.as_str(), json_value(value))).collect())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quotable;
+
+    #[test]
+    fn a_limits_name_cannot_break_the_header_that_envoy_makes_of_it() {
+        assert_eq!(quotable("per-user burst"), "per-user burst");
+        assert_eq!(quotable("a\"\r\nset-cookie: x\\é"), "a___set-cookie: x__");
     }
 }

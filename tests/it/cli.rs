@@ -87,7 +87,7 @@ descriptors:
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
     for expected in [
-        ":6:25: error: invalid rate limit unit 'fortnight'",
+        ":6:25: error: invalid rate limit unit `fortnight`",
         ":8:62: error: fixed_window has no burst",
         "(gcra)",
         ":12:",

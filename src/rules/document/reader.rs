@@ -173,7 +173,7 @@ impl<'t> Reader<'_> {
         };
         let (limit, unlimited) = self.limit(entry.value.place, mapping);
         if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
-            return LimitsNode::Unlimited(limit);
+            return LimitsNode::Unlimited(Box::new(limit));
         }
         self.take(size_of::<LimitNode>(), entry.place);
         LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })

@@ -1,0 +1,117 @@
+//! The conformance suite: the same answers as the reference, but for the differences that are written down.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use tokio::process::Command;
+
+use crate::support::{Tidegate, output, repository, tool};
+
+/// The cases that pass against the reference, in two halves.
+const PLAIN: &str = "--skip-quirks";
+const QUIRKS: &str = "--quirks-only";
+
+/// What the runner says.
+async fn run(arguments: &[&str]) -> String {
+    let mut command = Command::new(tool("python"));
+    command.arg(repository("tests/conformance/run.py")).args(arguments);
+    let (status, said, errors) = output(&mut command).await;
+    assert!(status.success() || said.contains(" passed, "), "run.py {arguments:?}: {status}\n{said}{errors}");
+    said
+}
+
+/// Runs this half of every group, each on a server of its own, and says what the runner said.
+async fn cases(half: &str) -> String {
+    let mut report = String::new();
+    for group in run(&["--groups", half]).await.lines() {
+        let rules = tempfile::tempdir().expect("a directory");
+        let directory = rules.path().to_str().expect("a path of text");
+        run(&["--prepare", directory, "--group", group, half]).await;
+        let variables = run(&["--env", "--group", group]).await;
+        let server = Tidegate::start(rules.path(), variables.lines().filter_map(|line| line.split_once('='))).await;
+        let said = run(&["--addr", &server.grpc.to_string(), "--group", group, half]).await;
+        let _ = write!(report, "group {group}\n{said}");
+    }
+    report
+}
+
+/// Runs this half of the rule files that are loaded or refused.
+async fn rule_files(half: &str) -> String {
+    let check = format!("{} check {{dir}}", env!("CARGO_BIN_EXE_tidegate"));
+    run(&["--config-check", &check, half]).await
+}
+
+/// The names of the cases that failed, in order.
+fn failed(report: &str) -> Vec<&str> {
+    let failed = report.lines().filter_map(|line| line.strip_prefix("FAIL "));
+    let mut names: Vec<_> = failed.filter_map(|rest| rest.split([' ', ':']).next()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// How many cases passed.
+fn passed(report: &str) -> u32 {
+    let counts = report.lines().filter_map(|line| line.split_once(" passed, "));
+    counts.map(|(count, _)| count.parse::<u32>().expect("a number")).sum()
+}
+
+/// `differences.yaml`: of each section, the names and their reasons.
+fn differences() -> BTreeMap<String, BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(repository("tests/conformance/differences.yaml")).expect("it reads");
+    let mut sections: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
+    let mut section = String::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        match (line.strip_prefix("  "), line.strip_suffix(':')) {
+            (Some(item), _) => {
+                let (name, reason) = item.split_once(": ").unwrap_or_else(|| panic!("no reason: {line}"));
+                let known = sections.entry(section.clone()).or_default().insert(name.to_owned(), reason.to_owned());
+                assert!(known.is_none(), "{name} stands there twice");
+            }
+            (None, Some(name)) => name.clone_into(&mut section),
+            (None, None) => panic!("neither a section nor a case: {line}"),
+        }
+    }
+    sections
+}
+
+fn assert_differs_exactly(section: &str, report: &str) {
+    let written = &differences()[section];
+    let written: Vec<_> = written.keys().map(String::as_str).collect();
+    assert_eq!(
+        failed(report),
+        written,
+        "left, the quirks answered differently; right, those that tests/conformance/differences.yaml has under `{section}`\n{report}"
+    );
+}
+
+#[tokio::test]
+async fn every_case_that_is_no_quirk_is_answered_as_the_reference_does() {
+    let report = cases(PLAIN).await;
+    assert!(failed(&report).is_empty(), "{report}");
+    assert!(passed(&report) > 60, "too few cases were run\n{report}");
+}
+
+#[tokio::test]
+async fn every_rule_file_that_is_no_quirk_is_taken_or_refused_as_the_reference_does() {
+    let report = rule_files(PLAIN).await;
+    assert!(failed(&report).is_empty(), "{report}");
+    assert!(passed(&report) > 60, "too few rule files were read\n{report}");
+}
+
+#[tokio::test]
+async fn the_quirks_answered_differently_are_those_written_down() {
+    assert_differs_exactly("cases", &cases(QUIRKS).await);
+}
+
+#[tokio::test]
+async fn the_rule_files_taken_differently_are_those_written_down() {
+    assert_differs_exactly("config", &rule_files(QUIRKS).await);
+}
+
+#[test]
+fn every_difference_is_told_to_those_who_move_here() {
+    let page = std::fs::read_to_string(repository("docs/compatibility.md")).expect("it reads");
+    for name in differences().values().flat_map(BTreeMap::keys) {
+        assert!(page.contains(&format!("`{name}`")), "docs/compatibility.md does not name `{name}`");
+    }
+}

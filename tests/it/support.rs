@@ -1,0 +1,150 @@
+//! The real parts: the `tidegate` binary, Envoy, Python, and what a test waits for.
+
+use std::ffi::OsStr;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+
+/// What a test waits for a thing that must happen, on a machine that may be very busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A program of the virtual environment that `tests/run` sets up.
+pub fn tool(name: &str) -> PathBuf {
+    let directory = std::env::var_os("TIDEGATE_VENV").map_or_else(|| repository(".venv"), PathBuf::from);
+    let program = directory.join("bin").join(name);
+    assert!(
+        program.exists(),
+        "{} is missing: this test needs Envoy and Python packages; run `tests/run`, which installs them and then runs the tests, or set TIDEGATE_VENV to a virtual environment that has tests/requirements.txt",
+        program.display()
+    );
+    program
+}
+
+/// Waits for what must happen.
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(PATIENCE, future).await;
+    waited.unwrap_or_else(|_| panic!("in {PATIENCE:?} it did not come to pass that {what}"))
+}
+
+/// Asks again until there is an answer.
+pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    in_time(what, async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
+
+/// What a program that has ended wrote, and how it ended.
+pub async fn output(command: &mut Command) -> (ExitStatus, String, String) {
+    let output = in_time("the program ends", command.kill_on_drop(true).output()).await.expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status, text(&output.stdout), text(&output.stderr))
+}
+
+/// A child process that is killed when its test ends, however it ends.
+pub struct Process {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    errors: NamedTempFile,
+}
+
+impl Process {
+    /// Starts a program.
+    pub fn start(command: &mut Command) -> Self {
+        let errors = NamedTempFile::new().expect("a file for what it complains of");
+        let to_file = errors.reopen().expect("it opens");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(to_file).kill_on_drop(true);
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let lines = BufReader::new(child.stdout.take().expect("its output is ours")).lines();
+        Self { child, lines, errors }
+    }
+
+    /// What it has written to its standard error.
+    pub fn errors(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.errors.path()).expect("it reads")).into_owned()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it can be asked").is_some()
+    }
+
+    /// The next line of its standard output; `None` when that has ended.
+    pub async fn line(&mut self) -> Option<String> {
+        in_time("the program says something", self.lines.next_line()).await.expect("its output is text")
+    }
+
+    /// Sends a signal to it.
+    pub fn signal(&self, signal: Signal) {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        kill_process(pid.expect("the program runs"), signal).expect("the signal is sent");
+    }
+
+    /// How it ended.
+    pub async fn ended(&mut self) -> ExitStatus {
+        in_time("the program ends", self.child.wait()).await.expect("it ends")
+    }
+}
+
+/// A running `tidegate serve`, on ports of its own.
+pub struct Tidegate {
+    /// Its gRPC listener.
+    pub grpc: SocketAddr,
+    process: Process,
+}
+
+impl Tidegate {
+    /// Starts it with rule files or a directory of them, and with these variables only.
+    pub async fn start<K: AsRef<OsStr>, V: AsRef<OsStr>>(
+        rules: &Path,
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("serve").arg(rules).env_clear().envs(variables);
+        for listener in ["GRPC", "DEBUG"] {
+            command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
+        }
+        command.env("HOST", "127.0.0.1").env("PORT", "0");
+        let mut process = Process::start(&mut command);
+        loop {
+            let line = process.line().await;
+            let line = line.unwrap_or_else(|| panic!("the server does not start: {}", process.errors()));
+            let mut words = line.split_whitespace();
+            if words.next() == Some("gRPC") {
+                let grpc = words.next().and_then(|address| address.parse().ok());
+                return Self { grpc: grpc.unwrap_or_else(|| panic!("no address in {line:?}")), process };
+            }
+        }
+    }
+
+    /// Asks it to stop, as an init system does.
+    pub fn terminate(&self) {
+        self.process.signal(Signal::TERM);
+    }
+
+    /// Takes it away without a word.
+    pub fn kill(&self) {
+        self.process.signal(Signal::KILL);
+    }
+
+    /// How it ended.
+    pub async fn ended(&mut self) -> ExitStatus {
+        self.process.ended().await
+    }
+}
