@@ -13,6 +13,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
 const DESCRIPTOR_FILE: &str = "envoy/extensions/common/ratelimit/v3/ratelimit.proto";
 const ENTRY: &str = ".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry";
+const CODEC: &str = "crate::proto::codec::SmallMessages";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let patched = entries_as_bytes(&mut files);
     assert_eq!(patched, 2, "the key and the value of an entry are the two fields to patch in {DESCRIPTOR_FILE}");
 
-    tonic_prost_build::configure().bytes(ENTRY).include_file("protocol.rs").compile_fds(files)?;
+    tonic_prost_build::configure().bytes(ENTRY).codec_path(CODEC).include_file("protocol.rs").compile_fds(files)?;
     Ok(())
 }
 

@@ -7,6 +7,8 @@
     reason = "generated from proto/, whose comments are the documentation"
 )]
 
+pub mod codec;
+
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 
 /// The file descriptors as written in `proto/` (entries are `string` there), for reflection and JSON.
