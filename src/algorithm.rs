@@ -151,9 +151,10 @@ impl Limit {
         self.algorithm.step(state, now, hits, self.quota)
     }
 
-    /// The first moment at which forgetting `state` changes no verdict.
-    pub fn idle_at(&self, state: &State) -> Micros {
-        self.algorithm.idle_at(state, self.quota)
+    /// The first moment at which forgetting `state` changes no verdict, neither under this limit nor under one of
+    /// `slowest` hits for the same window.
+    pub fn idle_at(&self, state: &State, slowest: u32) -> Micros {
+        self.algorithm.idle_at(state, self.quota.with_limit(slowest))
     }
 }
 

@@ -34,7 +34,8 @@ impl Count for FixedWindow {
         let limit = u64::from(quota.limit());
 
         let wanted = used + hits.taken();
-        let outcome = Outcome::admitted_if(wanted <= limit);
+        // Hits given back are taken back whatever is used.
+        let outcome = Outcome::admitted_if(wanted <= limit || hits.given_back() > 0);
         let count = wanted.saturating_sub(hits.given_back()).min(MOST_COUNTED);
         let reset = end_of(window, length).saturating_sub(now);
         let retry = (outcome.is_refused() && hits.taken() <= limit).then_some(reset);

@@ -28,7 +28,8 @@ pub(super) fn step(state: &State, now: Micros, hits: Hits, quota: Quota) -> Step
 
     let room = burst * grains;
     let wanted = level + hits.taken() * grains;
-    let outcome = Outcome::admitted_if(wanted <= room);
+    // Hits given back are taken back whatever is used.
+    let outcome = Outcome::admitted_if(wanted <= room || hits.given_back() > 0);
     let charged = wanted.saturating_sub(hits.given_back() * grains).min(MOST_COUNTED);
     // What a refused charge leaves behind is for the store to say; its answer is about the level it found.
     let left = if outcome.is_refused() { level } else { charged };

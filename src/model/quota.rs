@@ -146,6 +146,12 @@ impl Quota {
         Self { limit, window, burst: limit }
     }
 
+    /// The same with another limit.
+    #[must_use]
+    pub const fn with_limit(self, limit: u32) -> Self {
+        Self { limit, ..self }
+    }
+
     /// The same with another burst.
     #[must_use]
     pub const fn with_burst(self, burst: u32) -> Self {

@@ -45,7 +45,15 @@ struct Shard {
 
 struct Counter {
     key: CounterKey,
+    held: Held,
+}
+
+/// What is known of a counter.
+#[derive(Clone)]
+struct Held {
     state: State,
+    /// The smallest limit it was charged against: under that one it is idle last.
+    slowest: u32,
     idle_at: Micros,
 }
 
@@ -96,7 +104,7 @@ impl Memory {
         for shard in &self.shards {
             let now = self.clock.now();
             let Shard { counters, .. } = &mut *shard.lock();
-            counters.retain(|counter| counter.idle_at > now);
+            counters.retain(|counter| counter.held.idle_at > now);
             if counters.len() < counters.capacity() / SHRINK_BELOW {
                 counters.shrink_to(counters.len() * 2, |counter| self.hasher.hash_one(&counter.key));
             }
@@ -116,11 +124,11 @@ impl Memory {
         let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
         let mut locked = self.lock(&located);
 
-        let mut before: SmallVec<[Option<State>; 4]> = SmallVec::with_capacity(located.len());
+        let mut before: SmallVec<[Option<Held>; 4]> = SmallVec::with_capacity(located.len());
         let mut verdicts = Verdicts::with_capacity(located.len());
         for &at in &located {
             let shard = shard(&mut locked, at);
-            before.push(shard.state(at).cloned());
+            before.push(shard.held(at).cloned());
             verdicts.push(shard.charge(at, now, self));
         }
         let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| Ballot {
@@ -129,8 +137,8 @@ impl Memory {
             refused: verdict.outcome.is_refused(),
         });
         if is_request_refused(ballots) {
-            for (&at, state) in located.iter().zip(before).rev() {
-                shard(&mut locked, at).restore(at, state, self);
+            for (&at, held) in located.iter().zip(before).rev() {
+                shard(&mut locked, at).restore(at, held, self);
             }
             for &at in
                 located.iter().filter(|at| at.charge.charging == Charging::Each || at.charge.limit.counts_refused())
@@ -139,7 +147,11 @@ impl Memory {
             }
             // Each keeps its outcome; what is left is what nobody has taken.
             for (&at, verdict) in located.iter().zip(&mut verdicts) {
-                let left = at.charge.limit.step(shard(&mut locked, at).state(at), now, Hits::LOOK).verdict;
+                let left = at
+                    .charge
+                    .limit
+                    .step(shard(&mut locked, at).held(at).map(|held| &held.state), now, Hits::LOOK)
+                    .verdict;
                 verdict.remaining = left.remaining;
                 if !verdict.outcome.is_refused() {
                     verdict.reset = left.reset;
@@ -168,25 +180,27 @@ impl Shard {
         self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
     }
 
-    fn state(&self, at: Located<'_>) -> Option<&State> {
-        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
+    fn held(&self, at: Located<'_>) -> Option<&Held> {
+        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held)
     }
 
     /// Decides one charge and saves what it leaves behind.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
-        let Located { charge, .. } = at;
+        let limit = &at.charge.limit;
         let bucket = self.find(at);
-        let state = bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state);
-        let mut step = charge.limit.step(state, now, charge.hits);
-        let is_refused = step.verdict.outcome.is_refused();
-        if is_refused && !charge.limit.records_refused(charge.charging) {
+        let held = bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held);
+        let step = limit.step(held.map(|held| &held.state), now, at.charge.hits);
+        if !step.verdict.outcome.is_refused() {
+            self.save(at, bucket, step.charged, now, memory);
             return step.verdict;
         }
-        if is_refused {
-            step.verdict.remaining = charge.limit.step(Some(&step.charged), now, Hits::LOOK).verdict.remaining;
+        if !limit.records_refused(at.charge.charging) {
+            return step.verdict;
         }
+        // The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
+        let verdict = limit.step(Some(&step.charged), now, at.charge.hits).verdict;
         self.save(at, bucket, step.charged, now, memory);
-        step.verdict
+        verdict
     }
 
     /// A look saves nothing, a closed limit has no counter, and giving back creates none.
@@ -195,35 +209,32 @@ impl Shard {
         if *hits == Hits::LOOK || limit.is_closed() {
             return;
         }
-        let idle_at = limit.idle_at(&state);
+        let own = limit.quota().limit();
         if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            (counter.state, counter.idle_at) = (state, idle_at);
+            let slowest = counter.held.slowest.min(own);
+            counter.held = Held { idle_at: limit.idle_at(&state, slowest), state, slowest };
         } else if hits.taken() > 0 {
             self.make_room(now, memory.most_per_shard);
-            self.insert(at, state, idle_at, memory);
+            self.insert(at, Held { idle_at: limit.idle_at(&state, own), state, slowest: own }, memory);
         }
     }
 
-    fn restore(&mut self, at: Located<'_>, state: Option<State>, memory: &Memory) {
+    fn restore(&mut self, at: Located<'_>, held: Option<Held>, memory: &Memory) {
         let bucket = self.find(at);
-        match (state, bucket) {
-            (Some(state), Some(bucket)) => {
+        match (held, bucket) {
+            (Some(held), Some(bucket)) => {
                 if let Some(counter) = self.counters.get_bucket_mut(bucket) {
-                    counter.idle_at = at.charge.limit.idle_at(&state);
-                    counter.state = state;
+                    counter.held = held;
                 }
             }
-            (Some(state), None) => {
-                let idle_at = at.charge.limit.idle_at(&state);
-                self.insert(at, state, idle_at, memory);
-            }
+            (Some(held), None) => self.insert(at, held, memory),
             (None, Some(bucket)) => self.remove(bucket),
             (None, None) => {}
         }
     }
 
-    fn insert(&mut self, at: Located<'_>, state: State, idle_at: Micros, memory: &Memory) {
-        let counter = Box::new(Counter { key: at.charge.key.clone(), state, idle_at });
+    fn insert(&mut self, at: Located<'_>, held: Held, memory: &Memory) {
+        let counter = Box::new(Counter { key: at.charge.key.clone(), held });
         self.counters.insert_unique(at.hash, counter, |counter| memory.hasher.hash_one(&counter.key));
     }
 
@@ -238,7 +249,7 @@ impl Shard {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
-            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.idle_at <= now) {
+            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.held.idle_at <= now) {
                 self.remove(self.swept);
             }
         }
@@ -248,7 +259,7 @@ impl Shard {
             let begin = self.sampled >> 16;
             let sample = (0..buckets).filter_map(|offset| {
                 let bucket = begin.wrapping_add(offset) % buckets;
-                self.counters.get_bucket(bucket).map(|counter| (counter.idle_at, bucket))
+                self.counters.get_bucket(bucket).map(|counter| (counter.held.idle_at, bucket))
             });
             match sample.take(SAMPLED).min() {
                 Some((_, bucket)) => self.remove(bucket),

@@ -14,6 +14,10 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
+/// The most text of entries that dynamic metadata repeats: 1 MiB. A byte that is not UTF-8 takes three there, and an
+/// answer too large for its caller would be an error.
+const MOST_METADATA_TEXT: usize = 1 << 20;
+
 /// What is remaining of an unlimited descriptor, as the reference tells it.
 const UNLIMITED: u32 = u32::MAX;
 
@@ -182,8 +186,10 @@ fn wire_unit(unit: Unit) -> rate_limit::Unit {
 
 /// The request, and the metadata of the rules that let it pass: the first rule's where two say the same.
 fn dynamic_metadata(request: &Request, decision: &Decision) -> Struct {
+    let mut room = MOST_METADATA_TEXT;
     let descriptors = request.descriptors().iter().map(|descriptor| {
-        let mut fields = vec![("entries", list(descriptor.entries.iter().map(|entry| text(&entry_text(entry)))))];
+        let mut fields =
+            vec![("entries", list(descriptor.entries.iter().map(|entry| text(&entry_text(entry, &mut room)))))];
         if let Some(sent) = descriptor.limit {
             let limit = current_limit(sent.quota(), None);
             fields.push((
@@ -224,8 +230,12 @@ fn merge(into: &mut Metadata, from: &Metadata) {
 }
 
 /// `key=value`; a string of the protocol is UTF-8, so other bytes show as replacement characters here, and only here.
-fn entry_text(entry: &Entry) -> String {
-    format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value))
+/// What `room` does not hold is cut off.
+fn entry_text(entry: &Entry, room: &mut usize) -> String {
+    let mut text = format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value));
+    text.truncate(text.floor_char_boundary(*room));
+    *room -= text.len();
+    text
 }
 
 fn value(kind: Kind) -> Value {

@@ -245,7 +245,7 @@ fn request(burst: usize, domain: &str, hits: u32) -> RateLimitRequest {
 #[tokio::test]
 async fn sixty_four_grpc_clients_are_admitted_as_much_as_the_limit_to_the_hit() {
     let rules = rule_files();
-    let server = Tidegate::start(rules.path(), [("LOG_LEVEL", "warn")]).await;
+    let server = Tidegate::start(rules.path(), &[("LOG_LEVEL", "warn")]).await;
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));

@@ -223,7 +223,7 @@ async fn server() -> (Tidegate, RateLimitServiceClient<Channel>) {
 
 async fn start(rules: &Path) -> (Tidegate, RateLimitServiceClient<Channel>) {
     let variables = [("RESPONSE_DYNAMIC_METADATA", "true"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
-    let server = Tidegate::start(rules, variables).await;
+    let server = Tidegate::start(rules, &variables).await;
     let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
     let client = in_time("the server is there", connected).await.expect("it takes connections");
     (server, client.max_encoding_message_size(usize::MAX).max_decoding_message_size(usize::MAX))

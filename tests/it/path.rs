@@ -191,6 +191,23 @@ fn hits_are_given_back_but_never_above_the_limit() {
 }
 
 #[test]
+fn hits_are_given_back_to_a_counter_above_its_limit() {
+    for (algorithm, charging) in [("fixed_window", "each"), ("gcra", "each"), ("fixed_window", "all_or_nothing")] {
+        let rules = |limit: u32| {
+            format!(
+                "domain: d\ncharging: {charging}\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: {limit}, algorithm: {algorithm} }} }}]\n"
+            )
+        };
+        let mut world = World::new(&rules(100));
+        world.hit("k=1", 80).admitted(20);
+        world.reload(&rules(50));
+        world.look("k=1").refused(0);
+        world.refund("k=1", 40).admitted(10);
+        world.look("k=1").admitted(10);
+    }
+}
+
+#[test]
 fn a_look_creates_nothing() {
     let world = World::new("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 10 } }]\n");
     for value in 0..100 {

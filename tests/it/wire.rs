@@ -44,7 +44,7 @@ async fn server() -> Tidegate {
     let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     std::fs::write(rules.path(), RULES).expect("it is written");
     let variables = [("RESPONSE_DYNAMIC_METADATA", "true"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")];
-    Tidegate::start(rules.path(), variables).await
+    Tidegate::start(rules.path(), &variables).await
 }
 
 async fn channel(server: &Tidegate) -> Channel {

@@ -93,7 +93,7 @@ fn windows(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
     // A clock that steps back stays in the last window that was counted.
     let number = (now / window).max(counts.last_key_value().map_or(0, |(last, _)| *last));
     let used = counts.get(&number).copied().unwrap_or(0);
-    let is_refused = used + taken > limit;
+    let is_refused = given_back == 0 && used + taken > limit;
     let is_kept = !is_refused || keeps_refused;
     let after = if is_kept { (used + taken).saturating_sub(given_back) } else { used };
     if is_kept && (taken > 0 || (given_back > 0 && !counts.is_empty())) {
@@ -111,8 +111,8 @@ fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
     let found = stood.saturating_sub((cut - at) * limit);
     let room = burst * window;
     let wanted = found + taken * window;
-    let is_refused = wanted > room;
-    let is_kept = !is_refused || keeps_refused;
+    let is_refused = given_back == 0 && wanted > room;
+    let is_kept = !is_refused || (keeps_refused && limit > 0);
     let after = if is_kept { wanted.saturating_sub(given_back * window).min(MOST * tick) } else { found };
     if is_kept && (taken > 0 || (given_back > 0 && level.is_some())) {
         *level = Some((cut, after));
@@ -121,8 +121,9 @@ fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
         let wait = (cut + excess.div_ceil(tick * limit) * tick).saturating_sub(now);
         micros(wait.min(TEN_YEARS))
     };
-    let retry = (is_refused && limit > 0 && taken <= burst).then(|| until_drained(wanted - room));
-    let left = if is_refused { found } else { after };
+    // A refused charge that is kept has to wait for itself as well.
+    let retry = (is_refused && limit > 0 && taken <= burst).then(|| until_drained(after + taken * window - room));
+    let left = after;
     let reset = retry.unwrap_or_else(|| if left == 0 { Micros::ZERO } else { until_drained(left) });
     Told { is_refused, remaining: small(room.saturating_sub(after) / window), reset, retry }
 }
