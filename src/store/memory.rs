@@ -35,7 +35,7 @@ pub struct Memory {
 
 #[derive(Default)]
 struct Shard {
-    /// Boxed: as many as half of a table's buckets are empty, and an empty one costs 9 bytes so, and 49 otherwise.
+    /// Boxed: as many as half of a table's buckets are empty, and an empty one costs 9 bytes so, not a whole counter's.
     counters: HashTable<Box<Counter>>,
     /// Where the sweep goes on.
     swept: usize,
