@@ -105,10 +105,12 @@ impl Limit {
     }
 
     /// The limit that a request sends in place of a rule's: it counts as the rule's first limit does, so that it goes on
-    /// with the same counter. Every algorithm can count an override.
+    /// with the same counter. What that algorithm cannot count exactly is counted in fixed windows, which can be any.
     pub fn of_override(first: Option<Self>, sent: Override) -> Self {
         let (algorithm, count_refused) =
             first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused));
+        let can_count = algorithm.check(sent.quota()).is_ok();
+        let algorithm = if can_count { algorithm } else { Algorithm::FixedWindow };
         Self { algorithm, quota: sent.quota(), count_refused }
     }
 
@@ -126,6 +128,11 @@ impl Limit {
     /// What is counted against.
     pub const fn quota(&self) -> Quota {
         self.quota
+    }
+
+    /// The most hits it admits at once.
+    pub const fn capacity(&self) -> u32 {
+        if self.algorithm.has_burst() { self.quota.burst() } else { self.quota.limit() }
     }
 
     /// Whether every charge is recorded, whatever becomes of its request.

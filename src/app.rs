@@ -18,7 +18,7 @@ use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::{self, Loaded, Options, RuleSet};
 use crate::settings::{LogFormat, Settings};
-use crate::source::file::Source;
+use crate::source::file::{Source, UnreadableRules};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::transport::grpc::{Edge, Services};
@@ -44,6 +44,19 @@ const HTTP_CONNECTIONS: usize = 128;
 pub fn environment(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     std::env::var(name).ok()
+}
+
+/// The settings that [`options`] asks for.
+pub const RULE_SETTINGS: [&str; 5] =
+    ["MERGE_DOMAIN_CONFIG", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "ON_STORE_FAILURE", "SHADOW_MODE", "QUOTA_MODE"];
+
+/// Reads rule files.
+///
+/// # Errors
+/// Every path that could not be read, a line each.
+pub fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
+    let lines = |wrong: Vec<UnreadableRules>| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    source.read().map_err(|wrong| anyhow::anyhow!(lines(wrong)))
 }
 
 /// What the process adds to the rule files.
@@ -77,10 +90,7 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
-    let files = match source.read() {
-        Ok(files) => files,
-        Err(wrong) => anyhow::bail!("{}", wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
-    };
+    let files = read(source)?;
     let Loaded { rules, warnings } = rules::load(&files, options(settings))?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -94,8 +104,8 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let spare = HTTP_CONNECTIONS.min(room / 4);
     let (grpc_slots, http_slots) = (Slots::new(room - 2 * spare), || Slots::new(spare));
     let limits = ConnectionLimits {
-        age: duration(settings.grpc_max_connection_age),
-        grace: duration(settings.grpc_max_connection_age_grace),
+        age: unless_zero(settings.grpc_max_connection_age),
+        grace: unless_zero(settings.grpc_max_connection_age_grace),
         drain: duration(settings.drain_timeout),
         ..ConnectionLimits::default()
     };
@@ -104,7 +114,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let debug = bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?;
     let (grpc_at, http_at, debug_at) = (grpc.local_addr()?, http.local_addr()?, debug.local_addr()?);
 
-    let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters));
+    let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters.0));
     let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::clone(&store) as Arc<dyn Store>));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;
@@ -117,7 +127,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
         listener("gRPC", grpc, grpc_slots).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
     let http_routes = json::routes(edge, readiness.clone())?;
     let http =
-        listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), Workers::here(), stopped.clone());
+        listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), workers.clone(), stopped.clone());
     let debug_routes = admin::routes(Arc::clone(&limiter));
     let debug =
         listener("debug", debug, http_slots()).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
@@ -196,6 +206,11 @@ fn log_to_stderr(settings: &Settings) {
         LogFormat::Text => lines.try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
+}
+
+/// As in gRPC's own servers, 0 is no bound.
+fn unless_zero(length: Micros) -> Duration {
+    if length == Micros::ZERO { Duration::MAX } else { duration(length) }
 }
 
 fn duration(length: Micros) -> Duration {

@@ -4,6 +4,11 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 
+use crate::app;
+use crate::rules::{self, InvalidRules, Loaded};
+use crate::settings::Settings;
+use crate::source::file::Source;
+
 mod call;
 mod check;
 mod descriptor;
@@ -48,6 +53,14 @@ pub fn run() -> ExitCode {
         }
         None => ExitCode::from(FAILED),
     }
+}
+
+/// Reads and compiles the rule files of a command as the service does, by the settings that concern rules and no others:
+/// `check` must work where the service would not start.
+fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
+    let settings = Settings::read(|name| app::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
+    let files = app::read(&Source::Paths(paths(matches)))?;
+    Ok((files.len(), rules::load(&files, app::options(&settings))))
 }
 
 /// The rule files of a command.

@@ -75,7 +75,7 @@ fn part<'a>(item: &MatchedItem<'_>, answers: &mut impl Iterator<Item = (&'a Char
 
 /// The tighter first: the refused, then the least remaining share, then the longest to wait for.
 fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering {
-    let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.quota().limit());
+    let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.capacity());
     let by_outcome = b.outcome.is_refused().cmp(&a.outcome.is_refused());
     by_outcome.then(share(a, other).cmp(&share(b, one))).then(b.reset.cmp(&a.reset))
 }

@@ -13,6 +13,7 @@ mod compile;
 pub mod document;
 mod explain;
 pub mod problem;
+mod replacement;
 mod tree;
 mod yaml;
 
@@ -87,7 +88,7 @@ pub struct Example<'a> {
     pub domain: &'a str,
     /// Keys and values.
     pub entries: Vec<(String, String)>,
-    /// The limit it meets.
+    /// How many hits in a row it admits.
     pub limit: u32,
 }
 
@@ -205,12 +206,16 @@ impl RuleSet {
         rules
     }
 
-    /// A domain and a descriptor that meets an enforced limit, the smallest there is: something to try.
+    /// A domain and a descriptor that meets an enforced limit, the smallest there is: something to try. None where nothing
+    /// is refused.
     pub fn example(&self) -> Option<Example<'_>> {
+        if self.shadow_mode {
+            return None;
+        }
         let examples = self.domains.iter().filter_map(|(name, domain)| {
             let mut entries = Vec::new();
             let mut best = None;
-            domain.root.smallest_limit(&mut entries, &mut best);
+            domain.root.smallest_limit(&domain.root, &mut entries, &mut best);
             best.map(|(limit, entries)| Example { domain: name, entries, limit })
         });
         examples.min_by(|one, other| (one.limit, one.domain).cmp(&(other.limit, other.domain)))
@@ -252,6 +257,12 @@ impl RuleSet {
         matched
     }
 
+    /// What a rule's refusal means under the modes of the process: a shadow only watches, so it is no quota by them.
+    fn role(&self, rule: &Rule) -> Role {
+        let is_shadow = rule.role.is_shadow();
+        Role::of(is_shadow, rule.role.is_quota() || (self.quota_mode && !is_shadow))
+    }
+
     /// The limits that hold for a descriptor, and what their refusal means.
     fn limits<'a>(
         &self,
@@ -267,7 +278,7 @@ impl RuleSet {
         let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
         let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
         let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
-        let role = Role::of(rule.role.is_shadow(), rule.role.is_quota() || self.quota_mode);
+        let role = self.role(rule);
         (limits.map(|limit| Named { limit: limit.limit, name: limit.name.as_ref() }).collect(), role)
     }
 }

@@ -68,8 +68,8 @@ settings! {
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
     workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";
-    grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away";
-    grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls";
+    grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
+    grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls; 0 is for ever";
     drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "How long calls in flight may take to finish after SIGTERM";
     runtime_root: String = "RUNTIME_ROOT", "/srv/runtime_data/current", "Where rule files are looked for when none are named";
     runtime_subdirectory: String = "RUNTIME_SUBDIRECTORY", "", "Directory below RUNTIME_ROOT";
@@ -77,7 +77,7 @@ settings! {
     runtime_ignoredotfiles: bool = "RUNTIME_IGNOREDOTFILES", "false", "Whether files and directories whose name begins with a dot are passed over";
     runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Whether every file below RUNTIME_SUBDIRECTORY whose path begins with the app directory's name is a rule file, or only those in the app directory";
     merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Whether several files may extend one domain";
-    memory_max_counters: usize = "MEMORY_MAX_COUNTERS", "1000000", "The most counters held in memory; beyond it the earliest idle of a sample is forgotten";
+    memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the earliest idle of a sample is forgotten";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "What is answered while the store cannot be asked, where no rule says otherwise";
     stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Whether charging is all_or_nothing where no rule file says otherwise";
     local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference; the embedded store needs no cache in front of it and gives the same answers";
@@ -193,6 +193,18 @@ impl Setting for usize {
     const TAKES: &'static str = "a whole number";
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok()
+    }
+}
+
+/// How many counters a store holds. Each of its 64 shards holds its part, and fewer than a hundred in each would crowd
+/// one shard while another has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterCount(pub usize);
+
+impl Setting for CounterCount {
+    const TAKES: &'static str = "a whole number of at least 6400";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|count| *count >= 6_400).map(Self)
     }
 }
 

@@ -38,7 +38,7 @@ impl fmt::Display for Summary<'_> {
         writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
         writeln!(f, "  HTTP     {http}  /healthcheck, /json")?;
         writeln!(f, "  debug    {debug}  /rlconfig")?;
-        writeln!(f, "  store    memory, at most {} counters", settings.memory_max_counters)?;
+        writeln!(f, "  store    memory, about {} counters at most", settings.memory_max_counters.0)?;
         writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
         writeln!(f, "  failure  {} where no rule says otherwise", settings.on_store_failure.0.name())?;
         if settings.shadow_mode {

@@ -9,7 +9,7 @@ use tonic::transport::Endpoint;
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
@@ -81,6 +81,9 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             Err(status) => anyhow::bail!("{address} answered with the error {:?}: {}", status.code(), status.message()),
         };
         print(&response, &descriptors);
+        if response.overall_code() == Code::Unknown {
+            anyhow::bail!("{address} answered with a code that is neither OK nor OVER_LIMIT");
+        }
         refused = response.overall_code() == Code::OverLimit;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
@@ -110,7 +113,10 @@ fn reading(status: &DescriptorStatus) -> String {
     let Some(limit) = &status.current_limit else {
         return if status.limit_remaining == u32::MAX { "unlimited".to_owned() } else { "no limit".to_owned() };
     };
-    let unit = limit.unit().as_str_name().to_lowercase();
+    let unit = match limit.unit() {
+        rate_limit::Unit::Unknown => "window".to_owned(),
+        unit => unit.as_str_name().to_lowercase(),
+    };
     let window = match limit.unit_multiplier {
         Some(multiplier) => format!("{multiplier} {unit}s"),
         None => unit,

@@ -4,11 +4,9 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
-use super::{FAILED, files, paths};
-use crate::app::{self, summary};
-use crate::rules::{self, Loaded};
-use crate::settings::Settings;
-use crate::source::file::Source;
+use super::files;
+use crate::app::summary;
+use crate::rules::Loaded;
 
 pub(super) fn command() -> Command {
     Command::new("check")
@@ -20,24 +18,16 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let settings = Settings::read(app::environment)?;
-    let files = match Source::Paths(paths(matches)).read() {
-        Ok(files) => files,
-        Err(wrong) => {
-            wrong.iter().for_each(|wrong| eprintln!("{wrong}"));
-            return Ok(ExitCode::from(FAILED));
-        }
-    };
-    match rules::load(&files, app::options(&settings)) {
+    let (files, loaded) = super::load(matches)?;
+    match loaded {
         Ok(Loaded { rules, warnings }) => {
             warnings.iter().for_each(|warning| eprintln!("{warning}"));
-            println!("ok: {}", summary::counted(&rules, files.len()));
+            println!("ok: {}", summary::counted(&rules, files));
             Ok(ExitCode::SUCCESS)
         }
         Err(invalid) => {
-            eprintln!("{invalid}");
             let errors = invalid.errors();
-            eprintln!("{errors} {}", if errors == 1 { "error" } else { "errors" });
+            eprintln!("{invalid}\n{errors} {}", if errors == 1 { "error" } else { "errors" });
             Ok(ExitCode::FAILURE)
         }
     }

@@ -5,12 +5,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
-use super::{FAILED, descriptor, files, paths};
-use crate::app;
+use super::{descriptor, files};
 use crate::model::Descriptor;
-use crate::rules;
-use crate::settings::Settings;
-use crate::source::file::Source;
+use crate::rules::{self, Loaded};
 
 pub(super) fn command() -> Command {
     Command::new("explain")
@@ -21,17 +18,10 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let settings = Settings::read(app::environment)?;
-    let files = match Source::Paths(paths(matches)).read() {
-        Ok(files) => files,
-        Err(wrong) => {
-            wrong.iter().for_each(|wrong| eprintln!("{wrong}"));
-            return Ok(ExitCode::from(FAILED));
-        }
-    };
-    let loaded = rules::load(&files, app::options(&settings))?;
+    let Loaded { rules, warnings } = super::load(matches)?.1?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let domain = matches.get_one::<String>("domain").context("no domain")?;
     let descriptor = matches.get_one::<Descriptor>("descriptor").context("no descriptor")?;
-    print!("{}", rules::explain(&loaded.rules, domain, descriptor));
+    print!("{}", rules::explain(&rules, domain, descriptor));
     Ok(ExitCode::SUCCESS)
 }

@@ -79,7 +79,7 @@ impl Entry {
     }
 }
 
-/// A limit that the caller sends with a descriptor. It can be counted by every algorithm.
+/// A limit that the caller sends with a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Override {
     quota: Quota,
@@ -94,9 +94,7 @@ impl Override {
     pub fn new(limit: u32, unit: i32, multiplier: u32) -> Result<Self, InvalidRequest> {
         let named = unit_of_number(unit).ok_or(InvalidRequest::OverrideUnit { found: unit })?;
         let window = Window::of_units(named, multiplier)?;
-        let quota = Quota::new(limit, window);
-        quota.exact_in_ticks()?;
-        Ok(Self { quota })
+        Ok(Self { quota: Quota::new(limit, window) })
     }
 
     /// The quota, with a burst of its limit.

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashMap;
 use thiserror::Error;
 
 use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
 use super::problem::{Place, Problem, Report, Severity, quoted};
+use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern};
 use super::{Domain, Path, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
@@ -86,7 +87,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         .enumerate()
         .filter_map(|(index, file)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?)))
         .collect();
-    let void = mutual_replacements(&documents);
+    let circles = Circles::of(documents.iter().map(|(_, document)| document));
     let mut compiler = Compiler {
         files,
         options,
@@ -99,9 +100,9 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
             ..RuleSet::default()
         },
     };
-    let mut owners: HashMap<String, usize> = HashMap::default();
+    let domains = compiler.domain_wide(&documents);
     for (file, document) in documents {
-        compiler.domain(file, document, &void, &mut owners);
+        compiler.domain(file, document, &circles, &domains);
     }
     let Compiler { reports, rules, mut set, .. } = compiler;
     set.rules = rules;
@@ -130,36 +131,66 @@ struct Inherited<'a> {
     file: usize,
     charging: Charging,
     on_store_failure: FailurePolicy,
-    void: &'a Mutual,
+    domain: &'a str,
+    circles: &'a Circles,
+}
+
+/// What holds for a whole domain, and the first of its files.
+#[derive(Clone, Copy, Default)]
+struct DomainWide {
+    first: usize,
+    charging: Option<Charging>,
+    on_store_failure: Option<FailurePolicy>,
+}
+
+/// Takes what is `said` for what is known; true when something else is known already.
+fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool {
+    let is_other = known.is_some() && said.is_some() && *known != said;
+    *known = known.or(said);
+    is_other
 }
 
 impl Compiler<'_> {
-    fn domain(&mut self, file: usize, document: Document, void: &Mutual, owners: &mut HashMap<String, usize>) {
+    /// What each domain says of itself, in whichever of its files; two files may not say different things.
+    fn domain_wide(&mut self, documents: &[(usize, Document)]) -> HashMap<String, DomainWide> {
+        let mut domains: HashMap<String, DomainWide> = HashMap::default();
+        for (file, document) in documents {
+            let name = &document.domain;
+            let wide =
+                domains.entry(name.value.clone()).or_insert(DomainWide { first: *file, ..DomainWide::default() });
+            let differing = [
+                differs(&mut wide.charging, document.charging).then_some("charging"),
+                differs(&mut wide.on_store_failure, document.on_store_failure).then_some("on_store_failure"),
+            ];
+            for what in differing.into_iter().flatten() {
+                let message =
+                    format!("`{what}` is another in an earlier file of this domain: say it once, or say the same");
+                self.error(*file, name.place, message);
+            }
+        }
+        domains
+    }
+
+    fn domain(&mut self, file: usize, document: Document, circles: &Circles, domains: &HashMap<String, DomainWide>) {
         let name = document.domain.value;
-        if let Some(&owner) = owners.get(&name)
-            && !self.options.merge_domains
-        {
-            let first = &self.files[owner].name;
+        let wide = domains.get(&name).copied().unwrap_or_default();
+        if wide.first != file && !self.options.merge_domains {
+            let first = &self.files[wide.first].name;
             let message = format!(
                 "duplicate domain {}: {first} has it already; keep a domain in one file, or set MERGE_DOMAIN_CONFIG=true to let several files extend it",
                 quoted(&name)
             );
             self.error(file, document.domain.place, message);
         }
-        owners.entry(name.clone()).or_insert(file);
-        let mut domain = self
-            .set
-            .domains
-            .remove(name.as_str())
-            .unwrap_or_else(|| Domain { charging: self.options.charging, root: Node::default() });
-        if let Some(charging) = document.charging {
-            domain.charging = charging;
-        }
+        let charging = wide.charging.unwrap_or(self.options.charging);
+        let mut domain =
+            self.set.domains.remove(name.as_str()).unwrap_or_else(|| Domain { charging, root: Node::default() });
         let inherited = Inherited {
             file,
-            charging: document.charging.unwrap_or(self.options.charging),
-            on_store_failure: document.on_store_failure.unwrap_or(self.options.on_store_failure),
-            void,
+            charging,
+            on_store_failure: wide.on_store_failure.unwrap_or(self.options.on_store_failure),
+            domain: &name,
+            circles,
         };
         let path = Arc::new(Path { above: None, word: name.clone() });
         self.level(&mut domain.root, document.descriptors, &path, inherited);
@@ -351,7 +382,7 @@ impl Compiler<'_> {
 
     fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
         let own = node.name.as_ref().map(|name| name.value.as_str());
-        let void = own.and_then(|own| inherited.void.get(own));
+        let circle = own.and_then(|own| inherited.circles.not_replaced(inherited.domain, own));
         let mut names = Vec::with_capacity(node.replaces.len());
         for replaced in &node.replaces {
             let name = replaced.value.as_str();
@@ -362,9 +393,9 @@ impl Compiler<'_> {
             } else if own == Some(name) {
                 let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
                 self.error(inherited.file, replaced.place, message);
-            } else if void.is_some_and(|void| void.contains(name)) {
+            } else if circle.is_some_and(|circle| circle.contains(name)) {
                 let message = format!(
-                    "this limit and {} replace each other, so neither does: both stay in force. Remove one",
+                    "this limit and {} replace each other, directly or in a circle, so neither goes: both stay in force. Remove one",
                     quoted(name)
                 );
                 self.warning(inherited.file, replaced.place, message);
@@ -382,41 +413,6 @@ impl Compiler<'_> {
     fn warning(&mut self, file: usize, place: Place, message: String) {
         self.reports[file].warning(place, || message);
     }
-}
-
-/// By name: the names that it replaces and that replace it.
-type Mutual = HashMap<String, HashSet<String>>;
-
-/// The names that replace each other, within one domain.
-///
-/// In the reference both limits go, so a client that can make a request match both is free of either.
-fn mutual_replacements(documents: &[(usize, Document)]) -> Mutual {
-    fn gather<'a>(items: &'a [DescriptorNode], pairs: &mut HashSet<(&'a str, &'a str)>) {
-        for item in items {
-            let limits = match &item.limits {
-                LimitsNode::None => &[][..],
-                LimitsNode::Unlimited(limit) => std::slice::from_ref(&**limit),
-                LimitsNode::Limited(limits) => limits,
-            };
-            for limit in limits {
-                for replaced in &limit.replaces {
-                    pairs.extend(limit.name.as_ref().map(|name| (name.value.as_str(), replaced.value.as_str())));
-                }
-            }
-            gather(&item.descriptors, pairs);
-        }
-    }
-    let mut by_domain: HashMap<&str, HashSet<(&str, &str)>> = HashMap::default();
-    for (_, document) in documents {
-        gather(&document.descriptors, by_domain.entry(&document.domain.value).or_default());
-    }
-    let mut mutual = Mutual::default();
-    for pairs in by_domain.values() {
-        for &(one, other) in pairs.iter().filter(|(one, other)| one != other && pairs.contains(&(*other, *one))) {
-            mutual.entry(one.to_owned()).or_default().insert(other.to_owned());
-        }
-    }
-    mutual
 }
 
 /// `key_value`, or the key alone: how the reference writes a level of a rule's key in its metrics.

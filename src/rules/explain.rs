@@ -130,11 +130,17 @@ impl Teller<'_> {
                 self.line(1, format_args!("replaces {replaced}, where a request meets both"));
             }
         }
-        match rule.role() {
+        for replaced in &rule.replaces {
+            self.line(1, format_args!("replaces {replaced}, where a request meets both"));
+        }
+        match self.rules.role(rule) {
             Role::Enforce => {}
             Role::Shadow => self.line(1, format_args!("shadow   a refusal is counted and shown nowhere else")),
             Role::Quota => self.line(1, format_args!("quota    refuses only when every quota of the request does")),
             Role::ShadowQuota => self.line(1, format_args!("shadow   a quota that always has room")),
+        }
+        if self.rules.shadow_mode {
+            self.line(1, format_args!("mode     SHADOW_MODE: the request passes whatever is refused"));
         }
         self.line(1, format_args!("charging {}", rule.charging().name()));
         self.line(1, format_args!("failure  {}", rule.on_store_failure().name()));

@@ -146,24 +146,27 @@ impl Node {
         }
     }
 
-    /// The entries that lead to the smallest enforced limit above zero, with what stands for any value in them.
+    /// The entries that lead to the smallest enforced limit above zero, with what stands for any value in them, as far as
+    /// no other rule answers for them.
     pub(super) fn smallest_limit(
         &self,
+        root: &Self,
         entries: &mut Vec<(String, String)>,
         best: &mut Option<(u32, Vec<(String, String)>)>,
     ) {
         for child in &self.children {
             let value = child.value.as_ref().map_or("demo", |value| value.text.as_str());
             entries.push((child.key.text.replace('*', "x"), value.replace('*', "x")));
-            let limits = child.rule.iter().filter(|rule| rule.role() == Role::Enforce).flat_map(Rule::limits);
-            let smallest = limits.map(|limit| limit.limit.quota().limit()).filter(|&limit| limit > 0).min();
-            if let Some(limit) = smallest
+            if let Some(rule) = child.rule.as_ref().filter(|rule| rule.role() == Role::Enforce)
+                && let Some(limit) = rule.limits().iter().map(|limit| limit.limit.capacity()).min()
+                && limit > 0
                 && best.as_ref().is_none_or(|(least, _)| limit < *least)
+                && root.find(&described(entries)).rule.is_some_and(|found| found.id() == rule.id())
             {
                 *best = Some((limit, entries.clone()));
             }
             if let Some(below) = &child.below {
-                below.smallest_limit(entries, best);
+                below.smallest_limit(root, entries, best);
             }
             entries.pop();
         }
@@ -177,6 +180,11 @@ impl Node {
             }
         }
     }
+}
+
+fn described(entries: &[(String, String)]) -> Descriptor {
+    let entries = entries.iter().map(|(key, value)| Entry::new(key.clone(), value.clone()));
+    Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
 impl Child {

@@ -148,6 +148,9 @@ fn walk(
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             if depth > 0 {
                 walk(&path, depth - 1, ignores_dot_files, take, wrong);
+            } else {
+                let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
+                wrong.push(UnreadableRules::Path { path, error });
             }
         } else if path.is_file() {
             take(path);

@@ -1,11 +1,10 @@
 //! The embedded store: counters in this process, sharded, bounded, swept and exact under concurrency.
 
 use std::future::{Future, ready};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -28,6 +27,7 @@ const SHRINK_BELOW: usize = 4;
 /// Counters in memory.
 pub struct Memory {
     clock: Arc<dyn Clock>,
+    /// SipHash with a key of its own: clients choose what counters are called, and could aim at weaker hashes.
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     most_per_shard: usize,
@@ -91,12 +91,11 @@ impl Memory {
 
     /// Charges the counters of one request.
     pub fn charge_now(&self, charges: &[Charge]) -> Verdicts {
-        let now = self.clock.now();
         if charges.iter().all(|charge| charge.charging == Charging::Each) {
             let each = charges.iter().map(|charge| self.locate(charge));
-            return each.map(|at| self.shards[at.shard].lock().charge(at, now, self)).collect();
+            return each.map(|at| self.charge_alone(at)).collect();
         }
-        self.charge_together(charges, now)
+        self.charge_together(charges)
     }
 
     /// Forgets every counter that is idle. Locks one shard at a time.
@@ -111,6 +110,13 @@ impl Memory {
         }
     }
 
+    fn charge_alone(&self, at: Located<'_>) -> Verdict {
+        let mut shard = self.shards[at.shard].lock();
+        // Read under the lock: who comes second never brings the earlier time, so what was swept stays idle.
+        let now = self.clock.now();
+        shard.charge(at, now, self)
+    }
+
     fn locate<'a>(&self, charge: &'a Charge) -> Located<'a> {
         let hash = self.hasher.hash_one(&charge.key);
         // The table takes its own bits from both ends of the hash; the shard takes some from the middle.
@@ -120,9 +126,10 @@ impl Memory {
 
     /// One atomic step over several counters: charge all in order, and when the request is refused, take everything back
     /// and keep only what is recorded all the same.
-    fn charge_together(&self, charges: &[Charge], now: Micros) -> Verdicts {
+    fn charge_together(&self, charges: &[Charge]) -> Verdicts {
         let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
         let mut locked = self.lock(&located);
+        let now = self.clock.now();
 
         let mut before: SmallVec<[Option<Held>; 4]> = SmallVec::with_capacity(located.len());
         let mut verdicts = Verdicts::with_capacity(located.len());
@@ -140,9 +147,7 @@ impl Memory {
             for (&at, held) in located.iter().zip(before).rev() {
                 shard(&mut locked, at).restore(at, held, self);
             }
-            for &at in
-                located.iter().filter(|at| at.charge.charging == Charging::Each || at.charge.limit.counts_refused())
-            {
+            for &at in located.iter().filter(|at| is_kept(at.charge)) {
                 shard(&mut locked, at).charge(at, now, self);
             }
             // Each keeps its outcome; what is left is what nobody has taken.
@@ -167,6 +172,12 @@ impl Memory {
         numbers.dedup();
         numbers.into_iter().map(|number| (number, self.shards[number].lock())).collect()
     }
+}
+
+/// Whether a charge stays although its request is refused: it is on its own, it is counted whatever becomes of it, or it
+/// gives back.
+fn is_kept(charge: &Charge) -> bool {
+    charge.charging == Charging::Each || charge.limit.counts_refused() || charge.hits.given_back() > 0
 }
 
 fn shard<'a, 'b>(locked: &'a mut Locked<'b>, at: Located<'_>) -> &'a mut Shard {

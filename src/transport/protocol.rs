@@ -25,8 +25,9 @@ pub const MAX_STREAMS: u32 = 1_024;
 pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// Bytes in flight to us in one call: 64 KiB; a decision's request has some hundred.
 pub const STREAM_WINDOW_BYTES: u32 = 64 * 1_024;
-/// Bytes of one call's headers: 16 KiB: 8 KiB of metadata and what Envoy forwards beside it.
-pub const MAX_HEADER_BYTES: u32 = 16 * 1_024;
+/// Bytes of one call's headers: 256 KiB. Envoy may copy a client's tracing headers into the call, and takes up to 60 KiB of
+/// them, or more where it is told to; a call refused for its headers is an error, and an error is a yes to Envoy.
+pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
 /// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
 /// Calls reset by the client before we saw them: 1,024, a whole connection's. h2's 20 ends the connection when Envoy's

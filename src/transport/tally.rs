@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One listener's connections since it started, for the metrics.
+/// One listener's connections since it started.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(super) accepted: AtomicU64,

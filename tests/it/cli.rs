@@ -119,6 +119,28 @@ domain: e
 }
 
 #[test]
+fn check_and_explain_work_where_the_service_would_not_start() {
+    let file = rule_file(RULES);
+    let environment = [("REDIS_URL", "redis:6379"), ("GRPC_SERVER_USE_TLS", "true"), ("PORT", "x")];
+    assert!(tidegate_with(&["check", path(&file)], &environment).status.success());
+    assert!(
+        tidegate_with(&["explain", "--domain", "edge", "-d", "plan=x", path(&file)], &environment).status.success()
+    );
+    let wrong = tidegate_with(&["check", path(&file)], &[("QUOTA_MODE", "maybe")]);
+    assert!(stderr(&wrong).contains("QUOTA_MODE is \"maybe\""), "{}", stderr(&wrong));
+}
+
+#[test]
+fn metadata_is_not_so_deep_that_receivers_refuse_it() {
+    let nested = |depth: usize| format!("{}1{}", "{a: ".repeat(depth), "}".repeat(depth));
+    let rules = |depth| format!("domain: d\ndescriptors:\n  - key: a\n    metadata: {}\n", nested(depth));
+    assert!(tidegate(&["check", path(&rule_file(&rules(16)))]).status.success());
+    let output = tidegate(&["check", path(&rule_file(&rules(17)))]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("16 levels"), "{}", stderr(&output));
+}
+
+#[test]
 fn check_says_what_cannot_be_read() {
     let output = tidegate(&["check", "/nowhere/rules.yaml"]);
     assert_eq!(output.status.code(), Some(2));

@@ -41,7 +41,7 @@ async fn a_client_is_told_the_bounds_of_its_connection() {
         .collect();
     assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
     assert!(settings.contains(&(4, 65_536)) || !settings.iter().any(|(id, _)| *id == 4), "stream window: {settings:?}");
-    assert!(settings.contains(&(6, 16_384)), "header list: {settings:?}");
+    assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
     let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
     assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1 << 20, "connection window");
 }

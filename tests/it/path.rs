@@ -1,9 +1,9 @@
 //! Rules, requests and time, and the decisions that follow.
 
-use tidegate::model::Micros;
+use tidegate::model::{Descriptor, Micros, Override};
 use tidegate::rules::Options;
 
-use crate::world::{World, micros};
+use crate::world::{World, descriptor, micros, request};
 
 #[test]
 fn several_limits_on_one_descriptor_hold_together_and_the_tightest_is_shown() {
@@ -323,6 +323,138 @@ descriptors:
     let _ = world.all(["a=1", "b=1"]);
     let (refused, _) = world.all(["a=1", "b=1"]);
     assert!(refused);
+}
+
+#[test]
+fn limits_that_replace_each_other_in_a_longer_circle_all_stay() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 1, name: la, replaces: [{ name: lb }] } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 1, name: lb, replaces: [{ name: lc }] } }
+  - { key: c, rate_limit: { unit: day, requests_per_unit: 1, name: lc, replaces: [{ name: la }, { name: outside }] } }
+  - { key: o, rate_limit: { unit: day, requests_per_unit: 1, name: outside } }
+",
+    );
+    let (_, answers) = world.all(["a=1", "b=1", "c=1", "o=1"]);
+    assert_eq!(answers.iter().map(|answer| answer.limit).collect::<Vec<_>>(), [Some(1), Some(1), Some(1), None]);
+    let (refused, _) = world.all(["a=1", "b=1", "c=1"]);
+    assert!(refused);
+}
+
+#[test]
+fn a_circle_in_one_domain_changes_nothing_in_another() {
+    use tidegate::rules::{File, load};
+    let file = |name: &str, text: &str| File { name: name.into(), bytes: text.as_bytes().to_vec() };
+    let one = file(
+        "one.yaml",
+        "domain: one
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 1, name: la, replaces: [{ name: lb }] } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 1, name: lb, replaces: [{ name: la }] } }
+",
+    );
+    let other = file(
+        "other.yaml",
+        "domain: other
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 1, name: la, replaces: [{ name: lb }] } }
+",
+    );
+    let loaded = load(&[one, other], Options::default()).expect("rules");
+    let warned: Vec<_> = loaded.warnings.iter().map(|warning| &*warning.file).collect();
+    assert_eq!(warned, ["one.yaml", "one.yaml"]);
+}
+
+#[test]
+fn what_a_domain_says_holds_for_all_of_its_files_and_may_not_differ() {
+    use tidegate::model::Charging;
+    use tidegate::rules::{File, load};
+    let file = |name: &str, text: &str| File { name: name.into(), bytes: text.as_bytes().to_vec() };
+    let merging = Options { merge_domains: true, ..Options::default() };
+    let quiet = file("b.yaml", "domain: d\ndescriptors: [{ key: b, rate_limit: { unit: day } }]\n");
+    let says = |name, charging| file(name, &format!("domain: d\ncharging: {charging}\n"));
+    for files in [[quiet.clone(), says("c.yaml", "all_or_nothing")], [says("a.yaml", "all_or_nothing"), quiet]] {
+        let loaded = load(&files, merging).expect("rules");
+        assert!(loaded.rules.rules().iter().all(|rule| rule.charging() == Charging::AllOrNothing));
+    }
+    let invalid = load(&[says("a.yaml", "each"), says("b.yaml", "all_or_nothing")], merging).expect_err("they differ");
+    assert!(invalid.to_string().contains("b.yaml:1:9: error: `charging` is another"), "{invalid}");
+}
+
+#[test]
+fn under_global_quota_mode_a_shadowed_rule_rescues_nobody() {
+    let options = Options { quota_mode: true, ..Options::default() };
+    let world = World::with(
+        "domain: d
+descriptors:
+  - { key: k, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: soft, shadow_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
+",
+        options,
+    );
+    world.hit("k=1", 1).admitted(0);
+    let (refused, _) = world.all(["k=1", "soft=1"]);
+    assert!(refused);
+}
+
+#[test]
+fn hits_given_back_in_a_refused_request_are_given_back() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 10 } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 0 } }
+",
+    );
+    world.hit("a=1", 8).admitted(2);
+    let back = Descriptor { hits_addend: Some(5), is_negative_hits: true, ..descriptor("a=1") };
+    assert!(world.ask(&request([back, descriptor("b=1")])).outcome.is_refused());
+    world.look("a=1").admitted(7);
+}
+
+#[test]
+fn the_tightest_limit_has_the_least_share_of_what_it_can_hold() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: k
+    rate_limits:
+      - { unit: second, requests_per_unit: 10, algorithm: gcra, burst: 100 }
+      - { unit: day, requests_per_unit: 160 }
+",
+    );
+    assert_eq!(world.hit("k=1", 80).limit, Some(10), "20 of 100 are less than 80 of 160");
+}
+
+#[test]
+fn an_override_that_the_algorithm_cannot_count_is_counted_in_fixed_windows() {
+    let world = World::new(
+        "domain: d\ndescriptors: [{ key: k, rate_limit: { unit: second, requests_per_unit: 1, algorithm: gcra } }]\n",
+    );
+    let sent = Override::new(5, 1, 1_048_577).expect("any window up to a year");
+    let ask = || world.one(Descriptor { limit: Some(sent), ..descriptor("k=1") });
+    ask().admitted(4);
+    ask().admitted(3);
+}
+
+#[test]
+fn an_example_is_refused_when_it_says_so() {
+    let example = |rules: &str, options: Options| {
+        let file = tidegate::rules::File { name: "r".into(), bytes: rules.as_bytes().to_vec() };
+        let rules = tidegate::rules::load(&[file], options).expect("rules").rules;
+        rules.example().map(|example| (example.entries, example.limit))
+    };
+    let rules = "domain: d
+descriptors:
+  - { key: k, value: demo }
+  - { key: k, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 2, algorithm: gcra, burst: 5 } }
+";
+    let entry = |key: &str| vec![(key.to_owned(), "demo".to_owned())];
+    assert_eq!(example(rules, Options::default()), Some((entry("b"), 5)), "k=demo is free");
+    assert_eq!(example(rules, Options { shadow_mode: true, ..Options::default() }), None);
 }
 
 #[test]

@@ -15,18 +15,22 @@ const MAP_BYTES: usize = 640;
 /// What an entry takes in a leaf that is half full, as they are when entries come in order: 110 bytes.
 const ENTRY_BYTES: usize = 110;
 
+/// The deepest that lists and mappings nest: 16. Each level is about three in the protocol's dynamic metadata, and common
+/// decoders refuse a message of a hundred levels whole.
+const MAX_DEPTH: usize = 16;
+
 impl<'t> Reader<'_> {
     /// The mapping; `None` when null or wrong.
     pub(super) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
         match entry.value.content() {
-            Content::Mapping(mapping) => return Some(self.map(entry.value, mapping)),
+            Content::Mapping(mapping) => return Some(self.map(entry.value, mapping, 1)),
             Content::Plain(_) if entry.value.is_null() => {}
             _ => self.wrong(entry.name, entry.value, "a mapping like `{team: x}`"),
         }
         None
     }
 
-    fn map(&mut self, node: Node<'t>, mut mapping: Nodes<'t>) -> Metadata {
+    fn map(&mut self, node: Node<'t>, mut mapping: Nodes<'t>, depth: usize) -> Metadata {
         self.take(MAP_BYTES, node.place);
         let mut map = Metadata::new();
         let mut keys: std::collections::BTreeMap<&'t str, u32> = std::collections::BTreeMap::new();
@@ -45,14 +49,14 @@ impl<'t> Reader<'_> {
                 });
             }
             self.take(ENTRY_BYTES.saturating_add(name.len()), key.place);
-            let value = self.value(value);
+            let value = self.value(value, depth);
             if self.is_building {
                 map.insert(name.to_owned(), value);
             }
         }
         for merge in merges.into_iter().rev() {
             for mapping in self.merged(merge) {
-                for (name, value) in self.map(merge, mapping) {
+                for (name, value) in self.map(merge, mapping, depth) {
                     map.entry(name).or_insert(value);
                 }
             }
@@ -74,7 +78,15 @@ impl<'t> Reader<'_> {
         }
     }
 
-    fn value(&mut self, node: Node<'t>) -> Value {
+    fn value(&mut self, node: Node<'t>, depth: usize) -> Value {
+        if depth >= MAX_DEPTH && matches!(node.content(), Content::List(_) | Content::Mapping(_)) {
+            self.report.error(node.place, || {
+                format!(
+                    "`metadata` is nested more than {MAX_DEPTH} levels deep, which receivers refuse: write it flatter."
+                )
+            });
+            return Value::Null;
+        }
         match node.content() {
             Content::Plain(text) => match resolve(text) {
                 Scalar::Null => Value::Null,
@@ -94,14 +106,14 @@ impl<'t> Reader<'_> {
                         break;
                     }
                     self.take(size_of::<Value>(), item.place);
-                    let value = self.value(item);
+                    let value = self.value(item, depth + 1);
                     if self.is_building {
                         list.push(value);
                     }
                 }
                 Value::Array(list)
             }
-            Content::Mapping(mapping) => Value::Object(self.map(node, mapping)),
+            Content::Mapping(mapping) => Value::Object(self.map(node, mapping, depth + 1)),
             Content::Broken => Value::Null,
         }
     }
