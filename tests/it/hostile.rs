@@ -316,6 +316,22 @@ async fn whatever_a_client_sends_is_counted_like_anything_else() {
 }
 
 #[tokio::test]
+async fn headers_that_a_client_fills_do_not_make_the_call_an_error() {
+    let (_server, mut client) = server().await;
+    for outcome in [Code::Ok, Code::OverLimit] {
+        let descriptors = vec![limited(vec![entry("long", "headers")])];
+        let message = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 };
+        let mut request = tonic::Request::new(message);
+        // Envoy takes 60 KiB of headers unless it is told otherwise, and copies those of its tracer into the call.
+        for name in ["tracestate", "baggage", "traceparent"] {
+            request.metadata_mut().insert(name, "x".repeat(60 << 10).parse().expect("a value"));
+        }
+        let answer = in_time("it is answered", client.should_rate_limit(request)).await.expect("no error");
+        assert_eq!(answer.into_inner().overall_code(), outcome);
+    }
+}
+
+#[tokio::test]
 async fn ten_thousand_of_anything_are_counted_like_one() {
     let (_server, mut client) = server().await;
     let entries = |of: usize| (0..of).map(|number| entry(format!("key {number}"), "")).collect::<Vec<_>>();
