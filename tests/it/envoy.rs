@@ -172,6 +172,31 @@ async fn a_cost_known_only_afterwards_is_charged_and_the_next_request_refused() 
     assert_eq!(get(edge, "/chat", "bob").await.status, 200, "another user has a budget of his own");
 }
 
+#[tokio::test]
+async fn tracing_headers_that_envoy_copies_into_the_call_do_not_let_a_request_pass() {
+    let served = serve("rules.yaml").await;
+    let tracer = "stat_prefix: fail_open
+          max_request_headers_kb: 96
+          tracing:
+            provider:
+              name: envoy.tracers.opentelemetry
+              typed_config:
+                \"@type\": type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig
+                grpc_service: { envoy_grpc: { cluster_name: upstream } }
+                service_name: edge";
+    let roomy = "stat_prefix: upstream\n          max_request_headers_kb: 96";
+    let changes = [("stat_prefix: fail_open", tracer), ("stat_prefix: upstream", roomy)];
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &changes).await;
+    let edge = envoy.listener("fail_open").await;
+    let trace = "alice\r\ntraceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\ntracestate: a=";
+    let user = [trace.as_bytes(), &vec![b'x'; 60 << 10]].concat();
+    for left in [4, 3, 2, 1, 0] {
+        let answer = get(edge, "/", &user).await;
+        assert_eq!((answer.status, answer.remaining()), (200, left), "{answer:?}");
+    }
+    assert_eq!(get(edge, "/", &user).await.status, 429);
+}
+
 /// Room for long headers on the way, and a route whose requests have two hundred descriptors beside the four tiers.
 fn for_the_hostile() -> [(&'static str, String); 3] {
     let include = "typed_per_filter_config:
