@@ -58,6 +58,30 @@ pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
     fn finish(self: Pin<&mut Self>);
 }
 
+/// A service that both protocols can serve; every fitting tower service is one.
+pub trait Answering:
+    Service<
+        Request<RequestBody>,
+        Response = Response<<Self as Answering>::Body>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + Clone
+    + Send
+    + 'static
+{
+    /// The body of an answer.
+    type Body: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+}
+
+impl<S, B> Answering for S
+where
+    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    type Body = B;
+}
+
 /// HTTP/2 without negotiation (h2c with prior knowledge), as Envoy and every gRPC client speak it.
 #[derive(Clone, Debug)]
 pub struct Http2<S> {
@@ -86,14 +110,7 @@ impl<S> Http2<S> {
     }
 }
 
-impl<S, B> Protocol for Http2<S>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
+impl<S: Answering> Protocol for Http2<S> {
     /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
     const OPENING_BYTES: usize = 24 + 9;
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor>;
@@ -103,14 +120,7 @@ where
     }
 }
 
-impl<S, B> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
+impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
@@ -132,14 +142,7 @@ impl<S> Http1<S> {
     }
 }
 
-impl<S, B> Protocol for Http1<S>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
+impl<S: Answering> Protocol for Http1<S> {
     /// Anything at all: the rest of the head has hyper's own deadline.
     const OPENING_BYTES: usize = 1;
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
@@ -149,14 +152,7 @@ where
     }
 }
 
-impl<S, B> Connection for http1::Connection<TokioIo<Socket>, Calls<S>>
-where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
+impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
