@@ -3,7 +3,7 @@
 use tidegate::model::{Descriptor, Micros, Override};
 use tidegate::rules::Options;
 
-use crate::world::{World, descriptor, micros, request};
+use crate::world::{World, descriptor, futures, micros, request};
 
 #[test]
 fn several_limits_on_one_descriptor_hold_together_and_the_tightest_is_shown() {
@@ -536,8 +536,8 @@ descriptors:
     };
     let limiter = limiter(&store);
     let ask = |entries: String| {
-        let request = crate::world::request([crate::world::descriptor(&entries)]);
-        crate::world::futures(limiter.decide(&request)).outcome.is_refused()
+        let request = request([descriptor(&entries)]);
+        futures(limiter.decide(&request)).outcome.is_refused()
     };
     for value in 0..1_000 {
         assert!(!ask(format!("long={value}")));
