@@ -1,7 +1,7 @@
 //! The wiring: the only place that names the concrete types of all floors, spawns tasks and reads the clock and the
 //! environment.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -12,6 +12,10 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use self::summary::Summary;
 use crate::limiter::Limiter;
@@ -169,7 +173,9 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
 async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
     let bound = TcpListener::bind(address).await;
-    bound.with_context(|| format!("cannot listen on {address}: set {variable} or its host to another"))
+    bound.with_context(|| {
+        format!("cannot listen on {address}: set {variable} or {} to another", variable.replace("PORT", "HOST"))
+    })
 }
 
 async fn sweep(store: Arc<Memory>) {
@@ -200,12 +206,17 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
 
 /// Log lines go to standard error, one per event.
 fn log_to_stderr(settings: &Settings) {
-    let lines = tracing_subscriber::fmt().with_max_level(settings.log_level.0).with_writer(std::io::stderr);
-    // A second start in one process keeps the first's.
-    let _ = match settings.log_format {
-        LogFormat::Text => lines.try_init(),
-        LogFormat::Json => lines.json().try_init(),
+    let lines =
+        tracing_subscriber::fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    let lines = match settings.log_format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().boxed(),
     };
+    // Below `info`, what HTTP/2 does frame by frame hides what Tidegate says.
+    let level = settings.log_level.0;
+    let filter = Targets::new().with_target("tidegate", level).with_default(level.min(tracing::Level::INFO));
+    // A second start in one process keeps the first's.
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
 /// As in gRPC's own servers, 0 is no bound.

@@ -206,8 +206,8 @@ impl RuleSet {
         rules
     }
 
-    /// A domain and a descriptor that meets an enforced limit, the smallest there is: something to try. None where nothing
-    /// is refused.
+    /// A domain and a descriptor that meets an enforced limit, the smallest there is: something to try by hand. None where there is
+    /// none.
     pub fn example(&self) -> Option<Example<'_>> {
         if self.shadow_mode {
             return None;

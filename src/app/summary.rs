@@ -49,7 +49,8 @@ impl fmt::Display for Summary<'_> {
         }
         match rules.example() {
             Some(example) => try_next(f, program, &example, reachable(grpc), reachable(http)),
-            None => writeln!(f, "  nothing is limited: no rule refuses anything"),
+            None if rules.is_empty() => writeln!(f, "  nothing is limited: there is no rule"),
+            None => Ok(()),
         }
     }
 }
@@ -77,7 +78,7 @@ fn try_next(
     let body = quoted(&body.to_string());
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
-    writeln!(f, "try one of these: the limit is {limit}, so of {times} calls the last is refused")?;
+    writeln!(f, "try one of these (they share a limit of {limit}, so of {times} calls the last is refused)")?;
     writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
@@ -87,6 +87,12 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         .enumerate()
         .filter_map(|(index, file)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?)))
         .collect();
+    let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
+    let shape: HashSet<(Arc<str>, Option<u32>)> = problems
+        .iter()
+        .filter(|problem| is_wrong(problem))
+        .map(|problem| (Arc::clone(&problem.file), problem.place.map(|place| place.line)))
+        .collect();
     let circles = Circles::of(documents.iter().map(|(_, document)| document));
     let mut compiler = Compiler {
         files,
@@ -106,11 +112,15 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     }
     let Compiler { reports, rules, mut set, .. } = compiler;
     set.rules = rules;
+    let mut beyond = Vec::new();
     for (report, file) in reports.into_iter().zip(files) {
-        report.finish(&String::from_utf8_lossy(&file.bytes), &mut problems);
+        report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
+    // What follows from a line whose shape is wrong says nothing new.
+    beyond.retain(|problem| !shape.contains(&(Arc::clone(&problem.file), problem.place.map(|place| place.line))));
+    problems.append(&mut beyond);
     problems.sort_by(|a, b| (&a.file, a.place.is_none(), a.place).cmp(&(&b.file, b.place.is_none(), b.place)));
-    if problems.iter().any(|problem| problem.severity == Severity::Error) {
+    if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
     Ok(Loaded { rules: set, warnings: problems })

@@ -7,7 +7,12 @@ use super::Rule;
 use super::problem::Place;
 use crate::algorithm::Limit;
 use crate::model::key::KeyPart;
-use crate::model::{CounterKey, Descriptor, Entry, Role};
+use crate::model::{CounterKey, Descriptor, Entry, Micros, Role};
+
+/// The most hits that somebody would try by hand: 100.
+const MOST_TRIED: u32 = 100;
+/// The shortest window in which somebody can try them: 10 s.
+const TIME_TO_TRY: Micros = Micros::from_secs(10);
 
 /// One level of the descriptor tree. Looking up an entry costs the same for any number of exact and key-only children.
 #[derive(Debug, Default)]
@@ -155,11 +160,11 @@ impl Node {
         best: &mut Option<(u32, Vec<(String, String)>)>,
     ) {
         for child in &self.children {
-            let value = child.value.as_ref().map_or("demo", |value| value.text.as_str());
-            entries.push((child.key.text.replace('*', "x"), value.replace('*', "x")));
+            entries.push((child.key.example(), child.value.as_ref().map_or("demo".to_owned(), Pattern::example)));
             if let Some(rule) = child.rule.as_ref().filter(|rule| rule.role() == Role::Enforce)
                 && let Some(limit) = rule.limits().iter().map(|limit| limit.limit.capacity()).min()
-                && limit > 0
+                && (1..=MOST_TRIED).contains(&limit)
+                && rule.limits().iter().all(|limit| limit.limit.quota().window().length() >= TIME_TO_TRY)
                 && best.as_ref().is_none_or(|(least, _)| limit < *least)
                 && root.find(&described(entries)).rule.is_some_and(|found| found.id() == rule.id())
             {
@@ -231,6 +236,12 @@ impl Pattern {
 
     pub(super) fn text(&self) -> &str {
         &self.text
+    }
+
+    /// A text that it matches.
+    fn example(&self) -> String {
+        let shortest = self.text.replace('*', "");
+        if shortest.is_empty() { "demo".to_owned() } else { shortest }
     }
 
     pub(super) fn is_literal(&self) -> bool {

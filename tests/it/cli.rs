@@ -79,7 +79,10 @@ descriptors:
     for expected in [":4:5: error:", "rate_limit", ":10:", "lots"] {
         assert!(text.contains(expected), "{expected:?} is missing in\n{text}");
     }
-    // What a broken shape hides shows once the shape is right.
+    for beyond_its_shape in ["invalid rate limit unit `fortnight`", "fixed_window has no burst", "from 1ms to 365d"] {
+        assert!(text.contains(beyond_its_shape), "{beyond_its_shape:?} is missing in\n{text}");
+    }
+    assert!(text.contains("6 errors"), "{text}");
     let shaped = std::fs::read_to_string(file.path()).expect("it reads");
     let shaped = shaped.replace("rate_limt", "rate_limit").replace("lots", "5");
     let file = rule_file(&shaped);

@@ -1,7 +1,8 @@
 //! Walks the tree of a rule file: checks every key and value, then makes the document of them.
 //!
-//! It walks twice. The first walk finds all problems and adds up what the document will take; the second, of a file
-//! that is right, makes it. So a file that is refused takes no more memory than its tree.
+//! It walks twice. The first walk finds all problems and adds up what the document will take; the second makes it. A file
+//! with an error makes one too if it is small, without what is wrong, so that what is wrong beyond the shape is found in
+//! the same load; a large one that is refused takes no more memory than its tree.
 
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ mod values;
 /// The most a document may take in memory: 192 MiB.
 /// 100,000 rules with a value, two limits and some metadata each take 160 MiB; with one limit and none, 54 MiB.
 const MAX_DOCUMENT_BYTES: usize = 192 << 20;
+
+/// The most that the document of a file with an error may take: 8 MiB, some ten thousand rules.
+const MAX_BROKEN_BYTES: usize = 8 << 20;
 
 /// What a text takes besides its letters: its allocation, rounded up.
 const TEXT_BYTES: usize = 16;
@@ -38,10 +42,12 @@ struct Reader<'r> {
     is_full: bool,
 }
 
-/// The document that `tree` says, unless there is an error in it.
+/// The document that `tree` says; of a large file only if there is no error in it.
 pub(super) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
-    Reader { report, is_building: false, bytes: 0, is_full: false }.file(file, tree);
-    if report.has_error() {
+    let mut first = Reader { report, is_building: false, bytes: 0, is_full: false };
+    first.file(file, tree);
+    let is_small = !first.is_full && first.bytes <= MAX_BROKEN_BYTES;
+    if report.has_error() && !is_small {
         return None;
     }
     // The same problems once more, for nobody.
@@ -230,12 +236,14 @@ impl<'t> Reader<'_> {
             replaces: Vec::new(),
         };
         let mut unlimited = None;
+        let mut has_number = false;
         for entry in self.entries(mapping, Level::Limit) {
             match entry.name {
                 "unit" => node.unit = self.text(entry),
                 "unit_multiplier" => node.unit_multiplier = self.number(entry),
                 "window" => node.window = self.window(entry),
                 "requests_per_unit" => {
+                    has_number = true;
                     node.requests_per_unit = self.number(entry).map_or(0, |number| number.value);
                 }
                 "burst" => node.burst = self.number(entry),
@@ -246,6 +254,12 @@ impl<'t> Reader<'_> {
                 "replaces" => node.replaces = self.replaces(entry),
                 _ => {}
             }
+        }
+        if !has_number && unlimited.is_none() {
+            self.report.warning(place, || {
+                "`requests_per_unit` is missing, so the limit is 0 and refuses everything: write how many hits a window has."
+                    .to_owned()
+            });
         }
         (node, unlimited)
     }
