@@ -206,8 +206,7 @@ impl RuleSet {
         rules
     }
 
-    /// A domain and a descriptor that meets an enforced limit, the smallest there is: something to try by hand. None where there is
-    /// none.
+    /// A domain and a descriptor that meets an enforced limit, the smallest there is that can be tried by hand, if any.
     pub fn example(&self) -> Option<Example<'_>> {
         if self.shadow_mode {
             return None;

@@ -212,12 +212,12 @@ impl Compiler<'_> {
         for item in items {
             let place = item.place;
             let Some(child) = self.child(item, path, inherited) else { continue };
-            let name = quoted(&label(&child));
             if let Err(earlier) = node.add(child) {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
                 let message = format!(
-                    "duplicate descriptor {name}: it stands on this level in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
+                    "duplicate descriptor {}: it stands on this level in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
+                    quoted(&label(earlier)),
                     first.line
                 );
                 self.error(inherited.file, place, message);

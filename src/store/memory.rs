@@ -135,7 +135,7 @@ impl Memory {
         let mut verdicts = Verdicts::with_capacity(located.len());
         for &at in &located {
             let shard = shard(&mut locked, at);
-            before.push(shard.held(at).cloned());
+            before.push(shard.held(shard.find(at)).cloned());
             verdicts.push(shard.charge(at, now, self));
         }
         let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| Ballot {
@@ -152,11 +152,8 @@ impl Memory {
             }
             // Each keeps its outcome; what is left is what nobody has taken.
             for (&at, verdict) in located.iter().zip(&mut verdicts) {
-                let left = at
-                    .charge
-                    .limit
-                    .step(shard(&mut locked, at).held(at).map(|held| &held.state), now, Hits::LOOK)
-                    .verdict;
+                let shard = shard(&mut locked, at);
+                let left = at.charge.limit.step(shard.state(shard.find(at)), now, Hits::LOOK).verdict;
                 verdict.remaining = left.remaining;
                 if !verdict.outcome.is_refused() {
                     verdict.reset = left.reset;
@@ -191,16 +188,19 @@ impl Shard {
         self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
     }
 
-    fn held(&self, at: Located<'_>) -> Option<&Held> {
-        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held)
+    fn held(&self, bucket: Option<usize>) -> Option<&Held> {
+        bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held)
+    }
+
+    fn state(&self, bucket: Option<usize>) -> Option<&State> {
+        self.held(bucket).map(|held| &held.state)
     }
 
     /// Decides one charge and saves what it leaves behind.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
         let limit = &at.charge.limit;
         let bucket = self.find(at);
-        let held = bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held);
-        let step = limit.step(held.map(|held| &held.state), now, at.charge.hits);
+        let step = limit.step(self.state(bucket), now, at.charge.hits);
         if !step.verdict.outcome.is_refused() {
             self.save(at, bucket, step.charged, now, memory);
             return step.verdict;

@@ -1,9 +1,9 @@
 //! Rules, requests and time, and the decisions that follow.
 
 use tidegate::model::{Descriptor, Micros, Override};
-use tidegate::rules::Options;
+use tidegate::rules::{Options, load};
 
-use crate::world::{World, descriptor, futures, micros, request};
+use crate::world::{HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
 
 #[test]
 fn several_limits_on_one_descriptor_hold_together_and_the_tightest_is_shown() {
@@ -344,8 +344,6 @@ descriptors:
 
 #[test]
 fn a_circle_in_one_domain_changes_nothing_in_another() {
-    use tidegate::rules::{File, load};
-    let file = |name: &str, text: &str| File { name: name.into(), bytes: text.as_bytes().to_vec() };
     let one = file(
         "one.yaml",
         "domain: one
@@ -369,8 +367,6 @@ descriptors:
 #[test]
 fn what_a_domain_says_holds_for_all_of_its_files_and_may_not_differ() {
     use tidegate::model::Charging;
-    use tidegate::rules::{File, load};
-    let file = |name: &str, text: &str| File { name: name.into(), bytes: text.as_bytes().to_vec() };
     let merging = Options { merge_domains: true, ..Options::default() };
     let quiet = file("b.yaml", "domain: d\ndescriptors: [{ key: b, rate_limit: { unit: day } }]\n");
     let says = |name, charging| file(name, &format!("domain: d\ncharging: {charging}\n"));
@@ -442,8 +438,7 @@ fn an_override_that_the_algorithm_cannot_count_is_counted_in_fixed_windows() {
 #[test]
 fn an_example_is_refused_when_it_says_so() {
     let example = |rules: &str, options: Options| {
-        let file = tidegate::rules::File { name: "r".into(), bytes: rules.as_bytes().to_vec() };
-        let rules = tidegate::rules::load(&[file], options).expect("rules").rules;
+        let rules = load(&[file("r", rules)], options).expect("rules").rules;
         rules.example().map(|example| (example.entries, example.limit))
     };
     let rules = "domain: d
@@ -518,23 +513,13 @@ fn when_the_store_is_full_idle_counters_go_first_and_nobody_is_refused() {
     use tidegate::store::Store;
     use tidegate::store::memory::Memory;
 
-    let world = World::new(
-        "domain: d
+    let store = Arc::new(Memory::new(HandClock::at(NOON), 6_400));
+    let rules = "domain: d
 descriptors:
   - { key: long, rate_limit: { unit: year, requests_per_unit: 1000000 } }
   - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }
-",
-    );
-    let store = Arc::new(Memory::new(Arc::clone(&world.clock) as _, 6_400));
-    let limiter = |store: &Arc<Memory>| {
-        let file = tidegate::rules::File {
-            name: "r".into(),
-            bytes: b"domain: d\ndescriptors:\n  - { key: long, rate_limit: { unit: year, requests_per_unit: 1000000 } }\n  - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }\n".to_vec(),
-        };
-        let loaded = tidegate::rules::load(&[file], Options::default()).expect("rules");
-        tidegate::limiter::Limiter::new(Arc::new(loaded.rules), Arc::clone(store) as Arc<dyn Store>)
-    };
-    let limiter = limiter(&store);
+";
+    let limiter = limiter(rules, Options::default(), &store);
     let ask = |entries: String| {
         let request = request([descriptor(&entries)]);
         futures(limiter.decide(&request)).outcome.is_refused()

@@ -102,9 +102,14 @@ impl World {
     }
 }
 
-fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
-    let file = File { name: "rules.yaml".into(), bytes: rules.as_bytes().to_vec() };
-    let loaded = load(&[file], options).unwrap_or_else(|invalid| panic!("{invalid}"));
+/// A rule file of that name.
+pub fn file(name: &str, text: &str) -> File {
+    File { name: name.into(), bytes: text.as_bytes().to_vec() }
+}
+
+/// A limiter of these rules over this store.
+pub fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
+    let loaded = load(&[file("rules.yaml", rules)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
     Limiter::new(Arc::new(loaded.rules), Arc::clone(store) as Arc<dyn tidegate::store::Store>)
 }
 
