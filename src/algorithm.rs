@@ -3,7 +3,12 @@
 //! To add one, write its file beside the others and add two lines here: its `mod` and its row in the table. Rule files,
 //! `check`, `explain` and every store then know it.
 
-use crate::model::{Charging, CounterKey, Hits, InvalidQuota, Micros, Override, Quota, Role, Verdict};
+use std::num::NonZeroU32;
+
+use crate::model::{
+    Ballot, Charging, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Outcome, Override, Quota, Role, Unit,
+    Verdict, Window,
+};
 
 mod fixed_window;
 mod gcra;
@@ -104,6 +109,19 @@ impl Limit {
         Ok(Self { algorithm, quota, count_refused: false })
     }
 
+    /// The limit of 0, which admits nothing and has no counter.
+    pub const fn closed() -> Self {
+        let quota = Quota::new(0, Window::of_unit(Unit::Second));
+        Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false }
+    }
+
+    /// One instance's part of it when `replicas` share it: limit and burst divided, rounded up.
+    #[must_use]
+    pub const fn shared_among(self, replicas: NonZeroU32) -> Self {
+        let (limit, burst) = (self.quota.limit().div_ceil(replicas.get()), self.quota.burst().div_ceil(replicas.get()));
+        Self { quota: self.quota.with_limit(limit).with_burst(burst), ..self }
+    }
+
     /// The limit that a request sends in place of a rule's: it counts as the rule's first limit does, so that it goes on
     /// with the same counter. What that algorithm cannot count exactly is counted in fixed windows, which can be any.
     pub fn of_override(first: Option<Self>, sent: Override) -> Self {
@@ -180,6 +198,15 @@ pub struct Charge {
     pub role: Role,
     /// Whether it is spared when the request is refused.
     pub charging: Charging,
+    /// What is answered while the store cannot be asked.
+    pub on_store_failure: FailurePolicy,
+}
+
+impl Charge {
+    /// Its part in the outcome of the request, when that is its own outcome.
+    pub const fn ballot(&self, outcome: Outcome) -> Ballot {
+        Ballot { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
+    }
 }
 
 /// What one charge does to one counter.

@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use crate::rules::{self, Loaded, Options, RuleSet};
 use crate::settings::{LogFormat, Settings};
 use crate::source::file::{Source, UnreadableRules};
 use crate::store::Store;
+use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
@@ -119,7 +120,15 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let (grpc_at, http_at, debug_at) = (grpc.local_addr()?, http.local_addr()?, debug.local_addr()?);
 
     let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters.0));
-    let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::clone(&store) as Arc<dyn Store>));
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let guard = Guard::new(
+        Arc::clone(&store) as Arc<dyn Store>,
+        Deadline::Auto,
+        Memory::new(Arc::clone(&clock), 1),
+        NonZeroU32::MIN,
+        clock,
+    );
+    let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(guard)));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;
     let readiness = Readiness::default();

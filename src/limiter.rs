@@ -2,23 +2,25 @@
 
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
-use crate::model::{Ballot, Decision, Finding, Outcome, Part, Request, Tightest, Verdict};
+use crate::model::{Decision, Finding, Outcome, Part, Provenance, Request, Tightest, Verdict};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleSet};
-use crate::store::{Store, Verdicts};
+use crate::store::Verdicts;
+use crate::store::guard::Guard;
 
 /// Decides requests.
 pub struct Limiter {
     rules: Arc<RuleSet>,
-    store: Arc<dyn Store>,
+    guard: Arc<Guard>,
 }
 
 impl Limiter {
-    /// A limiter of these rules, counting in this store.
-    pub fn new(rules: Arc<RuleSet>, store: Arc<dyn Store>) -> Self {
-        Self { rules, store }
+    /// A limiter of these rules, counting behind this guard.
+    pub fn new(rules: Arc<RuleSet>, guard: Arc<Guard>) -> Self {
+        Self { rules, guard }
     }
 
     /// The rules in force.
@@ -26,26 +28,31 @@ impl Limiter {
         &self.rules
     }
 
-    /// Whether this request may pass, and why.
-    pub async fn decide(&self, request: &Request) -> Decision {
+    /// Whether this request may pass, and why; for a caller who waits no longer than `patience`.
+    pub async fn decide(&self, request: &Request, patience: Option<Duration>) -> Decision {
         let matched = self.rules.find(request);
-        let verdicts =
-            if matched.charges.is_empty() { Verdicts::new() } else { self.store.charge(&matched.charges).await };
+        let verdicts = self.guard.charge(&matched.charges, patience).await;
         fold(&matched, &verdicts)
     }
 }
 
 fn fold(matched: &Matched<'_>, verdicts: &Verdicts) -> Decision {
     let answers = matched.charges.iter().zip(verdicts);
-    let ballots = answers.clone().map(|(charge, verdict)| Ballot {
-        descriptor: charge.descriptor,
-        role: charge.role,
-        refused: verdict.outcome.is_refused(),
-    });
-    let is_refused = is_request_refused(ballots) && !matched.is_shadowed;
+    let ballots = answers.clone().map(|(charge, verdict)| charge.ballot(verdict.outcome));
+    // What only watches neither refuses nor makes the call fail.
+    let mut enforced = answers.clone().filter(|(charge, _)| !charge.role.is_shadow());
+    let outcome = if matched.is_shadowed {
+        Outcome::Admitted
+    } else if is_request_refused(ballots) {
+        Outcome::Refused
+    } else if enforced.any(|(_, verdict)| verdict.outcome.is_failed()) {
+        Outcome::Failed
+    } else {
+        Outcome::Admitted
+    };
     let mut answers = answers;
     let parts = matched.items.iter().map(|item| part(item, &mut answers)).collect();
-    Decision { outcome: Outcome::admitted_if(!is_refused), parts }
+    Decision { outcome, parts }
 }
 
 /// The part of one descriptor, from the answers to its own charges.
@@ -73,9 +80,16 @@ fn part<'a>(item: &MatchedItem<'_>, answers: &mut impl Iterator<Item = (&'a Char
     Part { rule: item.rule.map(Rule::id), finding, metadata }
 }
 
-/// The tighter first: the refused, then the least remaining share, then the longest to wait for.
+/// The tighter first: the refused, what nobody knows, then the least remaining share, then the longest to wait for; last
+/// what was admitted unchecked.
 fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering {
+    let rank = |verdict: &Verdict| match (verdict.outcome, verdict.provenance) {
+        (Outcome::Refused, Provenance::Closed) => 1,
+        (Outcome::Refused, _) => 0,
+        (Outcome::Failed, _) => 2,
+        (Outcome::Admitted, Provenance::Open) => 4,
+        (Outcome::Admitted, _) => 3,
+    };
     let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.capacity());
-    let by_outcome = b.outcome.is_refused().cmp(&a.outcome.is_refused());
-    by_outcome.then(share(a, other).cmp(&share(b, one))).then(b.reset.cmp(&a.reset))
+    rank(a).cmp(&rank(b)).then(share(a, other).cmp(&share(b, one))).then(b.reset.cmp(&a.reset))
 }

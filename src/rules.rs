@@ -35,6 +35,7 @@ pub struct RuleSet {
 #[derive(Debug)]
 struct Domain {
     charging: Charging,
+    on_store_failure: FailurePolicy,
     root: Node,
 }
 
@@ -236,6 +237,7 @@ impl RuleSet {
             let descriptor = &request.descriptors()[index];
             let (limits, role) = self.limits(descriptor, place.rule, &replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
+            let on_store_failure = place.rule.map_or(domain.on_store_failure, |rule| rule.on_store_failure);
             matched.charges.extend(limits.iter().map(|Named { limit, .. }| Charge {
                 key: place.counter_key(request.domain(), descriptor, limit),
                 limit: *limit,
@@ -243,6 +245,7 @@ impl RuleSet {
                 descriptor: index,
                 role,
                 charging,
+                on_store_failure,
             }));
             let kind = if !limits.is_empty() {
                 MatchedKind::Limited(limits.into_iter().map(|limit| limit.name).collect())

@@ -1,26 +1,133 @@
-//! Where counters live.
+//! Where counters live, and what is answered when they cannot be asked.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use smallvec::SmallVec;
+use thiserror::Error;
 
 use crate::algorithm::Charge;
-use crate::model::Verdict;
+use crate::model::{Micros, Verdict};
 
+pub mod guard;
 pub mod memory;
 
 /// The verdicts for some charges, in their order; most requests have few.
 pub type Verdicts = SmallVec<[Verdict; 4]>;
+
+/// The answers to some charges, in their order.
+pub type Answers = SmallVec<[Result<Verdict, StoreError>; 4]>;
 
 /// A place where counters live.
 ///
 /// The charges of one call are one request: they are charged in order, and those whose charging is all-or-nothing stay
 /// uncharged when the request is refused ([`crate::model::policy::is_request_refused`]).
 pub trait Store: Send + Sync {
-    /// Charges the counters of one request and answers each charge, in order and as many.
-    fn charge<'a>(&'a self, charges: &'a [Charge]) -> Pin<Box<dyn Future<Output = Verdicts> + Send + 'a>>;
+    /// Charges the counters of one request and answers each charge, in order and as many, within `budget`. What is not
+    /// answered by then is not charged later.
+    fn charge<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>>;
+}
 
-    /// How many counters are held, where the store knows.
-    fn counters(&self) -> Option<usize>;
+/// What became of the charges of one request.
+#[derive(Debug)]
+pub struct Charged {
+    /// The answer to each charge.
+    pub answers: Answers,
+    /// What was taken although the store could not know whether the request would be admitted.
+    pub undo: Option<Undo>,
+}
+
+/// What was taken on account of a request, and is given back when that request is refused, or dropped before it was known
+/// what became of it.
+pub struct Undo {
+    /// For each charge that is given back: which it is, and what remains of its counter then, and for how long.
+    left: SmallVec<[(usize, u32, Micros); 4]>,
+    give_back: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Undo {
+    /// What `give_back` gives back, and what is `left` of the counter of each of those charges then.
+    pub fn new(left: SmallVec<[(usize, u32, Micros); 4]>, give_back: impl FnOnce() + Send + 'static) -> Self {
+        Self { left, give_back: Some(Box::new(give_back)) }
+    }
+
+    /// The request is not refused: what was taken stays taken.
+    pub fn keep(mut self) {
+        self.give_back = None;
+    }
+
+    /// The request is refused: its verdicts tell what is left without what it took.
+    pub fn take_back(self, verdicts: &mut [Verdict]) {
+        for &(index, remaining, reset) in &self.left {
+            if let Some(verdict) = verdicts.get_mut(index) {
+                verdict.remaining = remaining;
+                if !verdict.outcome.is_refused() {
+                    verdict.reset = reset;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Some(give_back) = self.give_back.take() {
+            give_back();
+        }
+    }
+}
+
+impl std::fmt::Debug for Undo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Undo").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+/// Why a charge was not answered. It says nothing of the request: no client can cause one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StoreError {
+    /// The caller leaves no time to ask.
+    #[error("the caller waits too short a time for the store to be asked")]
+    NoTime,
+    /// The store did not answer in time. Whether it charged is unknown only if the answer was lost: what it executes late
+    /// it does not charge.
+    #[error("the store did not answer in time")]
+    TimedOut,
+    /// There is no connection.
+    #[error("there is no connection to the store")]
+    Unreachable,
+    /// The store is known to be down.
+    #[error("the store is down; it is asked again in {}", .retry)]
+    Down {
+        /// Until it is asked again.
+        retry: Micros,
+    },
+    /// More calls are waiting for the store than it is given at once.
+    #[error("too many calls wait for the store")]
+    Overloaded,
+    /// Under the counter's key stands something that is no counter of ours.
+    #[error("what stands under the counter's key is no counter")]
+    Foreign,
+    /// The store answered with an error.
+    #[error("the store refuses the command")]
+    Rejected,
+}
+
+impl StoreError {
+    /// How long it may take until asking again makes sense, where that is not known: 1 s, the time within which a store
+    /// that is back is asked again.
+    const UNKNOWN_RETRY: Micros = Micros::from_secs(1);
+
+    /// How long until asking again makes sense.
+    pub const fn retry(self) -> Micros {
+        match self {
+            Self::Down { retry } => retry,
+            _ => Self::UNKNOWN_RETRY,
+        }
+    }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::policy::Role;
 use super::quota::Quota;
-use super::verdict::{Outcome, Verdict};
+use super::time::Micros;
+use super::verdict::{Outcome, Provenance, Verdict};
 
 /// The dense number of a rule within its rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,7 +17,8 @@ pub type Metadata = serde_json::Map<String, serde_json::Value>;
 /// The answer for a request.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// The answer to the question. Under a global shadow mode it is never a refusal.
+    /// The answer to the question: failed when no limit refuses, and one that could not be checked may not be passed over.
+    /// Under a global shadow mode it is always admitted.
     pub outcome: Outcome,
     /// One part per descriptor, in request order.
     pub parts: Vec<Part>,
@@ -57,11 +59,24 @@ pub struct Tightest {
     pub verdict: Verdict,
 }
 
+impl Decision {
+    /// How long until the store is asked again, when the request is refused for no other reason than that it could not be.
+    pub fn unavailable_for(&self) -> Option<Micros> {
+        let refused =
+            self.parts.iter().filter(|part| part.outcome().is_refused()).filter_map(|part| match &part.finding {
+                Finding::Limited(tightest) => Some(tightest.verdict),
+                _ => None,
+            });
+        let is_unavailable = self.outcome.is_refused() && refused.clone().all(|it| it.provenance == Provenance::Closed);
+        is_unavailable.then(|| refused.map(|verdict| verdict.reset).max()).flatten()
+    }
+}
+
 impl Part {
     /// A descriptor that no rule limits.
     pub const UNMATCHED: Self = Self { rule: None, finding: Finding::Unmatched, metadata: None };
 
-    /// The code shown for this descriptor: a shadowed refusal shows as admitted.
+    /// What is shown for this descriptor: a shadowed refusal shows as admitted.
     pub fn outcome(&self) -> Outcome {
         match &self.finding {
             Finding::Limited(tightest) if !tightest.role.is_shadow() => tightest.verdict.outcome,

@@ -9,12 +9,19 @@ pub enum Outcome {
     Admitted,
     /// They may not.
     Refused,
+    /// Nobody knows: the store could not be asked, and the operator wants the caller told so.
+    Failed,
 }
 
 impl Outcome {
     /// Admitted when `admitted` holds.
     pub const fn admitted_if(admitted: bool) -> Self {
         if admitted { Self::Admitted } else { Self::Refused }
+    }
+
+    /// Whether it is unknown.
+    pub const fn is_failed(self) -> bool {
+        matches!(self, Self::Failed)
     }
 
     /// Whether it is a refusal.
@@ -28,6 +35,32 @@ impl Outcome {
 pub enum Provenance {
     /// The store was asked.
     Store,
+    /// The store could not be asked, and nobody was.
+    Error,
+    /// The store could not be asked: admitted unchecked.
+    Open,
+    /// The store could not be asked: refused unchecked.
+    Closed,
+    /// The store could not be asked: decided by the embedded store of this instance alone.
+    Local,
+}
+
+impl Provenance {
+    /// Its word in metadata, metrics and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Error => "error",
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Local => "local",
+        }
+    }
+
+    /// Whether some store counted the hits, so that limit and remaining mean something.
+    pub const fn is_counted(self) -> bool {
+        matches!(self, Self::Store | Self::Local)
+    }
 }
 
 /// The answer for one charge against one limit.

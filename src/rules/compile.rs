@@ -193,15 +193,10 @@ impl Compiler<'_> {
             self.error(file, document.domain.place, message);
         }
         let charging = wide.charging.unwrap_or(self.options.charging);
-        let mut domain =
-            self.set.domains.remove(name.as_str()).unwrap_or_else(|| Domain { charging, root: Node::default() });
-        let inherited = Inherited {
-            file,
-            charging,
-            on_store_failure: wide.on_store_failure.unwrap_or(self.options.on_store_failure),
-            domain: &name,
-            circles,
-        };
+        let on_store_failure = wide.on_store_failure.unwrap_or(self.options.on_store_failure);
+        let new = || Domain { charging, on_store_failure, root: Node::default() };
+        let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
+        let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles };
         let path = Arc::new(Path { above: None, word: name.clone() });
         self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.set.domains.insert(name.into(), domain);

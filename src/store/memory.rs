@@ -4,15 +4,16 @@ use std::future::{Future, ready};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use super::{Store, Verdicts};
+use super::{Charged, Store, Verdicts};
 use crate::algorithm::{Charge, State};
 use crate::model::policy::is_request_refused;
-use crate::model::{Ballot, Charging, Clock, CounterKey, Hits, Micros, Verdict};
+use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
 
 /// How many shards the counters are spread over: 64, well above the cores that share them, so that two requests seldom
 /// meet at one lock.
@@ -69,12 +70,9 @@ struct Located<'a> {
 type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;
 
 impl Store for Memory {
-    fn charge<'a>(&'a self, charges: &'a [Charge]) -> Pin<Box<dyn Future<Output = Verdicts> + Send + 'a>> {
-        Box::pin(ready(self.charge_now(charges)))
-    }
-
-    fn counters(&self) -> Option<usize> {
-        Some(self.shards.iter().map(|shard| shard.lock().counters.len()).sum())
+    fn charge<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
+        let answers = self.charge_now(charges).into_iter().map(Ok).collect();
+        Box::pin(ready(Charged { answers, undo: None }))
     }
 }
 
@@ -87,6 +85,11 @@ impl Memory {
             shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
             most_per_shard: most_counters.div_ceil(SHARDS).max(1),
         }
+    }
+
+    /// How many counters are held.
+    pub fn counters(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().counters.len()).sum()
     }
 
     /// Charges the counters of one request.
@@ -138,11 +141,7 @@ impl Memory {
             before.push(shard.held(shard.find(at)).cloned());
             verdicts.push(shard.charge(at, now, self));
         }
-        let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| Ballot {
-            descriptor: at.charge.descriptor,
-            role: at.charge.role,
-            refused: verdict.outcome.is_refused(),
-        });
+        let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| at.charge.ballot(verdict.outcome));
         if is_request_refused(ballots) {
             for (&at, held) in located.iter().zip(before).rev() {
                 shard(&mut locked, at).restore(at, held, self);

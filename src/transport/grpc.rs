@@ -4,18 +4,20 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::Body;
+use thiserror::Error;
 use tonic::service::Routes;
 use tonic::{Request as Wire, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
-use super::wire::Answers;
+use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::Limiter;
-use crate::model::Request;
+use crate::model::{InvalidRequest, Request};
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
@@ -40,22 +42,65 @@ impl Edge {
         Self { limiter, answers }
     }
 
-    /// Decides one request of the wire.
+    /// Decides one request of the wire, for a caller who waits no longer than `patience`.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT for what the caller's configuration got wrong.
-    pub async fn decide(&self, wire: RateLimitRequest) -> Result<RateLimitResponse, Status> {
-        let request = Request::try_from(wire).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let decision = self.limiter.decide(&request).await;
-        Ok(self.answers.respond(&request, &decision))
+    /// What is wrong with the request, or that the store could not be asked.
+    pub async fn decide(
+        &self,
+        wire: RateLimitRequest,
+        patience: Option<Duration>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        let request = Request::try_from(wire)?;
+        let decision = self.limiter.decide(&request, patience).await;
+        Ok(self.answers.respond(&request, &decision)?)
     }
 }
 
 #[tonic::async_trait]
 impl RateLimitService for Edge {
     async fn should_rate_limit(&self, wire: Wire<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
-        self.decide(wire.into_inner()).await.map(Response::new)
+        let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
+        self.decide(wire.into_inner(), patience).await.map(Response::new).map_err(Status::from)
     }
+}
+
+/// Why a request was not decided: its caller's configuration is wrong, or its operator leaves the decision to the caller.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Undecided {
+    /// The request means nothing.
+    #[error(transparent)]
+    Invalid(#[from] InvalidRequest),
+    /// The store could not be asked.
+    #[error(transparent)]
+    Unavailable(#[from] StoreUnavailable),
+}
+
+impl From<Undecided> for Status {
+    fn from(undecided: Undecided) -> Self {
+        match undecided {
+            Undecided::Invalid(error) => Self::invalid_argument(error.to_string()),
+            Undecided::Unavailable(error) => Self::unavailable(error.to_string()),
+        }
+    }
+}
+
+/// How long a caller waits: gRPC's `grpc-timeout`, at most eight digits and a unit. What is no such text says nothing.
+fn patience(text: &[u8]) -> Option<Duration> {
+    let (unit, digits) = text.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number = digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(number * 3_600),
+        b'M' => Duration::from_secs(number * 60),
+        b'S' => Duration::from_secs(number),
+        b'm' => Duration::from_millis(number),
+        b'u' => Duration::from_micros(number),
+        b'n' => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 /// Every service of the gRPC listener. The busy one is asked without going through a router.
@@ -120,5 +165,23 @@ where
     fn call(&mut self, request: http::Request<B>) -> Answer {
         let is_decision = request.uri().path().strip_prefix('/').is_some_and(|path| path.starts_with(SERVICE_NAME));
         if is_decision { Service::call(&mut self.decisions, request) } else { Box::pin(self.others.call(request)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Duration, patience};
+
+    #[test]
+    fn a_callers_time_out_is_read_in_every_unit_of_the_protocol() {
+        assert_eq!(patience(b"20m"), Some(Duration::from_millis(20)));
+        assert_eq!(patience(b"1H"), Some(Duration::from_secs(3_600)));
+        assert_eq!(patience(b"2M"), Some(Duration::from_secs(120)));
+        assert_eq!(patience(b"3S"), Some(Duration::from_secs(3)));
+        assert_eq!(patience(b"250000u"), Some(Duration::from_millis(250)));
+        assert_eq!(patience(b"99999999n"), Some(Duration::from_nanos(99_999_999)));
+        for wrong in ["", "m", "20", "20x", "123456789m", "-5m", "1.5S", "2 m"] {
+            assert_eq!(patience(wrong.as_bytes()), None, "{wrong:?}");
+        }
     }
 }

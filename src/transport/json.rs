@@ -13,7 +13,7 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 use thiserror::Error;
 
-use super::grpc::{Edge, LARGEST_MESSAGE};
+use super::grpc::{Edge, LARGEST_MESSAGE, Undecided};
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -54,7 +54,13 @@ async fn healthcheck(State(readiness): State<Readiness>) -> Response {
 
 async fn json(State((edge, codec)): State<(Edge, Arc<Codec>)>, body: Bytes) -> Response {
     let Some(request) = codec.read(&body) else { return bad_request() };
-    let Ok(response) = edge.decide(request).await else { return bad_request() };
+    let response = match edge.decide(request, None).await {
+        Ok(response) => response,
+        Err(Undecided::Invalid(_)) => return bad_request(),
+        Err(Undecided::Unavailable(error)) => {
+            return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response();
+        }
+    };
     let status = match response.overall_code() {
         Code::Ok => StatusCode::OK,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,

@@ -4,10 +4,12 @@ use http::HeaderName;
 use http::header::InvalidHeaderName;
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
+use smallvec::SmallVec;
+use thiserror::Error;
 
 use crate::model::{
-    Decision, Descriptor, Entry, Finding, InvalidRequest, Metadata, Outcome, Override, Part, Quota, Request, Tightest,
-    Unit,
+    Decision, Descriptor, Entry, Finding, InvalidRequest, Metadata, Micros, Outcome, Override, Part, Provenance, Quota,
+    Request, Tightest, Unit, Verdict,
 };
 use crate::proto::envoy::config::core::v3::HeaderValue;
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -17,6 +19,9 @@ use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 /// The most text of entries that dynamic metadata repeats: 1 MiB. A byte that is not UTF-8 takes three there, and an
 /// answer too large for its caller would be an error.
 const MOST_METADATA_TEXT: usize = 1 << 20;
+
+/// What body and metadata say when a request is refused because the store could not be asked, and nobody exceeded anything.
+const UNAVAILABLE: &str = "rate_limiter_unavailable";
 
 /// What is remaining of an unlimited descriptor, as the reference tells it.
 const UNLIMITED: u32 = u32::MAX;
@@ -68,15 +73,66 @@ pub struct HeaderNames {
 
 impl Answers {
     /// The wire's view of a decision.
-    pub fn respond(&self, request: &Request, decision: &Decision) -> RateLimitResponse {
-        RateLimitResponse {
+    ///
+    /// # Errors
+    /// [`StoreUnavailable`] when the decision is that the caller has to decide: only under the policy `error`.
+    pub fn respond(&self, request: &Request, decision: &Decision) -> Result<RateLimitResponse, StoreUnavailable> {
+        if decision.outcome.is_failed() {
+            return Err(StoreUnavailable);
+        }
+        let mut response = RateLimitResponse {
             overall_code: code(decision.outcome).into(),
             statuses: decision.parts.iter().map(status).collect(),
             response_headers_to_add: self.headers.as_ref().map(|names| names.headers(decision)).unwrap_or_default(),
             dynamic_metadata: self.dynamic_metadata.then(|| dynamic_metadata(request, decision)),
             ..RateLimitResponse::default()
+        };
+        if let Some(wait) = decision.unavailable_for() {
+            response.response_headers_to_add.extend([
+                header("retry-after", wait.ceil_secs().max(1).to_string()),
+                // Envoy puts it in the place of its own `text/plain`.
+                header("content-type", "application/json".to_owned()),
+            ]);
+            response.raw_body = format!("{{\"error\":\"{UNAVAILABLE}\"}}\n").into_bytes();
+        }
+        // Said whether or not metadata is asked for: what was not counted must not pass for what was.
+        let unasked = unasked(decision);
+        if !unasked.is_empty() {
+            response.dynamic_metadata.get_or_insert_default().fields.extend(unasked);
+        }
+        Ok(response)
+    }
+}
+
+/// The store could not be asked, and the operator leaves the decision to the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the store of the counters cannot be asked, and the policy of this limit is to say so")]
+pub struct StoreUnavailable;
+
+/// What metadata says of answers that no store gave: the policies that answered in its place, and whether the request is
+/// refused for that reason alone.
+fn unasked(decision: &Decision) -> Vec<(String, Value)> {
+    let mut policies: SmallVec<[&str; 4]> = SmallVec::new();
+    for part in &decision.parts {
+        if let Finding::Limited(Tightest { verdict: Verdict { provenance, .. }, .. }) = &part.finding
+            && *provenance != Provenance::Store
+            && !policies.contains(&provenance.name())
+        {
+            policies.push(provenance.name());
         }
     }
+    if policies.is_empty() {
+        return Vec::new();
+    }
+    let mut fields = vec![("on_store_failure".to_owned(), list(policies.into_iter().map(text)))];
+    if decision.unavailable_for().is_some() {
+        fields.push((UNAVAILABLE.to_owned(), value(Kind::BoolValue(true))));
+    }
+    fields
+}
+
+fn header(key: &str, value: String) -> HeaderValue {
+    HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
 
 impl HeaderNames {
@@ -95,15 +151,10 @@ impl HeaderNames {
     /// stand in them.
     fn headers(&self, decision: &Decision) -> Vec<HeaderValue> {
         let Some(tightest) = described(decision) else { return Vec::new() };
-        let header = |name: &String, value: u64| HeaderValue {
-            key: name.clone(),
-            value: value.to_string(),
-            raw_value: Vec::new(),
-        };
         vec![
-            header(&self.limit, u64::from(tightest.quota.limit())),
-            header(&self.remaining, u64::from(tightest.verdict.remaining)),
-            header(&self.reset, tightest.verdict.reset.ceil_secs()),
+            header(&self.limit, tightest.quota.limit().to_string()),
+            header(&self.remaining, tightest.verdict.remaining.to_string()),
+            header(&self.reset, tightest.verdict.reset.ceil_secs().to_string()),
         ]
     }
 }
@@ -115,6 +166,9 @@ fn described(decision: &Decision) -> Option<&Tightest> {
     let mut chosen = None;
     for part in &decision.parts {
         let Finding::Limited(tightest) = &part.finding else { continue };
+        if !tightest.verdict.provenance.is_counted() {
+            continue;
+        }
         if tightest.verdict.remaining < best {
             best = tightest.verdict.remaining;
             chosen = Some(tightest);
@@ -127,9 +181,10 @@ fn described(decision: &Decision) -> Option<&Tightest> {
     chosen
 }
 
+/// A failed descriptor stands only beside a refusal, and refuses nothing itself.
 fn code(outcome: Outcome) -> Code {
     match outcome {
-        Outcome::Admitted => Code::Ok,
+        Outcome::Admitted | Outcome::Failed => Code::Ok,
         Outcome::Refused => Code::OverLimit,
     }
 }
@@ -139,18 +194,26 @@ fn status(part: &Part) -> DescriptorStatus {
     match &part.finding {
         Finding::Unmatched => DescriptorStatus { code, ..DescriptorStatus::default() },
         Finding::Unlimited => DescriptorStatus { code, limit_remaining: UNLIMITED, ..DescriptorStatus::default() },
+        // No limit was looked at. Envoy makes its own Retry-After of the time.
+        Finding::Limited(tightest) if !tightest.verdict.provenance.is_counted() => DescriptorStatus {
+            code,
+            duration_until_reset: (tightest.verdict.provenance == Provenance::Closed)
+                .then(|| seconds(tightest.verdict.reset)),
+            ..DescriptorStatus::default()
+        },
         Finding::Limited(tightest) => DescriptorStatus {
             code,
             current_limit: Some(current_limit(tightest.quota, tightest.name.as_deref())),
             limit_remaining: tightest.verdict.remaining,
-            // Whole seconds, rounded up: Envoy cuts off what is below a second.
-            duration_until_reset: Some(Duration {
-                seconds: i64::try_from(tightest.verdict.reset.ceil_secs()).unwrap_or(i64::MAX),
-                nanos: 0,
-            }),
+            duration_until_reset: Some(seconds(tightest.verdict.reset)),
             quota: None,
         },
     }
+}
+
+/// Whole seconds, rounded up: Envoy cuts off what is below a second.
+fn seconds(length: Micros) -> Duration {
+    Duration { seconds: i64::try_from(length.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 }
 }
 
 fn current_limit(quota: Quota, name: Option<&str>) -> RateLimit {

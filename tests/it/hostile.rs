@@ -25,7 +25,7 @@ use tonic::metadata::KeyAndValueRef;
 use tonic::transport::Channel;
 
 use crate::support::{Tidegate, in_time};
-use crate::world::{HandClock, NOON, futures};
+use crate::world::{HandClock, NOON, futures, guard};
 
 const MIB: usize = 1 << 20;
 /// A year, by its number in the protocol.
@@ -48,7 +48,7 @@ fn read(bytes: &[u8]) -> Result<Loaded, InvalidRules> {
 fn edge() -> Edge {
     let loaded = read(RULES.as_bytes()).expect("rules");
     let store = Memory::new(HandClock::at(NOON) as Arc<dyn Clock>, 10_000);
-    let limiter = Limiter::new(Arc::new(loaded.rules), Arc::new(store) as Arc<dyn Store>);
+    let limiter = Limiter::new(Arc::new(loaded.rules), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let name = str::to_owned;
     let headers = HeaderNames::new(name("limit"), name("remaining"), name("reset")).expect("names");
     Edge::new(Arc::new(limiter), Arc::new(Answers { headers: Some(headers), dynamic_metadata: true }))
@@ -106,7 +106,7 @@ fn decided(edge: &Edge, bytes: &[u8]) -> Result<(), TestCaseError> {
     let is_sound = !request.domain.is_empty() && !request.descriptors.is_empty();
     let has_override = request.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
     let descriptors = request.descriptors.len();
-    match futures(edge.decide(request)) {
+    match futures(edge.decide(request, None)) {
         Ok(answer) => {
             prop_assert!(is_sound, "what means nothing is not decided");
             prop_assert_eq!(answer.statuses.len(), descriptors);
@@ -116,7 +116,7 @@ fn decided(edge: &Edge, bytes: &[u8]) -> Result<(), TestCaseError> {
         }
         Err(status) => {
             prop_assert!(!is_sound || has_override, "an error is a yes: {}", status);
-            prop_assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            prop_assert_eq!(Status::from(status).code(), tonic::Code::InvalidArgument);
         }
     }
     Ok(())

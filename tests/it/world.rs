@@ -1,11 +1,14 @@
 //! A limiter in this process whose time moves by hand.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate::limiter::Limiter;
 use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest};
 use tidegate::rules::{File, Options, load};
+use tidegate::store::Store;
+use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 
 /// Saturday, 21 November 2026, 12:00:00 UTC: an hour and a day begin or are half over, a week is not.
@@ -69,7 +72,7 @@ impl World {
     }
 
     pub fn ask(&self, request: &Request) -> Decision {
-        futures(self.limiter.decide(request))
+        futures(self.limiter.decide(request, None))
     }
 
     /// Asks for one descriptor written `key=value,key=value`.
@@ -110,7 +113,14 @@ pub fn file(name: &str, text: &str) -> File {
 /// A limiter of these rules over this store.
 pub fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
     let loaded = load(&[file("rules.yaml", rules)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
-    Limiter::new(Arc::new(loaded.rules), Arc::clone(store) as Arc<dyn tidegate::store::Store>)
+    Limiter::new(Arc::new(loaded.rules), Arc::new(guard(Arc::clone(store) as Arc<dyn Store>, 1)))
+}
+
+/// A guard over this store, whose own counters are shared among so many replicas.
+pub fn guard(store: Arc<dyn Store>, replicas: u32) -> Guard {
+    let clock = HandClock::at(NOON) as Arc<dyn Clock>;
+    let replicas = NonZeroU32::new(replicas).expect("at least one");
+    Guard::new(store, Deadline::Auto, Memory::new(Arc::clone(&clock), 100_000), replicas, clock)
 }
 
 pub fn request(descriptors: impl IntoIterator<Item = Descriptor>) -> Request {
