@@ -124,7 +124,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let guard = Guard::new(
         Arc::clone(&store) as Arc<dyn Store>,
         Deadline::Auto,
-        Memory::new(Arc::clone(&clock), 1),
+        Arc::clone(&store),
         NonZeroU32::MIN,
         clock,
     );

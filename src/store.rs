@@ -12,6 +12,7 @@ use crate::model::{Micros, Verdict};
 
 pub mod guard;
 pub mod memory;
+pub mod redis;
 
 /// The verdicts for some charges, in their order; most requests have few.
 pub type Verdicts = SmallVec<[Verdict; 4]>;

@@ -15,7 +15,7 @@ pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
     /// Decides under the policy `local`.
-    local: Memory,
+    local: Arc<Memory>,
     replicas: NonZeroU32,
     clock: Arc<dyn Clock>,
 }
@@ -55,7 +55,7 @@ impl Guard {
     pub fn new(
         store: Arc<dyn Store>,
         deadline: Deadline,
-        local: Memory,
+        local: Arc<Memory>,
         replicas: NonZeroU32,
         clock: Arc<dyn Clock>,
     ) -> Self {
@@ -82,11 +82,6 @@ impl Guard {
             if is_request_refused(ballots) { undo.take_back(&mut verdicts) } else { undo.keep() }
         }
         verdicts
-    }
-
-    /// Forgets what the policy `local` has counted and is idle.
-    pub fn sweep(&self) {
-        self.local.sweep();
     }
 
     /// The store's verdict, or that of the policy. Under `local` it is one to be replaced.

@@ -120,7 +120,7 @@ pub fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
 pub fn guard(store: Arc<dyn Store>, replicas: u32) -> Guard {
     let clock = HandClock::at(NOON) as Arc<dyn Clock>;
     let replicas = NonZeroU32::new(replicas).expect("at least one");
-    Guard::new(store, Deadline::Auto, Memory::new(Arc::clone(&clock), 100_000), replicas, clock)
+    Guard::new(store, Deadline::Auto, Arc::new(Memory::new(Arc::clone(&clock), 100_000)), replicas, clock)
 }
 
 pub fn request(descriptors: impl IntoIterator<Item = Descriptor>) -> Request {

@@ -1,0 +1,321 @@
+//! Counters in Redis: one server, one that sentinels name, or a cluster; shared by all instances and counted in Redis' time.
+//!
+//! The charges of one slot are one script and one atomic step. Those of one node are one write, and all nodes are asked at
+//! once. What was provably not executed is sent again, what may have been is not.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::{SmallVec, smallvec};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use self::errand::Errand;
+use self::manager::Access;
+use self::node::Node;
+use self::script::{Mode, Row};
+use self::servers::{Servers, Topology};
+use super::{Answers, Charged, Store, StoreError, Undo};
+use crate::algorithm::Charge;
+use crate::model::policy::is_request_refused;
+use crate::model::{Charging, Micros, Outcome, Role, Unit};
+
+pub mod backoff;
+pub mod breaker;
+pub mod clock;
+pub mod connection;
+pub mod credentials;
+mod errand;
+pub mod manager;
+pub mod node;
+pub mod script;
+pub mod servers;
+
+/// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
+const UNDO_BUDGET: Duration = Duration::from_secs(1);
+
+/// Counters in Redis.
+#[derive(Clone)]
+pub struct Redis(Arc<Instances>);
+
+struct Instances {
+    main: Servers,
+    /// Where limits per second are counted, if not with the others.
+    per_second: Option<Servers>,
+    prefix: Vec<u8>,
+}
+
+/// Some Redis servers, and how to be let in.
+pub struct Instance {
+    /// How they are made up.
+    pub topology: Topology,
+    /// How to be let in.
+    pub access: Access,
+}
+
+/// The charges of one request that one script charges: those of one slot.
+struct Group {
+    is_per_second: bool,
+    slot: u16,
+    /// Which charges of the request.
+    members: SmallVec<[usize; 4]>,
+}
+
+/// What became of each group: when it was charged, by the node's clock, and what the script says of each charge.
+type Outcomes = SmallVec<[Result<(Micros, SmallVec<[Row; 4]>), StoreError>; 1]>;
+
+/// The groups of one node, and which they are of the request's.
+struct Batch<'a> {
+    servers: &'a Servers,
+    node: Arc<Node>,
+    groups: SmallVec<[(usize, &'a Group); 4]>,
+}
+
+/// What was taken by one script, to be given back.
+struct Taken {
+    is_per_second: bool,
+    slot: u16,
+    charges: Vec<Charge>,
+    at: Micros,
+}
+
+impl Redis {
+    /// Counters at `main`, those per second at `per_second` if that is given, each under `prefix` and its key; called from at
+    /// most `threads` threads.
+    pub fn new(main: Instance, per_second: Option<Instance>, prefix: &str, threads: usize) -> Self {
+        let servers = |instance: Instance| Servers::new(instance.topology, instance.access, threads);
+        Self(Arc::new(Instances {
+            main: servers(main),
+            per_second: per_second.map(servers),
+            prefix: prefix.as_bytes().to_vec(),
+        }))
+    }
+
+    /// Keeps the connections and what is known of the servers, for ever.
+    pub async fn supervise(&self) {
+        let Instances { main, per_second, .. } = &*self.0;
+        let per_second = async {
+            if let Some(servers) = per_second {
+                servers.supervise().await;
+            }
+        };
+        tokio::join!(main.supervise(), per_second);
+    }
+
+    /// Whether any connection is alive.
+    pub fn is_connected(&self) -> bool {
+        let Instances { main, per_second, .. } = &*self.0;
+        std::iter::once(main).chain(per_second).any(|servers| servers.alive().load(Ordering::Acquire) > 0)
+    }
+}
+
+impl Store for Redis {
+    fn charge<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
+        Box::pin(self.charge_by(charges, Instant::now() + budget))
+    }
+}
+
+impl Redis {
+    async fn charge_by(&self, charges: &[Charge], until: Instant) -> Charged {
+        let groups = self.0.groups(charges);
+        let is_together = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        let mode = match (is_together, groups.len()) {
+            (false, _) => Mode::Each,
+            (true, 1) => Mode::All,
+            (true, _) => Mode::Take,
+        };
+        if mode != Mode::Take {
+            let outcomes = self.0.ask(&groups, charges, mode, until).await;
+            return self.conclude(&groups, charges, mode, outcomes);
+        }
+        // A caller that goes away must not keep what is taken for it from being given back.
+        let (store, owned) = (self.clone(), charges.to_vec());
+        let (tell, told) = oneshot::channel();
+        tokio::spawn(async move {
+            let outcomes = store.0.ask(&groups, &owned, mode, until).await;
+            let _ = tell.send(store.conclude(&groups, &owned, mode, outcomes));
+        });
+        let failed = || Charged { answers: charges.iter().map(|_| Err(StoreError::TimedOut)).collect(), undo: None };
+        told.await.unwrap_or_else(|_| failed())
+    }
+
+    fn conclude(&self, groups: &[Group], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
+        let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let mut left = SmallVec::new();
+        let mut taken = Vec::new();
+        let mut is_whole = mode != Mode::Take;
+        for (group, outcome) in groups.iter().zip(outcomes) {
+            match outcome {
+                Ok((at, rows)) => {
+                    is_whole &= rows.iter().all(|row| row.answer.is_some());
+                    taken.extend(group.taken(charges, &rows, mode, at, &mut left));
+                    for (&member, row) in group.members.iter().zip(rows) {
+                        answers[member] = row.answer.ok_or(StoreError::Foreign);
+                    }
+                }
+                Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
+            }
+        }
+        if is_whole || taken.is_empty() {
+            return Charged { answers, undo: None };
+        }
+        let store = self.clone();
+        let give_back = move || {
+            // Without a runtime the process is ending, and what was taken expires.
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(async move { store.give_back(taken).await });
+            }
+        };
+        Charged { answers, undo: Some(Undo::new(left, give_back)) }
+    }
+
+    async fn give_back(&self, taken: Vec<Taken>) {
+        let until = Instant::now() + UNDO_BUDGET;
+        let all = taken.iter().map(|Taken { is_per_second, slot, charges, at }| {
+            let charges: Vec<&Charge> = charges.iter().collect();
+            let command = move |_| script::undo(&self.0.prefix, &charges, *at);
+            async move {
+                let servers = self.0.servers(*is_per_second);
+                let Some(node) = servers.node(*slot) else { return };
+                // Lost, it expires: the counts stand too high until then.
+                errand::run(servers, &node, &[Errand { command: &command, expects: None }], until).await;
+            }
+        });
+        join_all(all).await;
+    }
+}
+
+impl Instances {
+    fn servers(&self, is_per_second: bool) -> &Servers {
+        match &self.per_second {
+            Some(servers) if is_per_second => servers,
+            _ => &self.main,
+        }
+    }
+
+    /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any group: the first.
+    fn groups(&self, charges: &[Charge]) -> SmallVec<[Group; 4]> {
+        let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
+        let mut key = Vec::new();
+        for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
+            let is_per_second =
+                self.per_second.is_some() && charge.limit.quota().window().length() == Unit::Second.length();
+            key.clear();
+            key.extend_from_slice(&self.prefix);
+            key.extend_from_slice(charge.key.as_bytes());
+            let slot = self.servers(is_per_second).slot(&key);
+            match groups.iter_mut().find(|group| (group.is_per_second, group.slot) == (is_per_second, slot)) {
+                Some(group) => group.members.push(member),
+                None => groups.push(Group { is_per_second, slot, members: SmallVec::from_slice(&[member]) }),
+            }
+        }
+        if let Some(first) = groups.first_mut() {
+            let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
+            first.members.extend(closed.map(|(member, _)| member));
+            first.members.sort_unstable();
+        }
+        groups
+    }
+
+    /// Asks all nodes at once, each in one write. The outcomes are in the order of the groups.
+    async fn ask(&self, groups: &[Group], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
+        if let [group] = groups {
+            // Most requests are of one slot.
+            let servers = self.servers(group.is_per_second);
+            let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped()] };
+            return self.ask_node(servers, &node, &[group], charges, mode, until).await;
+        }
+        let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();
+        for (index, group) in groups.iter().enumerate() {
+            let servers = self.servers(group.is_per_second);
+            let Some(node) = servers.node(group.slot) else {
+                outcomes[index] = servers.unmapped();
+                continue;
+            };
+            match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.node, &node)) {
+                Some(batch) => batch.groups.push((index, group)),
+                None => batches.push(Batch { servers, node, groups: smallvec![(index, group)] }),
+            }
+        }
+        let asked = join_all(batches.iter().map(async |Batch { servers, node, groups }| {
+            let groups: SmallVec<[&Group; 4]> = groups.iter().map(|(_, group)| *group).collect();
+            self.ask_node(servers, node, &groups, charges, mode, until).await
+        }));
+        for (batch, answered) in batches.iter().zip(asked.await) {
+            for ((index, _), outcome) in batch.groups.iter().zip(answered) {
+                outcomes[*index] = outcome;
+            }
+        }
+        outcomes
+    }
+
+    async fn ask_node(
+        &self,
+        servers: &Servers,
+        node: &Arc<Node>,
+        groups: &[&Group],
+        charges: &[Charge],
+        mode: Mode,
+        until: Instant,
+    ) -> Outcomes {
+        let members: SmallVec<[SmallVec<[&Charge; 4]>; 1]> =
+            groups.iter().map(|group| group.members.iter().map(|&member| &charges[member]).collect()).collect();
+        let commands: SmallVec<[_; 1]> =
+            members.iter().map(|members| |deadline| script::charge(&self.prefix, members, mode, deadline)).collect();
+        let errands: SmallVec<[Errand<'_>; 1]> = commands
+            .iter()
+            .zip(&members)
+            .map(|(command, members)| Errand { command, expects: Some((members.len(), mode)) })
+            .collect();
+        errand::run(servers, node, &errands, until).await
+    }
+}
+
+impl Group {
+    /// What the script of this group has taken that has to be given back if the request is refused, and what is left then.
+    fn taken(
+        &self,
+        charges: &[Charge],
+        rows: &[Row],
+        mode: Mode,
+        at: Micros,
+        left: &mut SmallVec<[(usize, u32, Micros); 4]>,
+    ) -> Option<Taken> {
+        let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows);
+        let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
+        let has_refused = match mode {
+            Mode::Each => false,
+            Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.ballot(verdict.outcome))),
+            Mode::Take => {
+                verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())
+            }
+        };
+        if has_refused {
+            return None;
+        }
+        let mut taken = Vec::new();
+        for ((member, charge), row) in members() {
+            if charge.limit.is_closed() || charge.is_kept() {
+                continue;
+            }
+            if let Some((remaining, reset)) = row.left {
+                left.push((member, remaining, reset));
+            }
+            let is_admitted = row.answer.is_some_and(|verdict| verdict.outcome == Outcome::Admitted);
+            if is_admitted && charge.hits.taken() > 0 {
+                taken.push(charge.clone());
+            }
+        }
+        let Self { is_per_second, slot, .. } = *self;
+        (!taken.is_empty()).then_some(Taken { is_per_second, slot, charges: taken, at })
+    }
+}

@@ -1,0 +1,73 @@
+//! Not too often: attempts that fail, and complaints about them.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long to wait between attempts that fail: about half a second, by chance, so that many instances do not come at once,
+/// and each comes twice a second.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    until: Mutex<Option<Instant>>,
+    failures: Notify,
+    /// Whether a failure may be complained about.
+    pub quiet: Quiet,
+}
+
+impl Backoff {
+    /// The shortest: 400 ms.
+    pub const LEAST: Duration = Duration::from_millis(400);
+    const SPREAD_MS: u64 = 200;
+
+    /// When the next attempt may be made, if not now.
+    pub fn until(&self) -> Option<Instant> {
+        (*self.until.lock()).filter(|until| *until > Instant::now())
+    }
+
+    /// An attempt failed.
+    pub fn failed(&self) {
+        *self.until.lock() = Some(Instant::now() + Self::LEAST + Duration::from_millis(chance(Self::SPREAD_MS)));
+        self.failures.notify_waiters();
+    }
+
+    /// Waits for the next attempt that fails.
+    pub async fn failure(&self) {
+        self.failures.notified().await;
+    }
+
+    /// An attempt succeeded.
+    pub fn clear(&self) {
+        *self.until.lock() = None;
+    }
+}
+
+/// Says the same thing at most once in ten seconds.
+#[derive(Debug, Default)]
+pub struct Quiet(Mutex<Option<Instant>>);
+
+impl Quiet {
+    const LENGTH: Duration = Duration::from_secs(10);
+
+    /// One that has said nothing.
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Whether it may be said again; then it is quiet for ten seconds.
+    pub fn is_over(&self) -> bool {
+        let (now, mut until) = (Instant::now(), self.0.lock());
+        let is_over = until.is_none_or(|until| until <= now);
+        if is_over {
+            *until = Some(now + Self::LENGTH);
+        }
+        is_over
+    }
+}
+
+/// A number below `bound`, by chance.
+pub fn chance(bound: u64) -> u64 {
+    RandomState::new().hash_one(0) % bound.max(1)
+}

@@ -1,0 +1,215 @@
+//! A breaker: who has failed for long enough is asked no more until a probe succeeds.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// How many failures in a row, at least, raise a suspicion: 20.
+const FAILURES: u32 = 20;
+/// For how long, at least, they go on: 100 ms.
+const FAILING: Duration = Duration::from_millis(100);
+/// For how long a suspicion is checked before the breaker opens: 100 ms. So one pause of 150 ms, a slow fork, opens none.
+const CHECKING: Duration = Duration::from_millis(100);
+
+/// Whether a node is worth asking.
+///
+/// After 20 failures in a row over at least 100 ms the node is suspected. Probes check it for another 100 ms; if none is
+/// answered as fast as the failed callers needed it, the breaker opens, and only a probe closes it.
+#[derive(Debug, Default)]
+pub struct Breaker {
+    /// Copies of what stands under the lock, for those who only look.
+    is_open: AtomicBool,
+    is_failing: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    phase: Phase,
+    failures: u32,
+    /// The longest time that one of them waited in vain.
+    needed: Duration,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum Phase {
+    #[default]
+    Closed,
+    Failing {
+        since: Instant,
+    },
+    Suspected {
+        until: Instant,
+    },
+    Open {
+        next_probe: Instant,
+    },
+}
+
+/// What a probe is to find out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doubt {
+    /// How fast an answer must be to count.
+    pub needed: Duration,
+}
+
+impl Breaker {
+    /// When the node will be asked again, if it is not asked now.
+    pub fn next_probe(&self) -> Option<Instant> {
+        if !self.is_open.load(Ordering::Acquire) {
+            return None;
+        }
+        match self.inner.lock().phase {
+            Phase::Open { next_probe } => Some(next_probe),
+            _ => None,
+        }
+    }
+
+    /// Whether the node is neither failing nor suspected nor given up.
+    pub fn is_calm(&self) -> bool {
+        !self.is_failing.load(Ordering::Acquire)
+    }
+
+    /// A charge was answered.
+    pub fn succeeded(&self) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            let mut inner = self.inner.lock();
+            // A late answer to a charge of before does not close an open breaker; a probe does.
+            if !matches!(inner.phase, Phase::Open { .. }) {
+                self.rest(&mut inner);
+            }
+        }
+    }
+
+    /// A charge waited in vain for so long. True when this raises a suspicion.
+    pub fn failed(&self, now: Instant, waited: Duration) -> bool {
+        let mut inner = self.inner.lock();
+        self.is_failing.store(true, Ordering::Release);
+        inner.failures = inner.failures.saturating_add(1);
+        inner.needed = inner.needed.max(waited);
+        match inner.phase {
+            Phase::Closed => {
+                inner.phase = Phase::Failing { since: now };
+                false
+            }
+            Phase::Failing { since } if inner.failures >= FAILURES && now.duration_since(since) >= FAILING => {
+                inner.phase = Phase::Suspected { until: now + CHECKING };
+                true
+            }
+            Phase::Failing { .. } | Phase::Suspected { .. } | Phase::Open { .. } => false,
+        }
+    }
+
+    /// Whether a probe is due, and what it is to find out.
+    pub fn doubt(&self, now: Instant) -> Option<Doubt> {
+        if self.is_calm() {
+            return None;
+        }
+        let inner = self.inner.lock();
+        let is_due = match inner.phase {
+            Phase::Closed | Phase::Failing { .. } => false,
+            Phase::Suspected { .. } => true,
+            Phase::Open { next_probe } => next_probe <= now,
+        };
+        is_due.then_some(Doubt { needed: inner.needed })
+    }
+
+    /// A probe was answered in time. True when this closes an open breaker.
+    pub fn passed(&self) -> bool {
+        let mut inner = self.inner.lock();
+        let was_open = matches!(inner.phase, Phase::Open { .. });
+        self.rest(&mut inner);
+        was_open
+    }
+
+    /// A probe was not answered in time; the next is due then. True when this opens the breaker.
+    pub fn missed(&self, now: Instant, next_probe: Instant) -> bool {
+        let mut inner = self.inner.lock();
+        let opens = match inner.phase {
+            Phase::Suspected { until } => until <= now,
+            Phase::Open { .. } => true,
+            Phase::Closed | Phase::Failing { .. } => false,
+        };
+        let was_open = matches!(inner.phase, Phase::Open { .. });
+        if opens {
+            inner.phase = Phase::Open { next_probe };
+            self.is_open.store(true, Ordering::Release);
+        }
+        opens && !was_open
+    }
+
+    fn rest(&self, inner: &mut Inner) {
+        *inner = Inner::default();
+        self.is_failing.store(false, Ordering::Release);
+        self.is_open.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAITED: Duration = Duration::from_millis(10);
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn failing(began: Instant, calls: u64, over: Duration) -> (Breaker, bool) {
+        let breaker = Breaker::default();
+        let step = over / u32::try_from(calls - 1).unwrap();
+        let raised = (0..calls).map(|call| breaker.failed(began + step * u32::try_from(call).unwrap(), WAITED));
+        let suspected = raised.collect::<Vec<_>>().into_iter().any(|suspected| suspected);
+        (breaker, suspected)
+    }
+
+    #[tokio::test]
+    async fn it_takes_both_twenty_failures_and_a_tenth_of_a_second() {
+        let began = Instant::now();
+        assert!(!failing(began, 1_000, ms(99)).1, "many in a short time");
+        assert!(!failing(began, 19, ms(5_000)).1, "few over a long time");
+        assert!(failing(began, 20, ms(100)).1);
+    }
+
+    #[tokio::test]
+    async fn one_success_among_many_failures_begins_anew() {
+        let began = Instant::now();
+        let breaker = Breaker::default();
+        for call in 0..1_000 {
+            assert!(!breaker.failed(began + ms(call * 10), WAITED));
+            if call % 19 == 18 {
+                breaker.succeeded();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_suspicion_opens_it_only_when_no_probe_is_answered_for_a_tenth_of_a_second() {
+        let began = Instant::now();
+        let (breaker, _) = failing(began, 20, ms(100));
+        let at = |millis| began + ms(millis);
+        assert_eq!(breaker.doubt(at(100)), Some(Doubt { needed: WAITED }));
+        assert!(!breaker.missed(at(199), at(400)));
+        assert_eq!(breaker.next_probe(), None, "still asked");
+        assert!(breaker.missed(at(200), at(400)), "it opens");
+        assert_eq!(breaker.next_probe(), Some(at(400)));
+        assert_eq!(breaker.doubt(at(399)), None, "no probe before it is due");
+        assert!(!breaker.missed(at(400), at(600)), "it is open already");
+        breaker.succeeded();
+        assert!(breaker.next_probe().is_some(), "a late answer does not close it");
+        assert!(breaker.passed());
+        assert_eq!((breaker.next_probe(), breaker.is_calm()), (None, true));
+    }
+
+    #[tokio::test]
+    async fn a_pause_that_ends_while_it_is_checked_opens_nothing() {
+        let began = Instant::now();
+        let (breaker, suspected) = failing(began, 20, ms(100));
+        assert!(suspected);
+        assert!(!breaker.missed(began + ms(140), began + ms(400)));
+        assert!(!breaker.passed());
+        assert!(breaker.is_calm());
+    }
+}

@@ -1,0 +1,145 @@
+//! One connection to a Redis server, shared by many calls at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use bb8_redis::redis::aio::MultiplexedConnection;
+use bb8_redis::redis::{Cmd, RedisResult, Value, cmd, pipe};
+use tokio::time::Instant;
+
+use super::backoff::Backoff;
+use super::credentials::Credentials;
+
+/// How many calls in a row may time out on a connection before it is replaced: 3. Nothing else tells of a path that
+/// swallows packets before the kernel gives up.
+const MOST_TIMEOUTS: u32 = 3;
+
+/// A connection, shared by as many calls as there are clones.
+#[derive(Clone)]
+pub struct Connection {
+    handle: MultiplexedConnection,
+    health: Arc<Health>,
+}
+
+/// What is known of a connection.
+pub struct Health {
+    is_broken: AtomicBool,
+    timeouts: AtomicU32,
+    /// The generation of the credentials it was last authenticated with.
+    generation: AtomicU64,
+    made: Instant,
+    alive: Arc<AtomicUsize>,
+}
+
+impl Health {
+    /// That of a connection made just now with credentials of that generation.
+    pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
+        alive.fetch_add(1, Ordering::AcqRel);
+        Self {
+            is_broken: AtomicBool::new(false),
+            timeouts: AtomicU32::new(0),
+            generation: generation.into(),
+            made: Instant::now(),
+            alive,
+        }
+    }
+
+    /// The connection is to be replaced.
+    pub fn give_up(&self) {
+        if !self.is_broken.swap(true, Ordering::AcqRel) {
+            self.alive.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Health {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl Connection {
+    /// A connection of this handle and health.
+    pub const fn new(handle: MultiplexedConnection, health: Arc<Health>) -> Self {
+        Self { handle, health }
+    }
+
+    /// Whether it is to be replaced.
+    pub fn is_broken(&self) -> bool {
+        self.health.is_broken.load(Ordering::Acquire)
+    }
+
+    /// It is to be replaced.
+    pub fn give_up(&self) {
+        self.health.give_up();
+    }
+
+    /// Whether it was made so lately that another would be no better.
+    pub fn is_new(&self) -> bool {
+        self.health.made.elapsed() < Backoff::LEAST
+    }
+
+    /// Notes that a call was answered.
+    pub fn answered(&self) {
+        if self.health.timeouts.load(Ordering::Relaxed) > 0 {
+            self.health.timeouts.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a call was not answered in time.
+    pub fn timed_out(&self) {
+        if self.health.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_TIMEOUTS {
+            self.give_up();
+        }
+    }
+
+    /// Authenticates anew when the credentials have changed since it did: in the order of its commands, so that no call waits.
+    /// Until the server knows the new password, the connection stays who it was.
+    pub fn authenticate_if_changed(&self, credentials: &Arc<Credentials>) {
+        let generation = credentials.generation();
+        let ours = &self.health.generation;
+        let known = ours.load(Ordering::Acquire);
+        if known == generation || ours.compare_exchange(known, generation, Ordering::AcqRel, Ordering::Acquire).is_err()
+        {
+            return;
+        }
+        let (mut handle, health) = (self.handle.clone(), Arc::clone(&self.health));
+        let login = credentials.known().now.clone();
+        tokio::spawn(async move {
+            let Some(password) = login.password else { return };
+            let mut auth = cmd("AUTH");
+            if let Some(user) = login.user {
+                auth.arg(user);
+            }
+            auth.arg(password);
+            let refused = !matches!(handle.send_packed_command(&auth).await, Ok(Value::Okay));
+            if refused {
+                // Another call tries again.
+                health.generation.store(known, Ordering::Release);
+                tracing::warn!(
+                    "a live Redis connection could not authenticate with the changed password; it stays who it was"
+                );
+            }
+        });
+    }
+
+    /// Sends one command and waits for its reply.
+    ///
+    /// # Errors
+    /// What befell the connection. What the server says is no error of the connection.
+    pub async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        self.handle.send_packed_command(command).await
+    }
+
+    /// Sends commands in one write and waits for the reply to each of them.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn send_all(&mut self, commands: &[Cmd]) -> RedisResult<Vec<Value>> {
+        let mut together = pipe();
+        for command in commands {
+            together.add_command(command.clone());
+        }
+        self.handle.send_packed_commands(&together, 0, commands.len()).await
+    }
+}

@@ -1,0 +1,210 @@
+//! Sending commands to where they belong, again and elsewhere if need be, and never twice what may have been executed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bb8_redis::redis::{Cmd, Value, cmd};
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep};
+
+use super::backoff::Quiet;
+use super::node::Node;
+use super::script::{self, Mode, Reply, Row};
+use super::servers::Servers;
+use crate::model::Micros;
+use crate::store::StoreError;
+
+/// How often a command that was provably not executed is sent again: 3 times, enough for a slot that moves while its script
+/// is loaded.
+const MOST_REPEATS: usize = 3;
+/// How long to wait before a slot on the move is asked again: 1 ms.
+const TRY_AGAIN: Duration = Duration::from_millis(1);
+
+/// A run of the script.
+pub(super) struct Errand<'a> {
+    /// Its command, when it may run until this moment of the node's clock.
+    pub(super) command: &'a (dyn Fn(Micros) -> Cmd + Sync),
+    /// How many charges it answers, and in which mode; nothing for one that is not answered.
+    pub(super) expects: Option<(usize, Mode)>,
+}
+
+/// What became of a run: when it ran, by the node's clock, and what it says of each charge.
+pub(super) type Outcome = Result<(Micros, SmallVec<[Row; 4]>), StoreError>;
+
+/// What a node says to an errand.
+enum Heard {
+    Done(Micros, SmallVec<[Row; 4]>),
+    /// It was not executed: by this time of the node's, the deadline had passed.
+    TooLate(Micros),
+    /// It was not executed: the script is not there.
+    NoScript,
+    /// It was not executed: another node has the slot.
+    Moved(String),
+    /// It was not executed: another node is about to have the slot, and has the counter.
+    Ask(String),
+    /// It was not executed: the counters are on two nodes for a moment.
+    TryAgain,
+    Failed(StoreError),
+}
+
+/// How a command is sent.
+#[derive(Clone, Copy, Default)]
+struct Manner {
+    /// To a node that does not have the slot yet.
+    is_asking: bool,
+    /// With the script before it.
+    with_script: bool,
+}
+
+/// Runs errands on the node that should have their slots, in one write, and those that were not executed again where they
+/// belong.
+pub(super) async fn run(
+    servers: &Servers,
+    node: &Arc<Node>,
+    errands: &[Errand<'_>],
+    until: Instant,
+) -> SmallVec<[Outcome; 1]> {
+    let loads = node.loads();
+    let heard = match exchange(node, errands, Manner::default(), until).await {
+        Ok(heard) => heard,
+        Err(error) => {
+            // Whoever has taken its place will be in the map.
+            servers.doubt_map();
+            return errands.iter().map(|_| Err(error)).collect();
+        }
+    };
+    if heard.iter().all(|heard| matches!(heard, Heard::Done(..) | Heard::Failed(_))) {
+        return heard.into_iter().map(Heard::outcome).collect();
+    }
+    let followed = errands
+        .iter()
+        .zip(heard)
+        .map(|(errand, heard)| async move { follow(servers, Arc::clone(node), loads, errand, heard, until).await });
+    join_all(followed).await.into()
+}
+
+/// Runs an errand again, where and how what was heard of it says, until it is done or may have been.
+async fn follow(
+    servers: &Servers,
+    mut node: Arc<Node>,
+    mut loads: usize,
+    errand: &Errand<'_>,
+    mut heard: Heard,
+    until: Instant,
+) -> Outcome {
+    for _ in 0..MOST_REPEATS {
+        let mut manner = Manner::default();
+        match &heard {
+            Heard::Done(..) | Heard::Failed(_) => break,
+            Heard::TooLate(_) => {}
+            Heard::NoScript => manner.with_script = true,
+            Heard::TryAgain => sleep(TRY_AGAIN).await,
+            Heard::Moved(name) | Heard::Ask(name) => {
+                manner.is_asking = matches!(heard, Heard::Ask(_));
+                node = servers.named(name, &node, until).await.ok_or(StoreError::Unreachable)?;
+                loads = node.loads();
+            }
+        }
+        let errands = std::slice::from_ref(errand);
+        let mut again = if manner.with_script {
+            // One call brings the script, the others find it there.
+            let load = async || exchange(&node, errands, manner, until).await;
+            match node.load_once(loads, until, load).await {
+                Some(again) => again?,
+                None => exchange(&node, errands, Manner { with_script: false, ..manner }, until).await?,
+            }
+        } else {
+            exchange(&node, errands, manner, until).await?
+        };
+        heard = again.pop().unwrap_or(Heard::Failed(StoreError::Rejected));
+    }
+    heard.outcome()
+}
+
+/// One write to one node, and what it says to each errand.
+///
+/// # Errors
+/// When it says nothing.
+async fn exchange(
+    node: &Node,
+    errands: &[Errand<'_>],
+    manner: Manner,
+    until: Instant,
+) -> Result<SmallVec<[Heard; 1]>, StoreError> {
+    let mut checkout = node.checkout(until).await?;
+    let deadline = checkout.time_at(until);
+    let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(errands.len());
+    if manner.with_script {
+        commands.push(script::load());
+    }
+    for errand in errands {
+        if manner.is_asking {
+            commands.push(cmd("ASKING"));
+        }
+        commands.push((errand.command)(deadline));
+    }
+    let sent = Instant::now();
+    let replies = checkout.send(&commands, until).await?;
+    // Before each errand's own reply come those to what prepared it.
+    let own = if manner.is_asking { 2 } else { 1 };
+    let skipped = usize::from(manner.with_script);
+    let replies = replies.iter().skip(skipped).skip(own - 1).step_by(own);
+    let heard: SmallVec<[Heard; 1]> =
+        errands.iter().zip(replies).map(|(errand, reply)| Heard::new(reply, errand.expects)).collect();
+    if heard.len() < errands.len() {
+        return Err(StoreError::Rejected);
+    }
+    for heard in &heard {
+        match heard {
+            Heard::Done(at, _) | Heard::TooLate(at) => checkout.learn(sent, *at),
+            Heard::Failed(StoreError::Unreachable) => checkout.demoted(),
+            _ => {}
+        }
+    }
+    Ok(heard)
+}
+
+impl Heard {
+    fn new(reply: &Value, expects: Option<(usize, Mode)>) -> Self {
+        let Value::ServerError(error) = reply else {
+            let Some((charges, mode)) = expects else { return Self::Done(Micros::ZERO, SmallVec::new()) };
+            return match script::read(reply, charges, mode) {
+                Some(Reply::Done { now, rows }) => Self::Done(now, rows),
+                Some(Reply::TooLate { now }) => Self::TooLate(now),
+                None => Self::Failed(StoreError::Rejected),
+            };
+        };
+        let named = || error.details().and_then(|details| details.split_ascii_whitespace().nth(1)).map(str::to_owned);
+        match error.code() {
+            "NOSCRIPT" => Self::NoScript,
+            "TRYAGAIN" => Self::TryAgain,
+            "MOVED" => named().map_or(Self::Failed(StoreError::Rejected), Self::Moved),
+            "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
+            // It was a master.
+            "READONLY" => Self::Failed(StoreError::Unreachable),
+            code => {
+                complain(code);
+                Self::Failed(StoreError::Rejected)
+            }
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        match self {
+            Self::Done(at, rows) => Ok((at, rows)),
+            Self::Failed(error) => Err(error),
+            // Asked as often as makes sense, or with no time left.
+            Self::TooLate(_) => Err(StoreError::TimedOut),
+            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain => Err(StoreError::Rejected),
+        }
+    }
+}
+
+/// Says what a server refuses, by its code only: the rest may hold a key.
+fn complain(code: &str) {
+    static QUIET: Quiet = Quiet::new();
+    if QUIET.is_over() {
+        tracing::warn!(code, "Redis refuses to count; the policy answers for the counters concerned");
+    }
+}

@@ -1,0 +1,298 @@
+//! Finding a Redis server, connecting to it and getting a connection ready.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use bb8_redis::bb8::ManageConnection;
+use bb8_redis::redis::aio::SendError;
+use bb8_redis::redis::io::tcp::TcpSettings;
+use bb8_redis::redis::io::tcp::socket2::TcpKeepalive;
+use bb8_redis::redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value, cmd,
+    from_redis_value_ref,
+};
+use tokio::time::{Instant, timeout};
+
+use super::backoff::Backoff;
+use super::clock::NodeClock;
+use super::connection::{Connection, Health};
+use super::credentials::{Credentials, Login};
+use super::script;
+use crate::model::Micros;
+
+/// A connection that says nothing is asked for life after 15 s.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// The kernel drops a connection whose bytes nobody acknowledges for 1.5 s; its own 15 minutes are for patient programs.
+const USER_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// Calls that may stand in the queue to the connection's writer: 1,024. Its default of 50 makes callers wait for no reason.
+const QUEUE: usize = 1_024;
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Address {
+    /// A host and a port.
+    Tcp(String, u16),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// How to find the server that a connection is made to.
+#[derive(Clone)]
+pub enum Locate {
+    /// It is there.
+    At(Address),
+    /// These sentinels know it.
+    Sentinel {
+        /// The name of the master.
+        master: String,
+        /// The sentinels, asked in this order.
+        sentinels: Vec<Address>,
+        /// Who we are to them.
+        login: Login,
+    },
+}
+
+/// How to speak TLS. The files are read for every connection, so that they may be replaced.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// The certificates of those who sign servers' certificates, in place of the system's.
+    pub ca: Option<PathBuf>,
+    /// Our certificate and its key.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// Whether a certificate of any name will do.
+    pub any_hostname: bool,
+}
+
+/// What all connections of one Redis have in common.
+#[derive(Clone)]
+pub struct Access {
+    /// Who we are.
+    pub credentials: Arc<Credentials>,
+    /// How to speak TLS, if so.
+    pub tls: Option<Tls>,
+    /// The number of the database.
+    pub db: i64,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How many connections are alive.
+    pub alive: Arc<AtomicUsize>,
+}
+
+/// Makes connections to one node.
+pub struct Manager {
+    locate: Locate,
+    access: Access,
+    clock: Arc<NodeClock>,
+    backoff: Arc<Backoff>,
+}
+
+impl Manager {
+    /// A manager of connections to one node, which it tells the time of.
+    pub fn new(locate: Locate, access: Access, clock: Arc<NodeClock>, backoff: Arc<Backoff>) -> Self {
+        Self { locate, access, clock, backoff }
+    }
+
+    async fn open(&self) -> RedisResult<Connection> {
+        let address = match &self.locate {
+            Locate::At(address) => address.clone(),
+            Locate::Sentinel { master, sentinels, login } => self.ask_sentinels(master, sentinels, login).await?,
+        };
+        let known = self.access.credentials.known();
+        let first = self.connect_to(&address, &known.now, known.generation).await;
+        let connection = match (first, &known.before) {
+            // The server may not know the new password yet, or no longer the old one.
+            (Err(error), Some(before)) if error.kind() == ErrorKind::AuthenticationFailed => {
+                self.connect_to(&address, before, known.generation.wrapping_sub(1)).await?
+            }
+            (first, _) => first?,
+        };
+        self.prepare(connection).await
+    }
+
+    async fn connect_to(&self, address: &Address, login: &Login, generation: u64) -> RedisResult<Connection> {
+        let health = Arc::new(Health::new(generation, Arc::clone(&self.access.alive)));
+        let watcher = Arc::downgrade(&health);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.access.connect_timeout))
+            // Every call has a deadline of its own.
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(QUEUE)
+            .set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection
+                    && let Some(health) = watcher.upgrade()
+                {
+                    health.give_up();
+                }
+                Ok::<(), SendError>(())
+            });
+        let client = self.client(address, login, self.access.db)?;
+        let handle = client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Connection::new(handle, health))
+    }
+
+    fn client(&self, address: &Address, login: &Login, db: i64) -> RedisResult<Client> {
+        let mut settings =
+            RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+        if let Some(user) = &login.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &login.password {
+            settings = settings.set_password(password);
+        }
+        let tcp = TcpSettings::default()
+            .set_nodelay(true)
+            .set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
+            .set_user_timeout(USER_TIMEOUT);
+        let plain = match (address, &self.access.tls) {
+            (Address::Unix(path), _) => ConnectionAddr::Unix(path.clone()),
+            (Address::Tcp(host, port), None) => ConnectionAddr::Tcp(host.clone(), *port),
+            (Address::Tcp(host, port), Some(_)) => {
+                ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
+            }
+        };
+        let info = |address: ConnectionAddr| {
+            let info = address.into_connection_info()?;
+            Ok::<_, RedisError>(info.set_redis_settings(settings.clone()).set_tcp_settings(tcp.clone()))
+        };
+        let Some(tls) = self.access.tls.as_ref().filter(|_| matches!(plain, ConnectionAddr::TcpTls { .. })) else {
+            return Client::open(info(plain)?);
+        };
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|error| {
+                RedisError::from((
+                    ErrorKind::InvalidClientConfig,
+                    "unreadable file",
+                    format!("{}: {error}", path.display()),
+                ))
+            })
+        };
+        let client_tls = match &tls.client {
+            Some((certificate, key)) => {
+                Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+            }
+            None => None,
+        };
+        let certificates = TlsCertificates { client_tls, root_cert: tls.ca.as_ref().map(read).transpose()? };
+        let client = Client::build_with_tls(info(plain)?, certificates)?;
+        let mut address = client.get_connection_info().addr().clone();
+        address.set_danger_accept_invalid_hostnames(tls.any_hostname);
+        Client::open(info(address)?)
+    }
+
+    /// Loads the script and learns the time, so that the first charge is as good as any.
+    async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
+        let sent = Instant::now();
+        let mut commands = vec![cmd("TIME"), script::load()];
+        if matches!(self.locate, Locate::Sentinel { .. }) {
+            commands.push(cmd("ROLE"));
+        }
+        let replies = connection.send_all(&commands).await?;
+        let [time, loaded, role @ ..] = replies.as_slice() else {
+            return Err((ErrorKind::UnexpectedReturnType, "TIME and SCRIPT LOAD were not answered").into());
+        };
+        if let Value::ServerError(error) = loaded {
+            return Err(error.clone().into());
+        }
+        if let [Value::Array(role)] = role
+            && role.first().is_some_and(|role| !matches!(role, Value::BulkString(role) if role == b"master"))
+        {
+            return Err((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels' master is none yet").into());
+        }
+        if let Some(time) = time_of(time) {
+            self.clock.learn(sent, Instant::now(), time);
+        }
+        Ok(connection)
+    }
+
+    /// The address of the master: the first that a sentinel knows.
+    async fn ask_sentinels(&self, master: &str, sentinels: &[Address], login: &Login) -> RedisResult<Address> {
+        let mut wrong = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel is configured"));
+        // Each gets a part of the time, so that a dead one does not take it all.
+        let each = self.access.connect_timeout / u32::try_from(sentinels.len().max(1)).unwrap_or(1);
+        for sentinel in sentinels {
+            let asked = timeout(each, async {
+                let client = self.client(sentinel, login, 0)?;
+                let config =
+                    AsyncConnectionConfig::new().set_connection_timeout(Some(each)).set_response_timeout(Some(each));
+                let mut handle = client.get_multiplexed_async_connection_with_config(&config).await?;
+                let mut question = cmd("SENTINEL");
+                question.arg("get-master-addr-by-name").arg(master);
+                question.query_async::<Option<(String, u16)>>(&mut handle).await
+            });
+            match asked.await {
+                Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp(host, port)),
+                Ok(Ok(None)) => {
+                    wrong = (ErrorKind::MasterNameNotFoundBySentinel, "the sentinel does not know the master").into();
+                }
+                Ok(Err(error)) => wrong = error,
+                Err(_) => wrong = (ErrorKind::Io, "the sentinel did not answer in time").into(),
+            }
+        }
+        Err(wrong)
+    }
+}
+
+/// The reply to `TIME`.
+pub fn time_of(reply: &Value) -> Option<Micros> {
+    let (secs, micros): (u64, u64) = from_redis_value_ref(reply).ok()?;
+    Some(Micros::from_secs(secs).saturating_add(Micros::new(micros)))
+}
+
+impl ManageConnection for Manager {
+    type Connection = Connection;
+    type Error = RedisError;
+
+    async fn connect(&self) -> RedisResult<Connection> {
+        if self.backoff.until().is_some() {
+            return Err((ErrorKind::Io, "it is too early to connect again").into());
+        }
+        let opened = match timeout(self.access.connect_timeout, self.open()).await {
+            Ok(opened) => opened,
+            Err(_) => Err((ErrorKind::Io, "connecting took too long").into()),
+        };
+        match opened {
+            Ok(connection) => {
+                self.backoff.clear();
+                Ok(connection)
+            }
+            Err(error) => {
+                self.backoff.failed();
+                if self.backoff.quiet.is_over() {
+                    tracing::warn!(%error, server = %self.locate, "cannot connect to Redis");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn is_valid(&self, connection: &mut Connection) -> RedisResult<()> {
+        connection.send(&cmd("PING")).await.map(drop)
+    }
+
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_broken()
+    }
+}
+
+impl fmt::Display for Locate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(address) => address.fmt(f),
+            Self::Sentinel { master, .. } => write!(f, "sentinels' {master}"),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The servers of one Redis, and which of them has what: one server, one that sentinels name, or the masters of a cluster.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bb8_redis::redis::{Cmd, Value, cmd, from_redis_value_ref};
+use crc16::{State, XMODEM};
+use futures_util::future::join_all;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::credentials::Login;
+use super::manager::{Access, Address, Locate};
+use super::node::Node;
+use crate::store::StoreError;
+
+/// How many slots a cluster has (the cluster specification): 16,384.
+const SLOTS: u16 = 16_384;
+/// How often the map of a cluster is asked for when nothing hints at a change: 10 s.
+const REFRESH: Duration = Duration::from_secs(10);
+/// How soon after one question the next is asked when something does: 50 ms.
+const REFRESH_AGAIN: Duration = Duration::from_millis(50);
+/// How long a node may take to tell its map: 100 ms.
+const MAP_PATIENCE: Duration = Duration::from_millis(100);
+/// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
+const MOST_ASKED: usize = 5;
+/// How often it is tried to connect when no connection is left and no call tries: every 500 ms.
+const CONNECT_AGAIN: Duration = Duration::from_millis(500);
+/// How often nodes in doubt are looked after: every 20 ms, to see whether a probe is due.
+const PROBES: Duration = Duration::from_millis(20);
+
+/// How a Redis is made up.
+#[derive(Clone)]
+pub enum Topology {
+    /// One server.
+    Single(Address),
+    /// A master that sentinels name.
+    Sentinel {
+        /// Its name.
+        master: String,
+        /// The sentinels.
+        sentinels: Vec<Address>,
+        /// Who we are to them.
+        login: Login,
+    },
+    /// The masters of a cluster, of which these are some nodes.
+    Cluster(Vec<Address>),
+}
+
+/// The servers of one Redis.
+pub struct Servers {
+    access: Access,
+    lanes: usize,
+    shape: Shape,
+    /// Wakes the supervisor.
+    attention: Arc<Notify>,
+}
+
+enum Shape {
+    One(Arc<Node>),
+    Cluster { map: ArcSwap<Map>, seeds: Vec<Address>, changed: watch::Sender<u64> },
+}
+
+/// Which node has which slot.
+#[derive(Default)]
+struct Map {
+    /// An index into `masters` for each slot, or one beyond.
+    slots: Vec<u16>,
+    masters: Vec<Arc<Node>>,
+    /// Every node that was ever heard of in the present map or named by it.
+    known: HashMap<Address, Arc<Node>>,
+    /// The cluster's epoch when it was told: one that was told earlier is older.
+    epoch: u64,
+}
+
+impl Servers {
+    /// The servers of a Redis, each with a connection for each of `lanes` threads.
+    pub fn new(topology: Topology, access: Access, lanes: usize) -> Self {
+        let attention = Arc::new(Notify::new());
+        let one = |locate| Shape::One(Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention))));
+        let shape = match topology {
+            Topology::Single(address) => one(Locate::At(address)),
+            Topology::Sentinel { master, sentinels, login } => one(Locate::Sentinel { master, sentinels, login }),
+            Topology::Cluster(seeds) => {
+                Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, changed: watch::Sender::new(0) }
+            }
+        };
+        Self { access, lanes, shape, attention }
+    }
+
+    /// How many connections are alive.
+    pub fn alive(&self) -> &Arc<AtomicUsize> {
+        &self.access.alive
+    }
+
+    /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
+    pub fn slot(&self, key: &[u8]) -> u16 {
+        match &self.shape {
+            Shape::One(_) => 0,
+            Shape::Cluster { .. } => slot_of(key),
+        }
+    }
+
+    /// The node that has a slot, as far as is known.
+    pub fn node(&self, slot: u16) -> Option<Arc<Node>> {
+        match &self.shape {
+            Shape::One(node) => Some(Arc::clone(node)),
+            Shape::Cluster { map, .. } => {
+                let map = map.load();
+                let master = map.slots.get(usize::from(slot)).and_then(|index| map.masters.get(usize::from(*index)));
+                master.map(Arc::clone)
+            }
+        }
+    }
+
+    /// The node that another one named as `host:port`; `from` is the one that did, for names without a host. Nodes that the
+    /// cluster's map does not know are not followed before it does.
+    pub async fn named(&self, name: &str, from: &Node, until: Instant) -> Option<Arc<Node>> {
+        let Shape::Cluster { map, changed, .. } = &self.shape else { return None };
+        let (host, port) = name.rsplit_once(':')?;
+        let host = if host.is_empty() { from.name().rsplit_once(':')?.0 } else { host };
+        let address = Address::Tcp(host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
+        let mut changes = changed.subscribe();
+        self.attention.notify_one();
+        loop {
+            if let Some(node) = map.load().known.get(&address) {
+                return Some(Arc::clone(node));
+            }
+            timeout_at(until, changes.changed()).await.ok()?.ok()?;
+        }
+    }
+
+    /// Something hints that the map is old.
+    pub fn doubt_map(&self) {
+        self.attention.notify_one();
+    }
+
+    /// The answer for a slot that no node is known to have.
+    pub fn unmapped<T>(&self) -> Result<T, StoreError> {
+        self.doubt_map();
+        Err(StoreError::Unreachable)
+    }
+
+    /// Connects, follows the cluster's changes and probes the nodes that are in doubt, for ever.
+    pub async fn supervise(&self) {
+        let mut refresh_at = Instant::now();
+        loop {
+            let nodes = self.nodes();
+            join_all(nodes.iter().map(|node| node.probe())).await;
+            let began = Instant::now();
+            if refresh_at <= began {
+                self.refresh().await;
+                refresh_at = began + REFRESH;
+            }
+            let is_in_doubt = self.nodes().iter().any(|node| !node.is_well());
+            let is_alone = self.access.alive.load(Ordering::Acquire) == 0;
+            let next = match (is_in_doubt, is_alone) {
+                (true, _) => began + PROBES,
+                (false, true) => began + CONNECT_AGAIN,
+                (false, false) => refresh_at,
+            };
+            let is_hinted = tokio::select! {
+                () = self.attention.notified() => true,
+                () = sleep_until(next.min(refresh_at)) => false,
+            };
+            if is_hinted || is_in_doubt || is_alone {
+                refresh_at = refresh_at.min(Instant::now().max(began + REFRESH_AGAIN));
+            }
+        }
+    }
+
+    /// Every node that charges go to.
+    fn nodes(&self) -> Vec<Arc<Node>> {
+        match &self.shape {
+            Shape::One(node) => vec![Arc::clone(node)],
+            Shape::Cluster { map, .. } => map.load().masters.clone(),
+        }
+    }
+
+    /// Asks some nodes for the map at once and takes the newest.
+    async fn refresh(&self) {
+        let (map, seeds, changed) = match &self.shape {
+            Shape::One(node) if node.is_well() => {
+                // Connected before the first charge, and missed when it is gone.
+                node.ask(&[cmd("PING")], Instant::now() + self.access.connect_timeout).await;
+                return;
+            }
+            Shape::One(_) => return,
+            Shape::Cluster { map, seeds, changed } => (map, seeds, changed),
+        };
+        let old = map.load_full();
+        let seeds = seeds.iter().map(|address| self.node_at(&old, address));
+        let (well, others): (Vec<_>, Vec<_>) =
+            old.masters.iter().chain(old.known.values()).cloned().chain(seeds).partition(|node| node.is_well());
+        let mut asked = HashSet::new();
+        let distinct = |node: &Arc<Node>| asked.insert(node.name().to_owned());
+        // Who is in doubt is asked only when nobody else can be.
+        let candidates = if well.is_empty() { others } else { well };
+        let candidates: Vec<_> = candidates.into_iter().filter(distinct).take(MOST_ASKED).collect();
+        let until = Instant::now() + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
+        let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
+        let newest = told.into_iter().flatten().filter(|told| told.epoch >= old.epoch).max_by_key(|told| told.epoch);
+        let Some(newest) = newest else { return };
+        let new = self.map(&old, newest);
+        let is_changed =
+            new.slots != old.slots || new.known.len() != old.known.len() || !same(&new.masters, &old.masters);
+        map.store(Arc::new(new));
+        if is_changed {
+            changed.send_modify(|version| *version += 1);
+        }
+    }
+
+    fn map(&self, old: &Map, told: Told) -> Map {
+        let mut new = Map {
+            slots: vec![u16::MAX; usize::from(SLOTS)],
+            masters: Vec::new(),
+            known: HashMap::new(),
+            epoch: told.epoch,
+        };
+        for Range { first, last, nodes } in told.ranges {
+            for (index, address) in nodes.into_iter().enumerate() {
+                let node = match new.known.get(&address) {
+                    Some(node) => Arc::clone(node),
+                    None => self.node_at(old, &address),
+                };
+                new.known.insert(address, Arc::clone(&node));
+                if index == 0 {
+                    let at = new.masters.iter().position(|master| Arc::ptr_eq(master, &node)).unwrap_or_else(|| {
+                        new.masters.push(node);
+                        new.masters.len() - 1
+                    });
+                    let slots = usize::from(first)..=usize::from(last.min(SLOTS - 1));
+                    if let (Some(slots), Ok(at)) = (new.slots.get_mut(slots), u16::try_from(at)) {
+                        slots.fill(at);
+                    }
+                }
+            }
+        }
+        new
+    }
+
+    /// The node at an address, with the connections it has.
+    fn node_at(&self, old: &Map, address: &Address) -> Arc<Node> {
+        old.known.get(address).cloned().unwrap_or_else(|| {
+            let locate = Locate::At(address.clone());
+            Arc::new(Node::new(locate, self.access.clone(), self.lanes, Arc::clone(&self.attention)))
+        })
+    }
+}
+
+/// The slot of a key: of what stands between its first braces, if anything does (the cluster specification).
+fn slot_of(key: &[u8]) -> u16 {
+    let open = key.iter().position(|byte| *byte == b'{').map(|open| &key[open + 1..]);
+    let tag = open.and_then(|rest| rest.iter().position(|byte| *byte == b'}').map(|close| &rest[..close]));
+    State::<XMODEM>::calculate(tag.filter(|tag| !tag.is_empty()).unwrap_or(key)) % SLOTS
+}
+
+fn same(one: &[Arc<Node>], other: &[Arc<Node>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
+}
+
+/// What a node says of its cluster.
+struct Told {
+    epoch: u64,
+    ranges: Vec<Range>,
+}
+
+/// Slots, and the nodes that have them, the master first.
+struct Range {
+    first: u16,
+    last: u16,
+    nodes: Vec<Address>,
+}
+
+async fn tell(node: &Node, until: Instant) -> Option<Told> {
+    let question = |of: &str| {
+        let mut command: Cmd = cmd("CLUSTER");
+        command.arg(of);
+        command
+    };
+    let replies = node.ask(&[question("INFO"), question("SLOTS")], until).await?;
+    let [info, slots] = replies.as_slice() else { return None };
+    let info: String = from_redis_value_ref(info).ok()?;
+    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
+    let Value::Array(ranges) = slots else { return None };
+    let ranges = ranges.iter().filter_map(|range| read_range(range, node)).collect();
+    Some(Told { epoch, ranges })
+}
+
+/// One entry of `CLUSTER SLOTS`. A node without a name is left out; one without a host is on the host that was asked.
+fn read_range(range: &Value, asked: &Node) -> Option<Range> {
+    let Value::Array(items) = range else { return None };
+    let [first, last, nodes @ ..] = items.as_slice() else { return None };
+    let address = |node: &Value| {
+        let Value::Array(fields) = node else { return None };
+        let host: Option<String> = from_redis_value_ref(fields.first()?).ok()?;
+        let port: u16 = from_redis_value_ref(fields.get(1)?).ok()?;
+        match host.as_deref() {
+            Some("?") => None,
+            None | Some("") => {
+                let host = asked.name().rsplit_once(':')?.0.trim_matches(['[', ']']);
+                Some(Address::Tcp(host.to_owned(), port))
+            }
+            Some(host) => Some(Address::Tcp(host.to_owned(), port)),
+        }
+    };
+    let master = address(nodes.first()?)?;
+    let nodes = std::iter::once(master).chain(nodes.iter().skip(1).filter_map(address)).collect();
+    Some(Range { first: from_redis_value_ref(first).ok()?, last: from_redis_value_ref(last).ok()?, nodes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slot_of;
+
+    /// What `CLUSTER KEYSLOT` of Redis 7.0 says.
+    #[test]
+    fn slots_are_those_of_the_server() {
+        assert_eq!(slot_of(b"123456789"), 12_739);
+        assert_eq!(slot_of(b"foo"), 12_182);
+        assert_eq!(slot_of(b"x{foo}y{bar}"), 12_182);
+        assert_eq!(slot_of(b"{}foo"), slot_of(b"{}foo"));
+        assert_ne!(slot_of(b"{}foo"), slot_of(b"{}bar"), "empty braces are no tag");
+        assert_ne!(slot_of(b"{foo"), slot_of(b"foo"), "nor is what is not closed");
+    }
+}
