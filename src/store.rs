@@ -9,6 +9,7 @@ use crate::algorithm::Charge;
 use crate::model::Verdict;
 
 pub mod memory;
+pub mod redis;
 
 /// The verdicts for some charges, in their order; most requests have few.
 pub type Verdicts = SmallVec<[Verdict; 4]>;

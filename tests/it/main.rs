@@ -33,5 +33,9 @@ mod sources;
 mod wire;
 
 mod redis;
+/// What the counters of the embedded store and of Redis owe each other: the same answers.
+mod twins;
+
+mod histories;
 mod support;
 mod world;

@@ -1,0 +1,3 @@
+//! Counters in Redis, which several instances share.
+
+pub mod script;
