@@ -1,7 +1,7 @@
 //! The algorithms: each is a pure step on a small state, and time is an argument.
 //!
-//! To add one, write its file beside the others and add two lines here: its `mod` and its row in the table. Rule files,
-//! `check`, `explain` and every store then know it.
+//! To add one, write its two files beside the others, in Rust and in Lua, and add two lines here: its `mod` and its row in
+//! the table. Rule files, `check`, `explain` and every store then know it.
 
 use std::num::NonZeroU32;
 
@@ -32,6 +32,11 @@ macro_rules! algorithms {
         impl Algorithm {
             /// Every algorithm, with its word in a rule file.
             pub const ALL: [(&'static str, Self); [$($name),+].len()] = [$(($name, Self::$variant)),+];
+
+            /// Every algorithm's name and its twin in Lua, the body of a function that returns what
+            /// `store/redis/driver.lua` asks of a twin.
+            pub const TWINS: [(&'static str, &'static str); [$($name),+].len()] =
+                [$(($name, include_str!(concat!("algorithm/", $name, ".lua")))),+];
 
             /// Its word in a rule file.
             pub const fn name(self) -> &'static str {
@@ -83,6 +88,9 @@ algorithms! {
     FixedWindow = "fixed_window", fixed_window::FixedWindow;
     Gcra = "gcra", gcra::Gcra;
 }
+
+/// What several of [`Algorithm::TWINS`] share, by the name they call it: again the body of a function.
+pub const SHARED_TWINS: [(&str, &str); 1] = [("meter", include_str!("algorithm/meter.lua"))];
 
 impl Default for Algorithm {
     /// The reference's.
@@ -206,6 +214,14 @@ impl Charge {
     /// Its part in the outcome of the request, when that is its own outcome.
     pub const fn ballot(&self, outcome: Outcome) -> Ballot {
         Ballot { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
+    }
+}
+
+impl Charge {
+    /// Whether it stays although its request is refused: it is on its own, it is counted whatever becomes of it, or it
+    /// gives back.
+    pub fn is_kept(&self) -> bool {
+        self.charging == Charging::Each || self.limit.counts_refused() || self.hits.given_back() > 0
     }
 }
 

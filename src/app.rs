@@ -121,13 +121,8 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
 
     let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters.0));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let guard = Guard::new(
-        Arc::clone(&store) as Arc<dyn Store>,
-        Deadline::Auto,
-        Arc::clone(&store),
-        NonZeroU32::MIN,
-        clock,
-    );
+    let guard =
+        Guard::new(Arc::clone(&store) as Arc<dyn Store>, Deadline::Auto, Arc::clone(&store), NonZeroU32::MIN, clock);
     let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(guard)));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;

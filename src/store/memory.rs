@@ -146,7 +146,7 @@ impl Memory {
             for (&at, held) in located.iter().zip(before).rev() {
                 shard(&mut locked, at).restore(at, held, self);
             }
-            for &at in located.iter().filter(|at| is_kept(at.charge)) {
+            for &at in located.iter().filter(|at| at.charge.is_kept()) {
                 shard(&mut locked, at).charge(at, now, self);
             }
             // Each keeps its outcome; what is left is what nobody has taken.
@@ -168,12 +168,6 @@ impl Memory {
         numbers.dedup();
         numbers.into_iter().map(|number| (number, self.shards[number].lock())).collect()
     }
-}
-
-/// Whether a charge stays although its request is refused: it is on its own, it is counted whatever becomes of it, or it
-/// gives back.
-fn is_kept(charge: &Charge) -> bool {
-    charge.charging == Charging::Each || charge.limit.counts_refused() || charge.hits.given_back() > 0
 }
 
 fn shard<'a, 'b>(locked: &'a mut Locked<'b>, at: Located<'_>) -> &'a mut Shard {

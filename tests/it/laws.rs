@@ -1,46 +1,25 @@
 //! What every algorithm and every store obeys, against oracles that compute the same from the definitions.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
-use tidegate::model::key::KeyPart;
 use tidegate::model::policy::is_request_refused;
-use tidegate::model::{Ballot, Charging, Clock, CounterKey, FailurePolicy, Hits, Micros, Role, Unit, Verdict, Window};
-use tidegate::store::memory::Memory;
+use tidegate::model::{Ballot, Charging, Hits, Micros, Role, Unit, Verdict, Window};
 
-use crate::world::{HandClock, NOON};
-use histories::{
-    Amount, Event, History, Pause, algorithm, any_limit, charging, history, hits_per_window, limit, moment, pause,
-    taken, window,
+use crate::histories::{
+    Amount, Pause, algorithm, any_limit, charge, charging, history, hits_per_window, limit, moment, pause, taken,
+    window,
 };
+use crate::world::{Counters, NOON};
 use oracle::{Oracle, Told};
 
-mod histories;
 mod oracle;
 
 /// The longest wait that is told: ten years. What takes longer is told as this.
 const LONGEST_WAIT: Micros = Micros::from_secs(315_360_000);
 
-/// A store, and a clock that is set for every charge.
-struct Counters {
-    clock: Arc<HandClock>,
-    store: Memory,
-}
-
 impl Counters {
-    fn new() -> Self {
-        let clock = HandClock::at(Micros::ZERO);
-        let store = Memory::new(Arc::clone(&clock) as Arc<dyn Clock>, 1_000_000);
-        Self { clock, store }
-    }
-
-    fn request(&self, charges: &[Charge], now: Micros) -> Vec<Verdict> {
-        self.clock.set(now);
-        self.store.charge_now(charges).into_vec()
-    }
-
     fn charge(&self, limit: Limit, charging: Charging, now: Micros, hits: Hits) -> Told {
         self.request(&[charge("only", limit, charging, hits)], now)[0].into()
     }
@@ -48,24 +27,6 @@ impl Counters {
     fn sweep(&self, now: Micros) {
         self.clock.set(now);
         self.store.sweep();
-    }
-}
-
-fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charge {
-    let part = KeyPart::Own { key: b"tier", value: name.as_bytes() };
-    let key = CounterKey::new("d", std::iter::once(part), limit.algorithm().name(), limit.quota().window().length());
-    Charge { key, limit, hits, descriptor: 0, role: Role::Enforce, charging, on_store_failure: FailurePolicy::Error }
-}
-
-impl History {
-    /// The charges with their moments, in order.
-    fn charges(&self) -> impl Iterator<Item = (Micros, Limit, Hits)> {
-        let mut now = self.begin;
-        self.events.iter().map(move |Event { after, amount, turn }| {
-            let limit = self.limits[turn % self.limits.len()];
-            now = after.from(now, &limit);
-            (now, limit, amount.of(&limit))
-        })
     }
 }
 
@@ -109,7 +70,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn every_answer_is_the_one_that_the_definitions_give(history in history()) {
+    fn every_answer_is_the_one_that_the_definitions_give(history in algorithm().prop_flat_map(history)) {
         let counters = Counters::new();
         let mut oracle = Oracle::new(history.algorithm);
         for (index, (now, limit, hits)) in history.charges().enumerate() {

@@ -32,5 +32,10 @@ mod sources;
 /// The protocol, spoken with types that are not ours.
 mod wire;
 
+mod redis;
+/// What the counters of the embedded store and of Redis owe each other: the same answers.
+mod twins;
+
+mod histories;
 mod support;
 mod world;

@@ -1,11 +1,12 @@
-//! A limiter in this process whose time moves by hand.
+//! A limiter, or a store alone, in this process, whose time moves by hand.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tidegate::algorithm::Charge;
 use tidegate::limiter::Limiter;
-use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest};
+use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest, Verdict};
 use tidegate::rules::{File, Options, load};
 use tidegate::store::Store;
 use tidegate::store::guard::{Deadline, Guard};
@@ -44,6 +45,25 @@ impl Clock for HandClock {
 
 pub fn micros(text: &str) -> Micros {
     Micros::parse(text).unwrap_or_else(|| panic!("{text:?} is no duration"))
+}
+
+/// A store, and a clock that is set for every charge.
+pub struct Counters {
+    pub clock: Arc<HandClock>,
+    pub store: Memory,
+}
+
+impl Counters {
+    pub fn new() -> Self {
+        let clock = HandClock::at(Micros::ZERO);
+        let store = Memory::new(Arc::clone(&clock) as Arc<dyn Clock>, 1_000_000);
+        Self { clock, store }
+    }
+
+    pub fn request(&self, charges: &[Charge], now: Micros) -> Vec<Verdict> {
+        self.clock.set(now);
+        self.store.charge_now(charges).into_vec()
+    }
 }
 
 /// Rules, a store and a clock.

@@ -1,8 +1,9 @@
 //! Limits, moments and hits as they come: most of them at the edges, where counting goes wrong.
 
 use proptest::prelude::*;
-use tidegate::algorithm::{Algorithm, Limit};
-use tidegate::model::{Charging, Hits, InvalidQuota, Micros, Quota, Unit, Window};
+use tidegate::algorithm::{Algorithm, Charge, Limit};
+use tidegate::model::key::KeyPart;
+use tidegate::model::{Charging, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window};
 
 use crate::world::NOON;
 
@@ -90,6 +91,25 @@ impl Amount {
 
 fn thousandths(of: u64, share: u16) -> u64 {
     u64::try_from(u128::from(of) * u128::from(share) / 1_000).expect("65 times as much at most")
+}
+
+/// A charge that is the whole of its request, on the counter of that name.
+pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charge {
+    let part = KeyPart::Own { key: b"tier", value: name.as_bytes() };
+    let key = CounterKey::new("d", std::iter::once(part), limit.algorithm().name(), limit.quota().window().length());
+    Charge { key, limit, hits, descriptor: 0, role: Role::Enforce, charging, on_store_failure: FailurePolicy::Error }
+}
+
+impl History {
+    /// The charges with their moments, in order.
+    pub fn charges(&self) -> impl Iterator<Item = (Micros, Limit, Hits)> {
+        let mut now = self.begin;
+        self.events.iter().map(move |Event { after, amount, turn }| {
+            let limit = self.limits[turn % self.limits.len()];
+            now = after.from(now, &limit);
+            (now, limit, amount.of(&limit))
+        })
+    }
 }
 
 pub fn algorithm() -> impl Strategy<Value = Algorithm> {
@@ -201,7 +221,7 @@ pub fn amount() -> impl Strategy<Value = Amount> {
 
 /// Everything that can happen to a counter: limits that change and are nothing, refusals that are kept, hits given back,
 /// clocks that step back.
-pub fn history() -> impl Strategy<Value = History> {
+pub fn history(algorithm: Algorithm) -> impl Strategy<Value = History> {
     let limits = prop_oneof![
         3 => prop::collection::vec((hits_per_window(), burst()), 1),
         2 => prop::collection::vec((prop_oneof![6 => hits_per_window(), 1 => Just(0)], burst()), 2..4),
@@ -209,8 +229,8 @@ pub fn history() -> impl Strategy<Value = History> {
     let event = (unsteady_pause(), amount(), prop_oneof![3 => Just(0_usize), 1 => 0_usize..4]);
     let event = event.prop_map(|(after, amount, turn)| Event { after, amount, turn });
     let counts_refused = prop::bool::weighted(0.2);
-    (algorithm(), charging(), window(), limits, counts_refused, moment(), prop::collection::vec(event, 1..40)).prop_map(
-        |(algorithm, charging, window, limits, counts_refused, begin, events)| {
+    (charging(), window(), limits, counts_refused, moment(), prop::collection::vec(event, 1..40)).prop_map(
+        move |(charging, window, limits, counts_refused, begin, events)| {
             let limits = limits.into_iter().map(|(hits, burst)| limit(algorithm, window, hits, burst));
             let limits = limits.map(|limit| if counts_refused { limit.counting_refused() } else { limit }).collect();
             History { algorithm, charging, limits, begin, events }

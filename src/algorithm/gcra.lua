@@ -1,0 +1,2 @@
+-- The twin of gcra.rs: it counts as the meter does.
+return meter()
