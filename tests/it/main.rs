@@ -32,5 +32,6 @@ mod sources;
 /// The protocol, spoken with types that are not ours.
 mod wire;
 
+mod redis;
 mod support;
 mod world;

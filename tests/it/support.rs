@@ -89,10 +89,15 @@ impl Process {
         in_time("the program says something", self.lines.next_line()).await.expect("its output is text")
     }
 
+    /// The number of the running process.
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("the program runs")
+    }
+
     /// Sends a signal to it.
     pub fn signal(&self, signal: Signal) {
-        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        kill_process(pid.expect("the program runs"), signal).expect("the signal is sent");
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("it has a number"), signal).expect("the signal is sent");
     }
 
     /// How it ended.
@@ -131,8 +136,7 @@ impl Tidegate {
 
     /// The most memory it has ever had resident, in bytes.
     pub fn peak_memory(&self) -> u64 {
-        let pid = self.process.child.id().expect("it runs");
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the kernel tells");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid())).expect("the kernel tells");
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
         peak.and_then(|kib| kib.parse::<u64>().ok()).expect("in KiB") * 1_024
     }
