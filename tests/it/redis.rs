@@ -11,6 +11,7 @@ use tokio::process::Command;
 
 use crate::support::{Process, eventually, output};
 
+pub mod cluster;
 mod tests;
 
 /// A port that nobody else is given while this lives; a server that sets `SO_REUSEADDR`, as Redis does, may listen on it.
@@ -46,7 +47,7 @@ fn bound_to_this_thread(program: &str) -> Command {
 
 /// A `redis-server`: without persistence, unless its arguments ask for it.
 pub struct Single {
-    port: Port,
+    ports: Vec<Port>,
     password: Option<String>,
     arguments: Vec<OsString>,
     directory: TempDir,
@@ -56,24 +57,25 @@ pub struct Single {
 impl Single {
     /// Starts a server with these arguments after its own, such as `["--maxmemory", "10mb"]`.
     pub async fn start(arguments: &[&str]) -> Self {
-        Self::launch(Port::free(), None, arguments).await
+        Self::launch(vec![Port::free()], None, arguments).await
     }
 
     /// Starts a server whose default user has a password, which the URL and `cli` give.
     pub async fn with_password(password: &str, arguments: &[&str]) -> Self {
         let arguments = [&["--requirepass", password], arguments].concat();
-        Self::launch(Port::free(), Some(password.to_owned()), &arguments).await
+        Self::launch(vec![Port::free()], Some(password.to_owned()), &arguments).await
     }
 
-    async fn launch(port: Port, password: Option<String>, more: &[&str]) -> Self {
+    /// Starts a server on the first of these ports; it has use for the others, too.
+    async fn launch(ports: Vec<Port>, password: Option<String>, more: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let number = port.address().port().to_string();
+        let number = ports[0].address().port().to_string();
         let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--logfile", "redis.log", "--dir"];
         let mut arguments: Vec<OsString> = own.map(OsString::from).into();
         arguments.push(directory.path().into());
         arguments.extend(more.iter().map(OsString::from));
         let process = Self::spawn(&arguments);
-        let mut single = Self { port, password, arguments, directory, process };
+        let mut single = Self { ports, password, arguments, directory, process };
         single.answers().await;
         single
     }
@@ -97,7 +99,7 @@ impl Single {
 
     /// Where it listens for plain TCP.
     pub fn address(&self) -> SocketAddr {
-        self.port.address()
+        self.ports[0].address()
     }
 
     /// The same as a URL, with the password of the default user.

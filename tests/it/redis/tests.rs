@@ -3,6 +3,8 @@
 use rustix::process::Signal;
 
 use super::Single;
+use super::cluster::{Cluster, NODES, Shard, slot};
+use crate::support::eventually;
 
 #[tokio::test]
 async fn a_server_answers_and_ends_with_its_owner() {
@@ -14,10 +16,7 @@ async fn a_server_answers_and_ends_with_its_owner() {
     let process = format!("/proc/{}/exe", server.pid());
     assert!(std::fs::read_link(&process).expect("it runs").ends_with("redis-check-rdb"), "{process}");
     drop(server);
-    crate::support::eventually("it is gone", async || {
-        (!std::fs::exists(&process).expect("it can be asked")).then_some(())
-    })
-    .await;
+    eventually("it is gone", async || (!std::fs::exists(&process).expect("it can be asked")).then_some(())).await;
 }
 
 #[tokio::test]
@@ -46,4 +45,60 @@ async fn a_server_with_a_password_wants_it() {
     assert_eq!(server.cli(&["PING"]).await, "PONG");
     let stranger = format!("redis://{}", server.address());
     assert!(super::cli(&stranger, &["PING"]).await.contains("NOAUTH"));
+}
+
+#[tokio::test]
+async fn the_shared_cluster_takes_a_key_on_each_shard() {
+    let cluster = Cluster::shared().await;
+    let shards = cluster.shards().await;
+    assert_eq!(shards.len(), NODES / 2);
+    for shard in &shards {
+        assert_eq!(shard.replicas.len(), 1, "{shard:?}");
+        let key = cluster.key_of(shard.master, "a_key_on_each_shard.").await;
+        assert_eq!(cluster.nodes()[shard.master].cli(&["SET", &key, "7"]).await, "OK");
+        assert_eq!(cluster.shard_of(slot(&key)).await, *shard);
+        assert_eq!(cluster.contents().await[&key], "7");
+    }
+    assert!(cluster.addresses().starts_with(&format!("{},", cluster.nodes()[0].address())));
+}
+
+#[tokio::test]
+async fn a_planned_failover_moves_the_master_and_a_slot_migrates_live() {
+    let cluster = Cluster::start().await;
+    let shards = cluster.shards().await;
+    let (old, new) = (shards[0].master, shards[0].replicas[0]);
+    cluster.failover(new).await;
+    let key = cluster.key_of(new, "moving").await;
+    assert!(cluster.nodes()[old].cli(&["SET", &key, "1"]).await.starts_with("MOVED"));
+    assert_eq!(cluster.nodes()[new].cli(&["SET", &key, "1"]).await, "OK");
+    assert_eq!(cluster.shard_of(slot(&key)).await.replicas, [old]);
+
+    let to = shards[1].master;
+    let migration = cluster.migrate(slot(&key), to).await;
+    assert_eq!(cluster.nodes()[new].cli(&["GET", &key]).await, "1", "it has not moved yet");
+    migration.move_keys().await;
+    assert!(cluster.nodes()[new].cli(&["GET", &key]).await.starts_with("ASK"));
+    migration.finish().await;
+    assert_eq!(cluster.nodes()[to].cli(&["GET", &key]).await, "1");
+    assert!(cluster.nodes()[new].cli(&["GET", &key]).await.starts_with("MOVED"));
+    cluster.reshard(new, to, 10).await;
+    let count = |shards: &[Shard], master| -> usize {
+        let shard = shards.iter().find(|shard| shard.master == master).expect("it owns slots");
+        shard.slots.iter().map(ExactSizeIterator::len).sum()
+    };
+    let now = cluster.shards().await;
+    assert_eq!(count(&now, new), count(&shards, old) - 11);
+    assert_eq!(count(&now, to), count(&shards, to) + 11);
+}
+
+#[tokio::test]
+async fn a_dead_master_is_followed_by_its_replica_and_comes_back_as_one() {
+    let mut cluster = Cluster::start().await;
+    let shard = cluster.shards().await.swap_remove(0);
+    cluster.nodes()[shard.master].signal(Signal::KILL);
+    let after = cluster.promoted(&shard).await;
+    assert_eq!((after.master, &after.slots), (shard.replicas[0], &shard.slots));
+    cluster.node_mut(shard.master).restart().await;
+    let is_replica = async || cluster.shards().await.iter().any(|now| now.replicas == [shard.master]).then_some(());
+    eventually("it is a replica", is_replica).await;
 }
