@@ -1,6 +1,7 @@
 //! A cluster of six: three masters and a replica of each.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,6 +11,8 @@ use redis::cluster_routing::Slot;
 use tokio::process::Command;
 use tokio::sync::OnceCell;
 
+use super::clock::Clock;
+use super::proxy::Proxy;
 use super::{Port, Single};
 use crate::support::{eventually, in_time, output};
 
@@ -45,6 +48,20 @@ impl Shard {
     }
 }
 
+/// Lets clients of a cluster see this machine by a second address, where proxies may stand: for `start_with`.
+///
+/// `CLUSTER SLOTS` and redirects name it, with the ports of the nodes. Nodes go on talking to each other directly, so
+/// that a fault between a client and a master is none between the master and its replica.
+pub const NAMES_PROXIES: &[&str] =
+    &["--cluster-preferred-endpoint-type", "hostname", "--cluster-announce-hostname", "127.0.0.2"];
+
+/// Lets clients of a cluster see ports only, each at the address that the client came by: for `start_with`.
+///
+/// `CLUSTER SLOTS` has a null for the host, and redirects have nothing before the colon; both mean the host that was
+/// asked. So each of several clients may have proxies of its own, at 127.0.0.2, 127.0.0.3 and so on, and one of them can
+/// be cut off one shard while the others are not.
+pub const NAMES_NO_HOST: &[&str] = &["--cluster-preferred-endpoint-type", "unknown-endpoint"];
+
 /// The slot of a key.
 pub fn slot(key: &str) -> u16 {
     let slot = Some(Slot::for_key(key));
@@ -59,6 +76,15 @@ impl Cluster {
 
     /// Starts a cluster with more arguments for each node, such as `["--cluster-node-timeout", "2000"]` (milliseconds).
     pub async fn start_with(arguments: &[&str]) -> Self {
+        Self::create(|| None, arguments).await
+    }
+
+    /// Starts a cluster whose nodes' wall clocks can be shifted, each alone.
+    pub async fn with_clocks() -> Self {
+        Self::create(|| Some(Clock::new()), &[]).await
+    }
+
+    async fn create(clock: fn() -> Option<Clock>, arguments: &[&str]) -> Self {
         let own = [
             ["--cluster-enabled", "yes"],
             ["--cluster-node-timeout", "1000"],
@@ -67,7 +93,7 @@ impl Cluster {
             ["--repl-diskless-sync-delay", "0"],
         ];
         let arguments = [own.as_flattened(), arguments].concat();
-        let nodes = (0..NODES).map(|_| Single::launch(ports(), None, &arguments));
+        let nodes = (0..NODES).map(|_| Single::launch(ports(), None, clock(), &arguments));
         let cluster = Self { nodes: in_time("six nodes start", join_all(nodes)).await };
         let addresses = cluster.nodes.iter().map(|node| node.address().to_string());
         let mut create = Command::new("redis-cli");
@@ -87,13 +113,14 @@ impl Cluster {
             std::thread::spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
                 let cluster = runtime.block_on(Self::start());
-                // Nobody drops what is shared: this reads until the process ends.
+                // Nobody drops what is shared, so another process takes its files away, when this one has ended.
                 let mut sweep = std::process::Command::new("sh");
                 sweep.args(["-c", "read _; rm -rf -- \"$@\"", "sweep"]).stdin(Stdio::piped());
                 sweep.args(cluster.nodes.iter().map(Single::directory));
-                let _sweep = sweep.spawn().expect("a shell");
+                let mut sweep = sweep.spawn().expect("a shell");
+                let _until_the_end = sweep.stdin.take();
                 assert!(started.send(cluster).is_ok(), "the test that started it is gone");
-                runtime.block_on(std::future::pending::<()>());
+                sweep.wait().expect("it reads");
             });
             cluster.await.expect("the cluster starts")
         };
@@ -141,6 +168,17 @@ impl Cluster {
     pub fn addresses(&self) -> String {
         let addresses: Vec<_> = self.nodes.iter().map(|node| node.address().to_string()).collect();
         addresses.join(",")
+    }
+
+    /// Starts a proxy in front of each node, on the node's port at another loopback address, such as 127.0.0.2.
+    ///
+    /// Clients keep to them if the cluster was started with `NAMES_PROXIES` or `NAMES_NO_HOST`.
+    pub async fn proxies(&self, host: Ipv4Addr) -> Vec<Proxy> {
+        let proxies = self.nodes.iter().map(|node| {
+            let port = Port::take(host, node.address().port()).expect("nobody else is at this address");
+            Proxy::listen(port, node.address())
+        });
+        join_all(proxies).await
     }
 
     /// The shards, in the order of their masters, as soon as all nodes that answer agree on them.
@@ -303,11 +341,13 @@ impl Migration<'_> {
 
 /// A port of a node, and that of its bus.
 fn ports() -> Vec<Port> {
-    // Below the ports that the system hands out, the bus too; where to begin differs between processes.
-    const PORTS: RangeInclusive<u16> = 10_000..=22_000;
+    // Below the ports that the system hands out, the bus too, and above the numbers of slots: what the nodes tell is
+    // searched for ports. Where to begin differs between processes.
+    const PORTS: RangeInclusive<u16> = 17_000..=22_000;
     let skipped = usize::try_from(std::process::id()).expect("it is small") * 50 % PORTS.len();
     let mut numbers = PORTS.cycle().skip(skipped).take(PORTS.len());
-    let free = numbers.find_map(|number| Some(vec![Port::take(number)?, Port::take(number + BUS)?]));
+    let take = |number| Port::take(Ipv4Addr::LOCALHOST, number);
+    let free = numbers.find_map(|number| Some(vec![take(number)?, take(number + BUS)?]));
     free.expect("some port is free")
 }
 
