@@ -31,11 +31,10 @@ mod python;
 mod sources;
 /// The protocol, spoken with types that are not ours.
 mod wire;
-
-mod redis;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
 
 mod histories;
+mod redis;
 mod support;
 mod world;

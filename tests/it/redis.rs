@@ -9,8 +9,16 @@ use tempfile::TempDir;
 use tokio::net::TcpSocket;
 use tokio::process::Command;
 
+use certificates::Authority;
+use clock::Clock;
+
 use crate::support::{Process, eventually, output};
 
+pub mod certificates;
+mod clock;
+pub mod cluster;
+pub mod proxy;
+pub mod sentinel;
 mod tests;
 
 /// A port that nobody else is given while this lives; a server that sets `SO_REUSEADDR`, as Redis does, may listen on it.
@@ -19,13 +27,13 @@ pub struct Port(TcpSocket);
 impl Port {
     /// A free port, out of those that the system hands out.
     pub fn free() -> Self {
-        Self::take(0).expect("a port is free")
+        Self::take(Ipv4Addr::LOCALHOST, 0).expect("a port is free")
     }
 
-    /// This port, unless somebody holds it.
-    fn take(port: u16) -> Option<Self> {
+    /// This port of an address of this machine, unless somebody holds it.
+    fn take(host: Ipv4Addr, port: u16) -> Option<Self> {
         let socket = TcpSocket::new_v4().expect("a socket");
-        socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).ok()?;
+        socket.bind(SocketAddr::from((host, port))).ok()?;
         // Not before: two that ask for one port would both be given it.
         socket.set_reuseaddr(true).expect("a bound socket shares its port");
         Some(Self(socket))
@@ -46,8 +54,9 @@ fn bound_to_this_thread(program: &str) -> Command {
 
 /// A `redis-server`: without persistence, unless its arguments ask for it.
 pub struct Single {
-    port: Port,
+    ports: Vec<Port>,
     password: Option<String>,
+    clock: Option<Clock>,
     arguments: Vec<OsString>,
     directory: TempDir,
     process: Process,
@@ -55,31 +64,64 @@ pub struct Single {
 
 impl Single {
     /// Starts a server with these arguments after its own, such as `["--maxmemory", "10mb"]`.
+    ///
+    /// With `["--unixsocket", "redis.sock"]` it listens on that file of its directory, too; with
+    /// `["--user", "alice", "on", ">secret", "~*", "+@all"]` it has one more user.
     pub async fn start(arguments: &[&str]) -> Self {
-        Self::launch(Port::free(), None, arguments).await
+        Self::launch(vec![Port::free()], None, None, arguments).await
     }
 
     /// Starts a server whose default user has a password, which the URL and `cli` give.
     pub async fn with_password(password: &str, arguments: &[&str]) -> Self {
         let arguments = [&["--requirepass", password], arguments].concat();
-        Self::launch(Port::free(), Some(password.to_owned()), &arguments).await
+        Self::launch(vec![Port::free()], Some(password.to_owned()), None, &arguments).await
     }
 
-    async fn launch(port: Port, password: Option<String>, more: &[&str]) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let number = port.address().port().to_string();
-        let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--logfile", "redis.log", "--dir"];
-        let mut arguments: Vec<OsString> = own.map(OsString::from).into();
-        arguments.push(directory.path().into());
-        arguments.extend(more.iter().map(OsString::from));
-        let process = Self::spawn(&arguments);
-        let mut single = Self { port, password, arguments, directory, process };
+    /// Starts a server that speaks TLS on a second port, under this name, to clients that have a certificate of the same
+    /// authority; on the first it listens in plain.
+    pub async fn with_tls(authority: &Authority, name: &str, arguments: &[&str]) -> Self {
+        let (ports, server) = (vec![Port::free(), Port::free()], authority.issue(name));
+        let port = ports[1].address().port().to_string();
+        let files = [authority.certificate(), server.certificate, server.key];
+        let [ca, certificate, key] = files.each_ref().map(|file| file.to_str().expect("a path of ours"));
+        let tls =
+            ["--tls-port", &port, "--tls-ca-cert-file", ca, "--tls-cert-file", certificate, "--tls-key-file", key];
+        Self::launch(ports, None, None, &[&tls, arguments].concat()).await
+    }
+
+    /// Starts a server whose wall clock can be shifted.
+    pub async fn with_clock(arguments: &[&str]) -> Self {
+        Self::launch(vec![Port::free()], None, Some(Clock::new()), arguments).await
+    }
+
+    /// Starts a server on the first of these ports; it has use for the others, too.
+    async fn launch(ports: Vec<Port>, password: Option<String>, clock: Option<Clock>, more: &[&str]) -> Self {
+        let number = ports[0].address().port().to_string();
+        let own = ["--bind", "127.0.0.1", "--port", &number, "--save", "", "--logfile", "redis.log"];
+        let arguments = own.iter().chain(more).map(OsString::from).collect();
+        Self::run(ports, password, clock, directory(), arguments).await
+    }
+
+    /// Starts a server with these arguments, in this directory.
+    async fn run(
+        ports: Vec<Port>,
+        password: Option<String>,
+        clock: Option<Clock>,
+        directory: TempDir,
+        arguments: Vec<OsString>,
+    ) -> Self {
+        let process = Self::spawn(&directory, clock.as_ref(), &arguments);
+        let mut single = Self { ports, password, clock, arguments, directory, process };
         single.answers().await;
         single
     }
 
-    fn spawn(arguments: &[OsString]) -> Process {
-        Process::start(bound_to_this_thread("redis-server").args(arguments))
+    fn spawn(directory: &TempDir, clock: Option<&Clock>, arguments: &[OsString]) -> Process {
+        let mut command = bound_to_this_thread("redis-server");
+        if let Some(clock) = clock {
+            clock.preload(&mut command);
+        }
+        Process::start(command.args(arguments).current_dir(directory))
     }
 
     async fn answers(&mut self) {
@@ -97,13 +139,23 @@ impl Single {
 
     /// Where it listens for plain TCP.
     pub fn address(&self) -> SocketAddr {
-        self.port.address()
+        self.ports[0].address()
     }
 
     /// The same as a URL, with the password of the default user.
     pub fn url(&self) -> String {
         let password = self.password.as_ref().map_or_else(String::new, |password| format!("default:{password}@"));
         format!("redis://{password}{}", self.address())
+    }
+
+    /// Where it listens for TLS.
+    pub fn tls_address(&self) -> SocketAddr {
+        self.ports.get(1).expect("started with TLS").address()
+    }
+
+    /// From now on its wall clock is so much ahead, or behind where this is negative.
+    pub fn shift_clock(&self, shift_us: i64) {
+        self.clock.as_ref().expect("started with a clock").shift(shift_us);
     }
 
     /// The directory it keeps its files in.
@@ -137,9 +189,13 @@ impl Single {
             self.signal(Signal::KILL);
             self.ended().await;
         }
-        self.process = Self::spawn(&self.arguments);
+        self.process = Self::spawn(&self.directory, self.clock.as_ref(), &self.arguments);
         self.answers().await;
     }
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("a directory")
 }
 
 /// What `redis-cli` prints for a command to the server at a URL.

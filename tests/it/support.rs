@@ -1,12 +1,13 @@
 //! The real parts: the `tidegate` binary, Envoy, Python, and what a test waits for.
 
+use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
@@ -60,14 +61,15 @@ pub async fn output(command: &mut Command) -> (ExitStatus, String, String) {
 pub struct Process {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    errors: NamedTempFile,
+    /// A file without a name, so that it goes with whoever has it open.
+    errors: File,
 }
 
 impl Process {
     /// Starts a program.
     pub fn start(command: &mut Command) -> Self {
-        let errors = NamedTempFile::new().expect("a file for what it complains of");
-        let to_file = errors.reopen().expect("it opens");
+        let errors = tempfile::tempfile().expect("a file for what it complains of");
+        let to_file = errors.try_clone().expect("a second handle");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(to_file).kill_on_drop(true);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let lines = BufReader::new(child.stdout.take().expect("its output is ours")).lines();
@@ -76,7 +78,11 @@ impl Process {
 
     /// What it has written to its standard error.
     pub fn errors(&self) -> String {
-        String::from_utf8_lossy(&std::fs::read(self.errors.path()).expect("it reads")).into_owned()
+        let length = self.errors.metadata().expect("it has a length").len();
+        let mut text = vec![0; usize::try_from(length).expect("it fits")];
+        // Where it is read from is not where the program goes on to write.
+        self.errors.read_exact_at(&mut text, 0).expect("it reads");
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Whether it has ended.

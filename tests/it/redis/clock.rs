@@ -1,0 +1,52 @@
+//! The wall clock of one server, which a test can step while it runs.
+
+use std::fs::rename;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command as Now;
+use std::sync::OnceLock;
+
+use tempfile::NamedTempFile;
+use tokio::process::Command;
+
+use crate::support::repository;
+
+/// The shift of a clock: eight bytes, which the server maps into its memory.
+pub struct Clock(NamedTempFile);
+
+impl Clock {
+    /// A clock that is right.
+    pub fn new() -> Self {
+        let clock = Self(NamedTempFile::new().expect("a file"));
+        clock.shift(0);
+        clock
+    }
+
+    /// Makes it the clock of a program: what that is told of `CLOCK_REALTIME` is shifted.
+    pub fn preload(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", library()).env("CLOCK_SHIFT", self.0.path());
+    }
+
+    /// From now on it is so much ahead.
+    pub fn shift(&self, shift_us: i64) {
+        // In place: a file that is cut off under a mapping kills the program.
+        self.0.as_file().write_all_at(&shift_us.to_ne_bytes(), 0).expect("it is written");
+    }
+}
+
+/// The library that shifts, compiled once by each process that needs it.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let library = directory.join("clock.so");
+        let made = directory.join(format!("clock.{}.so", std::process::id()));
+        let mut compile = Now::new("cc");
+        compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&made);
+        let output = compile.arg(repository("tests/it/redis/clock.c")).arg("-ldl").output().expect("a C compiler");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // Another process may have it mapped.
+        rename(&made, &library).expect("it is renamed");
+        library
+    })
+}
