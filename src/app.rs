@@ -21,7 +21,7 @@ use self::summary::Summary;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::{self, Loaded, Options, RuleSet};
-use crate::settings::{LogFormat, Settings};
+use crate::settings::{LogFormat, Settings, StoreChoice};
 use crate::source::file::{Source, UnreadableRules};
 use crate::store::Store;
 use crate::store::memory::Memory;
@@ -94,6 +94,11 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
+    if let StoreChoice::Redis { main, .. } = &settings.store {
+        anyhow::bail!(
+            "{main}: this version keeps its counters in memory only; set BACKEND_TYPE=memory to say that this is meant"
+        );
+    }
     let files = read(source)?;
     let Loaded { rules, warnings } = rules::load(&files, options(settings))?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
