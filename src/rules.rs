@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
-use crate::model::{Charging, Descriptor, FailurePolicy, Metadata, Request, Role, RuleId};
+use crate::model::{Charging, Colocation, Descriptor, FailurePolicy, Metadata, Request, Role, RuleId};
 
 mod compile;
 pub mod document;
@@ -35,6 +35,7 @@ pub struct RuleSet {
 #[derive(Debug)]
 struct Domain {
     charging: Charging,
+    colocation: Colocation,
     root: Node,
 }
 
@@ -237,7 +238,7 @@ impl RuleSet {
             let (limits, role) = self.limits(descriptor, place.rule, &replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
             matched.charges.extend(limits.iter().map(|Named { limit, .. }| Charge {
-                key: place.counter_key(request.domain(), descriptor, limit),
+                key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
                 limit: *limit,
                 hits: request.hits(descriptor),
                 descriptor: index,

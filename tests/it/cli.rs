@@ -181,6 +181,9 @@ fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     assert!(explain("plan=gold,user=alice").contains("the rules end one level above"));
     let output = tidegate(&["explain", "--domain", "nowhere", "-d", "a=b", path(&file)]);
     assert!(stdout(&output).contains("no rule file has this domain; known: edge"));
+    let file = rule_file(&RULES.replace("domain: edge", "domain: edge\ncolocate: domain"));
+    let output = tidegate(&["explain", "--domain", "edge", "-d", "plan=free,user=alice", path(&file)]);
+    assert!(stdout(&output).contains("counter  {edge}|plan=free|user=alice}gcra:1s"), "{}", stdout(&output));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
 use tidegate::model::policy::is_request_refused;
-use tidegate::model::{Ballot, Charging, Clock, CounterKey, Hits, Micros, Role, Unit, Verdict, Window};
+use tidegate::model::{Ballot, Charging, Clock, Colocation, CounterKey, Hits, Micros, Role, Unit, Verdict, Window};
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
 
@@ -54,7 +54,13 @@ impl Counters {
 
 fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charge {
     let part = KeyPart::Own { key: b"tier", value: name.as_bytes() };
-    let key = CounterKey::new("d", std::iter::once(part), limit.algorithm().name(), limit.quota().window().length());
+    let key = CounterKey::new(
+        "d",
+        std::iter::once(part),
+        Colocation::Descriptor,
+        limit.algorithm().name(),
+        limit.quota().window().length(),
+    );
     Charge { key, limit, hits, descriptor: 0, role: Role::Enforce, charging }
 }
 
