@@ -3,7 +3,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,32 +12,41 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::store::Stores;
 use self::summary::Summary;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::{self, Loaded, Options, RuleSet};
 use crate::settings::{LogFormat, Settings};
 use crate::source::file::{Source, UnreadableRules};
-use crate::store::Store;
-use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
-use crate::transport::grpc::{Edge, Services};
+use crate::store::redis::Redis;
+use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames};
 use crate::transport::{
     ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, raise_open_files,
 };
 
+mod store;
 pub mod summary;
 
 /// The time between two sweeps of the memory store: 10 s. A new counter sweeps a little by itself; this is for stores
 /// that have gone quiet.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// How long a start waits for the first connection to Redis before it serves without: 500 ms. A Redis that is there takes
+/// some milliseconds.
+const FIRST_CONNECTION: Duration = Duration::from_millis(500);
+/// How often it is looked for: every 5 ms.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How soon health follows the connections to Redis, where it does: 100 ms.
+const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 /// How long the workers may take to end once their connections are gone: 500 ms.
 const WORKERS_END: Duration = Duration::from_millis(500);
 
@@ -119,15 +128,14 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let debug = bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?;
     let (grpc_at, http_at, debug_at) = (grpc.local_addr()?, http.local_addr()?, debug.local_addr()?);
 
-    let store = Arc::new(Memory::new(Arc::new(SystemClock), settings.memory_max_counters.0));
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let guard =
-        Guard::new(Arc::clone(&store) as Arc<dyn Store>, Deadline::Auto, Arc::clone(&store), NonZeroU32::MIN, clock);
+    let worker_count = worker_count(settings);
+    // Beside the workers this thread asks too: it looks after the servers.
+    let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1)?;
     let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(guard)));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;
     let readiness = Readiness::default();
-    let workers = Workers::start(worker_count(settings))?;
+    let workers = Workers::start(worker_count)?;
 
     let (stop, stopped) = watch::channel(false);
     let listener = |name, socket, slots| Listener::new(name, socket, slots, limits);
@@ -140,10 +148,13 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let debug =
         listener("debug", debug, http_slots()).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
     let (grpc, http, debug) = (tokio::spawn(grpc), tokio::spawn(http), tokio::spawn(debug));
-    let sweeper = tokio::spawn(sweep(store));
-
-    health.set_serving(true).await;
-    readiness.set(true);
+    let sweeper = tokio::spawn(sweep(memory));
+    let signs = Signs { health, readiness };
+    let follows = settings.redis_health_check_active_connection;
+    let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
+    let is_connected = connected_at_first(redis.as_ref()).await;
+    signs.show(is_connected || !follows).await;
+    let follower = redis.filter(|_| follows).map(|redis| tokio::spawn(follow(redis, signs.clone(), is_connected)));
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
     let summary = Summary {
         settings,
@@ -158,8 +169,9 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let _ = write!(std::io::stdout(), "{summary}");
 
     signals.wait().await;
-    readiness.set(false);
-    health.set_serving(false).await;
+    let tasks = [Some(sweeper), supervisor, follower];
+    tasks.iter().flatten().for_each(JoinHandle::abort);
+    signs.show(false).await;
     eprintln!("stopping: calls in flight have {} to finish; a second signal stops at once", settings.drain_timeout);
     stop.send_replace(true);
     let drain = async {
@@ -170,7 +182,6 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
         _ = drain => {}
         () = signals.wait() => eprintln!("stopped at once"),
     }
-    sweeper.abort();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -180,6 +191,44 @@ async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpList
     bound.with_context(|| {
         format!("cannot listen on {address}: set {variable} or {} to another", variable.replace("PORT", "HOST"))
     })
+}
+
+/// What tells callers and probes whether this instance wants calls.
+#[derive(Clone)]
+struct Signs {
+    health: Health,
+    readiness: Readiness,
+}
+
+impl Signs {
+    async fn show(&self, is_ready: bool) {
+        self.readiness.set(is_ready);
+        self.health.set_serving(is_ready).await;
+    }
+}
+
+/// Whether there is a connection to Redis, if it is asked, after a while in which there may be.
+async fn connected_at_first(redis: Option<&Redis>) -> bool {
+    let Some(redis) = redis else { return true };
+    let connected = async {
+        while !redis.is_connected() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    tokio::time::timeout(FIRST_CONNECTION, connected).await.is_ok()
+}
+
+/// Shows whether there is a connection to Redis.
+async fn follow(redis: Redis, signs: Signs, mut shown: bool) {
+    let mut due = tokio::time::interval(FOLLOW_EVERY);
+    loop {
+        due.tick().await;
+        let is_connected = redis.is_connected();
+        if is_connected != shown {
+            signs.show(is_connected).await;
+            shown = is_connected;
+        }
+    }
 }
 
 async fn sweep(store: Arc<Memory>) {

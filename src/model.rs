@@ -21,7 +21,7 @@ pub mod verdict;
 pub use decision::{Decision, Finding, Metadata, Part, RuleId, Tightest};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
-pub use policy::{Ballot, Charging, FailurePolicy, Role};
+pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
 pub use time::{Clock, Micros};
 pub use verdict::{Outcome, Provenance, Verdict};

@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
-use crate::model::{Charging, Descriptor, FailurePolicy, Metadata, Request, Role, RuleId};
+use crate::model::{Charging, Colocation, Descriptor, FailurePolicy, Metadata, Request, Role, RuleId};
 
 mod compile;
 pub mod document;
@@ -36,6 +36,7 @@ pub struct RuleSet {
 struct Domain {
     charging: Charging,
     on_store_failure: FailurePolicy,
+    colocation: Colocation,
     root: Node,
 }
 
@@ -239,7 +240,7 @@ impl RuleSet {
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
             let on_store_failure = place.rule.map_or(domain.on_store_failure, |rule| rule.on_store_failure);
             matched.charges.extend(limits.iter().map(|Named { limit, .. }| Charge {
-                key: place.counter_key(request.domain(), descriptor, limit),
+                key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
                 limit: *limit,
                 hits: request.hits(descriptor),
                 descriptor: index,

@@ -4,11 +4,22 @@
 //! default. The names are the reference's wherever the meaning is.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
-use http::HeaderName;
 use thiserror::Error;
 
-use crate::model::{FailurePolicy, Micros};
+use crate::model::Micros;
+
+mod redis;
+mod secret;
+mod store;
+mod values;
+
+pub use redis::{Address, Auth, RedisSettings, Servers, TlsSettings};
+pub use secret::{Credentials, Secret};
+pub use store::StoreChoice;
+use values::Setting;
+pub use values::{CounterCount, HeaderText, KeyPrefix, LogFormat, LogLevel, Policy, StoreDeadline, Workers};
 
 /// One row of the table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -21,14 +32,39 @@ pub struct Row {
     pub takes: &'static str,
     /// What it does.
     pub does: &'static str,
+    /// Whether it is a secret: it has no flag, for everyone on the machine can read a command line.
+    pub is_secret: bool,
 }
 
 impl Row {
-    /// The flag of the same name: `--grpc-port`.
-    pub fn flag(&self) -> String {
-        self.variable.to_ascii_lowercase().replace('_', "-")
+    /// The flag of the same name: `--grpc-port`; none for a secret.
+    pub fn flag(&self) -> Option<String> {
+        (!self.is_secret).then(|| self.variable.to_ascii_lowercase().replace('_', "-"))
     }
 }
+
+/// Where settings are looked up: the text that is given for a variable, if any is.
+type Given<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Settings that are read together, and their rows.
+struct Rows<T> {
+    table: &'static [Row],
+    read: fn(Given<'_>, &mut Vec<InvalidSetting>) -> Option<T>,
+}
+
+/// The [`Rows`] of a struct, one for each of its fields.
+macro_rules! rows {
+    ($name:ident { $($field:ident: $type:ty = $variable:expr, $default:literal, $does:expr;)+ }) => {
+        crate::settings::Rows {
+            table: &[$(crate::settings::row::<$type>($variable, $default, $does),)+],
+            read: |given, wrong| {
+                $(let $field = crate::settings::read_one::<$type>($variable, $default, given, wrong);)+
+                Some($name { $($field: $field?,)+ })
+            },
+        }
+    };
+}
+use rows;
 
 macro_rules! settings {
     ($($field:ident: $type:ty = $variable:literal, $default:literal, $does:literal;)+) => {
@@ -36,13 +72,12 @@ macro_rules! settings {
         #[derive(Clone, Debug)]
         pub struct Settings {
             $(#[doc = $does] pub $field: $type,)+
+            /// Where counters are kept.
+            pub store: StoreChoice,
         }
 
         impl Settings {
-            /// The table.
-            pub const TABLE: &'static [Row] = &[
-                $(Row { variable: $variable, default: $default, takes: <$type as Setting>::TAKES, does: $does },)+
-            ];
+            const PROCESS: &'static [Row] = &[$(row::<$type>($variable, $default, $does),)+];
 
             /// Reads every setting from where `given` finds it.
             ///
@@ -51,8 +86,9 @@ macro_rules! settings {
             pub fn read(given: impl Fn(&str) -> Option<String>) -> Result<Self, InvalidSettings> {
                 let mut wrong = unsupported(&given);
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
-                match ($($field,)+) {
-                    ($(Some($field),)+) if wrong.is_empty() => Ok(Self { $($field,)+ }),
+                let store = store::read(&given, &mut wrong);
+                match ($($field,)+ store,) {
+                    ($(Some($field),)+ Some(store),) if wrong.is_empty() => Ok(Self { $($field,)+ store }),
                     _ => Err(InvalidSettings(wrong)),
                 }
             }
@@ -78,9 +114,13 @@ settings! {
     runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Whether every file below RUNTIME_SUBDIRECTORY whose path begins with the app directory's name is a rule file, or only those in the app directory";
     merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Whether several files may extend one domain";
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the earliest idle of a sample is forgotten";
+    cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Text in front of the name of every counter in Redis, to share one with others";
+    store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of what the caller allows, at most 100ms, and 10ms for a caller that does not say";
+    replicas: NonZeroU32 = "REPLICAS", "1", "How many instances share the limits; under the failure policy local each one counts its part";
+    redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Whether the health checks fail while there is no connection to Redis";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "What is answered while the store cannot be asked, where no rule says otherwise";
     stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Whether charging is all_or_nothing where no rule file says otherwise";
-    local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference; the embedded store needs no cache in front of it and gives the same answers";
+    local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference, without effect: no answer here needs a cache of refusals";
     shadow_mode: bool = "SHADOW_MODE", "false", "Whether nothing is refused: refusals show in the statuses only";
     quota_mode: bool = "QUOTA_MODE", "false", "Whether every limit is a quota: a request is refused when all of its limits refuse";
     limit_response_headers_enabled: bool = "LIMIT_RESPONSE_HEADERS_ENABLED", "false", "Whether answers carry the three headers below";
@@ -105,7 +145,7 @@ pub enum InvalidSetting {
     Value {
         /// The variable.
         variable: &'static str,
-        /// What it is.
+        /// What it is, without what is secret in it.
         found: String,
         /// What it takes.
         takes: &'static str,
@@ -122,21 +162,27 @@ pub enum InvalidSetting {
     },
 }
 
-/// A type that a setting can have.
-trait Setting: Sized {
-    const TAKES: &'static str;
-    fn parse(text: &str) -> Option<Self>;
+impl Settings {
+    /// Every setting there is.
+    pub fn table() -> impl Iterator<Item = &'static Row> {
+        [Self::PROCESS].into_iter().chain(store::TABLES).flatten()
+    }
+}
+
+const fn row<T: Setting>(variable: &'static str, default: &'static str, does: &'static str) -> Row {
+    Row { variable, default, takes: T::TAKES, does, is_secret: T::IS_SECRET }
 }
 
 fn read_one<T: Setting>(
     variable: &'static str,
     default: &'static str,
-    given: &impl Fn(&str) -> Option<String>,
+    given: Given<'_>,
     wrong: &mut Vec<InvalidSetting>,
 ) -> Option<T> {
     let found = given(variable).unwrap_or_else(|| default.to_owned());
-    let parsed = T::parse(found.trim());
+    let parsed = T::parse(if T::IS_SECRET { &found } else { found.trim() });
     if parsed.is_none() {
+        let found = if T::IS_SECRET { secret::HIDDEN.to_owned() } else { found };
         wrong.push(InvalidSetting::Value { variable, found, takes: T::TAKES });
     }
     parsed
@@ -144,15 +190,14 @@ fn read_one<T: Setting>(
 
 /// Settings of the reference that would change decisions or safety and that this version cannot honour: to start
 /// without them would be to do something else than was asked.
-fn unsupported(given: &impl Fn(&str) -> Option<String>) -> Vec<InvalidSetting> {
-    const MEMORY_ONLY: &str = "this version keeps its counters in memory only; unset it, or set BACKEND_TYPE=memory to say that this is meant";
-    let is_memory = given("BACKEND_TYPE").is_some_and(|backend| backend.eq_ignore_ascii_case("memory"));
-    let asks_for_redis = |_: &str| !is_memory;
+fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 6] = [
-        ("BACKEND_TYPE", &asks_for_redis, MEMORY_ONLY),
-        ("REDIS_URL", &asks_for_redis, MEMORY_ONLY),
-        ("REDIS_PERSECOND_URL", &asks_for_redis, MEMORY_ONLY),
+    let rows: [(&'static str, Asks<'_>, &'static str); 4] = [
+        (
+            "BACKEND_TYPE",
+            &|text| text.eq_ignore_ascii_case("memcache"),
+            "Memcached cannot count exactly, so it is no store here; set memory, or redis and REDIS_URL",
+        ),
         (
             "CONFIG_TYPE",
             &|text| !text.eq_ignore_ascii_case("FILE"),
@@ -172,149 +217,19 @@ fn unsupported(given: &impl Fn(&str) -> Option<String>) -> Vec<InvalidSetting> {
     asked.collect()
 }
 
-impl Setting for IpAddr {
-    const TAKES: &'static str = "an IP address such as 0.0.0.0, 127.0.0.1 or ::";
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "localhost" => Some(Self::from([127, 0, 0, 1])),
-            _ => text.trim_start_matches('[').trim_end_matches(']').parse().ok(),
-        }
-    }
-}
-
-impl Setting for u16 {
-    const TAKES: &'static str = "a port from 0 to 65535";
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-}
-
-impl Setting for usize {
-    const TAKES: &'static str = "a whole number";
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
-    }
-}
-
-/// How many counters a store holds. Each of its 64 shards holds its part, and fewer than a hundred in each would crowd
-/// one shard while another has room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CounterCount(pub usize);
-
-impl Setting for CounterCount {
-    const TAKES: &'static str = "a whole number of at least 6400";
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok().filter(|count| *count >= 6_400).map(Self)
-    }
-}
-
-impl Setting for bool {
-    const TAKES: &'static str = "true or false";
-    /// As Go reads them.
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-            "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-            _ => None,
-        }
-    }
-}
-
-impl Setting for String {
-    const TAKES: &'static str = "a text";
-    fn parse(text: &str) -> Option<Self> {
-        Some(text.to_owned())
-    }
-}
-
-impl Setting for Micros {
-    const TAKES: &'static str = "a duration such as 5s, 250ms or 1h30m";
-    fn parse(text: &str) -> Option<Self> {
-        Self::parse(text)
-    }
-}
-
-/// How many threads answer calls; `None` for one per core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workers(pub Option<usize>);
-
-impl Setting for Workers {
-    const TAKES: &'static str = "a number of threads from 1 to 1024, or auto for one per core";
-    fn parse(text: &str) -> Option<Self> {
-        if text == "auto" {
-            return Some(Self(None));
-        }
-        text.parse().ok().filter(|workers| (1..=1024).contains(workers)).map(|workers| Self(Some(workers)))
-    }
-}
-
-/// A [`FailurePolicy`] as a setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy(pub FailurePolicy);
-
-impl Setting for Policy {
-    const TAKES: &'static str = "error, open, closed or local";
-    fn parse(text: &str) -> Option<Self> {
-        FailurePolicy::ALL.into_iter().find(|(name, _)| *name == text).map(|(_, policy)| Self(policy))
-    }
-}
-
-/// The name of a header, spelled as the operator did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderText(pub String);
-
-impl Setting for HeaderText {
-    const TAKES: &'static str = "a header name of letters, digits and dashes";
-    fn parse(text: &str) -> Option<Self> {
-        HeaderName::try_from(text).ok().map(|_| Self(text.to_owned()))
-    }
-}
-
-/// The least severity that is logged, by the reference's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogLevel(pub tracing::Level);
-
-impl Setting for LogLevel {
-    const TAKES: &'static str = "trace, debug, info, warn or error";
-    fn parse(text: &str) -> Option<Self> {
-        Some(Self(match text.to_ascii_lowercase().as_str() {
-            "trace" => tracing::Level::TRACE,
-            "debug" => tracing::Level::DEBUG,
-            "info" => tracing::Level::INFO,
-            "warn" | "warning" => tracing::Level::WARN,
-            "error" | "fatal" | "panic" => tracing::Level::ERROR,
-            _ => return None,
-        }))
-    }
-}
-
-/// How a log line is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For programs: one JSON object per line.
-    Json,
-}
-
-impl Setting for LogFormat {
-    const TAKES: &'static str = "text or json";
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "text" => Some(Self::Text),
-            "json" => Some(Self::Json),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{InvalidSetting, Settings};
 
-    fn read(given: &[(&str, &str)]) -> Result<Settings, Vec<InvalidSetting>> {
+    /// What `Settings::read` says of some variables.
+    pub(super) fn read(given: &[(&str, &str)]) -> Result<Settings, Vec<InvalidSetting>> {
         let find = |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned());
         Settings::read(find).map_err(|wrong| wrong.0)
+    }
+
+    /// What is wrong with some variables, in words.
+    pub(super) fn wrong(given: &[(&str, &str)]) -> Vec<String> {
+        read(given).expect_err("something is wrong").iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -324,23 +239,25 @@ mod tests {
 
     #[test]
     fn every_wrong_setting_is_named_with_what_was_expected() {
-        let wrong =
-            read(&[("GRPC_PORT", "http"), ("SHADOW_MODE", "yes"), ("DRAIN_TIMEOUT", "")]).expect_err("all wrong");
-        let text: Vec<_> = wrong.iter().map(ToString::to_string).collect();
         assert_eq!(
-            text,
+            wrong(&[("GRPC_PORT", "http"), ("SHADOW_MODE", "yes"), ("DRAIN_TIMEOUT", ""), ("REDIS_URL", "redis")]),
             [
                 r#"GRPC_PORT is "http": expected a port from 0 to 65535"#,
                 r#"DRAIN_TIMEOUT is "": expected a duration such as 5s, 250ms or 1h30m"#,
                 r#"SHADOW_MODE is "yes": expected true or false"#,
+                r#"REDIS_URL is "redis": expected HOST:PORT, the path of a socket, redis://[USER:PASSWORD@]HOST:PORT[/DATABASE], the same with rediss:// for TLS, or unix://PATH"#,
             ]
         );
     }
 
     #[test]
     fn what_this_version_cannot_do_stops_the_start() {
-        assert!(read(&[("REDIS_URL", "redis:6379")]).is_err());
-        assert!(read(&[("REDIS_URL", "redis:6379"), ("BACKEND_TYPE", "memory")]).is_ok());
+        assert_eq!(
+            wrong(&[("BACKEND_TYPE", "memcache")]),
+            [
+                r#"BACKEND_TYPE is "memcache": Memcached cannot count exactly, so it is no store here; set memory, or redis and REDIS_URL"#
+            ]
+        );
         assert!(read(&[("GRPC_SERVER_USE_TLS", "true")]).is_err());
         assert!(read(&[("GRPC_SERVER_USE_TLS", "false"), ("CONFIG_TYPE", "FILE")]).is_ok());
     }
@@ -348,5 +265,41 @@ mod tests {
     #[test]
     fn addresses_may_be_version_six() {
         assert!(read(&[("HOST", "::"), ("GRPC_HOST", "[::1]")]).is_ok());
+    }
+
+    #[test]
+    fn every_setting_has_a_name_of_its_own_and_a_flag_unless_it_is_secret() {
+        let mut names: Vec<_> = Settings::table().map(|row| row.variable).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        let secrets: Vec<_> = Settings::table().filter(|row| row.flag().is_none()).map(|row| row.variable).collect();
+        assert_eq!(
+            secrets,
+            ["REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_PERSECOND_AUTH", "REDIS_PERSECOND_SENTINEL_AUTH"]
+        );
+    }
+
+    #[test]
+    fn a_store_has_a_deadline_that_a_caller_would_wait_for() {
+        let deadline = |text| read(&[("STORE_DEADLINE", text)]).map(|settings| settings.store_deadline.0);
+        assert_eq!(deadline("auto"), Ok(None));
+        assert_eq!(deadline("1ms").unwrap().unwrap().get(), 1_000);
+        assert_eq!(deadline("10s").unwrap().unwrap().get(), 10_000_000);
+        for text in ["", "0", "999us", "10001ms", "5"] {
+            assert!(deadline(text).is_err(), "{text}");
+        }
+        assert!(read(&[("REPLICAS", "0")]).is_err());
+        assert!(read(&[("REPLICAS", "1.5")]).is_err());
+        assert_eq!(read(&[("REPLICAS", "12")]).unwrap().replicas.get(), 12);
+    }
+
+    #[test]
+    fn a_prefix_of_counters_chooses_no_slot() {
+        assert_eq!(read(&[("CACHE_KEY_PREFIX", "team-a:")]).unwrap().cache_key_prefix.0, "team-a:");
+        for text in ["{a}", "a{", "}"] {
+            assert!(read(&[("CACHE_KEY_PREFIX", text)]).is_err(), "{text}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use crate::rules::{Example, RuleSet};
-use crate::settings::Settings;
+use crate::settings::{Settings, StoreChoice};
 
 /// The most domains that are named: 8.
 const MOST_NAMED: usize = 8;
@@ -38,7 +38,7 @@ impl fmt::Display for Summary<'_> {
         writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
         writeln!(f, "  HTTP     {http}  /healthcheck, /json")?;
         writeln!(f, "  debug    {debug}  /rlconfig")?;
-        writeln!(f, "  store    memory, about {} counters at most", settings.memory_max_counters.0)?;
+        writeln!(f, "  store    {}", store(settings))?;
         writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
         writeln!(f, "  failure  {} where no rule says otherwise", settings.on_store_failure.0.name())?;
         if settings.shadow_mode {
@@ -60,6 +60,18 @@ pub fn counted(rules: &RuleSet, files: usize) -> String {
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let (all, domains) = (usize::try_from(rules.len()).unwrap_or(usize::MAX), rules.domains().len());
     format!("{} in {} from {}", counted(all, "rule"), counted(domains, "domain"), counted(files, "file"))
+}
+
+/// Where counters are, and why there if nobody said so.
+fn store(settings: &Settings) -> String {
+    match &settings.store {
+        StoreChoice::Memory { is_asked } => {
+            let why = if *is_asked { "" } else { " (no REDIS_URL)" };
+            format!("memory, about {} counters at most{why}", settings.memory_max_counters.0)
+        }
+        StoreChoice::Redis { main, per_second: None } => main.to_string(),
+        StoreChoice::Redis { main, per_second: Some(apart) } => format!("{main}; limits per second: {apart}"),
+    }
 }
 
 /// Two commands that ask a server just started until it refuses.
@@ -106,7 +118,33 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{notation, quoted};
+    use super::{notation, quoted, store};
+    use crate::settings::Settings;
+
+    #[test]
+    fn the_store_is_told_and_its_secrets_are_not() {
+        let told = |given: &[(&str, &str)]| {
+            let find =
+                |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned());
+            store(&Settings::read(find).unwrap())
+        };
+        assert_eq!(told(&[]), "memory, about 1000000 counters at most (no REDIS_URL)");
+        assert_eq!(told(&[("BACKEND_TYPE", "memory")]), "memory, about 1000000 counters at most");
+        assert_eq!(told(&[("REDIS_URL", "rediss://alice:hunter2@[::1]/3")]), "redis at [::1]:6379, database 3, TLS");
+        let apart = [
+            ("REDIS_TYPE", "CLUSTER"),
+            ("REDIS_URL", "n1:6379, n2:6379"),
+            ("REDIS_AUTH", "hunter2"),
+            ("REDIS_PERSECOND", "true"),
+            ("REDIS_PERSECOND_TYPE", "sentinel"),
+            ("REDIS_PERSECOND_URL", "tide,s1:26379,s2:26379"),
+            ("REDIS_PERSECOND_SENTINEL_AUTH", "hunter2"),
+        ];
+        assert_eq!(
+            told(&apart),
+            "redis cluster at n1:6379,n2:6379; limits per second: redis master tide by the sentinels at s1:26379,s2:26379"
+        );
+    }
 
     #[test]
     fn a_printed_descriptor_survives_the_shell_and_the_command_line() {

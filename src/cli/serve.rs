@@ -10,15 +10,19 @@ use crate::settings::Settings;
 use crate::source::file::Source;
 
 pub(super) fn command() -> Command {
-    let flags = Settings::TABLE.iter().map(|row| {
+    let flags = Settings::table().filter_map(|row| {
+        let flag = row.flag()?;
         let default = if row.default.is_empty() { "empty" } else { row.default };
-        Arg::new(row.variable)
-            .long(row.flag())
+        let argument = Arg::new(row.variable)
+            .long(flag)
             .value_name("VALUE")
             .help_heading("Settings (each is an environment variable too)")
             .hide_default_value(true)
-            .help(format!("{}. Takes {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable))
+            .help(format!("{}. Takes {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable));
+        Some(argument)
     });
+    let secrets = Settings::table().filter(|row| row.is_secret);
+    let secrets = secrets.map(|row| format!("\n  {}. Takes {}. [env: {}]", row.does, row.takes, row.variable));
     Command::new("serve")
         .about("Answer ShouldRateLimit over gRPC, and the same as JSON over HTTP")
         .long_about(
@@ -26,6 +30,10 @@ pub(super) fn command() -> Command {
         )
         .arg(files().num_args(0..))
         .args(flags)
+        .after_help(format!(
+            "Secrets (environment variables only, for everyone can read a command line):{}",
+            secrets.collect::<String>()
+        ))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::policy::Colocation;
 use super::time::Micros;
 
 /// The identity of one counted thing: domain, descriptor entries, algorithm and window, never the limit.
@@ -10,10 +11,13 @@ use super::time::Micros;
 /// Redis cluster, so all limits of one descriptor share it, and no caller can choose it: every byte that is not plain
 /// in domain, key or value is written as `%` and two hexadecimal digits. A text above [`LONGEST_TEXT`] bytes ends in
 /// `#` and a BLAKE3 digest of 128 bits over the whole.
+///
+/// Of a colocated domain, `{edge}|user=alice}gcra:1s`: the domain alone makes the slot. There are two texts then, each with
+/// that bound of its own. No key of the one form is one of the other, for only this one has two closing braces.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterKey(Box<[u8]>);
 
-/// Bytes of readable text between the braces before a digest takes the place of the rest: 200 (`docs/decisions/0004`).
+/// Bytes of readable text before a digest takes the place of the rest: 200 (`docs/decisions/0004`).
 pub const LONGEST_TEXT: usize = 200;
 /// Bytes of readable text kept in front of a digest: 160, so that text, `#` and 32 digits stay below [`LONGEST_TEXT`].
 const KEPT_TEXT: usize = 160;
@@ -53,15 +57,28 @@ impl CounterKey {
     pub fn new<'a>(
         domain: &str,
         parts: impl Iterator<Item = KeyPart<'a>> + Clone,
+        colocation: Colocation,
         algorithm: &str,
         window: Micros,
     ) -> Self {
+        let domain = domain.as_bytes();
         let mut text = Vec::with_capacity(ORDINARY);
         text.push(b'{');
-        if !write_readable(&mut text, domain.as_bytes(), parts.clone()) {
-            text.truncate(1 + KEPT_TEXT);
-            text.push(b'#');
-            text.extend_from_slice(digest(domain.as_bytes(), parts).as_bytes());
+        let start = text.len();
+        let mut fits = write_plain(&mut text, start, domain);
+        let start = match colocation {
+            Colocation::Descriptor => start,
+            Colocation::Domain => {
+                if !fits {
+                    write_digest(&mut text, start, domain, std::iter::empty());
+                }
+                text.push(b'}');
+                fits = true;
+                text.len()
+            }
+        };
+        if !(fits && write_parts(&mut text, start, parts.clone())) {
+            write_digest(&mut text, start, domain, parts);
         }
         text.push(b'}');
         text.extend_from_slice(algorithm.as_bytes());
@@ -89,27 +106,24 @@ impl fmt::Debug for CounterKey {
     }
 }
 
-/// Writes domain and parts; false, with the work done cut short, when they do not fit.
-fn write_readable<'a>(text: &mut Vec<u8>, domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> bool {
-    let mut fits = write_plain(text, domain);
-    for part in parts {
-        if !fits {
-            return false;
-        }
+/// Writes the parts; false, with the work done cut short, when the text from `start` on becomes too long.
+fn write_parts<'a>(text: &mut Vec<u8>, start: usize, mut parts: impl Iterator<Item = KeyPart<'a>>) -> bool {
+    parts.all(|part| {
         let (key, separator, value) = part.fields();
         text.push(b'|');
-        fits = write_plain(text, key) && {
+        write_plain(text, start, key) && {
             text.push(separator);
-            write_plain(text, value)
-        };
-    }
-    fits
+            write_plain(text, start, value)
+        }
+    })
 }
 
-fn write_plain(text: &mut Vec<u8>, bytes: &[u8]) -> bool {
+/// Writes some bytes; false, with the work done cut short, when the text from `start` on becomes too long.
+fn write_plain(text: &mut Vec<u8>, start: usize, bytes: &[u8]) -> bool {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
+    let end = start + LONGEST_TEXT;
     for &byte in bytes {
-        if text.len() > LONGEST_TEXT {
+        if text.len() >= end {
             return false;
         }
         if is_plain(byte) {
@@ -118,7 +132,14 @@ fn write_plain(text: &mut Vec<u8>, bytes: &[u8]) -> bool {
             text.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
         }
     }
-    text.len() <= LONGEST_TEXT + 1
+    text.len() <= end
+}
+
+/// Puts a digest in the place of all but the beginning of the text from `start` on.
+fn write_digest<'a>(text: &mut Vec<u8>, start: usize, domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) {
+    text.truncate(start + KEPT_TEXT);
+    text.push(b'#');
+    text.extend_from_slice(digest(domain, parts).as_bytes());
 }
 
 const fn is_plain(byte: u8) -> bool {
@@ -147,25 +168,51 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{CounterKey, KeyPart};
-    use crate::model::Micros;
+    use crate::model::{Colocation, Micros};
 
-    type Tuple = (String, Vec<(Vec<u8>, Vec<u8>, bool)>);
+    type Tuple = (Colocation, String, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
-    fn key((domain, entries): &Tuple) -> CounterKey {
+    fn key((colocation, domain, entries): &Tuple) -> CounterKey {
         let parts = entries.iter().map(|(key, value, shared)| {
             if *shared { KeyPart::Shared { key, pattern: value } } else { KeyPart::Own { key, value } }
         });
-        CounterKey::new(domain, parts, "fixed_window", Micros::from_secs(60))
+        CounterKey::new(domain, parts, *colocation, "fixed_window", Micros::from_secs(60))
+    }
+
+    fn of(colocation: Colocation, domain: &str, entries: &[(&str, &str)]) -> String {
+        let entries = entries.iter().map(|(k, v)| (k.as_bytes().to_vec(), v.as_bytes().to_vec(), false)).collect();
+        key(&(colocation, domain.to_owned(), entries)).to_string()
     }
 
     fn own(domain: &str, entries: &[(&str, &str)]) -> String {
-        let entries = entries.iter().map(|(k, v)| (k.as_bytes().to_vec(), v.as_bytes().to_vec(), false)).collect();
-        key(&(domain.to_owned(), entries)).to_string()
+        of(Colocation::Descriptor, domain, entries)
+    }
+
+    /// What a cluster hashes: what is between the first opening brace and the first closing one behind it.
+    fn slot(key: &CounterKey) -> Vec<u8> {
+        let after = key.as_bytes().splitn(2, |&byte| byte == b'{').nth(1).expect("an opening brace");
+        after.split(|&byte| byte == b'}').next().expect("a text").to_vec()
     }
 
     #[test]
     fn a_key_reads_as_what_it_counts() {
         assert_eq!(own("edge", &[("user", "alice"), ("path", "/a b")]), "{edge|user=alice|path=/a%20b}fixed_window:1m");
+    }
+
+    #[test]
+    fn a_colocated_key_shares_its_slot_with_all_of_its_domain() {
+        let colocated = |entries: &[(&str, &str)]| of(Colocation::Domain, "edge", entries);
+        assert_eq!(colocated(&[("user", "alice"), ("path", "/a b")]), "{edge}|user=alice|path=/a%20b}fixed_window:1m");
+        assert_eq!(colocated(&[("user", "}{x|b=c")]), "{edge}|user=%7D%7Bx%7Cb%3Dc}fixed_window:1m");
+        let entry = |bytes: usize| "x".repeat(bytes);
+        let long = colocated(&[("k", &entry(198))]);
+        assert!(long.starts_with("{edge}|k=xxx") && long.contains('#') && long.len() < 240, "{long}");
+        assert!(!colocated(&[("k", &entry(197))]).contains('#'));
+        let domains = [entry(200), entry(201), entry(202)];
+        let [plain, one, other] = domains.map(|domain| of(Colocation::Domain, &domain, &[("k", "v")]));
+        assert_eq!(plain, format!("{{{}}}|k=v}}fixed_window:1m", entry(200)));
+        assert!(one.contains("#") && one.ends_with("}|k=v}fixed_window:1m") && one.len() < 240, "{one}");
+        assert_ne!(one, other);
     }
 
     #[test]
@@ -206,10 +253,21 @@ mod tests {
         ]
     }
 
+    fn colocation() -> impl Strategy<Value = Colocation> {
+        prop_oneof![Just(Colocation::Descriptor), Just(Colocation::Domain)]
+    }
+
     fn tuple() -> impl Strategy<Value = Tuple> {
-        let domain =
-            prop_oneof![Just(String::new()), Just("a".to_owned()), Just("a|a=".to_owned()), Just("a%7C".to_owned())];
-        (domain, prop::collection::vec((awkward(), awkward(), any::<bool>()), 0..4))
+        let domain = prop_oneof![
+            Just(String::new()),
+            Just("a".to_owned()),
+            Just("a|a=".to_owned()),
+            Just("a%7C".to_owned()),
+            Just("a}".to_owned()),
+            Just("a}|a=a".to_owned()),
+            (199_usize..203).prop_map(|bytes| "a".repeat(bytes)),
+        ];
+        (colocation(), domain, prop::collection::vec((awkward(), awkward(), any::<bool>()), 0..4))
     }
 
     proptest! {
@@ -221,10 +279,29 @@ mod tests {
         }
 
         #[test]
-        fn moving_a_byte_across_a_border_changes_the_key(bytes in awkward(), cut in 0_usize..8, shift in 1_usize..4) {
+        fn a_colocated_key_is_no_other_key(one in tuple()) {
+            let (colocation, domain, entries) = one.clone();
+            let other = match colocation {
+                Colocation::Descriptor => Colocation::Domain,
+                Colocation::Domain => Colocation::Descriptor,
+            };
+            prop_assert_ne!(key(&one), key(&(other, domain, entries)));
+        }
+
+        #[test]
+        fn the_slot_of_a_colocated_key_is_chosen_by_its_domain_alone(one in tuple(), other in tuple()) {
+            let colocated = |(_, domain, entries): Tuple| (Colocation::Domain, domain, entries);
+            let (one, other) = (colocated(one), colocated(other));
+            prop_assert_eq!(one.1 == other.1, slot(&key(&one)) == slot(&key(&other)));
+        }
+
+        #[test]
+        fn moving_a_byte_across_a_border_changes_the_key(
+            colocation in colocation(), bytes in awkward(), cut in 0_usize..8, shift in 1_usize..4,
+        ) {
             let split = |at: usize| {
                 let at = at.min(bytes.len());
-                ("d".to_owned(), vec![(bytes[..at].to_vec(), bytes[at..].to_vec(), false)])
+                (colocation, "d".to_owned(), vec![(bytes[..at].to_vec(), bytes[at..].to_vec(), false)])
             };
             let (one, other) = (split(cut), split(cut + shift));
             prop_assert_eq!(one == other, key(&one) == key(&other));
@@ -234,7 +311,8 @@ mod tests {
         fn a_key_is_printable_and_bounded(one in tuple()) {
             let key = key(&one);
             prop_assert!(key.as_bytes().iter().all(u8::is_ascii_graphic));
-            prop_assert!(key.as_bytes().len() <= 230);
+            let bound = if one.0 == Colocation::Domain { 430 } else { 230 };
+            prop_assert!(key.as_bytes().len() <= bound);
             prop_assert_eq!(key.as_bytes().iter().filter(|&&byte| byte == b'{').count(), 1);
         }
     }

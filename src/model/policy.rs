@@ -23,6 +23,21 @@ impl Charging {
     }
 }
 
+/// Which counters share a slot of a Redis cluster, and so one atomic step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Colocation {
+    /// Those of one descriptor; the others spread over the nodes.
+    #[default]
+    Descriptor,
+    /// Those of a whole domain.
+    Domain,
+}
+
+impl Colocation {
+    /// Every one that has a word in a rule file, with that word.
+    pub const ALL: [(&'static str, Self); 1] = [("domain", Self::Domain)];
+}
+
 /// What is answered while the store cannot be asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {

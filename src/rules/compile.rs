@@ -12,7 +12,7 @@ use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern};
 use super::{Domain, Path, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
-use crate::model::{Charging, FailurePolicy, Quota, Role, RuleId, Unit, Window};
+use crate::model::{Charging, Colocation, FailurePolicy, Quota, Role, RuleId, Unit, Window};
 
 /// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
 const MOST_LIMITS: usize = 16;
@@ -151,6 +151,7 @@ struct DomainWide {
     first: usize,
     charging: Option<Charging>,
     on_store_failure: Option<FailurePolicy>,
+    colocate: Option<Colocation>,
 }
 
 /// Takes what is `said` for what is known; true when something else is known already.
@@ -171,6 +172,7 @@ impl Compiler<'_> {
             let differing = [
                 differs(&mut wide.charging, document.charging).then_some("charging"),
                 differs(&mut wide.on_store_failure, document.on_store_failure).then_some("on_store_failure"),
+                differs(&mut wide.colocate, document.colocate).then_some("colocate"),
             ];
             for what in differing.into_iter().flatten() {
                 let message =
@@ -194,7 +196,8 @@ impl Compiler<'_> {
         }
         let charging = wide.charging.unwrap_or(self.options.charging);
         let on_store_failure = wide.on_store_failure.unwrap_or(self.options.on_store_failure);
-        let new = || Domain { charging, on_store_failure, root: Node::default() };
+        let colocation = wide.colocate.unwrap_or_default();
+        let new = || Domain { charging, on_store_failure, colocation, root: Node::default() };
         let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
         let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles };
         let path = Arc::new(Path { above: None, word: name.clone() });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::problem::{Place, Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, FailurePolicy, Metadata, Micros};
+use crate::model::{Charging, Colocation, FailurePolicy, Metadata, Micros};
 
 mod keys;
 mod reader;
@@ -21,6 +21,8 @@ pub struct Document {
     pub charging: Option<Charging>,
     /// What is answered while the store cannot be asked.
     pub on_store_failure: Option<FailurePolicy>,
+    /// Which counters of the domain share a slot.
+    pub colocate: Option<Colocation>,
     /// The descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
 }

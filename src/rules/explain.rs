@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::compile::label;
 use super::tree::{Child, Node};
-use super::{Rule, RuleSet};
+use super::{Domain, Rule, RuleSet};
 use crate::model::{Descriptor, Entry, Role};
 
 /// The most items of a level that are told when they do not match: 20. Levels may have thousands.
@@ -65,7 +65,7 @@ impl Teller<'_> {
             last = Some(chosen);
         }
         match last.and_then(|child| child.rule.as_ref()) {
-            Some(rule) => self.rule(&found.root.find(descriptor), domain, descriptor, rule),
+            Some(rule) => self.rule(domain, found, descriptor, rule),
             None => {
                 let why = if node.is_some() { "it only leads to the levels below" } else { "it frees this value" };
                 self.line(0, format_args!("=> not limited: the item has no limit of its own, {why}"));
@@ -112,7 +112,8 @@ impl Teller<'_> {
         }
     }
 
-    fn rule(&mut self, found: &super::tree::Found<'_>, domain: &str, descriptor: &Descriptor, rule: &Rule) {
+    fn rule(&mut self, domain_name: &str, domain: &Domain, descriptor: &Descriptor, rule: &Rule) {
+        let found = domain.root.find(descriptor);
         self.line(0, format_args!("=> rule {}", rule.path()));
         if rule.is_unlimited() {
             self.line(1, format_args!("unlimited: admitted without counting"));
@@ -122,7 +123,8 @@ impl Teller<'_> {
             let burst = if algorithm.has_burst() { format!(", burst {}", quota.burst()) } else { String::new() };
             let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
             self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
-            self.line(1, format_args!("counter  {}", found.counter_key(domain, descriptor, &limit.limit)));
+            let key = found.counter_key(domain_name, domain.colocation, descriptor, &limit.limit);
+            self.line(1, format_args!("counter  {key}"));
             if limit.limit.counts_refused() {
                 self.line(1, format_args!("         refused charges are counted too"));
             }

@@ -7,7 +7,7 @@ use super::Rule;
 use super::problem::Place;
 use crate::algorithm::Limit;
 use crate::model::key::KeyPart;
-use crate::model::{CounterKey, Descriptor, Entry, Micros, Role};
+use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
 
 /// The most hits that somebody would try by hand: 100.
 const MOST_TRIED: u32 = 100;
@@ -201,14 +201,20 @@ impl Child {
 
 impl Found<'_> {
     /// The counter of a descriptor under one of its limits.
-    pub(super) fn counter_key(&self, domain: &str, descriptor: &Descriptor, limit: &Limit) -> CounterKey {
+    pub(super) fn counter_key(
+        &self,
+        domain: &str,
+        colocation: Colocation,
+        descriptor: &Descriptor,
+        limit: &Limit,
+    ) -> CounterKey {
         let parts = descriptor.entries.iter().enumerate().map(|(level, entry)| {
             match self.shared.get(level).copied().flatten() {
                 Some(pattern) => KeyPart::Shared { key: &entry.key, pattern: pattern.as_bytes() },
                 None => KeyPart::Own { key: &entry.key, value: &entry.value },
             }
         });
-        CounterKey::new(domain, parts, limit.algorithm().name(), limit.quota().window().length())
+        CounterKey::new(domain, parts, colocation, limit.algorithm().name(), limit.quota().window().length())
     }
 }
 

@@ -181,6 +181,9 @@ fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     assert!(explain("plan=gold,user=alice").contains("the rules end one level above"));
     let output = tidegate(&["explain", "--domain", "nowhere", "-d", "a=b", path(&file)]);
     assert!(stdout(&output).contains("no rule file has this domain; known: edge"));
+    let file = rule_file(&RULES.replace("domain: edge", "domain: edge\ncolocate: domain"));
+    let output = tidegate(&["explain", "--domain", "edge", "-d", "plan=free,user=alice", path(&file)]);
+    assert!(stdout(&output).contains("counter  {edge}|plan=free|user=alice}gcra:1s"), "{}", stdout(&output));
 }
 
 #[test]
@@ -228,8 +231,22 @@ fn call_says_when_nobody_answers() {
 #[test]
 fn help_teaches_every_setting() {
     let text = stdout(&tidegate(&["serve", "--help"]));
-    for row in tidegate::settings::Settings::TABLE {
+    for row in tidegate::settings::Settings::table() {
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(words.contains(&format!("[env: {}]", row.variable)), "{} is missing in\n{text}", row.variable);
     }
+}
+
+#[test]
+fn a_secret_has_no_flag_because_everyone_can_read_a_command_line() {
+    let file = rule_file(RULES);
+    for flag in ["--redis-auth", "--redis-sentinel-auth", "--redis-persecond-auth", "--redis-persecond-sentinel-auth"] {
+        let output = tidegate(&["serve", flag, "hunter2", path(&file)]);
+        assert_eq!(output.status.code(), Some(2), "{flag}");
+        assert!(stderr(&output).contains("unexpected argument"), "{}", stderr(&output));
+    }
+    let help = stdout(&tidegate(&["serve", "--help"]));
+    let (flags, secrets) = help.split_once("Secrets (environment variables only").expect("a part of its own");
+    assert!(secrets.contains("[env: REDIS_AUTH]") && !flags.contains("[env: REDIS_AUTH]"), "{help}");
+    assert!(flags.contains("--redis-auth-file"), "{help}");
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock};
 
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
-use tidegate::model::{Charging, Clock, CounterKey, FailurePolicy, Hits, Quota, Role, Unit, Window};
+use tidegate::model::{Charging, Clock, Colocation, CounterKey, FailurePolicy, Hits, Quota, Role, Unit, Window};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -41,7 +41,13 @@ fn memory() -> Memory {
 
 fn charge(name: &str, limit: Limit, charging: Charging, hits: u64) -> Charge {
     let part = KeyPart::Own { key: b"counter", value: name.as_bytes() };
-    let key = CounterKey::new("d", std::iter::once(part), limit.algorithm().name(), limit.quota().window().length());
+    let key = CounterKey::new(
+        "d",
+        std::iter::once(part),
+        Colocation::Descriptor,
+        limit.algorithm().name(),
+        limit.quota().window().length(),
+    );
     Charge {
         key,
         limit,

@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
-use tidegate::model::{Charging, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window};
+use tidegate::model::{
+    Charging, Colocation, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window,
+};
 
 use crate::world::NOON;
 
@@ -96,7 +98,13 @@ fn thousandths(of: u64, share: u16) -> u64 {
 /// A charge that is the whole of its request, on the counter of that name.
 pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charge {
     let part = KeyPart::Own { key: b"tier", value: name.as_bytes() };
-    let key = CounterKey::new("d", std::iter::once(part), limit.algorithm().name(), limit.quota().window().length());
+    let key = CounterKey::new(
+        "d",
+        std::iter::once(part),
+        Colocation::Descriptor,
+        limit.algorithm().name(),
+        limit.quota().window().length(),
+    );
     Charge { key, limit, hits, descriptor: 0, role: Role::Enforce, charging, on_store_failure: FailurePolicy::Error }
 }
 

@@ -29,10 +29,10 @@ mod path;
 mod python;
 /// Which files of a directory are rule files.
 mod sources;
-/// The protocol, spoken with types that are not ours.
-mod wire;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
+/// The protocol, spoken with types that are not ours.
+mod wire;
 
 mod histories;
 mod redis;

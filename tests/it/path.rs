@@ -1,7 +1,7 @@
 //! Rules, requests and time, and the decisions that follow.
 
 use tidegate::model::{Descriptor, Micros, Override};
-use tidegate::rules::{Options, load};
+use tidegate::rules::{File, Options, load};
 
 use crate::world::{HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
 
@@ -376,6 +376,35 @@ fn what_a_domain_says_holds_for_all_of_its_files_and_may_not_differ() {
     }
     let invalid = load(&[says("a.yaml", "each"), says("b.yaml", "all_or_nothing")], merging).expect_err("they differ");
     assert!(invalid.to_string().contains("b.yaml:1:9: error: `charging` is another"), "{invalid}");
+}
+
+#[test]
+fn a_colocated_domain_keeps_all_its_counters_in_one_slot() {
+    let merging = Options { merge_domains: true, ..Options::default() };
+    let rules = "descriptors:
+  - key: user
+    rate_limits: [{ unit: day, requests_per_unit: 5 }, { unit: second, requests_per_unit: 5, algorithm: gcra }]
+  - { key: path, value: /static/*, share_threshold: true, rate_limit: { unit: day, requests_per_unit: 5 } }
+";
+    let keys = |files: &[File]| {
+        let loaded = load(files, merging).expect("rules");
+        let overridden = Descriptor { limit: Override::new(1, 4, 1).ok(), ..descriptor("plan=free") };
+        let request = request([descriptor("user=}a{"), descriptor("path=/static/a"), overridden]);
+        let charges = loaded.rules.find(&request).charges;
+        charges.iter().map(|charge| charge.key.to_string()).collect::<Vec<_>>()
+    };
+    let spread = keys(&[file("a.yaml", &format!("domain: d\n{rules}"))]);
+    assert_eq!(spread[0], "{d|user=%7Da%7B}fixed_window:1d");
+    let colocated = [
+        "{d}|user=%7Da%7B}fixed_window:1d",
+        "{d}|user=%7Da%7B}gcra:1s",
+        "{d}|path~/static/*}fixed_window:1d",
+        "{d}|plan=free}fixed_window:1d",
+    ];
+    // One file of a domain speaks for all of them.
+    let (quiet, says) = (format!("domain: d\n{rules}"), "domain: d\ncolocate: domain\n");
+    assert_eq!(keys(&[file("a.yaml", &quiet), file("b.yaml", says)]), colocated);
+    assert_eq!(keys(&[file("a.yaml", says), file("b.yaml", &quiet)]), colocated);
 }
 
 #[test]

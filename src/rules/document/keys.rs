@@ -26,10 +26,11 @@ pub(super) struct Key {
 /// Longer words are not compared, in characters: 40. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 24] = [
+static KEYS: [Key; 25] = [
     of_reference("domain", &[Level::File]),
     own("charging", &[Level::File, Level::Descriptor]),
     own("on_store_failure", &[Level::File, Level::Descriptor]),
+    own("colocate", &[Level::File]),
     of_reference("descriptors", &[Level::File, Level::Descriptor]),
     of_reference("key", &[Level::Descriptor]),
     of_reference("value", &[Level::Descriptor]),

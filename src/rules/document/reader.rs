@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::keys::{Key, Level, advice};
 use super::{DescriptorNode, Document, LimitNode, LimitsNode};
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, FailurePolicy};
+use crate::model::{Charging, Colocation, FailurePolicy};
 use crate::rules::problem::{Place, Placed, Report, quoted};
 use crate::rules::yaml::{Content, Node, Nodes, Tree};
 
@@ -75,6 +75,7 @@ impl<'t> Reader<'_> {
         let mut domain_entry = None;
         let mut charging = None;
         let mut on_store_failure = None;
+        let mut colocate = None;
         let mut descriptors = Vec::new();
         for entry in mapping.map(|mapping| self.entries(mapping, Level::File)).unwrap_or_default() {
             match entry.name {
@@ -84,6 +85,7 @@ impl<'t> Reader<'_> {
                 }
                 "charging" => charging = self.charging(entry),
                 "on_store_failure" => on_store_failure = self.on_store_failure(entry),
+                "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "descriptors" => descriptors = self.descriptors(entry),
                 _ => {}
             }
@@ -98,7 +100,7 @@ impl<'t> Reader<'_> {
             }),
             Some(_) => {}
         }
-        Some(Document { file: Arc::clone(file), domain: domain?, charging, on_store_failure, descriptors })
+        Some(Document { file: Arc::clone(file), domain: domain?, charging, on_store_failure, colocate, descriptors })
     }
 
     fn descriptors(&mut self, entry: Entry<'t>) -> Vec<DescriptorNode> {

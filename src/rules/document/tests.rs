@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{DescriptorNode, Document, LimitNode, LimitsNode, read};
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, FailurePolicy, Micros};
+use crate::model::{Charging, Colocation, FailurePolicy, Micros};
 use crate::rules::problem::{Place, Problem, Severity};
 
 /// Uses every key and most of the notations.
@@ -136,6 +136,8 @@ fn every_key_is_read() {
         (document.charging, document.on_store_failure),
         (Some(Charging::AllOrNothing), Some(FailurePolicy::Open))
     );
+    assert_eq!(document.colocate, None);
+    assert_eq!(clean("domain: d\ncolocate: domain").colocate, Some(Colocation::Domain));
     let plan = first(&document);
     assert_eq!(plan.place, Place { line: 5, column: 5 });
     assert_eq!(plan.value.as_ref().unwrap().value, "free");
@@ -279,14 +281,16 @@ descriptors:
 
 #[test]
 fn an_own_key_in_the_wrong_place_is_an_error() {
-    let found =
-        refused("domain: d\nburst: 4\ndescriptors:\n  - {key: a, algorithm: gcra, rate_limit: {charging: each}}\n");
+    let found = refused(
+        "domain: d\nburst: 4\ndescriptors:\n  - {key: a, algorithm: gcra, rate_limit: {charging: each}, colocate: domain}\n",
+    );
     assert_says(
         &found,
         &[
             "2:1: `burst` does not belong at the top of the file: write it inside `rate_limit`.",
             "4:14: `algorithm` does not belong beside `key`: write it inside `rate_limit`.",
             "4:44: `charging` does not belong inside `rate_limit`: write it at the top of the file or beside `key`.",
+            "4:61: `colocate` does not belong beside `key`: write it at the top of the file.",
         ],
     );
 }
@@ -353,6 +357,7 @@ fn a_wrong_kind_of_value_is_an_error() {
         (descriptor("metadata: {? [a] : 1}"), "4:18: A key of `metadata` must be a text"),
         (descriptor("value: {a: b}"), "4:12: `value` takes a text, but here is a mapping."),
         (descriptor("charging: eech"), "4:15: `eech` is no word for `charging`: did you mean `each`?"),
+        ("domain: d\ncolocate: rule".to_owned(), "2:11: `rule` is no word for `colocate`: write one of `domain`."),
         (
             descriptor("on_store_failure: off"),
             "4:23: `off` is no word for `on_store_failure`: write one of `error`, `open`, `closed`, `local`.",

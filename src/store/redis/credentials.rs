@@ -1,15 +1,21 @@
 //! Who we are to Redis: a user and a password that may change while we run.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
 /// A password that may be read anew from its file, and is never printed.
 pub struct Credentials {
-    file: Option<PathBuf>,
+    file: Option<File>,
     known: ArcSwap<Known>,
+}
+
+/// A file, and how to read what it says.
+struct File {
+    path: PathBuf,
+    parse: fn(&str) -> Login,
 }
 
 /// What is known of a user and a password.
@@ -31,32 +37,19 @@ pub struct Login {
     pub password: Option<String>,
 }
 
-impl Login {
-    /// `password`, or `user:password`, as in `REDIS_AUTH`; nothing is no password.
-    pub fn parse(text: &str) -> Self {
-        match text.split_once(':') {
-            _ if text.is_empty() => Self::default(),
-            Some((user, password)) if !user.is_empty() => {
-                Self { user: Some(user.to_owned()), password: Some(password.to_owned()) }
-            }
-            Some((_, password)) => Self { user: None, password: Some(password.to_owned()) },
-            None => Self { user: None, password: Some(text.to_owned()) },
-        }
-    }
-}
-
 impl Credentials {
     /// One that does not change.
     pub fn fixed(login: Login) -> Self {
         Self { file: None, known: ArcSwap::from_pointee(Known { now: login, before: None, generation: 0 }) }
     }
 
-    /// What the first line of a file says.
+    /// What a file says, by `parse`.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn of_file(file: PathBuf) -> io::Result<Self> {
-        let now = read(&file)?;
+    pub fn of_file(path: PathBuf, parse: fn(&str) -> Login) -> io::Result<Self> {
+        let file = File { path, parse };
+        let now = file.read()?;
         Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
     }
 
@@ -76,7 +69,7 @@ impl Credentials {
     /// When the file cannot be read.
     pub fn read_again(&self) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(false) };
-        let now = read(file)?;
+        let now = file.read()?;
         let known = self.known.load();
         if now == known.now {
             return Ok(false);
@@ -87,9 +80,10 @@ impl Credentials {
     }
 }
 
-fn read(file: &Path) -> io::Result<Login> {
-    let text = std::fs::read_to_string(file)?;
-    Ok(Login::parse(text.lines().next().unwrap_or_default().trim_end_matches('\r')))
+impl File {
+    fn read(&self) -> io::Result<Login> {
+        std::fs::read_to_string(&self.path).map(|text| (self.parse)(&text))
+    }
 }
 
 #[cfg(test)]
@@ -98,30 +92,22 @@ mod tests {
 
     use super::{Credentials, Login};
 
-    fn login(user: Option<&str>, password: Option<&str>) -> Login {
-        Login { user: user.map(str::to_owned), password: password.map(str::to_owned) }
-    }
-
-    #[test]
-    fn a_login_is_a_password_or_a_user_and_a_password() {
-        assert!(Login::parse("") == login(None, None));
-        assert!(Login::parse("secret") == login(None, Some("secret")));
-        assert!(Login::parse("tidegate:se:cret") == login(Some("tidegate"), Some("se:cret")));
-        assert!(Login::parse(":se:cret") == login(None, Some("se:cret")));
+    fn login(text: &str) -> Login {
+        Login { user: None, password: Some(text.to_owned()) }
     }
 
     #[test]
     fn a_file_that_changes_is_believed_and_one_that_vanishes_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("auth");
-        write(&file, "one\n").unwrap();
-        let credentials = Credentials::of_file(file.clone()).unwrap();
+        write(&file, "one").unwrap();
+        let credentials = Credentials::of_file(file.clone(), login).unwrap();
         assert!(!credentials.read_again().unwrap());
-        write(&file, "tidegate:two\r\nmore\n").unwrap();
+        write(&file, "two").unwrap();
         assert!(credentials.read_again().unwrap());
         let known = credentials.known();
-        assert!(known.now == login(Some("tidegate"), Some("two")));
-        assert!(known.before == Some(login(None, Some("one"))));
+        assert!(known.now == login("two"));
+        assert!(known.before == Some(login("one")));
         std::fs::remove_file(&file).unwrap();
         assert!(credentials.read_again().is_err());
         assert_eq!(credentials.generation(), 1);

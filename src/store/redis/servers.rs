@@ -10,8 +10,9 @@ use bb8_redis::redis::{Cmd, Value, cmd, from_redis_value_ref};
 use crc16::{State, XMODEM};
 use futures_util::future::join_all;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
+use super::backoff::Quiet;
 use super::credentials::Login;
 use super::manager::{Access, Address, Locate};
 use super::node::Node;
@@ -27,6 +28,8 @@ const REFRESH_AGAIN: Duration = Duration::from_millis(50);
 const MAP_PATIENCE: Duration = Duration::from_millis(100);
 /// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
 const MOST_ASKED: usize = 5;
+/// How often the file with the password is read again: every second.
+const CREDENTIALS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is tried to connect when no connection is left and no call tries: every 500 ms.
 const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 /// How often nodes in doubt are looked after: every 20 ms, to see whether a probe is due.
@@ -144,8 +147,27 @@ impl Servers {
         Err(StoreError::Unreachable)
     }
 
-    /// Connects, follows the cluster's changes and probes the nodes that are in doubt, for ever.
+    /// Connects, follows the cluster's changes, probes the nodes that are in doubt and reads the credentials again, for ever.
     pub async fn supervise(&self) {
+        tokio::join!(self.look_after_nodes(), self.look_after_credentials());
+    }
+
+    async fn look_after_credentials(&self) {
+        let complaints = Quiet::new();
+        loop {
+            sleep(CREDENTIALS_EVERY).await;
+            match self.access.credentials.read_again() {
+                Ok(false) => {}
+                Ok(true) => tracing::warn!("the password of Redis has changed; connections authenticate anew"),
+                Err(error) if complaints.is_over() => {
+                    tracing::warn!(%error, "the file with the password of Redis cannot be read; the last one stays");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn look_after_nodes(&self) {
         let mut refresh_at = Instant::now();
         loop {
             let nodes = self.nodes();

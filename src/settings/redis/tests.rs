@@ -1,0 +1,192 @@
+use super::{Address, Auth, RedisSettings, Servers};
+use crate::settings::StoreChoice;
+use crate::settings::tests::{read, wrong};
+
+fn main(given: &[(&str, &str)]) -> RedisSettings {
+    match read(given).unwrap_or_else(|wrong| panic!("{given:?}: {wrong:?}")).store {
+        StoreChoice::Redis { main, .. } => *main,
+        StoreChoice::Memory { .. } => panic!("no Redis"),
+    }
+}
+
+fn at(url: &str) -> RedisSettings {
+    main(&[("REDIS_URL", url)])
+}
+
+/// User and password.
+fn credentials(auth: &Auth) -> Option<(Option<&str>, &str)> {
+    match auth {
+        Auth::Given(credentials) => Some((credentials.user.as_deref(), credentials.password.expose())),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_single_server_has_many_spellings() {
+    for (url, told) in [
+        ("redis:6379", "redis at redis:6379"),
+        (" 10.0.0.1:1 ", "redis at 10.0.0.1:1"),
+        ("[::1]:6380", "redis at [::1]:6380"),
+        ("/run/redis.sock", "redis at /run/redis.sock"),
+        ("unix:///run/redis.sock", "redis at /run/redis.sock"),
+        ("redis://cache.example.org", "redis at cache.example.org:6379"),
+        ("redis://h:1/", "redis at h:1"),
+        ("redis://h:1/15", "redis at h:1, database 15"),
+        ("redis://[fe80::1]/2", "redis at [fe80::1]:6379, database 2"),
+        ("rediss://h:1", "redis at h:1, TLS"),
+    ] {
+        assert_eq!(at(url).to_string(), told, "{url}");
+    }
+    let host = |url| match at(url).servers {
+        Servers::Single { address: Address::Tcp { host, port }, .. } => (host, port),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(host("redis://[::1]:6380"), ("::1".to_owned(), 6380));
+}
+
+#[test]
+fn a_url_may_say_who_asks() {
+    let who = |url| at(url).auth;
+    assert_eq!(credentials(&who("redis://alice:hunter2@h:1")), Some((Some("alice"), "hunter2")));
+    assert_eq!(credentials(&who("redis://:hunter2@h:1")), Some((None, "hunter2")));
+    assert_eq!(credentials(&who("redis://:h%40nt%3Aer%252@h:1")), Some((None, "h@nt:er%2")));
+    assert_eq!(credentials(&who("redis://:h@nter:2@h:1")), Some((None, "h@nter:2")));
+    assert_eq!(who("redis://h:1"), Auth::None);
+}
+
+#[test]
+fn the_variables_win_over_the_url_and_one_of_them_is_enough() {
+    let url = ("REDIS_URL", "redis://alice:hunter2@h:1");
+    assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", "bob:hunter3")]).auth), Some((Some("bob"), "hunter3")));
+    assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", " pass ")]).auth), Some((None, " pass ")));
+    assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", "")]).auth), Some((Some("alice"), "hunter2")));
+    assert_eq!(main(&[url, ("REDIS_AUTH_FILE", "/secret")]).auth, Auth::File("/secret".into()));
+    assert_eq!(
+        wrong(&[url, ("REDIS_AUTH", "hunter3"), ("REDIS_AUTH_FILE", "/secret")]),
+        [
+            r#"REDIS_AUTH_FILE is "/secret": expected nothing, for the variable without _FILE is set too: keep one of them"#
+        ]
+    );
+}
+
+#[test]
+fn sentinels_are_asked_for_a_master_by_its_name() {
+    let given = [("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "tide, s1:26379,[::2]:26379"), ("REDIS_AUTH", "hunter2")];
+    let settings = main(&[given[0], given[1], given[2], ("REDIS_SENTINEL_AUTH", "watch:hunter3")]);
+    assert_eq!(settings.to_string(), "redis master tide by the sentinels at s1:26379,[::2]:26379");
+    assert_eq!(credentials(&settings.auth), Some((None, "hunter2")));
+    let Servers::Sentinel { auth: Some(auth), .. } = settings.servers else { panic!("sentinels") };
+    assert_eq!((auth.user.as_deref(), auth.password.expose()), (Some("watch"), "hunter3"));
+    for url in ["tide", "tide,", "s1:26379,s2:26379", ",s1:26379", "tide,s1", "tide,/run/redis.sock"] {
+        let wrong = wrong(&[given[0], ("REDIS_URL", url)]);
+        assert!(wrong.len() == 1 && wrong[0].contains("expected MASTER,HOST:PORT"), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_cluster_is_some_of_its_nodes() {
+    let given = ("REDIS_TYPE", "Cluster");
+    // With the reference's images the socket's type is often set, and says nothing for a cluster.
+    let settings = main(&[given, ("REDIS_URL", "n1:6379, n2:6379"), ("REDIS_SOCKET_TYPE", "unix")]);
+    assert_eq!(settings.to_string(), "redis cluster at n1:6379,n2:6379");
+    for url in ["n1", "n1:6379,", "n1:6379 n2:6379", "n1:0", "n1:65536", "redis://n1:6379", "::1:6379"] {
+        let wrong = wrong(&[given, ("REDIS_URL", url)]);
+        assert!(wrong.len() == 1 && wrong[0].contains("expected HOST:PORT,HOST:PORT"), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_bare_address_needs_no_socket_type_and_a_wrong_one_is_named() {
+    assert_eq!(main(&[("REDIS_URL", "h:1"), ("REDIS_SOCKET_TYPE", "tcp")]).to_string(), "redis at h:1");
+    assert_eq!(main(&[("REDIS_URL", "redis.sock"), ("REDIS_SOCKET_TYPE", "unix")]).to_string(), "redis at redis.sock");
+    assert_eq!(
+        wrong(&[("REDIS_URL", "h:1"), ("REDIS_SOCKET_TYPE", "unix")]),
+        [r#"REDIS_SOCKET_TYPE is "unix": expected tcp or nothing, for the URL is no path"#]
+    );
+    assert_eq!(
+        wrong(&[("REDIS_URL", "/run/redis.sock"), ("REDIS_SOCKET_TYPE", "TCP"), ("REDIS_TLS", "true")]),
+        [
+            r#"REDIS_SOCKET_TYPE is "tcp": expected unix or nothing, for the URL is a path"#,
+            r#"REDIS_TLS is "true": expected false, for the URL is the path of a socket"#,
+        ]
+    );
+}
+
+#[test]
+fn what_is_no_address_stops_the_start() {
+    for url in [
+        "redis",
+        "redis:",
+        ":6379",
+        "redis:0",
+        "redis:99999",
+        "h:1:2",
+        "a b:1",
+        "::1:6379",
+        "[::1]",
+        "[::1]6379",
+        "[h]:1",
+        "h:1,h:2",
+        "http://h:1",
+        "redis://",
+        "redis://h:1/x",
+        "redis://h:1/-1",
+        "redis://h:1/1/2",
+        "redis://user@h:1",
+        "redis://user:@h:1",
+        "redis://:%zz@h:1",
+        "redis://:%ff@h:1",
+        "redis://h:1?db=1",
+        "unix://run/redis.sock",
+        "REDIS://h:1",
+    ] {
+        let wrong = wrong(&[("REDIS_URL", url)]);
+        assert!(wrong.len() == 1 && wrong[0].starts_with("REDIS_URL is "), "{url}: {wrong:?}");
+    }
+    for timeout in ["", "0", "5", "-1s"] {
+        assert!(read(&[("REDIS_TIMEOUT", timeout)]).is_err(), "{timeout}");
+    }
+    assert!(read(&[("REDIS_TYPE", "")]).is_err());
+}
+
+#[test]
+fn no_password_is_in_an_error_or_in_what_is_printed() {
+    for url in [
+        "redis://alice:hunter2@h:x",
+        "redis://alice:hunter2@",
+        "redis://:hunter2",
+        "redis://alice:hunter2",
+        "redis://:hun?ter2@h:1",
+        "redis://h:1?password=hunter2",
+        "redis://h:1/0?password=a@hunter2",
+        "http://alice:hunter2@h:1",
+        "alice:hunter2@h:1",
+        "alice:hunter2@h:1,bob:hunter2@h:2",
+        "redis://alice:hunter2@h:1,redis://bob:hunter2@h:2",
+        "redis://alice:hun/hunter2@h:1:2",
+    ] {
+        for kind in ["single", "cluster", "sentinel"] {
+            let wrong = wrong(&[("REDIS_URL", url), ("REDIS_TYPE", kind)]);
+            assert!(!wrong.concat().contains("hunter2") && !wrong.concat().contains("ter2"), "{url}: {wrong:?}");
+            assert!(wrong.concat().contains("***"), "{url}: {wrong:?}");
+        }
+    }
+    let wrong = wrong(&[("REDIS_AUTH", "alice:\n"), ("REDIS_SENTINEL_AUTH", "hunter2\nhunter2")]);
+    assert_eq!(
+        wrong,
+        [
+            r#"REDIS_AUTH is "***": expected PASSWORD or USER:PASSWORD, of one line"#,
+            r#"REDIS_SENTINEL_AUTH is "***": expected PASSWORD or USER:PASSWORD, of one line"#,
+        ]
+    );
+    let settings = read(&[
+        ("REDIS_URL", "redis://alice:hunter2@h:1"),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_TYPE", "sentinel"),
+        ("REDIS_PERSECOND_URL", "tide,s:1"),
+        ("REDIS_PERSECOND_AUTH", "hunter2"),
+        ("REDIS_PERSECOND_SENTINEL_AUTH", "hunter2"),
+    ]);
+    let shown = format!("{:?}", settings.expect("settings"));
+    assert!(shown.contains("password: ***") && !shown.contains("hunter2"), "{shown}");
+}

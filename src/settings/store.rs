@@ -1,0 +1,207 @@
+//! Where counters are kept: the settings that decide it, and what they say together.
+
+use std::path::PathBuf;
+
+use super::redis::{MAIN, PER_SECOND, RedisSettings, TlsSettings};
+use super::values::Setting;
+use super::{Given, InvalidSetting, Row, Rows, rows};
+
+/// The rows of everything that decides where counters are kept.
+pub(super) const TABLES: [&[Row]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
+
+/// Where counters are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreChoice {
+    /// In this process.
+    Memory {
+        /// Whether `BACKEND_TYPE` says so; else it is because no address of a Redis is given.
+        is_asked: bool,
+    },
+    /// In Redis.
+    Redis {
+        /// Where all counters are, but for those that are elsewhere.
+        main: Box<RedisSettings>,
+        /// Where those of limits per second are, if apart.
+        per_second: Option<Box<RedisSettings>>,
+    },
+}
+
+/// What `BACKEND_TYPE` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Auto,
+    Memory,
+    Redis,
+}
+
+/// The settings of all Redis servers together, as written.
+struct Store {
+    backend: Backend,
+    is_per_second_apart: bool,
+    client_certificate: String,
+    client_key: String,
+    authorities: String,
+    skips_hostname: bool,
+}
+
+const STORE: Rows<Store> = rows!(Store {
+    backend: Backend = "BACKEND_TYPE", "", "Where counters are kept: memory is this process; empty is redis when REDIS_URL or REDIS_PERSECOND_URL is given, else memory";
+    is_per_second_apart: bool = "REDIS_PERSECOND", "false", "Whether limits per second are counted in a Redis of their own";
+    client_certificate: String = "REDIS_TLS_CLIENT_CERT", "", "File with the certificate to show to Redis, PEM";
+    client_key: String = "REDIS_TLS_CLIENT_KEY", "", "File with its key, PEM";
+    authorities: String = "REDIS_TLS_CACERT", "", "File with the authorities to trust for Redis in place of those of the system, PEM";
+    skips_hostname: bool = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false", "Whether the certificate of Redis may be for another name";
+});
+
+/// Reads where counters are kept.
+pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<StoreChoice> {
+    let store = (STORE.read)(given, wrong);
+    let main = (MAIN.rows.read)(given, wrong);
+    let per_second = (PER_SECOND.rows.read)(given, wrong);
+    let (store, main, per_second) = (store?, main?, per_second?);
+    let is_redis = match store.backend {
+        Backend::Auto => main.is_given() || per_second.is_given(),
+        Backend::Memory => false,
+        Backend::Redis => true,
+    };
+    if !is_redis {
+        return Some(StoreChoice::Memory { is_asked: store.backend == Backend::Memory });
+    }
+    let tls = store.tls();
+    if main.is_tls() || (store.is_per_second_apart && per_second.is_tls()) {
+        wrong.extend(store.half_a_client());
+    }
+    let main = main.settings(&MAIN.names, &tls, wrong);
+    let per_second =
+        store.is_per_second_apart.then(|| per_second.settings(&PER_SECOND.names, &tls, wrong).map(Box::new));
+    Some(StoreChoice::Redis {
+        main: Box::new(main?),
+        per_second: match per_second {
+            Some(apart) => Some(apart?),
+            None => None,
+        },
+    })
+}
+
+impl Store {
+    /// What is common to all connections with TLS.
+    fn tls(&self) -> TlsSettings {
+        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
+        TlsSettings {
+            authorities: path(&self.authorities),
+            client: path(&self.client_certificate).zip(path(&self.client_key)),
+            verifies_hostname: !self.skips_hostname,
+        }
+    }
+
+    /// A certificate without its key, or a key without its certificate.
+    fn half_a_client(&self) -> Option<InvalidSetting> {
+        let (variable, takes) = match (self.client_certificate.as_str(), self.client_key.as_str()) {
+            ("", "") => return None,
+            ("", _) => ("REDIS_TLS_CLIENT_CERT", "the file with the certificate that REDIS_TLS_CLIENT_KEY is for"),
+            (_, "") => ("REDIS_TLS_CLIENT_KEY", "the file with the key of REDIS_TLS_CLIENT_CERT"),
+            _ => return None,
+        };
+        Some(InvalidSetting::Value { variable, found: String::new(), takes })
+    }
+}
+
+impl Setting for Backend {
+    const TAKES: &'static str = "memory, redis or nothing";
+    fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" => Some(Self::Auto),
+            // `unsupported` says why Memcached is none; nothing follows from it.
+            "memory" | "memcache" => Some(Self::Memory),
+            "redis" => Some(Self::Redis),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::StoreChoice;
+    use crate::settings::tests::{read, wrong};
+
+    fn store(given: &[(&str, &str)]) -> StoreChoice {
+        read(given).expect("settings").store
+    }
+
+    #[test]
+    fn an_address_chooses_redis_and_backend_type_has_the_last_word() {
+        let is_redis = |given: &[(&str, &str)]| matches!(store(given), StoreChoice::Redis { .. });
+        assert_eq!(store(&[]), StoreChoice::Memory { is_asked: false });
+        assert_eq!(store(&[("REDIS_URL", ""), ("REDIS_SOCKET_TYPE", "tcp")]), StoreChoice::Memory { is_asked: false });
+        let asked = [("REDIS_URL", "redis:6379"), ("BACKEND_TYPE", "Memory")];
+        assert_eq!(store(&asked), StoreChoice::Memory { is_asked: true });
+        assert!(is_redis(&[("REDIS_URL", "redis:6379")]));
+        assert!(is_redis(&[("REDIS_URL", "redis:6379"), ("BACKEND_TYPE", "redis")]));
+    }
+
+    #[test]
+    fn redis_without_an_address_stops_the_start() {
+        for given in [("BACKEND_TYPE", "redis"), ("REDIS_PERSECOND_URL", "redis:6379")] {
+            let wrong = wrong(&[given]);
+            assert!(wrong.len() == 1 && wrong[0].starts_with("REDIS_URL is \"\": expected HOST:PORT"), "{wrong:?}");
+        }
+        let wrong = wrong(&[("REDIS_URL", "redis:6379"), ("REDIS_PERSECOND", "true")]);
+        assert!(wrong.len() == 1 && wrong[0].starts_with("REDIS_PERSECOND_URL is \"\""), "{wrong:?}");
+    }
+
+    #[test]
+    fn limits_per_second_are_apart_only_when_asked() {
+        let given = [("REDIS_URL", "a:1"), ("REDIS_PERSECOND_URL", "b:2")];
+        assert!(matches!(store(&given), StoreChoice::Redis { per_second: None, .. }));
+        let StoreChoice::Redis { main, per_second: Some(apart) } = store(&[
+            given[0],
+            given[1],
+            ("REDIS_PERSECOND", "true"),
+            ("REDIS_PERSECOND_TLS", "true"),
+            ("REDIS_TLS_CACERT", "/ca.pem"),
+            ("REDIS_PERSECOND_TIMEOUT", "300ms"),
+            ("REDIS_PERSECOND_AUTH_FILE", "/password"),
+        ]) else {
+            panic!("two of them");
+        };
+        assert_eq!((main.to_string(), apart.to_string()), ("redis at a:1".to_owned(), "redis at b:2, TLS".to_owned()));
+        assert_eq!((main.connect_timeout.get(), apart.connect_timeout.get()), (1_000_000, 300_000));
+        assert_eq!(apart.tls.expect("TLS").authorities.as_deref(), Some(Path::new("/ca.pem")));
+    }
+
+    #[test]
+    fn tls_is_strict_unless_told_otherwise() {
+        let tls = |given: &[(&str, &str)]| match store(given) {
+            StoreChoice::Redis { main, .. } => main.tls,
+            StoreChoice::Memory { .. } => panic!("no Redis"),
+        };
+        assert_eq!(tls(&[("REDIS_URL", "a:1"), ("REDIS_TLS_CACERT", "/ca.pem")]), None);
+        let by_url = tls(&[("REDIS_URL", "rediss://a:1")]).expect("TLS");
+        assert!(by_url.verifies_hostname && by_url.client.is_none() && by_url.authorities.is_none());
+        let all = tls(&[
+            ("REDIS_URL", "a:1"),
+            ("REDIS_TLS", "true"),
+            ("REDIS_TLS_CLIENT_CERT", "/cert.pem"),
+            ("REDIS_TLS_CLIENT_KEY", "/key.pem"),
+            ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+        ]);
+        let all = all.expect("TLS");
+        assert_eq!(all.client, Some(("/cert.pem".into(), "/key.pem".into())));
+        assert!(!all.verifies_hostname);
+    }
+
+    #[test]
+    fn half_a_client_certificate_stops_the_start() {
+        let given = |variable| [("REDIS_URL", "a:1"), ("REDIS_TLS", "true"), (variable, "/file.pem")];
+        assert_eq!(
+            wrong(&given("REDIS_TLS_CLIENT_CERT")),
+            [r#"REDIS_TLS_CLIENT_KEY is "": expected the file with the key of REDIS_TLS_CLIENT_CERT"#]
+        );
+        assert_eq!(
+            wrong(&given("REDIS_TLS_CLIENT_KEY")),
+            [r#"REDIS_TLS_CLIENT_CERT is "": expected the file with the certificate that REDIS_TLS_CLIENT_KEY is for"#]
+        );
+    }
+}

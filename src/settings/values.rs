@@ -1,0 +1,195 @@
+//! What a setting can be: each type, what it takes in words, and how it is read.
+
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+
+use http::HeaderName;
+
+use crate::model::{FailurePolicy, Micros};
+
+/// A type that a setting can have.
+pub(super) trait Setting: Sized {
+    /// What it takes, in words.
+    const TAKES: &'static str;
+    /// Whether it is taken as it stands, from the environment only, and never shown.
+    const IS_SECRET: bool = false;
+    /// The value that a text says, if it says one.
+    fn parse(text: &str) -> Option<Self>;
+}
+
+impl Setting for IpAddr {
+    const TAKES: &'static str = "an IP address such as 0.0.0.0, 127.0.0.1 or ::";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "localhost" => Some(Self::from([127, 0, 0, 1])),
+            _ => text.trim_start_matches('[').trim_end_matches(']').parse().ok(),
+        }
+    }
+}
+
+impl Setting for u16 {
+    const TAKES: &'static str = "a port from 0 to 65535";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+impl Setting for usize {
+    const TAKES: &'static str = "a whole number";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+/// How many counters a store holds. Each of its 64 shards holds its part, and fewer than a hundred in each would crowd
+/// one shard while another has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterCount(pub usize);
+
+impl Setting for CounterCount {
+    const TAKES: &'static str = "a whole number of at least 6400";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|count| *count >= 6_400).map(Self)
+    }
+}
+
+impl Setting for bool {
+    const TAKES: &'static str = "true or false";
+    /// As Go reads them.
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+impl Setting for String {
+    const TAKES: &'static str = "a text";
+    fn parse(text: &str) -> Option<Self> {
+        Some(text.to_owned())
+    }
+}
+
+impl Setting for Micros {
+    const TAKES: &'static str = "a duration such as 5s, 250ms or 1h30m";
+    fn parse(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+}
+
+/// How many threads answer calls; `None` for one per core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workers(pub Option<usize>);
+
+impl Setting for Workers {
+    const TAKES: &'static str = "a number of threads from 1 to 1024, or auto for one per core";
+    fn parse(text: &str) -> Option<Self> {
+        if text == "auto" {
+            return Some(Self(None));
+        }
+        text.parse().ok().filter(|workers| (1..=1024).contains(workers)).map(|workers| Self(Some(workers)))
+    }
+}
+
+/// A [`FailurePolicy`] as a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy(pub FailurePolicy);
+
+impl Setting for Policy {
+    const TAKES: &'static str = "error, open, closed or local";
+    fn parse(text: &str) -> Option<Self> {
+        FailurePolicy::ALL.into_iter().find(|(name, _)| *name == text).map(|(_, policy)| Self(policy))
+    }
+}
+
+/// The name of a header, spelled as the operator did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderText(pub String);
+
+impl Setting for HeaderText {
+    const TAKES: &'static str = "a header name of letters, digits and dashes";
+    fn parse(text: &str) -> Option<Self> {
+        HeaderName::try_from(text).ok().map(|_| Self(text.to_owned()))
+    }
+}
+
+/// The least severity that is logged, by the reference's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogLevel(pub tracing::Level);
+
+impl Setting for LogLevel {
+    const TAKES: &'static str = "trace, debug, info, warn or error";
+    fn parse(text: &str) -> Option<Self> {
+        Some(Self(match text.to_ascii_lowercase().as_str() {
+            "trace" => tracing::Level::TRACE,
+            "debug" => tracing::Level::DEBUG,
+            "info" => tracing::Level::INFO,
+            "warn" | "warning" => tracing::Level::WARN,
+            "error" | "fatal" | "panic" => tracing::Level::ERROR,
+            _ => return None,
+        }))
+    }
+}
+
+/// How a log line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For programs: one JSON object per line.
+    Json,
+}
+
+impl Setting for LogFormat {
+    const TAKES: &'static str = "text or json";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "text" => Some(Self::Text),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+impl Setting for NonZeroU32 {
+    const TAKES: &'static str = "a whole number of at least 1";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok()
+    }
+}
+
+/// How long the store may take before the failure policy answers; `None` follows the caller's own deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreDeadline(pub Option<Micros>);
+
+impl StoreDeadline {
+    /// The shortest: 1 ms, the least that `auto` leaves a store.
+    const SHORTEST: Micros = Micros::from_millis(1);
+    /// The longest: 10 s, what the reference takes for connecting (`REDIS_TIMEOUT`); no caller waits so long.
+    const LONGEST: Micros = Micros::from_secs(10);
+}
+
+impl Setting for StoreDeadline {
+    const TAKES: &'static str = "auto, or a duration from 1ms to 10s";
+    fn parse(text: &str) -> Option<Self> {
+        if text == "auto" {
+            return Some(Self(None));
+        }
+        let length = Micros::parse(text).filter(|length| (Self::SHORTEST..=Self::LONGEST).contains(length));
+        length.map(|length| Self(Some(length)))
+    }
+}
+
+/// What stands in front of every counter's name in Redis. A brace would choose the slot of a cluster, or pull apart the
+/// limits of one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPrefix(pub String);
+
+impl Setting for KeyPrefix {
+    const TAKES: &'static str = "a text without braces";
+    fn parse(text: &str) -> Option<Self> {
+        (!text.contains(['{', '}'])).then(|| Self(text.to_owned()))
+    }
+}
