@@ -32,6 +32,7 @@ mod sources;
 /// The protocol, spoken with types that are not ours.
 mod wire;
 
+mod load;
 mod redis;
 mod support;
 mod world;
