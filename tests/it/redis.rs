@@ -54,12 +54,13 @@ fn bound_to_this_thread(program: &str) -> Command {
 
 /// A `redis-server`: without persistence, unless its arguments ask for it.
 pub struct Single {
+    /// The first to be dropped: it has ended when its files go.
+    process: Process,
     ports: Vec<Port>,
     password: Option<String>,
     clock: Option<Clock>,
     arguments: Vec<OsString>,
     directory: TempDir,
-    process: Process,
 }
 
 impl Single {
@@ -111,7 +112,7 @@ impl Single {
         arguments: Vec<OsString>,
     ) -> Self {
         let process = Self::spawn(&directory, clock.as_ref(), &arguments);
-        let mut single = Self { ports, password, clock, arguments, directory, process };
+        let mut single = Self { process, ports, password, clock, arguments, directory };
         single.answers().await;
         single
     }
