@@ -241,7 +241,7 @@ fn help_teaches_every_setting() {
 fn a_secret_has_no_flag_because_everyone_can_read_a_command_line() {
     let file = rule_file(RULES);
     for flag in ["--redis-auth", "--redis-sentinel-auth", "--redis-persecond-auth", "--redis-persecond-sentinel-auth"] {
-        let output = tidegate(&["serve", flag, "hunter2", path(&file)]);
+        let output = tidegate_with(&["serve", flag, "hunter2", path(&file)], &[("PORT", "none, so it never starts")]);
         assert_eq!(output.status.code(), Some(2), "{flag}");
         assert!(stderr(&output).contains("unexpected argument"), "{}", stderr(&output));
     }

@@ -35,6 +35,7 @@ mod twins;
 mod wire;
 
 mod histories;
+mod load;
 mod redis;
 mod support;
 mod world;

@@ -185,12 +185,17 @@ impl Single {
 
     /// Kills it, if it still runs, and starts it again on the same port and in the same directory.
     pub async fn restart(&mut self) {
+        self.restart_unready().await;
+        self.answers().await;
+    }
+
+    /// The same, but does not wait until it has loaded what it kept.
+    pub async fn restart_unready(&mut self) {
         if !self.process.has_ended() {
             self.signal(Signal::KILL);
             self.ended().await;
         }
         self.process = Self::spawn(&self.directory, self.clock.as_ref(), &self.arguments);
-        self.answers().await;
     }
 }
 

@@ -147,14 +147,19 @@ impl Tidegate {
         peak.and_then(|kib| kib.parse::<u64>().ok()).expect("in KiB") * 1_024
     }
 
+    /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
     /// Asks it to stop, as an init system does.
     pub fn terminate(&self) {
-        self.process.signal(Signal::TERM);
+        self.signal(Signal::TERM);
     }
 
     /// Takes it away without a word.
     pub fn kill(&self) {
-        self.process.signal(Signal::KILL);
+        self.signal(Signal::KILL);
     }
 
     /// How it ended.

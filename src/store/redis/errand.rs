@@ -33,6 +33,7 @@ pub(super) struct Errand<'a> {
 pub(super) type Outcome = Result<(Micros, SmallVec<[Row; 4]>), StoreError>;
 
 /// What a node says to an errand.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made, and a box would cost every decision")]
 enum Heard {
     Done(Micros, SmallVec<[Row; 4]>),
     /// It was not executed: by this time of the node's, the deadline had passed.

@@ -19,10 +19,41 @@ async fn a_server_answers_and_ends_with_its_owner() {
     assert_eq!(server.cli(&["SET", "key", "value"]).await, "OK");
     assert_eq!(server.cli(&["GET", "key"]).await, "value");
     assert!(server.cli(&["INCR", "key"]).await.contains("not an integer"));
-    let process = format!("/proc/{}/exe", server.pid());
-    assert!(std::fs::read_link(&process).expect("it runs").ends_with("redis-check-rdb"), "{process}");
+    let pid = server.pid();
+    assert!(command_of(pid).starts_with("redis-server"));
     drop(server);
-    eventually("it is gone", async || (!std::fs::exists(&process).expect("it can be asked")).then_some(())).await;
+    eventually("it is gone", async || command_of(pid).is_empty().then_some(())).await;
+}
+
+/// How a process was started; of one that has ended, nothing.
+fn command_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_server_ends_with_the_thread_that_started_it_though_nobody_ends_it() {
+    let thread = std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let server = runtime.block_on(Single::start(&[]));
+        let left = (server.pid(), server.directory().to_owned());
+        std::mem::forget(server);
+        left
+    });
+    let (pid, directory) = thread.join().expect("it starts");
+    eventually("it is gone", async || command_of(pid).is_empty().then_some(())).await;
+    std::fs::remove_dir_all(directory).expect("nobody else does");
+}
+
+#[tokio::test]
+async fn a_server_may_be_met_while_it_loads() {
+    // A pause of 50 us at each of 20,000 keys, in which it looks for clients after each KiB.
+    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
+    let mut server = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
+    assert_eq!(server.cli(&["DEBUG", "POPULATE", "20000"]).await, "OK");
+    assert_eq!(server.cli(&["SAVE"]).await, "OK");
+    server.restart_unready().await;
+    eventually("it loads", async || server.cli(&["GET", "key:0"]).await.contains("LOADING").then_some(())).await;
+    eventually("it has loaded", async || (server.cli(&["GET", "key:0"]).await == "value:0").then_some(())).await;
 }
 
 #[tokio::test]
