@@ -200,7 +200,7 @@ impl Manager {
         if matches!(self.locate, Locate::Sentinel { .. }) {
             commands.push(cmd("ROLE"));
         }
-        let replies = connection.send_all(&commands).await?;
+        let replies = connection.send_all(commands).await?;
         let [time, loaded, role @ ..] = replies.as_slice() else {
             return Err((ErrorKind::UnexpectedReturnType, "TIME and SCRIPT LOAD were not answered").into());
         };

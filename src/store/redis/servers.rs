@@ -207,7 +207,7 @@ impl Servers {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
                 // Connected before the first charge, and missed when it is gone.
-                node.ask(&[cmd("PING")], Instant::now() + self.access.connect_timeout).await;
+                node.ask(vec![cmd("PING")], Instant::now() + self.access.connect_timeout).await;
                 return;
             }
             Shape::One(_) => return,
@@ -294,7 +294,7 @@ async fn tell(node: &Node, until: Instant) -> Option<Told> {
         command.arg(of);
         command
     };
-    let replies = node.ask(&[question("INFO"), question("SLOTS")], until).await?;
+    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await?;
     let [info, slots] = replies.as_slice() else { return None };
     let info: String = from_redis_value_ref(info).ok()?;
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;

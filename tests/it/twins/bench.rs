@@ -144,8 +144,8 @@ fn mode(charges: &[Charge]) -> Mode {
 }
 
 fn rows(reply: &Value, charges: usize, mode: Mode) -> Vec<Row> {
-    match script::read(reply, charges, mode) {
-        Some(Reply::Done { rows, .. }) => rows.into_vec(),
+    match script::read(reply.clone(), charges, mode) {
+        Some(Reply::Done { rows, .. }) => rows.iter().collect(),
         other => panic!("{reply:?} is {other:?}"),
     }
 }
