@@ -17,6 +17,8 @@ mod conformance;
 mod edges;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
+/// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
+mod faults;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.

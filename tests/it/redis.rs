@@ -15,7 +15,7 @@ use clock::Clock;
 use crate::support::{Process, eventually, output};
 
 pub mod certificates;
-mod clock;
+pub mod clock;
 pub mod cluster;
 pub mod proxy;
 pub mod sentinel;
