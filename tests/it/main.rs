@@ -27,6 +27,8 @@ mod house;
 mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// What is answered while the store cannot be asked.
+mod policy;
 /// A client in another language, with nothing but the address.
 mod python;
 /// Which files of a directory are rule files.
