@@ -49,11 +49,18 @@ const FAR: u32 = 5;
 
 /// A rule for each policy, each of 5 hits a year, by this algorithm.
 fn rules(algorithm: &str) -> NamedTempFile {
-    let rule = |policy| {
-        let limit = format!("{{ unit: year, requests_per_unit: {LIMIT}, algorithm: {algorithm} }}");
-        format!("  - {{ key: {policy}, on_store_failure: {policy}, rate_limit: {limit} }}\n")
+    rules_and(algorithm, &[])
+}
+
+/// The same, and rules of 5 hits an hour, each for the algorithm that is its key, under the policy `open`.
+fn rules_and(algorithm: &str, hourly: &[&str]) -> NamedTempFile {
+    let rule = |key: &str, unit, algorithm, policy| {
+        let limit = format!("{{ unit: {unit}, requests_per_unit: {LIMIT}, algorithm: {algorithm} }}");
+        format!("  - {{ key: {key}, on_store_failure: {policy}, rate_limit: {limit} }}\n")
     };
-    written(&format!("domain: d\ndescriptors:\n{}", POLICIES.map(rule).concat()))
+    let yearly = POLICIES.map(|policy| rule(policy, "year", algorithm, policy)).concat();
+    let hourly: String = hourly.iter().map(|algorithm| rule(algorithm, "hour", algorithm, "open")).collect();
+    written(&format!("domain: d\ndescriptors:\n{yearly}{hourly}"))
 }
 
 fn written(rules: &str) -> NamedTempFile {
@@ -79,10 +86,20 @@ fn request(key: &str, value: &str) -> RateLimitRequest {
     RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 }
 }
 
-/// Calls as from an Envoy, of each policy in turn, each with a counter of its own.
-async fn start_load(server: &Tidegate) -> Load {
+/// A Tidegate that lets Redis take as long as it takes: what is answered by policy then is not for want of time.
+async fn patient_tidegate(url: &str) -> Tidegate {
+    tidegate_with(rules("fixed_window").path(), &[("REDIS_URL", url), ("STORE_DEADLINE", "10s")]).await
+}
+
+/// Calls of each policy in turn, each with a counter of its own, from callers that say that they wait for so long.
+async fn load_of(server: &Tidegate, per_second: u32, told: Duration) -> Load {
     let requests = (0..MOST_CALLS).map(|call| request(POLICIES[call % POLICIES.len()], &call.to_string()));
-    Load::patient(server.grpc, requests.collect(), RATE, ENVOY).await
+    Load::patient(server.grpc, requests.collect(), per_second, told).await
+}
+
+/// Such calls as from an Envoy.
+async fn start_load(server: &Tidegate) -> Load {
+    load_of(server, RATE, ENVOY).await
 }
 
 /// The same, when the store decides them.
@@ -190,9 +207,10 @@ fn late(books: &Books, calls: &Calls, from: Duration, to: Duration) -> usize {
     books.charged_unheard(&calls.such_that(|call| call.made >= from && call.answered <= to))
 }
 
-/// How long after a moment the store decides again: twenty calls one after the other.
+/// How long after a moment the store decides again: for all of eight calls one after the other, which every thread has a
+/// part in.
 fn restored(calls: &Calls, healed: Duration) -> Duration {
-    first_of(20, calls, healed).expect("it does") - healed
+    first_of(8, calls, healed).expect("it does") - healed
 }
 
 /// When the first of so many calls was made that were all made after a moment, one after the other, and decided by the
@@ -265,9 +283,13 @@ impl Asker {
         Self(client.expect("it takes connections"))
     }
 
-    /// Asks for hits, leaving the store the most time it is ever given.
+    /// Asks for a hit, leaving the store the most time it is ever given.
     async fn ask(&mut self, key: &str, value: &str) -> Result<RateLimitResponse, Code> {
-        let mut request = tonic::Request::new(request(key, value));
+        self.request(request(key, value)).await
+    }
+
+    async fn request(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Code> {
+        let mut request = tonic::Request::new(request);
         request.metadata_mut().insert("grpc-timeout", "60S".parse().expect("it is text"));
         self.0.should_rate_limit(request).await.map(tonic::Response::into_inner).map_err(|status| status.code())
     }

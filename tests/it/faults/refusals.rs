@@ -6,13 +6,27 @@ use tempfile::NamedTempFile;
 use tokio::join;
 
 use super::{
-    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, openings, report,
-    report_restored, restored, rules, start_load, tidegate, tidegate_with,
+    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, load_of, openings,
+    patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and, start_load, tidegate,
+    tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
-use crate::support::eventually;
+use crate::support::{PATIENCE, eventually};
+
+/// Calls in a second where none may be answered by policy: with more of them a pause of this machine fills the 256 places
+/// there are for calls to one server.
+const STEADY: u32 = 300;
+
+/// The value of counters that are at their limit, and of no call of a load.
+const SPENT: &str = "99999";
+
+/// The name of a counter.
+fn counter(key: &str, value: &str) -> String {
+    let counts = if key == "gcra" { "gcra:1h" } else { "fixed_window:365d" };
+    format!("{{d|{key}={value}}}{counts}")
+}
 
 /// Waits until a server says this to a command.
 async fn says(server: &Single, command: &[&str], what: &str) {
@@ -29,39 +43,47 @@ async fn connections(server: &Single) -> Vec<String> {
 #[tokio::test]
 async fn a6_a_redis_without_memory_still_refuses_who_is_over_the_limit() {
     let _alone = alone().await;
-    for algorithm in ["fixed_window", "gcra"] {
-        let redis = Single::start(&[]).await;
-        let rules = rules(algorithm);
-        let server = tidegate_with(rules.path(), &[("REDIS_URL", &redis.address().to_string())]).await;
-        let mut asker = Asker::of(&server).await;
-        for policy in POLICIES {
-            assert_eq!(asker.admitted(policy, "0", LIMIT + 2).await, LIMIT, "{policy}");
-        }
-        redis.cli(&["FLUSHALL"]).await;
-        let load = load(&server).await;
-        for policy in POLICIES {
-            assert_eq!(asker.admitted(policy, "99999", LIMIT).await, LIMIT, "{policy}");
-        }
-        let before = connections(&redis).await;
-        assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "1"]).await, "OK");
-        let broken = load.elapsed();
-        failing(&load, broken).await;
-        for policy in POLICIES {
-            assert_eq!(asker.admitted(policy, "99999", 10).await, 0, "{algorithm}, {policy}");
-        }
-        let healed = load.elapsed();
-        assert_eq!(connections(&redis).await, before, "none is made anew");
-        assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await, "OK");
-        exact(&load, load.elapsed()).await;
-        let calls = load.stop().await;
-        assert_policies(&calls);
-        let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
-        assert_eq!(during.such_that(is_counted).count(), 0, "nothing can be charged");
-        let books = Books::of(&redis).await;
-        assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
-        assert_eq!((late(&books, &calls, broken, healed), openings(&server)), (0, 0));
-        report(&format!("A6 out of memory, {algorithm}"), &during, "who is over the limit is refused by the store");
+    let redis = Single::start(&[]).await;
+    let (rules, url) = (rules_and("fixed_window", &["gcra"]), redis.address().to_string());
+    let server = tidegate_with(rules.path(), &[("REDIS_URL", &url)]).await;
+    let load = load(&server).await;
+    let mut asker = Asker::of(&server).await;
+    let keys = || POLICIES.into_iter().chain(["gcra"]);
+    for key in keys() {
+        assert_eq!(asker.admitted(key, SPENT, LIMIT).await, LIMIT, "{key}");
     }
+    let before = connections(&redis).await;
+    assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "1"]).await, "OK");
+    let broken = load.elapsed();
+    failing(&load, broken).await;
+    for key in keys() {
+        assert_eq!(asker.admitted(key, SPENT, 10).await, 0, "{key}");
+    }
+    // Beside one that is refused, what cannot be charged is answered by policy, and the request is refused.
+    let mut both = request("open", "fresh");
+    both.descriptors.extend(request("open", SPENT).descriptors);
+    let answer = asker.request(both).await.expect("no error");
+    let [fresh, spent] = answer.statuses.as_slice() else { panic!("{answer:?}") };
+    assert_eq!([answer.overall_code, fresh.code, spent.code], [2, 1, 2], "{answer:?}");
+    assert_eq!(policies(&answer), ["open"]);
+    let healed = load.elapsed();
+    assert_eq!(connections(&redis).await, before, "none is made anew");
+    assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await, "OK");
+    let restored_at = load.elapsed();
+    exact(&load, restored_at).await;
+    let calls = load.stop().await;
+    assert_policies(&calls);
+    let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
+    assert_eq!(during.such_that(is_counted).count(), 0, "nothing can be charged");
+    for key in keys() {
+        redis.cli(&["DEL", &counter(key, SPENT)]).await;
+    }
+    let books = Books::of(&redis).await;
+    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    assert_eq!((late(&books, &calls, broken, healed), openings(&server)), (0, 0));
+    report("A6 out of memory", &during, "who is over the limit is refused by the store");
+    report_restored("A6 out of memory", restored(&calls, restored_at));
+    assert!(server.log().contains("OOM"), "{}", server.log());
 }
 
 #[tokio::test]
@@ -96,8 +118,9 @@ async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exac
     const FLUSHES: usize = 30;
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
-    let server = tidegate(&redis.address().to_string()).await;
-    let load = load(&server).await;
+    let server = patient_tidegate(&redis.address().to_string()).await;
+    let load = load_of(&server, STEADY, PATIENCE).await;
+    exact(&load, Duration::ZERO).await;
     let before = uploads(&redis).await;
     let broken = load.elapsed();
     for _ in 0..FLUSHES {
@@ -115,9 +138,7 @@ async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exac
     let missed = during.such_that(|call| !is_counted(call)).count();
     let what = format!("A12 {FLUSHES} flushes in {:.1} s", (healed - broken).as_secs_f64());
     report(&what, &during, &format!("{missed} policy answers (bar 0), {uploads} uploads (bar {FLUSHES})"));
-    assert_eq!(openings(&server), 0);
-    // This machine may be too busy for some to be in time.
-    assert!(missed * 20 <= during.count(), "{missed} of {}", during.count());
+    assert_eq!((missed, openings(&server)), (0, 0));
     // A flush may come between an upload and those who wait for it.
     assert!((FLUSHES / 2..=2 * FLUSHES).contains(&uploads), "{uploads} uploads");
 }
@@ -207,8 +228,8 @@ async fn a13_a_server_with_a_strange_certificate_is_asked_nothing() {
 async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
-    let server = tidegate(&redis.address().to_string()).await;
-    let load = load(&server).await;
+    let server = patient_tidegate(&redis.address().to_string()).await;
+    let load = load_of(&server, STEADY, PATIENCE).await;
     let foreign: &[&[&str]] = &[
         &["RPUSH", "KEY", "a"],
         &["SADD", "KEY", "a"],
@@ -228,7 +249,7 @@ async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only(
     for (number, command) in foreign.iter().enumerate() {
         for policy in POLICIES {
             let value = format!("foreign{number}");
-            let key = format!("{{d|{policy}={value}}}fixed_window:31536000s");
+            let key = counter(policy, &value);
             let command: Vec<_> = command.iter().map(|word| if *word == "KEY" { &key } else { *word }).collect();
             redis.cli(&command).await;
             let before = redis.cli(&["DUMP", &key]).await;
@@ -237,7 +258,7 @@ async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only(
                 let answer = asker.ask(policy, &value).await;
                 match policy {
                     "error" => assert_eq!(answer.expect_err("that is the policy"), tonic::Code::Unavailable),
-                    _ => assert_eq!(super::policies(&answer.expect("no error")), [policy], "{command:?}"),
+                    _ => assert_eq!(policies(&answer.expect("no error")), [policy], "{command:?}"),
                 }
                 asked += 1;
             }
@@ -254,6 +275,6 @@ async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only(
     let books = Books::of(&redis).await;
     assert_eq!((books.double(&calls), books.forgotten(&calls), openings(&server)), (0, 0, 0));
     let missed = calls.such_that(|call| !is_counted(call)).count();
-    report("A14 foreign values", &calls, &format!("{asked} calls of theirs by policy, of all others {missed} (bar 0)"));
-    assert!(missed * 20 <= calls.count(), "{missed} of {}", calls.count());
+    println!("A14 foreign values: {asked} calls of theirs by policy, of {} others {missed} (bar 0)", calls.count());
+    assert_eq!(missed, 0);
 }
