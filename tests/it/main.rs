@@ -27,6 +27,8 @@ mod laws;
 mod path;
 /// A client in another language, with nothing but the address.
 mod python;
+/// Many instances, one cluster: never one hit over.
+mod shared;
 /// Which files of a directory are rule files.
 mod sources;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
