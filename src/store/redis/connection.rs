@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use bb8_redis::redis::aio::MultiplexedConnection;
-use bb8_redis::redis::{Cmd, RedisResult, Value, cmd, pipe};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisResult, Value, cmd, pipe};
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
@@ -32,15 +32,21 @@ pub struct Health {
 }
 
 impl Health {
-    /// That of a connection made just now with credentials of that generation.
+    /// That of a connection that is being made with credentials of that generation.
     pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
-        alive.fetch_add(1, Ordering::AcqRel);
         Self {
-            is_broken: AtomicBool::new(false),
+            // Until it is established.
+            is_broken: AtomicBool::new(true),
             timeouts: AtomicU32::new(0),
             generation: generation.into(),
             made: Instant::now(),
             alive,
+        }
+    }
+
+    fn establish(&self) {
+        if self.is_broken.swap(false, Ordering::AcqRel) {
+            self.alive.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -62,6 +68,11 @@ impl Connection {
     /// A connection of this handle and health.
     pub const fn new(handle: MultiplexedConnection, health: Arc<Health>) -> Self {
         Self { handle, health }
+    }
+
+    /// It is ready for calls.
+    pub fn establish(&self) {
+        self.health.establish();
     }
 
     /// Whether it is to be replaced.
