@@ -68,6 +68,11 @@ impl Calls {
         self.0.len()
     }
 
+    /// These and others, of another load.
+    pub fn and(&self, others: &Self) -> Self {
+        Self(self.0.iter().chain(&others.0).cloned().collect())
+    }
+
     /// Those that were due from one moment on and before another.
     pub fn between(&self, from: Duration, to: Duration) -> Self {
         self.such_that(|call| (from..to).contains(&call.due))
@@ -197,8 +202,7 @@ async fn connect(server: SocketAddr) -> Vec<RateLimitServiceClient<Line>> {
     for _ in 0..CONNECTIONS {
         let stream = TcpStream::connect(server).await.expect("it takes connections");
         stream.set_nodelay(true).expect("a socket option");
-        let (line, connection) =
-            handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks HTTP/2");
+        let (line, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks HTTP/2");
         tokio::spawn(connection);
         clients.push(RateLimitServiceClient::with_origin(Line(line), origin.clone()));
     }
@@ -215,12 +219,7 @@ struct Offer {
 }
 
 impl Offer {
-    async fn run(
-        &self,
-        clients: &[RateLimitServiceClient<Line>],
-        began: Instant,
-        mut stopped: oneshot::Receiver<()>,
-    ) {
+    async fn run(&self, clients: &[RateLimitServiceClient<Line>], began: Instant, mut stopped: oneshot::Receiver<()>) {
         // As fine as the timer is.
         let mut ticks = interval(Duration::from_millis(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
