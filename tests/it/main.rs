@@ -25,6 +25,8 @@ mod house;
 mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// What is answered while the store cannot be asked.
+mod policy;
 /// A client in another language, with nothing but the address.
 mod python;
 /// Many instances, one cluster: never one hit over.
