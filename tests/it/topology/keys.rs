@@ -80,13 +80,13 @@ async fn e10_counters_that_nobody_asks_for_again_go_and_tidegate_remembers_none(
     for request in 10..REQUESTS {
         ask_for_new(&mut client, request).await;
     }
-    let more = instance.tidegate.peak_memory() - before;
+    // The kernel counts roughly: a peak may sink by some pages.
+    let more = instance.tidegate.peak_memory().saturating_sub(before);
     let masters: Vec<_> = cluster.shards().await.iter().map(|shard| shard.master).collect();
     for &master in &masters {
         let lives = scan(cluster, master).await;
         let is_bounded =
             |life: &String| life.parse::<i64>().is_ok_and(|life| (-2..=LIFE_MS).contains(&life) && life != -1);
-        // Those of other domains' years are the looks with which the instance began: a look makes no counter.
         assert!(lives.iter().all(is_bounded), "{:?}", lives.iter().find(|life| !is_bounded(life)));
     }
     for &master in &masters {

@@ -11,7 +11,7 @@ use crate::support::eventually;
 
 /// How long a planned failover may show.
 const PLANNED: Duration = Duration::from_millis(250);
-const FAILOVERS: usize = 5;
+const FAILOVERS: usize = 6;
 
 async fn replica_follows(cluster: &Cluster, replica: usize) {
     eventually("the replica follows", async || {
@@ -30,17 +30,16 @@ async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
     let counters = Counters::of(&shards, &["one", "two"]);
     let load = instance.load(&counters).await;
     more(&load, 200).await;
-    let mut shard = shards[0].clone();
     let mut began = Vec::new();
-    for _ in 0..FAILOVERS {
-        let replica = shard.replicas[0];
-        replica_follows(&cluster, replica).await;
+    for failover in 0..FAILOVERS {
+        // Of one after the other: who has voted for a shard's replica does not vote for another of it at once.
+        let shard = cluster.shard_of(*shards[failover % shards.len()].slots[0].start()).await;
+        replica_follows(&cluster, shard.replicas[0]).await;
         // So that the new master has never heard of the script.
-        assert_eq!(cluster.nodes()[replica].cli(&["SCRIPT", "FLUSH"]).await, "OK");
+        assert_eq!(cluster.nodes()[shard.replicas[0]].cli(&["SCRIPT", "FLUSH"]).await, "OK");
         began.push(load.elapsed());
-        cluster.failover(replica).await;
-        shard = cluster.shard_of(*shard.slots[0].start()).await;
-        more(&load, 100).await;
+        cluster.failover(shard.replicas[0]).await;
+        more(&load, 400).await;
     }
     let calls = load.stop().await;
     counters.assert_exact(&mut instance.client().await, &calls).await;
@@ -181,4 +180,34 @@ async fn b3_a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly
     );
     assert!(lines.lines().count() <= MOST_LINES, "{lines}");
     assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the return");
+}
+
+/// How long after it was cut a master may go on: its `cluster-node-timeout`, 1 s, and the half of it that is allowed for.
+const CUT_OFF_MS: u32 = 1_500;
+
+#[tokio::test]
+async fn b5_a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_is_refused() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start().await;
+    let broken = cluster.shards().await[0].clone();
+    cluster.node_mut(broken.master).restart_cuttable().await;
+    replica_follows(&cluster, broken.replicas[0]).await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "few"]);
+    let load = instance.load(&counters).await;
+    more(&load, 150).await;
+    let began = load.elapsed();
+    cluster.nodes()[broken.master].cut().await;
+    let recovered = recovers(&cluster, &load, &counters, &broken, began).await;
+    // Now all are asked for the map, the one that was cut too.
+    let other = cluster.shard_of(*shards[1].slots[0].start()).await;
+    cluster.failover(other.replicas[0]).await;
+    let refreshed = load.elapsed();
+    more(&load, 500).await;
+    let calls = load.stop().await;
+    assert_none_failed(&calls.between(refreshed, Duration::MAX), "the old map");
+    let left = assert_bounded(&counters, &instance, &calls, &broken).await;
+    let most = RATE / 3 / 2 * CUT_OFF_MS / 1_000;
+    println!("B5 a master cut from its cluster: {recovered}, {left} (bound {most}: its charges in {CUT_OFF_MS} ms)");
 }
