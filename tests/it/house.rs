@@ -181,7 +181,8 @@ fn every_setting_is_in_the_operators_table() {
 fn every_guarantee_names_the_tests_that_show_it() {
     let tests: String = files("tests/it", "rs").iter().chain(&files("src", "rs")).map(|path| read(path)).collect();
     let page = read(&root().join("docs/guarantees.md"));
-    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what") && !line.contains("---"));
+    let rows =
+        page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what") && !line.contains("---"));
     for row in rows {
         let shown = row.trim_end_matches(['|', ' ']).rsplit('|').next().expect("a last column");
         let named: Vec<&str> = shown.split('`').skip(1).step_by(2).collect();

@@ -23,8 +23,9 @@
 -- the caller undoes them if he must. undo: takes back the hits of charges; there is no deadline.
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
--- `undo`; then for each charge 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone), remaining,
--- reset, retry, as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
+-- `undo`; then for each charge 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone; or it was
+-- to be admitted beside one that is refused, and there is no memory), remaining, reset, retry, as `row` says; in the mode
+-- take also what would remain and the reset if these charges are taken back.
 
 local record, row, left = '<I4sI4I4I8I8I8I8I4sBB', '<BI4I8i8', '<I4I8'
 local pack, unpack = struct.pack, struct.unpack
@@ -84,6 +85,19 @@ local function decide(charge, state)
   return is_admitted and 0 or 1, remaining, reset, retry, charged
 end
 
+-- Saves a counter: what the server says where it does not.
+local function put(key, text, ttl)
+  local saved = redis.pcall('SET', KEYS[key], text, 'PX', ttl)
+  if saved.err then
+    return saved
+  end
+end
+
+-- Whether a server has no memory. It says so to the first write of a script or to none, so nothing is saved then.
+local function is_out_of_memory(failed)
+  return string.sub(failed.err, 1, 4) == 'OOM '
+end
+
 -- The charges. Of each place in KEYS: the state as read, the state as it is to be, and the charge that came first.
 local charges, count, twins = {}, 0, {}
 local loaded, states, firsts = {}, {}, {}
@@ -122,12 +136,17 @@ if count == 1 and (mode == 'each' or mode == 'all') then
   local code, remaining, reset, retry, charged = decide(charge, state)
   if charged then
     local text, ttl = written(charged, charge)
-    redis.call('SET', KEYS[key], text, 'PX', ttl)
+    local failed = put(key, text, ttl)
+    -- A refusal stands although it cannot be recorded.
+    if failed and (code == 0 or not is_out_of_memory(failed)) then
+      return failed
+    end
   end
   return pack('<I8BI4I8i8', now, code, remaining, reset, retry)
 end
 
--- Saves what has changed. Everything is made before the first write: a script that fails keeps what it wrote.
+-- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
+-- fails keeps what it wrote.
 local function save()
   local texts, ttls = {}, {}
   for key = 1, #KEYS do
@@ -137,8 +156,9 @@ local function save()
     end
   end
   for key = 1, #KEYS do
-    if texts[key] then
-      redis.call('SET', KEYS[key], texts[key], 'PX', ttls[key])
+    local failed = texts[key] and put(key, texts[key], ttls[key])
+    if failed then
+      return failed
     end
   end
 end
@@ -151,8 +171,7 @@ if mode == 'undo' then
       states[charge.key] = algorithm.undo(state, now, moment, charge.hits, charge.limit, charge.window, charge.tick)
     end
   end
-  save()
-  return pack('<I8', now)
+  return save() or pack('<I8', now)
 end
 
 -- What a charge's counter is at the moment.
@@ -242,7 +261,23 @@ if is_refused or mode == 'take' then
     states = taken
   end
 end
-save()
+local failed = save()
+if failed then
+  local is_any_refused = is_refused
+  for index = 1, count do
+    is_any_refused = is_any_refused or charges[index].code == 1
+  end
+  if not is_any_refused or not is_out_of_memory(failed) then
+    return failed
+  end
+  -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
+  for index = 1, count do
+    local charge = charges[index]
+    if not is_refused and charge.code == 0 then
+      charge.code, charge.remaining, charge.reset, charge.retry = 2, 0, 0, -1
+    end
+  end
+end
 
 local reply = { pack('<I8', now) }
 for index = 1, count do
