@@ -24,7 +24,7 @@ const SLOTS: u16 = 16_384;
 const REFRESH: Duration = Duration::from_secs(10);
 /// How soon after one question the next is asked when something does: 50 ms.
 const REFRESH_AGAIN: Duration = Duration::from_millis(50);
-/// How long a node may take to tell its map: 100 ms.
+/// How long a node may take to tell its map, or that it is there: 100 ms.
 const MAP_PATIENCE: Duration = Duration::from_millis(100);
 /// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
 const MOST_ASKED: usize = 5;
@@ -206,8 +206,8 @@ impl Servers {
     async fn refresh(&self) {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
-                // Connected before the first charge, and missed when it is gone.
-                node.ask(&[cmd("PING")], Instant::now() + self.access.connect_timeout).await;
+                // Connected before the first charge, and missed when it is gone. Not for long: nobody probes meanwhile.
+                node.ask(&[cmd("PING")], Instant::now() + MAP_PATIENCE).await;
                 return;
             }
             Shape::One(_) => return,
