@@ -275,6 +275,7 @@ async fn lasting(length: Duration) {
 }
 
 /// A client that asks one thing after the other and waits as long as it takes.
+#[derive(Clone)]
 struct Asker(RateLimitServiceClient<Channel>);
 
 impl Asker {

@@ -112,9 +112,9 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
         let what = format!("A2 paused {} s", length.as_secs_f64());
         let late = late(&books, &calls, paused, resumed);
         let during = calls.between(broken, resumed);
-        let unheard = books.charged_unheard(&calls.between(broken, resumed + ENVOY)) - late;
-        report(&what, &during, &format!("{late} late charges (bar 0), {unheard} replies lost"));
         assert_eq!(late, 0, "{what}");
+        let unheard = books.charged_unheard(&calls.between(broken, resumed + ENVOY));
+        report(&what, &during, &format!("0 late charges (bar 0), {unheard} replies lost"));
         report_restored(&what, restored(&calls, resumed));
         let open = during.such_that(|call| call.made >= broken + OPEN * FAR);
         if open.count() > 0 {
@@ -127,28 +127,27 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
 #[tokio::test]
 async fn a2_a_pause_as_short_as_that_of_a_fork_opens_no_breaker() {
     const SHORT: Duration = Duration::from_millis(150);
+    const PAUSES: usize = 5;
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;
     let load = load(&server).await;
     // This machine may make a pause longer than it is meant to be.
-    let mut is_calm = false;
-    for _ in 0..5 {
+    let mut opened = 0;
+    for _ in 0..PAUSES {
         let (before, broken) = (openings(&server), load.elapsed());
         redis.signal(Signal::STOP);
         lasting(SHORT).await;
         redis.signal(Signal::CONT);
         let resumed = load.elapsed();
         exact(&load, resumed).await;
-        if openings(&server) == before {
-            println!("A2 paused 0.15 s: in truth {}, the breaker stays closed", ms(resumed - broken));
-            is_calm = true;
-            break;
-        }
+        let has_opened = openings(&server) > before;
+        opened += usize::from(has_opened);
+        println!("A2 paused 0.15 s, in truth {}: a breaker opens: {has_opened} (bar: false)", ms(resumed - broken));
     }
     let calls = load.stop().await;
     assert_policies(&calls);
-    assert!(is_calm, "each of five pauses opened it");
+    assert!(opened * 2 < PAUSES, "{opened} of {PAUSES} opened it");
     assert!(calls.such_that(|call| !is_counted(call)).count() > 0, "no pause was noticed");
 }
 
