@@ -68,6 +68,11 @@ impl Calls {
         self.0.len()
     }
 
+    /// These and others, of another load.
+    pub fn and(&self, others: &Self) -> Self {
+        Self(self.0.iter().chain(&others.0).cloned().collect())
+    }
+
     /// Those that were due from one moment on and before another.
     pub fn between(&self, from: Duration, to: Duration) -> Self {
         self.such_that(|call| (from..to).contains(&call.due))

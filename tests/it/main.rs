@@ -31,8 +31,12 @@ mod path;
 mod policy;
 /// A client in another language, with nothing but the address.
 mod python;
+/// Many instances, one cluster: never one hit over.
+mod shared;
 /// Which files of a directory are rule files.
 mod sources;
+/// A cluster that changes and breaks under load.
+mod topology;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
 /// The protocol, spoken with types that are not ours.

@@ -64,7 +64,12 @@ pub struct Servers {
 
 enum Shape {
     One(Arc<Node>),
-    Cluster { map: ArcSwap<Map>, seeds: Vec<Address>, renewed: watch::Sender<()> },
+    Cluster {
+        map: ArcSwap<Map>,
+        /// Kept, so that one that is away is not tried anew with each question.
+        seeds: Vec<Arc<Node>>,
+        renewed: watch::Sender<()>,
+    },
 }
 
 /// Which node has which slot.
@@ -83,11 +88,14 @@ impl Servers {
     /// The servers of a Redis, each with a connection for each of `lanes` threads.
     pub fn new(topology: Topology, access: Access, lanes: usize) -> Self {
         let attention = Arc::new(Notify::new());
-        let one = |locate| Shape::One(Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention))));
+        let node = |locate| Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention)));
         let shape = match topology {
-            Topology::Single(address) => one(Locate::At(address)),
-            Topology::Sentinel { master, sentinels, login } => one(Locate::Sentinel { master, sentinels, login }),
+            Topology::Single(address) => Shape::One(node(Locate::At(address))),
+            Topology::Sentinel { master, sentinels, login } => {
+                Shape::One(node(Locate::Sentinel { master, sentinels, login }))
+            }
             Topology::Cluster(seeds) => {
+                let seeds = seeds.into_iter().map(|address| node(Locate::At(address))).collect();
                 Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
@@ -214,9 +222,13 @@ impl Servers {
             Shape::Cluster { map, seeds, renewed } => (map, seeds, renewed),
         };
         let old = map.load_full();
-        let seeds = seeds.iter().map(|address| self.node_at(&old, address));
-        let (well, others): (Vec<_>, Vec<_>) =
-            old.masters.iter().chain(old.known.values()).cloned().chain(seeds).partition(|node| node.is_well());
+        let (well, others): (Vec<_>, Vec<_>) = old
+            .masters
+            .iter()
+            .chain(old.known.values())
+            .cloned()
+            .chain(seeds.iter().cloned())
+            .partition(|node| node.is_well());
         let mut asked = HashSet::new();
         let distinct = |node: &Arc<Node>| asked.insert(node.name().to_owned());
         // Who is in doubt is asked only when nobody else can be.
@@ -261,7 +273,12 @@ impl Servers {
 
     /// The node at an address, with the connections it has.
     fn node_at(&self, old: &Map, address: &Address) -> Arc<Node> {
-        old.known.get(address).cloned().unwrap_or_else(|| {
+        let seed = || {
+            let Shape::Cluster { seeds, .. } = &self.shape else { return None };
+            let name = address.to_string();
+            seeds.iter().find(|seed| seed.name() == name).cloned()
+        };
+        old.known.get(address).cloned().or_else(seed).unwrap_or_else(|| {
             let locate = Locate::At(address.clone());
             Arc::new(Node::new(locate, self.access.clone(), self.lanes, Arc::clone(&self.attention)))
         })
