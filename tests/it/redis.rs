@@ -20,6 +20,7 @@ pub mod cluster;
 pub mod proxy;
 pub mod sentinel;
 mod tests;
+pub mod user;
 
 /// A port that nobody else is given while this lives; a server that sets `SO_REUSEADDR`, as Redis does, may listen on it.
 pub struct Port(TcpSocket);
