@@ -1,7 +1,7 @@
 //! One connection to a Redis server, shared by many calls at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bb8_redis::redis::aio::MultiplexedConnection;
@@ -26,7 +26,7 @@ pub struct Connection {
 
 /// What is known of a connection.
 pub struct Health {
-    is_broken: AtomicBool,
+    state: AtomicU8,
     timeouts: AtomicU32,
     /// The generation of the credentials it was last authenticated with.
     generation: AtomicU64,
@@ -35,11 +35,17 @@ pub struct Health {
 }
 
 impl Health {
-    /// That of a connection made just now with credentials of that generation.
+    /// It is being made.
+    const NEW: u8 = 0;
+    /// It is ready for calls, and counted.
+    const ALIVE: u8 = 1;
+    /// It is to be replaced.
+    const BROKEN: u8 = 2;
+
+    /// That of a connection that is being made with credentials of that generation; when it is ready it counts as `alive`.
     pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
-        alive.fetch_add(1, Ordering::AcqRel);
         Self {
-            is_broken: AtomicBool::new(false),
+            state: AtomicU8::new(Self::NEW),
             timeouts: AtomicU32::new(0),
             generation: generation.into(),
             made: Instant::now(),
@@ -49,7 +55,7 @@ impl Health {
 
     /// The connection is to be replaced.
     pub fn give_up(&self) {
-        if !self.is_broken.swap(true, Ordering::AcqRel) {
+        if self.state.swap(Self::BROKEN, Ordering::AcqRel) == Self::ALIVE {
             self.alive.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -69,7 +75,16 @@ impl Connection {
 
     /// Whether it is to be replaced.
     pub fn is_broken(&self) -> bool {
-        self.health.is_broken.load(Ordering::Acquire)
+        self.health.state.load(Ordering::Acquire) == Health::BROKEN
+    }
+
+    /// Counts it as alive: it is ready for calls.
+    pub fn count(&self) {
+        let Health { state, alive, .. } = &*self.health;
+        alive.fetch_add(1, Ordering::AcqRel);
+        if state.compare_exchange(Health::NEW, Health::ALIVE, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            alive.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// It is to be replaced.

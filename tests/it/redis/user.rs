@@ -76,8 +76,10 @@ impl User {
         cli(&format!("redis://{}@{}", self.auth(), server.address()), command).await
     }
 
-    /// What a server has kept of this user's commands that it refused; empty when there was none.
+    /// What a server has kept of commands that it refused; empty when it has refused this user none.
     pub async fn denied(&self, server: &Single) -> String {
-        server.cli(&["ACL", "LOG"]).await
+        let log = server.cli(&["ACL", "LOG"]).await;
+        let is_ours = log.split("\nusername\n").skip(1).any(|rest| rest.lines().next() == Some(&self.name));
+        if is_ours { log } else { String::new() }
     }
 }
