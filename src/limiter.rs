@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
-use crate::model::{Decision, Finding, Outcome, Part, Provenance, Request, Tightest, Verdict};
+use crate::model::{Decision, Finding, Micros, Outcome, Part, Provenance, Request, Tightest, Verdict};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
@@ -50,9 +50,20 @@ fn fold(matched: &Matched<'_>, verdicts: &Verdicts) -> Decision {
     } else {
         Outcome::Admitted
     };
+    let unavailable_for = outcome.is_refused().then(|| unavailable_for(answers.clone())).flatten();
     let mut answers = answers;
     let parts = matched.items.iter().map(|item| part(item, &mut answers)).collect();
-    Decision { outcome, parts }
+    Decision { outcome, parts, unavailable_for }
+}
+
+/// How long until the store is asked again, when a request is refused that would pass if all that was not asked let it.
+fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone) -> Option<Micros> {
+    let is_unasked = |verdict: &Verdict| verdict.provenance == Provenance::Closed;
+    let asked = answers
+        .clone()
+        .map(|(charge, verdict)| charge.ballot(if is_unasked(verdict) { Outcome::Admitted } else { verdict.outcome }));
+    let unasked = answers.filter(|(charge, verdict)| is_unasked(verdict) && !charge.role.is_shadow());
+    if is_request_refused(asked) { None } else { unasked.map(|(_, verdict)| verdict.reset).max() }
 }
 
 /// The part of one descriptor, from the answers to its own charges.

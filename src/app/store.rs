@@ -42,11 +42,11 @@ pub(super) fn open(settings: &Settings, threads: usize) -> anyhow::Result<Stores
             Some(Redis::new(main, per_second.transpose()?, &settings.cache_key_prefix.0, threads))
         }
     };
-    let store: Arc<dyn Store> = match &redis {
-        Some(redis) => Arc::new(redis.clone()),
-        None => Arc::clone(&memory) as Arc<dyn Store>,
-    };
     let deadline = settings.store_deadline.0.map_or(Deadline::Auto, |length| Deadline::Fixed(duration(length)));
+    let (store, deadline) = match &redis {
+        Some(redis) => (Arc::new(redis.clone()) as Arc<dyn Store>, deadline),
+        None => (Arc::clone(&memory) as Arc<dyn Store>, Deadline::AtOnce),
+    };
     let guard = Guard::new(store, deadline, Arc::clone(&memory), settings.replicas, clock);
     Ok(Stores { guard, memory, redis })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::policy::Role;
 use super::quota::Quota;
 use super::time::Micros;
-use super::verdict::{Outcome, Provenance, Verdict};
+use super::verdict::{Outcome, Verdict};
 
 /// The dense number of a rule within its rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,6 +22,9 @@ pub struct Decision {
     pub outcome: Outcome,
     /// One part per descriptor, in request order.
     pub parts: Vec<Part>,
+    /// How long until the store is asked again, when the request is refused only because it could not be: the limits that
+    /// were looked at let it pass.
+    pub unavailable_for: Option<Micros>,
 }
 
 /// What was decided about one descriptor.
@@ -57,19 +60,6 @@ pub struct Tightest {
     pub role: Role,
     /// Its verdict.
     pub verdict: Verdict,
-}
-
-impl Decision {
-    /// How long until the store is asked again, when the request is refused for no other reason than that it could not be.
-    pub fn unavailable_for(&self) -> Option<Micros> {
-        let refused =
-            self.parts.iter().filter(|part| part.outcome().is_refused()).filter_map(|part| match &part.finding {
-                Finding::Limited(tightest) => Some(tightest.verdict),
-                _ => None,
-            });
-        let is_unavailable = self.outcome.is_refused() && refused.clone().all(|it| it.provenance == Provenance::Closed);
-        is_unavailable.then(|| refused.map(|verdict| verdict.reset).max()).flatten()
-    }
 }
 
 impl Part {

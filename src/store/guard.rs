@@ -25,6 +25,8 @@ pub struct Guard {
 pub enum Deadline {
     /// Half of the time the caller waits, from 1 to 100 ms; 10 ms when it does not say.
     Auto,
+    /// None: the store is in this process and answers at once, so it is asked however short the caller waits.
+    AtOnce,
     /// As long as this.
     Fixed(Duration),
 }
@@ -42,8 +44,9 @@ impl Deadline {
     /// How long the store may take when the caller waits this long; `None` when there is no time to ask.
     pub fn budget(self, patience: Option<Duration>) -> Option<Duration> {
         let wanted = match self {
+            Self::AtOnce => return Some(Duration::MAX),
             Self::Fixed(fixed) => fixed,
-            Self::Auto => patience.map_or(Self::UNTOLD, |patience| (patience / 2).clamp(Self::LEAST, Self::MOST)),
+            Self::Auto => patience.map_or(Self::UNTOLD, |patience| (patience / 2).min(Self::MOST)),
         };
         let bound = patience.map_or(Duration::MAX, |patience| patience.saturating_sub(Self::OWN));
         (bound > Self::LEAST).then(|| wanted.min(bound))

@@ -35,6 +35,12 @@ pub mod node;
 pub mod script;
 pub mod servers;
 
+/// How many counters one script charges, where they need not be charged together: 100, which keep a server from others for
+/// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each).
+const MOST_PER_SCRIPT: usize = 100;
+/// How many counters one script charges together: 1,000, about 7 ms. A request of more charges them as it does those of several
+/// slots. Redis itself takes at most 2^20 arguments.
+const MOST_TOGETHER: usize = 1_000;
 /// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
@@ -123,11 +129,15 @@ impl Store for Redis {
     }
 }
 
+/// Whether a refusal of the request spares any charge.
+fn is_together(charges: &[Charge]) -> bool {
+    charges.iter().any(|charge| charge.charging == Charging::AllOrNothing)
+}
+
 impl Redis {
     async fn charge_by(&self, charges: &[Charge], until: Instant) -> Charged {
         let groups = self.0.groups(charges);
-        let is_together = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
-        let mode = match (is_together, groups.len()) {
+        let mode = match (is_together(charges), groups.len()) {
             (false, _) => Mode::Each,
             (true, 1) => Mode::All,
             (true, _) => Mode::Take,
@@ -203,18 +213,29 @@ impl Instances {
 
     /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any group: the first.
     fn groups(&self, charges: &[Charge]) -> SmallVec<[Group; 4]> {
-        let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
         let mut key = Vec::new();
+        let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
         for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
             let is_per_second =
                 self.per_second.is_some() && charge.limit.quota().window().length() == Unit::Second.length();
             key.clear();
             key.extend_from_slice(&self.prefix);
             key.extend_from_slice(charge.key.as_bytes());
-            let slot = self.servers(is_per_second).slot(&key);
-            match groups.iter_mut().find(|group| (group.is_per_second, group.slot) == (is_per_second, slot)) {
-                Some(group) => group.members.push(member),
-                None => groups.push(Group { is_per_second, slot, members: SmallVec::from_slice(&[member]) }),
+            places.push((is_per_second, self.servers(is_per_second).slot(&key), member));
+        }
+        places.sort_unstable();
+        let is_together = is_together(charges);
+        let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
+        let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
+        for places in places.chunk_by(same) {
+            // No script is so long that others wait for it.
+            for part in places.chunks(if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT }) {
+                let (is_per_second, slot, _) = part[0];
+                groups.push(Group {
+                    is_per_second,
+                    slot,
+                    members: part.iter().map(|(_, _, member)| *member).collect(),
+                });
             }
         }
         if let Some(first) = groups.first_mut() {

@@ -87,7 +87,7 @@ impl Answers {
             dynamic_metadata: self.dynamic_metadata.then(|| dynamic_metadata(request, decision)),
             ..RateLimitResponse::default()
         };
-        if let Some(wait) = decision.unavailable_for() {
+        if let Some(wait) = decision.unavailable_for {
             response.response_headers_to_add.extend([
                 header("retry-after", wait.ceil_secs().max(1).to_string()),
                 // Envoy puts it in the place of its own `text/plain`.
@@ -125,7 +125,7 @@ fn unasked(decision: &Decision) -> Vec<(String, Value)> {
         return Vec::new();
     }
     let mut fields = vec![("on_store_failure".to_owned(), list(policies.into_iter().map(text)))];
-    if decision.unavailable_for().is_some() {
+    if decision.unavailable_for.is_some() {
         fields.push((UNAVAILABLE.to_owned(), value(Kind::BoolValue(true))));
     }
     fields

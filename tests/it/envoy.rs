@@ -11,6 +11,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::proto::envoy::r#type::v3::RateLimitUnit;
 use tonic::transport::Channel;
 
+use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository};
 use proxy::{Proxy, get};
 
@@ -148,6 +149,46 @@ async fn without_tidegate_one_listener_lets_pass_and_the_other_answers_503() {
             let answer = get(closed, "/", "alice").await;
             assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (503, None), "{answer:?}");
         }
+    }
+}
+
+/// A rule for each policy. Two instances share the limits, so that one alone admits two of four.
+const POLICIES: &str = "domain: edge
+descriptors:
+  - { key: user, value: error, rate_limit: { unit: week, requests_per_unit: 4 } }
+  - { key: user, value: open, on_store_failure: open, rate_limit: { unit: week, requests_per_unit: 4 } }
+  - { key: user, value: closed, on_store_failure: closed, rate_limit: { unit: week, requests_per_unit: 4 } }
+  - { key: user, value: local, on_store_failure: local, rate_limit: { unit: week, requests_per_unit: 4 } }
+";
+
+#[tokio::test]
+async fn without_redis_a_user_is_answered_by_the_policy_of_the_rule_and_only_error_asks_envoys_own() {
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(rules.path(), POLICIES).expect("it is written");
+    let nobody_listens = Port::free();
+    let url = nobody_listens.address().to_string();
+    let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", &url), ("REPLICAS", "2")]).await;
+    let envoy = Proxy::start("envoy.yaml", tidegate.grpc, &[]).await;
+    let (open, closed) = (envoy.listener("fail_open").await, envoy.listener("fail_closed").await);
+
+    for (listener, on_error) in [(open, 200), (closed, 503)] {
+        let answer = get(listener, "/", "error").await;
+        assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (on_error, None), "{answer:?}");
+        let answer = get(listener, "/", "open").await;
+        assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (200, None), "{answer:?}");
+
+        let answer = get(listener, "/", "closed").await;
+        assert_eq!((answer.status, answer.find("x-ratelimit-remaining")), (429, None), "{answer:?}");
+        let wait_s: u64 = answer.header("retry-after").parse().expect("seconds");
+        assert!(wait_s >= 1, "{answer:?}");
+        assert_eq!(answer.header("content-type"), "application/json");
+        assert_eq!(answer.body, "{\"error\":\"rate_limiter_unavailable\"}\n");
+    }
+    for (listener, status, left) in [(open, 200, 1), (closed, 200, 0), (open, 429, 0), (closed, 429, 0)] {
+        let answer = get(listener, "/", "local").await;
+        assert_eq!((answer.status, answer.remaining()), (status, left), "{answer:?}");
+        assert_eq!(answer.header("x-ratelimit-limit"), "4, 4;w=604800");
+        assert_eq!(answer.find("retry-after").is_some(), status == 429, "{answer:?}");
     }
 }
 

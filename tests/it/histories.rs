@@ -245,3 +245,100 @@ pub fn history(algorithm: Algorithm) -> impl Strategy<Value = History> {
         },
     )
 }
+
+/// What happens to the counters of some requests.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    pub begin: Micros,
+    /// Each counter with the limits that hold by turns.
+    pub counters: Vec<Vec<Limit>>,
+    pub requests: Vec<(Pause, Vec<Part>)>,
+}
+
+/// One charge of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Which counter, counted round.
+    pub counter: usize,
+    /// Which of its limits holds, counted round.
+    pub turn: usize,
+    pub amount: Amount,
+    pub charging: Charging,
+    pub role: Role,
+    /// Whether it belongs to a descriptor of its own, or else to that of the charge before it.
+    pub begins: bool,
+}
+
+impl Requests {
+    /// The requests with their moments, in order.
+    pub fn charges(&self) -> Vec<(Micros, Vec<Charge>)> {
+        let mut now = self.begin;
+        let request = |(after, parts): &(Pause, Vec<Part>)| {
+            now = after.from(now, &self.limit(&parts[0]));
+            let mut descriptor = 0;
+            let charges = parts.iter().map(|part| {
+                descriptor += usize::from(part.begins);
+                let limit = self.limit(part);
+                let name = (part.counter % self.counters.len()).to_string();
+                let charge = charge(&name, limit, part.charging, part.amount.of(&limit));
+                Charge { descriptor, role: part.role, ..charge }
+            });
+            (now, charges.collect())
+        };
+        self.requests.iter().map(request).collect()
+    }
+
+    fn limit(&self, part: &Part) -> Limit {
+        let limits = &self.counters[part.counter % self.counters.len()];
+        limits[part.turn % limits.len()]
+    }
+}
+
+pub fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![
+        4 => Just(Role::Enforce), 1 => Just(Role::Shadow), 2 => Just(Role::Quota), 1 => Just(Role::ShadowQuota),
+    ]
+}
+
+/// A counter of this algorithm, with one limit or with some that hold by turns. Where the burst is apart they are as fast
+/// or nothing: what is idle under one limit is not under a slower one, and the embedded store may have forgotten it.
+fn counter(algorithm: Algorithm) -> impl Strategy<Value = Vec<Limit>> {
+    let limit_of = || (hits_per_window(), prop::bool::weighted(0.1), burst(), prop::bool::weighted(0.2));
+    let limits = prop_oneof![3 => prop::collection::vec(limit_of(), 1), 1 => prop::collection::vec(limit_of(), 2..4)];
+    (window(), limits).prop_map(move |(window, limits)| {
+        let first = limits[0].0;
+        let limits = limits.into_iter().map(|(hits, is_closed, burst, counts_refused)| {
+            let hits = if algorithm.has_burst() { first } else { hits };
+            let limit = limit(algorithm, window, if is_closed { 0 } else { hits }, burst);
+            if counts_refused { limit.counting_refused() } else { limit }
+        });
+        limits.collect()
+    })
+}
+
+/// Requests with charges of every kind: in one, the first counter and perhaps others, some of them twice. The first is of
+/// this algorithm. Time does not step back: a counter that was forgotten as idle would be missed.
+pub fn requests(first: Algorithm) -> impl Strategy<Value = Requests> {
+    let others = prop::collection::vec(algorithm().prop_flat_map(counter), 0..4);
+    let part =
+        (0_usize..4, prop_oneof![3 => Just(0_usize), 1 => 0_usize..4], amount(), charging(), role(), any::<bool>());
+    let part = part.prop_map(|(counter, turn, amount, charging, role, begins)| Part {
+        counter,
+        turn,
+        amount,
+        charging,
+        role,
+        begins,
+    });
+    let parts = prop::collection::vec(part, 1..6);
+    // Each limit on its own, all of them together, or as they come.
+    let charging = prop_oneof![charging().prop_map(Some), Just(None)];
+    let requests = prop::collection::vec((pause(), parts), 1..20);
+    (counter(first), others, charging, moment(), requests).prop_map(|(first, others, charging, begin, mut requests)| {
+        for part in requests.iter_mut().flat_map(|(_, parts)| parts) {
+            part.charging = charging.unwrap_or(part.charging);
+        }
+        let counters = std::iter::once(first).chain(others).collect();
+        Requests { begin, counters, requests }
+    })
+}

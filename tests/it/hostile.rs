@@ -332,6 +332,20 @@ async fn headers_that_a_client_fills_do_not_make_the_call_an_error() {
 }
 
 #[tokio::test]
+async fn a_caller_in_a_hurry_is_counted_by_the_store_of_this_process() {
+    let (server, mut client) = server().await;
+    let descriptors = || vec![descriptor(vec![entry("k", "hurry")])];
+    let message =
+        RateLimitRequest { domain: "d".to_owned(), descriptors: descriptors(), hits_addend: 0 }.encode_to_vec();
+    let length = u32::try_from(message.len()).expect("a short one").to_be_bytes();
+    let framed = Bytes::from([&[0][..], &length, &message].concat());
+    // A caller with so little time is not kept waiting for Redis, and this store keeps nobody waiting.
+    assert_eq!(raw_call(&server, &[("grpc-timeout", "1m")], framed, true).await, (0, String::new()));
+    let answer = ask(&mut client, descriptors()).await.expect("an answer");
+    assert_eq!(answer.overall_code(), Code::OverLimit, "the one there is was counted");
+}
+
+#[tokio::test]
 async fn ten_thousand_of_anything_are_counted_like_one() {
     let (_server, mut client) = server().await;
     let entries = |of: usize| (0..of).map(|number| entry(format!("key {number}"), "")).collect::<Vec<_>>();
@@ -359,8 +373,13 @@ async fn ten_thousand_of_anything_are_counted_like_one() {
     assert_eq!(ask(&mut client, one_more).await.expect("an answer").overall_code(), Code::Ok);
 }
 
-/// The code and the message with which a call ends that is made of these bytes.
-async fn raw_call(server: &Tidegate, headers: &[(&'static str, &str)], body: Bytes) -> (i32, String) {
+/// The code and the message with which a call ends that is made of these bytes, and of more to come or not.
+async fn raw_call(
+    server: &Tidegate,
+    headers: &[(&'static str, &str)],
+    body: Bytes,
+    is_complete: bool,
+) -> (i32, String) {
     let socket = tokio::net::TcpStream::connect(server.grpc).await.expect("a connection");
     let (client, connection) = h2::client::handshake(socket).await.expect("a handshake");
     let connection = tokio::spawn(connection);
@@ -371,7 +390,7 @@ async fn raw_call(server: &Tidegate, headers: &[(&'static str, &str)], body: Byt
     }
     let mut client = client.ready().await.expect("room for a call");
     let (response, mut sending) = client.send_request(call.body(()).expect("a call"), false).expect("it is sent");
-    sending.send_data(body, false).expect("it is sent");
+    sending.send_data(body, is_complete).expect("it is sent");
     let response = in_time("the call is answered before its body ends", response).await.expect("an answer");
     let (head, mut body) = response.into_parts();
     while let Some(data) = body.data().await {
@@ -394,7 +413,7 @@ async fn what_is_too_long_is_refused_before_it_is_buffered() {
     let mut announced = vec![0];
     announced.extend(u32::try_from(2_000 * MIB).expect("it fits").to_be_bytes());
     let too_long = [tonic::Code::OutOfRange as i32, tonic::Code::ResourceExhausted as i32];
-    let (code, message) = raw_call(&server, &[], announced.into()).await;
+    let (code, message) = raw_call(&server, &[], announced.into(), false).await;
     assert!(too_long.contains(&code), "code {code}: {message}");
 
     ask(&mut client, vec![descriptor(vec![entry("k", vec![0; MIB])])]).await.expect("a mebibyte is read");
@@ -413,10 +432,10 @@ async fn what_is_compressed_is_refused() {
     let (server, _) = server().await;
     for unknown in ["gzip", "deflate", "zstd", "snappy", "\t", "no such"] {
         let (code, message) =
-            raw_call(&server, &[("grpc-encoding", unknown)], Bytes::from_static(&[1, 0, 0, 0, 0])).await;
+            raw_call(&server, &[("grpc-encoding", unknown)], Bytes::from_static(&[1, 0, 0, 0, 0]), false).await;
         assert_eq!(code, tonic::Code::Unimplemented as i32, "{unknown:?}: {message}");
     }
-    let (code, _) = raw_call(&server, &[], Bytes::from_static(&[1, 0, 0, 0, 0])).await;
+    let (code, _) = raw_call(&server, &[], Bytes::from_static(&[1, 0, 0, 0, 0]), false).await;
     assert_ne!(code, tonic::Code::Ok as i32, "compressed by nothing");
 }
 

@@ -176,6 +176,24 @@ fn every_setting_is_in_the_operators_table() {
     );
 }
 
+/// A promise without a test is a wish: every row of a table in the page names tests, and each of them is there.
+#[test]
+fn every_guarantee_names_the_tests_that_show_it() {
+    let tests: String = files("tests/it", "rs").iter().chain(&files("src", "rs")).map(|path| read(path)).collect();
+    let page = read(&root().join("docs/guarantees.md"));
+    let rows =
+        page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what") && !line.contains("---"));
+    for row in rows {
+        let shown = row.trim_end_matches(['|', ' ']).rsplit('|').next().expect("a last column");
+        let named: Vec<&str> = shown.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "docs/guarantees.md: no test in this row: {row}");
+        for name in named {
+            let function = name.rsplit("::").next().expect("a name");
+            assert!(tests.contains(&format!("fn {function}(")), "docs/guarantees.md names no test: {name}");
+        }
+    }
+}
+
 #[test]
 fn every_link_in_the_documents_leads_somewhere() {
     let mut documents = files("docs", "md");

@@ -8,7 +8,7 @@ use tidegate::model::policy::is_request_refused;
 use tidegate::model::{Ballot, Charging, Hits, Micros, Role, Unit, Verdict, Window};
 
 use crate::histories::{
-    Amount, Pause, algorithm, any_limit, charge, charging, history, hits_per_window, limit, moment, pause, taken,
+    Amount, Pause, algorithm, any_limit, charge, charging, history, hits_per_window, limit, moment, pause, role, taken,
     window,
 };
 use crate::world::{Counters, NOON};
@@ -52,7 +52,7 @@ fn ticks(limit: &Limit, now: Micros) -> u128 {
 }
 
 /// The most hits that any interval admits, from a moment to another.
-fn bound(limit: &Limit, from: Micros, to: Micros) -> u128 {
+pub fn bound(limit: &Limit, from: Micros, to: Micros) -> u128 {
     let quota = limit.quota();
     match limit.algorithm() {
         Algorithm::FixedWindow => {
@@ -333,10 +333,7 @@ fn stands_idle_between(limit: &Limit, from: Micros, to: Micros) -> bool {
 }
 
 fn tiers() -> impl Strategy<Value = Vec<(Limit, Role)>> {
-    let role = prop_oneof![
-        4 => Just(Role::Enforce), 1 => Just(Role::Shadow), 2 => Just(Role::Quota), 1 => Just(Role::ShadowQuota),
-    ];
-    prop::collection::vec((any_limit(), role), 2..5)
+    prop::collection::vec((any_limit(), role()), 2..5)
 }
 
 fn is_refused(charges: &[Charge], verdicts: &[Verdict]) -> bool {

@@ -1,19 +1,32 @@
 //! Load that does not wait for answers: calls come when they are due, as from callers who know nothing of each other.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{SendRequest, handshake};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tokio::sync::oneshot;
+use tokio::net::TcpStream;
+use tokio::sync::{MutexGuard, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval};
-use tonic::transport::Channel;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tonic::body::Body;
 use tonic::{Code, Request};
+use tower::Service;
 
-use crate::support::in_time;
+use crate::support::{PATIENCE, in_time};
+
+/// Held by a test that measures, so that those that do run one after the other.
+pub async fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    ALONE.lock().await
+}
 
 /// How many connections share the calls, one after the other.
 const CONNECTIONS: u64 = 4;
@@ -53,6 +66,11 @@ impl Calls {
     /// How many they are.
     pub fn count(&self) -> usize {
         self.0.len()
+    }
+
+    /// These and others, of another load.
+    pub fn and(&self, others: &Self) -> Self {
+        Self(self.0.iter().chain(&others.0).cloned().collect())
     }
 
     /// Those that were due from one moment on and before another.
@@ -100,11 +118,26 @@ impl Load {
         per_second: u32,
         timeout: Duration,
     ) -> Self {
+        Self::begin(server, requests, per_second, [timeout; 2]).await
+    }
+
+    /// The same, but the client waits on when the time is up that the server is told of: what this machine takes too long
+    /// for is slow, and only what the server fails has failed.
+    pub async fn patient(server: SocketAddr, requests: Vec<RateLimitRequest>, per_second: u32, told: Duration) -> Self {
+        Self::begin(server, requests, per_second, [told, PATIENCE]).await
+    }
+
+    async fn begin(
+        server: SocketAddr,
+        requests: Vec<RateLimitRequest>,
+        per_second: u32,
+        timeouts: [Duration; 2],
+    ) -> Self {
         let (stop, stopped) = oneshot::channel();
         let (over, is_over) = oneshot::channel();
         let (begun, beginning) = oneshot::channel();
         let calls = Arc::new(Mutex::new(Calls::default()));
-        let offer = Offer { requests, per_second, timeout, calls: Arc::clone(&calls) };
+        let offer = Offer { requests, per_second, timeouts, calls: Arc::clone(&calls) };
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             runtime.block_on(async {
@@ -126,6 +159,12 @@ impl Load {
         self.began.elapsed()
     }
 
+    /// The calls that were answered after a moment.
+    pub fn since(&self, moment: Duration) -> Calls {
+        let calls = self.calls.lock().expect("no call panics");
+        Calls(calls.0.iter().rev().take_while(|call| call.answered >= moment).cloned().collect())
+    }
+
     /// The calls that are answered by now.
     pub fn so_far(&self) -> Calls {
         self.calls.lock().expect("no call panics").clone()
@@ -139,11 +178,33 @@ impl Load {
     }
 }
 
-async fn connect(server: SocketAddr) -> Vec<RateLimitServiceClient<Channel>> {
+/// One connection. Unlike a `Channel`, it reads no timeout out of what it sends.
+#[derive(Clone)]
+struct Line(SendRequest<Body>);
+
+impl Service<http::Request<Body>> for Line {
+    type Response = http::Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = hyper::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<hyper::Result<()>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+async fn connect(server: SocketAddr) -> Vec<RateLimitServiceClient<Line>> {
+    let origin: http::Uri = format!("http://{server}").parse().expect("an address");
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {
-        let client = RateLimitServiceClient::connect(format!("http://{server}")).await;
-        clients.push(client.expect("it takes connections"));
+        let stream = TcpStream::connect(server).await.expect("it takes connections");
+        stream.set_nodelay(true).expect("a socket option");
+        let (line, connection) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks HTTP/2");
+        tokio::spawn(connection);
+        clients.push(RateLimitServiceClient::with_origin(Line(line), origin.clone()));
     }
     clients
 }
@@ -152,17 +213,13 @@ async fn connect(server: SocketAddr) -> Vec<RateLimitServiceClient<Channel>> {
 struct Offer {
     requests: Vec<RateLimitRequest>,
     per_second: u32,
-    timeout: Duration,
+    /// What the server is told of, and what the client keeps.
+    timeouts: [Duration; 2],
     calls: Arc<Mutex<Calls>>,
 }
 
 impl Offer {
-    async fn run(
-        &self,
-        clients: &[RateLimitServiceClient<Channel>],
-        began: Instant,
-        mut stopped: oneshot::Receiver<()>,
-    ) {
+    async fn run(&self, clients: &[RateLimitServiceClient<Line>], began: Instant, mut stopped: oneshot::Receiver<()>) {
         // As fine as the timer is.
         let mut ticks = interval(Duration::from_millis(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -196,18 +253,21 @@ impl Offer {
 
     fn call(
         &self,
-        mut client: RateLimitServiceClient<Channel>,
+        mut client: RateLimitServiceClient<Line>,
         number: usize,
         began: Instant,
         due: Duration,
     ) -> impl Future<Output = ()> + use<> {
         let mut request = Request::new(self.requests[number].clone());
-        request.set_timeout(self.timeout);
+        let [told, kept] = self.timeouts;
+        request.set_timeout(told);
         let calls = Arc::clone(&self.calls);
         async move {
             let made = began.elapsed();
-            let answer = client.should_rate_limit(request).await;
-            let answer = answer.map(tonic::Response::into_inner).map_err(|status| status.code());
+            let answer = match timeout(kept, client.should_rate_limit(request)).await {
+                Ok(answer) => answer.map(tonic::Response::into_inner).map_err(|status| status.code()),
+                Err(_) => Err(Code::DeadlineExceeded),
+            };
             let call = Call { request: number, due, made, answered: began.elapsed(), answer };
             calls.lock().expect("no call panics").0.push(call);
         }

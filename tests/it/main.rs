@@ -19,6 +19,8 @@ mod conformance;
 mod edges;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
+/// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
+mod faults;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
@@ -27,10 +29,16 @@ mod house;
 mod laws;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// What is answered while the store cannot be asked.
+mod policy;
 /// A client in another language, with nothing but the address.
 mod python;
+/// Many instances, one cluster: never one hit over.
+mod shared;
 /// Which files of a directory are rule files.
 mod sources;
+/// A cluster that changes and breaks under load.
+mod topology;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
 /// The protocol, spoken with types that are not ours.

@@ -11,12 +11,14 @@ use tokio::process::Command;
 
 use certificates::Authority;
 use clock::Clock;
+use partition::Partition;
 
 use crate::support::{Process, eventually, output};
 
 pub mod certificates;
-mod clock;
+pub mod clock;
 pub mod cluster;
+mod partition;
 pub mod proxy;
 pub mod sentinel;
 mod tests;
@@ -60,6 +62,7 @@ pub struct Single {
     ports: Vec<Port>,
     password: Option<String>,
     clock: Option<Clock>,
+    partition: Option<Partition>,
     arguments: Vec<OsString>,
     directory: TempDir,
 }
@@ -112,16 +115,24 @@ impl Single {
         directory: TempDir,
         arguments: Vec<OsString>,
     ) -> Self {
-        let process = Self::spawn(&directory, clock.as_ref(), &arguments);
-        let mut single = Self { process, ports, password, clock, arguments, directory };
+        let process = Self::spawn(&directory, clock.as_ref(), None, &arguments);
+        let mut single = Self { process, ports, password, clock, partition: None, arguments, directory };
         single.answers().await;
         single
     }
 
-    fn spawn(directory: &TempDir, clock: Option<&Clock>, arguments: &[OsString]) -> Process {
+    fn spawn(
+        directory: &TempDir,
+        clock: Option<&Clock>,
+        partition: Option<&Partition>,
+        arguments: &[OsString],
+    ) -> Process {
         let mut command = bound_to_this_thread("redis-server");
         if let Some(clock) = clock {
             clock.preload(&mut command);
+        }
+        if let Some(partition) = partition {
+            partition.preload(&mut command);
         }
         Process::start(command.args(arguments).current_dir(directory))
     }
@@ -191,13 +202,28 @@ impl Single {
         self.answers().await;
     }
 
+    /// Restarts it so that it can be cut from its cluster; it has no clock of its own.
+    pub async fn restart_cuttable(&mut self) {
+        self.partition = Some(Partition::new());
+        self.restart().await;
+    }
+
+    /// Cuts it from the nodes of its cluster, and from its replicas: it hears of nobody, and clients that it knows of it.
+    pub async fn cut(&self) {
+        // The replica comes again, and is not let in.
+        assert_eq!(self.cli(&["CONFIG", "SET", "requirepass", "nobody knows"]).await, "OK");
+        self.partition.as_ref().expect("restarted to be cut").set(true);
+        let url = format!("redis://default:nobody%20knows@{}", self.address());
+        assert_eq!(cli(&url, &["CLIENT", "KILL", "TYPE", "replica"]).await, "1");
+    }
+
     /// The same, but does not wait until it has loaded what it kept.
     pub async fn restart_unready(&mut self) {
         if !self.process.has_ended() {
             self.signal(Signal::KILL);
             self.ended().await;
         }
-        self.process = Self::spawn(&self.directory, self.clock.as_ref(), &self.arguments);
+        self.process = Self::spawn(&self.directory, self.clock.as_ref(), self.partition.as_ref(), &self.arguments);
     }
 }
 

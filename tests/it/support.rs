@@ -152,6 +152,11 @@ impl Tidegate {
         peak.and_then(|kib| kib.parse::<u64>().ok()).expect("in KiB") * 1_024
     }
 
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.process.errors()
+    }
+
     /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);

@@ -7,11 +7,14 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 use tidegate::algorithm::{Algorithm, Charge};
 use tidegate::model::Micros;
 
-use crate::histories::{History, charge, history};
+use crate::histories::{History, charge, history, requests};
 use crate::world::Counters;
 use bench::Bench;
 
 mod bench;
+mod golden;
+mod undo;
+mod writes;
 
 /// How many histories of each kind are tried; `TWIN_HISTORIES` says another number.
 fn histories() -> u32 {
@@ -42,12 +45,18 @@ fn alone(history: &History) -> Vec<(Micros, Vec<Charge>)> {
     charges.map(|(now, limit, hits)| (now, vec![charge("only", limit, history.charging, hits)])).collect()
 }
 
+/// Both kinds of histories of one algorithm.
+async fn are_twins(algorithm: Algorithm) {
+    hold(histories(), history(algorithm), |bench, history| are_equal(bench, &alone(&history))).await;
+    hold(histories(), requests(algorithm), |bench, requests| are_equal(bench, &requests.charges())).await;
+}
+
 #[tokio::test]
 async fn a_fixed_window_gives_the_same_answers_in_lua_as_in_rust() {
-    hold(histories(), history(Algorithm::FixedWindow), |bench, history| are_equal(bench, &alone(&history))).await;
+    are_twins(Algorithm::FixedWindow).await;
 }
 
 #[tokio::test]
 async fn gcra_gives_the_same_answers_in_lua_as_in_rust() {
-    hold(histories(), history(Algorithm::Gcra), |bench, history| are_equal(bench, &alone(&history))).await;
+    are_twins(Algorithm::Gcra).await;
 }

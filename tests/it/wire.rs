@@ -123,12 +123,12 @@ async fn a_client_of_other_types_reads_every_field_of_an_answer() {
     }
 }
 
-fn object(object: Struct) -> Value {
+pub fn object(object: Struct) -> Value {
     Value { kind: Some(Kind::StructValue(object)) }
 }
 
 /// A value of the protocol as text, its names in order.
-fn plain(value: &Value) -> String {
+pub fn plain(value: &Value) -> String {
     match value.kind.as_ref().expect("a value has a kind") {
         Kind::NullValue(_) => "null".to_owned(),
         Kind::NumberValue(number) => number.to_string(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use bb8_redis::redis::{Cmd, Value, cmd, from_redis_value_ref};
+use redis::{Cmd, Value, cmd, from_redis_value_ref};
 
 /// The least version that is supported (docs/redis.md): 6.2.
 const LEAST_VERSION: (u32, u32) = (6, 2);

@@ -67,9 +67,9 @@ impl Breaker {
         }
     }
 
-    /// Whether the node is neither failing nor suspected nor given up.
-    pub fn is_calm(&self) -> bool {
-        !self.is_failing.load(Ordering::Acquire)
+    /// Whether the node is neither suspected nor given up.
+    pub fn is_trusted(&self) -> bool {
+        matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
     /// A charge was answered.
@@ -104,9 +104,6 @@ impl Breaker {
 
     /// Whether a probe is due, and what it is to find out.
     pub fn doubt(&self, now: Instant) -> Option<Doubt> {
-        if self.is_calm() {
-            return None;
-        }
         let inner = self.inner.lock();
         let is_due = match inner.phase {
             Phase::Closed | Phase::Failing { .. } => false,
@@ -170,7 +167,7 @@ mod tests {
         let began = Instant::now();
         assert!(!failing(began, 1_000, ms(99)).1, "many in a short time");
         assert!(!failing(began, 19, ms(5_000)).1, "few over a long time");
-        assert!(failing(began, 20, ms(100)).1);
+        assert!(failing(began, 21, ms(100)).1);
     }
 
     #[tokio::test]
@@ -188,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn a_suspicion_opens_it_only_when_no_probe_is_answered_for_a_tenth_of_a_second() {
         let began = Instant::now();
-        let (breaker, _) = failing(began, 20, ms(100));
+        let (breaker, _) = failing(began, 21, ms(100));
         let at = |millis| began + ms(millis);
         assert_eq!(breaker.doubt(at(100)), Some(Doubt { needed: WAITED }));
         assert!(!breaker.missed(at(199), at(400)));
@@ -200,16 +197,16 @@ mod tests {
         breaker.succeeded();
         assert!(breaker.next_probe().is_some(), "a late answer does not close it");
         assert!(breaker.passed());
-        assert_eq!((breaker.next_probe(), breaker.is_calm()), (None, true));
+        assert_eq!((breaker.next_probe(), breaker.is_trusted()), (None, true));
     }
 
     #[tokio::test]
     async fn a_pause_that_ends_while_it_is_checked_opens_nothing() {
         let began = Instant::now();
-        let (breaker, suspected) = failing(began, 20, ms(100));
+        let (breaker, suspected) = failing(began, 21, ms(100));
         assert!(suspected);
         assert!(!breaker.missed(began + ms(140), began + ms(400)));
         assert!(!breaker.passed());
-        assert!(breaker.is_calm());
+        assert!(breaker.is_trusted());
     }
 }

@@ -1,11 +1,11 @@
 //! One connection to a Redis server, shared by many calls at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bb8_redis::redis::aio::MultiplexedConnection;
-use bb8_redis::redis::{Cmd, RedisResult, Value, cmd, pipe};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisResult, Value, cmd, pipe};
 use tokio::time::{Instant, sleep};
 
 use super::backoff::{Backoff, Quiet};
@@ -26,7 +26,7 @@ pub struct Connection {
 
 /// What is known of a connection.
 pub struct Health {
-    state: AtomicU8,
+    is_broken: AtomicBool,
     timeouts: AtomicU32,
     /// The generation of the credentials it was last authenticated with.
     generation: AtomicU64,
@@ -35,17 +35,11 @@ pub struct Health {
 }
 
 impl Health {
-    /// It is being made.
-    const NEW: u8 = 0;
-    /// It is ready for calls, and counted.
-    const ALIVE: u8 = 1;
-    /// It is to be replaced.
-    const BROKEN: u8 = 2;
-
-    /// That of a connection that is being made with credentials of that generation; when it is ready it counts as `alive`.
+    /// That of a connection that is being made with credentials of that generation.
     pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
         Self {
-            state: AtomicU8::new(Self::NEW),
+            // Until it is established.
+            is_broken: AtomicBool::new(true),
             timeouts: AtomicU32::new(0),
             generation: generation.into(),
             made: Instant::now(),
@@ -53,9 +47,15 @@ impl Health {
         }
     }
 
+    fn establish(&self) {
+        if self.is_broken.swap(false, Ordering::AcqRel) {
+            self.alive.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     /// The connection is to be replaced.
     pub fn give_up(&self) {
-        if self.state.swap(Self::BROKEN, Ordering::AcqRel) == Self::ALIVE {
+        if !self.is_broken.swap(true, Ordering::AcqRel) {
             self.alive.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -73,18 +73,14 @@ impl Connection {
         Self { handle, health }
     }
 
-    /// Whether it is to be replaced.
-    pub fn is_broken(&self) -> bool {
-        self.health.state.load(Ordering::Acquire) == Health::BROKEN
+    /// It is ready for calls.
+    pub fn establish(&self) {
+        self.health.establish();
     }
 
-    /// Counts it as alive: it is ready for calls.
-    pub fn count(&self) {
-        let Health { state, alive, .. } = &*self.health;
-        alive.fetch_add(1, Ordering::AcqRel);
-        if state.compare_exchange(Health::NEW, Health::ALIVE, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            alive.fetch_sub(1, Ordering::AcqRel);
-        }
+    /// Whether it is to be replaced.
+    pub fn is_broken(&self) -> bool {
+        self.health.is_broken.load(Ordering::Acquire)
     }
 
     /// It is to be replaced.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bb8_redis::redis::{Cmd, Value, cmd};
 use futures_util::future::join_all;
+use redis::{Cmd, Value, cmd};
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
@@ -70,8 +70,10 @@ pub(super) async fn run(
     let heard = match exchange(node, errands, Manner::default(), until).await {
         Ok(heard) => heard,
         Err(error) => {
-            // Whoever has taken its place will be in the map.
-            servers.doubt_map();
+            if matches!(error, StoreError::TimedOut | StoreError::Unreachable) {
+                // Whoever has taken its place will be in the map.
+                servers.doubt_map();
+            }
             return errands.iter().map(|_| Err(error)).collect();
         }
     };
@@ -112,8 +114,14 @@ async fn follow(
             // One call brings the script, the others find it there.
             let load = async || exchange(&node, errands, manner, until).await;
             match node.load_once(loads, until, load).await {
-                Some(again) => again?,
-                None => exchange(&node, errands, Manner { with_script: false, ..manner }, until).await?,
+                Some(again) => {
+                    loads = node.loads();
+                    again?
+                }
+                None => {
+                    loads = node.loads();
+                    exchange(&node, errands, Manner::default(), until).await?
+                }
             }
         } else {
             exchange(&node, errands, manner, until).await?

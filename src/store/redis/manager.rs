@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bb8_redis::bb8::ManageConnection;
-use bb8_redis::redis::aio::SendError;
-use bb8_redis::redis::io::tcp::TcpSettings;
-use bb8_redis::redis::io::tcp::socket2::TcpKeepalive;
-use bb8_redis::redis::{
+use redis::aio::SendError;
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
+use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
     PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value, cmd,
     from_redis_value_ref,
@@ -129,9 +129,7 @@ impl Manager {
             }
             (first, _) => first?,
         };
-        let connection = self.prepare(connection).await?;
-        connection.count();
-        Ok(connection)
+        self.prepare(connection).await
     }
 
     async fn connect_to(&self, address: &Address, login: &Login, generation: u64) -> RedisResult<Connection> {
@@ -234,6 +232,7 @@ impl Manager {
         if let Some(time) = time_of(time) {
             self.clock.learn(sent, Instant::now(), time);
         }
+        connection.establish();
         Ok(connection)
     }
 

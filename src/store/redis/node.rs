@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bb8_redis::bb8::{Pool, QueueStrategy};
-use bb8_redis::redis::{Cmd, RedisError, Value, cmd};
+use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::{Mutex, Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -156,7 +156,7 @@ impl Node {
 
     /// Whether it answers, as far as is known.
     pub fn is_well(&self) -> bool {
-        self.breaker.is_calm()
+        self.breaker.is_trusted()
     }
 
     /// Finds out whether a node in doubt is there. Called again and again by who supervises.

@@ -209,3 +209,38 @@ fn hits(value: &Value) -> Option<u32> {
 fn micros(value: &Value) -> Option<Micros> {
     number(value)?.try_into().ok().map(Micros::new)
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::{Mode, Reply, read};
+    use crate::model::Micros;
+
+    fn reply(numbers: &[i64]) -> Value {
+        Value::Array(numbers.iter().copied().map(Value::Int).collect())
+    }
+
+    #[test]
+    fn what_the_script_never_answers_is_no_reply() {
+        let whole = [7, 0, 1, 2, -1];
+        assert!(read(&reply(&whole), 1, Mode::Each).is_some());
+        assert!(read(&reply(&whole), 1, Mode::Take).is_none(), "a row of that mode is longer");
+        assert!(read(&reply(&whole), 2, Mode::Each).is_none(), "one row is missing");
+        assert!(read(&reply(&whole[..4]), 1, Mode::Each).is_none(), "a number is missing");
+        for (place, wrong) in [(0, -1), (1, 3), (2, -1), (2, 1 << 32), (3, -1), (4, -2)] {
+            let mut numbers = whole;
+            numbers[place] = wrong;
+            assert!(read(&reply(&numbers), 1, Mode::Each).is_none(), "{wrong} at {place}");
+        }
+        let text = Value::Array(vec![Value::Int(7), Value::Okay, Value::Int(1), Value::Int(2), Value::Int(-1)]);
+        for other in [Value::Nil, Value::Okay, Value::Int(7), reply(&[]), text] {
+            assert!(read(&other, 1, Mode::Each).is_none(), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_alone_says_that_nothing_was_done() {
+        assert_eq!(read(&reply(&[7]), 1, Mode::All), Some(Reply::TooLate { now: Micros::new(7) }));
+    }
+}

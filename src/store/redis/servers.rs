@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use bb8_redis::redis::{Cmd, Value, cmd, from_redis_value_ref};
 use crc16::{State, XMODEM};
 use futures_util::future::join_all;
+use redis::{Cmd, Value, cmd, from_redis_value_ref};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -64,7 +64,12 @@ pub struct Servers {
 
 enum Shape {
     One(Arc<Node>),
-    Cluster { map: ArcSwap<Map>, seeds: Vec<Address>, changed: watch::Sender<u64> },
+    Cluster {
+        map: ArcSwap<Map>,
+        /// Kept, so that one that is away is not tried anew with each question.
+        seeds: Vec<Arc<Node>>,
+        renewed: watch::Sender<()>,
+    },
 }
 
 /// Which node has which slot.
@@ -83,12 +88,15 @@ impl Servers {
     /// The servers of a Redis, each with a connection for each of `lanes` threads.
     pub fn new(topology: Topology, access: Access, lanes: usize) -> Self {
         let attention = Arc::new(Notify::new());
-        let one = |locate| Shape::One(Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention))));
+        let node = |locate| Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention)));
         let shape = match topology {
-            Topology::Single(address) => one(Locate::At(address)),
-            Topology::Sentinel { master, sentinels, login } => one(Locate::Sentinel { master, sentinels, login }),
+            Topology::Single(address) => Shape::One(node(Locate::At(address))),
+            Topology::Sentinel { master, sentinels, login } => {
+                Shape::One(node(Locate::Sentinel { master, sentinels, login }))
+            }
             Topology::Cluster(seeds) => {
-                Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, changed: watch::Sender::new(0) }
+                let seeds = seeds.into_iter().map(|address| node(Locate::At(address))).collect();
+                Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
         Self { access, lanes, shape, attention }
@@ -126,17 +134,17 @@ impl Servers {
     /// The node that another one named as `host:port`; `from` is the one that did, for names without a host. Nodes that the
     /// cluster's map does not know are not followed before it does.
     pub async fn named(&self, name: &str, from: &Node, until: Instant) -> Option<Arc<Node>> {
-        let Shape::Cluster { map, changed, .. } = &self.shape else { return None };
+        let Shape::Cluster { map, renewed, .. } = &self.shape else { return None };
         let (host, port) = name.rsplit_once(':')?;
         let host = if host.is_empty() { from.name().rsplit_once(':')?.0 } else { host };
         let address = Address::Tcp(host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
-        let mut changes = changed.subscribe();
+        let mut maps = renewed.subscribe();
         self.attention.notify_one();
         loop {
             if let Some(node) = map.load().known.get(&address) {
                 return Some(Arc::clone(node));
             }
-            timeout_at(until, changes.changed()).await.ok()?.ok()?;
+            timeout_at(until, maps.changed()).await.ok()?.ok()?;
         }
     }
 
@@ -211,19 +219,23 @@ impl Servers {
 
     /// Asks some nodes for the map at once and takes the newest.
     async fn refresh(&self) {
-        let (map, seeds, changed) = match &self.shape {
+        let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
                 // Connected before the first charge, and missed when it is gone.
                 node.ask(&[cmd("PING")], Instant::now() + self.access.connect_timeout).await;
                 return;
             }
             Shape::One(_) => return,
-            Shape::Cluster { map, seeds, changed } => (map, seeds, changed),
+            Shape::Cluster { map, seeds, renewed } => (map, seeds, renewed),
         };
         let old = map.load_full();
-        let seeds = seeds.iter().map(|address| self.node_at(&old, address));
-        let (well, others): (Vec<_>, Vec<_>) =
-            old.masters.iter().chain(old.known.values()).cloned().chain(seeds).partition(|node| node.is_well());
+        let (well, others): (Vec<_>, Vec<_>) = old
+            .masters
+            .iter()
+            .chain(old.known.values())
+            .cloned()
+            .chain(seeds.iter().cloned())
+            .partition(|node| node.is_well());
         let mut asked = HashSet::new();
         let distinct = |node: &Arc<Node>| asked.insert(node.name().to_owned());
         // Who is in doubt is asked only when nobody else can be.
@@ -233,13 +245,8 @@ impl Servers {
         let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
         let newest = told.into_iter().flatten().filter(|told| told.epoch >= old.epoch).max_by_key(|told| told.epoch);
         let Some(newest) = newest else { return };
-        let new = self.map(&old, newest);
-        let is_changed =
-            new.slots != old.slots || new.known.len() != old.known.len() || !same(&new.masters, &old.masters);
-        map.store(Arc::new(new));
-        if is_changed {
-            changed.send_modify(|version| *version += 1);
-        }
+        map.store(Arc::new(self.map(&old, newest)));
+        renewed.send_replace(());
     }
 
     fn map(&self, old: &Map, told: Told) -> Map {
@@ -273,7 +280,12 @@ impl Servers {
 
     /// The node at an address, with the connections it has.
     fn node_at(&self, old: &Map, address: &Address) -> Arc<Node> {
-        old.known.get(address).cloned().unwrap_or_else(|| {
+        let seed = || {
+            let Shape::Cluster { seeds, .. } = &self.shape else { return None };
+            let name = address.to_string();
+            seeds.iter().find(|seed| seed.name() == name).cloned()
+        };
+        old.known.get(address).cloned().or_else(seed).unwrap_or_else(|| {
             let locate = Locate::At(address.clone());
             Arc::new(Node::new(locate, self.access.clone(), self.lanes, Arc::clone(&self.attention)))
         })
@@ -285,10 +297,6 @@ fn slot_of(key: &[u8]) -> u16 {
     let open = key.iter().position(|byte| *byte == b'{').map(|open| &key[open + 1..]);
     let tag = open.and_then(|rest| rest.iter().position(|byte| *byte == b'}').map(|close| &rest[..close]));
     State::<XMODEM>::calculate(tag.filter(|tag| !tag.is_empty()).unwrap_or(key)) % SLOTS
-}
-
-fn same(one: &[Arc<Node>], other: &[Arc<Node>]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 /// What a node says of its cluster.

@@ -88,7 +88,8 @@ pub struct Answer {
     /// The status.
     pub status: u16,
     head: String,
-    body: String,
+    /// What follows the headers.
+    pub body: String,
 }
 
 impl Answer {

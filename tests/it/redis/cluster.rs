@@ -22,6 +22,13 @@ pub const NODES: usize = 6;
 /// Where a node's cluster bus listens, above its port.
 const BUS: u16 = 10_000;
 
+/// Below the ports that the system hands out, the bus too, and above the numbers of slots: what the nodes tell is
+/// searched for ports.
+const PORTS: RangeInclusive<u16> = 17_000..=22_000;
+
+/// Where cluster buses listen, and nobody else.
+pub const BUS_PORTS: RangeInclusive<u16> = 27_000..=32_000;
+
 /// A running cluster. Its nodes are named by their index, whatever their role is.
 ///
 /// A node is thought dead after a second (`cluster-node-timeout`), and a shard without a node leaves the others at work
@@ -341,9 +348,7 @@ impl Migration<'_> {
 
 /// A port of a node, and that of its bus.
 fn ports() -> Vec<Port> {
-    // Below the ports that the system hands out, the bus too, and above the numbers of slots: what the nodes tell is
-    // searched for ports. Where to begin differs between processes.
-    const PORTS: RangeInclusive<u16> = 17_000..=22_000;
+    // Where to begin differs between processes.
     let skipped = usize::try_from(std::process::id()).expect("it is small") * 50 % PORTS.len();
     let mut numbers = PORTS.cycle().skip(skipped).take(PORTS.len());
     let take = |number| Port::take(Ipv4Addr::LOCALHOST, number);

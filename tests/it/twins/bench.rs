@@ -1,6 +1,6 @@
 //! The script as tests run it, on a real Redis: with a clock that moves by hand, and counters that outlast the test.
 
-use redis::{Client, Cmd, Connection, Pipeline, Script, Value};
+use redis::{Client, Cmd, Connection, Pipeline, RedisResult, Script, Value};
 use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros, Verdict};
 use tidegate::store::redis::script::{self, Mode, Reply, Row};
@@ -8,12 +8,16 @@ use tidegate::store::redis::script::{self, Mode, Reply, Row};
 use crate::redis::Single;
 
 /// What the keys of tests begin with.
-const PREFIX: &[u8] = b"tidegate:";
+pub const PREFIX: &[u8] = b"tidegate:";
+
+/// Milliseconds for which a counter is kept beyond its idle moment, in place of a second: a day, so that whatever the hand
+/// clock says, nothing is lost before the test ends.
+pub const SLACK_MS: u64 = 86_400_000;
 
 /// A Redis and what the test calls on it.
 pub struct Bench {
     _single: Single,
-    connection: Connection,
+    pub connection: Connection,
     sha1: String,
 }
 
@@ -22,8 +26,7 @@ impl Bench {
         let single = Single::start(arguments).await;
         let mut connection = Client::open(single.url()).expect("a URL").get_connection().expect("it connects");
         let mut text = replaced(script::text(), "local now = ", "local now = tonumber(table.remove(ARGV, 1))");
-        // A day: whatever the hand clock says, nothing is lost before the test ends.
-        text = replaced(&text, "local slack = ", "local slack = 86400000");
+        text = replaced(&text, "local slack = ", &format!("local slack = {SLACK_MS}"));
         let script = Script::new(&text);
         let loaded: String = redis::cmd("SCRIPT").arg("LOAD").arg(&text).query(&mut connection).expect("it compiles");
         assert_eq!(loaded, script.get_hash());
@@ -31,7 +34,7 @@ impl Bench {
     }
 
     /// A call of the script as a call of the test's script, at a moment.
-    fn at(&self, now: Micros, call: &Cmd) -> Cmd {
+    pub fn at(&self, now: Micros, call: &Cmd) -> Cmd {
         let arguments: Vec<&[u8]> = call
             .args_iter()
             .map(|argument| match argument {
@@ -52,6 +55,29 @@ impl Bench {
         command
     }
 
+    /// Charges as the store does where all counters are on one node.
+    pub fn charge(&mut self, charges: &[Charge], now: Micros) -> Vec<Verdict> {
+        answers(&self.rows(charges, mode(charges), now))
+    }
+
+    pub fn rows(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> Vec<Row> {
+        let reply = self.try_charge(charges, mode, now).expect("Redis answers");
+        rows(&reply, charges.len(), mode)
+    }
+
+    pub fn try_charge(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> RedisResult<Value> {
+        let charges: Vec<_> = charges.iter().collect();
+        let command = self.at(now, &script::charge(PREFIX, &charges, mode, now));
+        command.query::<Value>(&mut self.connection)
+    }
+
+    pub fn undo(&mut self, charges: &[Charge], at: Micros, now: Micros) {
+        let charges: Vec<_> = charges.iter().collect();
+        let command = self.at(now, &script::undo(PREFIX, &charges, at));
+        let reply = command.query::<Value>(&mut self.connection).expect("Redis answers");
+        assert_eq!(reply, Value::Array(vec![Value::Int(now.get().try_into().expect("it fits"))]));
+    }
+
     /// Many requests on an empty Redis, in one go: the answers to each.
     pub fn all(&mut self, requests: &[(Micros, Vec<Charge>)]) -> Vec<Vec<Verdict>> {
         let mut pipeline = Pipeline::new();
@@ -64,6 +90,51 @@ impl Bench {
         let each = requests.iter().zip(&replies);
         each.map(|((_, charges), reply)| answers(&rows(reply, charges.len(), mode(charges)))).collect()
     }
+
+    /// Forgets every counter.
+    pub fn empty(&mut self) {
+        self.run("FLUSHALL", &[]);
+    }
+
+    /// Runs any command.
+    pub fn run(&mut self, command: &str, arguments: &[&[u8]]) -> Value {
+        let mut command = redis::cmd(command);
+        for argument in arguments {
+            command.arg(*argument);
+        }
+        command.query::<Value>(&mut self.connection).expect("Redis answers")
+    }
+
+    /// How many keys there are.
+    pub fn counters(&mut self) -> u64 {
+        redis::from_redis_value(self.run("DBSIZE", &[])).expect("a number")
+    }
+
+    /// When a counter's key expires, by the clock of the server in milliseconds.
+    pub fn expires_ms(&mut self, charge: &Charge) -> u64 {
+        redis::from_redis_value(self.run("PEXPIRETIME", &[&key(charge)])).expect("a number")
+    }
+
+    /// The time of the server in milliseconds.
+    pub fn time_ms(&mut self) -> u64 {
+        let (seconds, micros): (u64, u64) = redis::from_redis_value(self.run("TIME", &[])).expect("a time");
+        seconds * 1_000 + micros / 1_000
+    }
+
+    /// Puts a text where a counter is kept.
+    pub fn set(&mut self, charge: &Charge, text: &str) {
+        self.run("SET", &[&key(charge), text.as_bytes()]);
+    }
+
+    /// What a counter's key holds.
+    pub fn text(&mut self, charge: &Charge) -> Option<String> {
+        redis::cmd("GET").arg(key(charge)).query(&mut self.connection).expect("Redis answers")
+    }
+}
+
+/// The key of a counter in Redis.
+pub fn key(charge: &Charge) -> Vec<u8> {
+    [PREFIX, charge.key.as_bytes()].concat()
 }
 
 /// How the store charges all counters of a request where they are on one node.

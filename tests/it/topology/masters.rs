@@ -1,0 +1,213 @@
+//! Masters that step down, die, stand still or are left without anybody.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::{Account, Calls, Counters, FAR, FEW, Instance, RATE, RESTORED, assert_none_failed, last_failed, more};
+use crate::load::{Load, alone};
+use crate::redis::cluster::{Cluster, Shard};
+use crate::support::eventually;
+
+/// How long a planned failover may show.
+const PLANNED: Duration = Duration::from_millis(250);
+const FAILOVERS: usize = 6;
+
+async fn replica_follows(cluster: &Cluster, replica: usize) {
+    eventually("the replica follows", async || {
+        let info = cluster.nodes()[replica].cli(&["INFO", "replication"]).await;
+        (info.contains("role:slave") && info.contains("master_link_status:up")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
+    let _alone = alone().await;
+    let cluster = Cluster::start().await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "two"]);
+    let load = instance.load(&counters).await;
+    more(&load, 200).await;
+    let mut began = Vec::new();
+    for failover in 0..FAILOVERS {
+        // Of one after the other: who has voted for a shard's replica does not vote for another of it at once.
+        let shard = cluster.shard_of(*shards[failover % shards.len()].slots[0].start()).await;
+        replica_follows(&cluster, shard.replicas[0]).await;
+        // So that the new master has never heard of the script.
+        assert_eq!(cluster.nodes()[shard.replicas[0]].cli(&["SCRIPT", "FLUSH"]).await, "OK");
+        began.push(load.elapsed());
+        cluster.failover(shard.replicas[0]).await;
+        more(&load, 400).await;
+    }
+    let calls = load.stop().await;
+    counters.assert_exact(&mut instance.client().await, &calls).await;
+    let ends = began.iter().skip(1).copied().chain([Duration::MAX]);
+    let spans = began
+        .iter()
+        .zip(ends)
+        .map(|(from, to)| last_failed(&calls, *from, to).map_or(Duration::ZERO, |last| last - *from));
+    let longest = spans.max().expect("there were some");
+    println!(
+        "B1 {FAILOVERS} planned failovers: {} of {} by policy, the last {longest:.0?} after its failover (bar {PLANNED:?}), 0 lost, 0 doubled (bar 0)",
+        calls.failed(),
+        calls.count(),
+    );
+    let (failovers, far) = (u32::try_from(FAILOVERS).expect("it fits"), PLANNED * FAR);
+    let most = failovers * RATE * u32::try_from(far.as_millis()).expect("it fits") / 1_000;
+    assert!(calls.failed() <= usize::try_from(most).expect("it fits"), "far too many answers by policy");
+}
+
+/// What the failover that nobody planned leaves: healthy shards exact, and on the broken one at most a limit too much.
+async fn assert_bounded(counters: &Counters, instance: &Instance, calls: &Calls, broken: &Shard) -> String {
+    let accounts = counters.accounts(&mut instance.client().await, calls).await;
+    let (on_broken, healthy): (Vec<&Account>, Vec<_>) =
+        accounts.iter().partition(|account| account.counter.master == broken.master);
+    for account in healthy {
+        assert_none_failed(&account.calls, "a healthy shard");
+        if account.counter.key == "few" {
+            assert_eq!(account.admitted(), usize::try_from(FEW).expect("it fits"), "{:?}", account.counter);
+        } else {
+            account.assert_exact();
+        }
+    }
+    for account in on_broken.iter().filter(|account| account.counter.key == "few") {
+        let most = usize::try_from(2 * FEW).expect("it fits");
+        assert!(account.admitted() <= most, "{} of {FEW}: {:?}", account.admitted(), account.counter);
+    }
+    let lost: usize = on_broken.iter().filter(|account| account.counter.key != "few").map(|a| a.lost()).sum();
+    format!("{lost} charges lost (bar: those not replicated), the other shards exact")
+}
+
+/// Waits for the promotion, and until the new master decides; says how long that took.
+async fn recovers(cluster: &Cluster, load: &Load, counters: &Counters, broken: &Shard, began: Duration) -> String {
+    cluster.promoted(broken).await;
+    let promoted = load.elapsed();
+    eventually("the shard is exact again", async || {
+        let calls = load.since(promoted).such_that(|call| call.due > promoted && counters.is_on(call, broken.master));
+        calls.such_that(|call| call.answer.is_ok()).iter().nth(20).map(|_| ())
+    })
+    .await;
+    let calls = load.so_far();
+    let after = last_failed(&calls, promoted, load.elapsed()).map_or(Duration::ZERO, |last| last - promoted);
+    assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the promotion");
+    let failed = calls.such_that(|call| call.answer.is_err());
+    assert!(failed.iter().all(|call| call.due + super::PATIENT > began), "nothing failed before");
+    format!(
+        "promoted after {:.1?}, {} calls by policy, the last {after:.0?} after the promotion (bar {RESTORED:?})",
+        promoted - began,
+        failed.count()
+    )
+}
+
+#[tokio::test]
+async fn a1_a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothing() {
+    let _alone = alone().await;
+    let cluster = Cluster::start().await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "few"]);
+    let load = instance.load(&counters).await;
+    more(&load, 300).await;
+    let began = load.elapsed();
+    cluster.nodes()[shards[0].master].signal(Signal::KILL);
+    let recovered = recovers(&cluster, &load, &counters, &shards[0], began).await;
+    more(&load, 500).await;
+    let calls = load.stop().await;
+    let left = assert_bounded(&counters, &instance, &calls, &shards[0]).await;
+    println!("A1 a master of a cluster killed: {recovered}, {left}");
+}
+
+#[tokio::test]
+async fn a2_a_master_paused_until_another_is_promoted_counts_nothing_late() {
+    let _alone = alone().await;
+    let cluster = Cluster::start().await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "few"]);
+    let load = instance.load(&counters).await;
+    more(&load, 300).await;
+    let began = load.elapsed();
+    cluster.nodes()[shards[0].master].signal(Signal::STOP);
+    let recovered = recovers(&cluster, &load, &counters, &shards[0], began).await;
+    cluster.nodes()[shards[0].master].signal(Signal::CONT);
+    replica_follows(&cluster, shards[0].master).await;
+    more(&load, 500).await;
+    let calls = load.stop().await;
+    let left = assert_bounded(&counters, &instance, &calls, &shards[0]).await;
+    println!("A2 a master of a cluster paused: {recovered}, {left}");
+}
+
+/// What is said of a shard without anybody: of each of its two servers that it is away, twice, and of a lost connection.
+const MOST_LINES: usize = 6;
+
+#[tokio::test]
+async fn b3_a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start().await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one"]);
+    let load = instance.load(&counters).await;
+    more(&load, 200).await;
+    let broken = &shards[0];
+    // First the replica, so that nobody is promoted.
+    for node in [broken.replicas[0], broken.master] {
+        cluster.nodes()[node].signal(Signal::KILL);
+    }
+    let began = load.elapsed();
+    more(&load, usize::try_from(4 * RATE).expect("it fits")).await;
+    let lines = instance.tidegate.log();
+    let of_broken = load.since(began).such_that(|call| call.due > began && counters.is_on(call, broken.master));
+    assert_eq!(of_broken.failed(), of_broken.count(), "nobody is there to decide");
+    cluster.node_mut(broken.master).restart().await;
+    let back = load.elapsed();
+    eventually("the shard is exact again", async || {
+        let calls = load.since(back).such_that(|call| counters.is_on(call, broken.master) && call.answer.is_ok());
+        calls.iter().nth(20).map(|_| ())
+    })
+    .await;
+    let calls = load.stop().await;
+    let after = last_failed(&calls, back, Duration::MAX).map_or(Duration::ZERO, |last| last - back);
+    let healthy = calls.such_that(|call| !counters.is_on(call, broken.master));
+    assert_none_failed(&healthy, "a healthy shard");
+    let accounts = counters.accounts(&mut instance.client().await, &calls).await;
+    accounts.iter().filter(|account| account.counter.master != broken.master).for_each(Account::assert_exact);
+    println!(
+        "B3 a shard without anybody: {} lines in the log (bar {MOST_LINES}), exact {after:.0?} after its master is back (bar {RESTORED:?}), the other shards exact",
+        lines.lines().count()
+    );
+    assert!(lines.lines().count() <= MOST_LINES, "{lines}");
+    assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the return");
+}
+
+/// How long after it was cut a master may go on: its `cluster-node-timeout`, 1 s, and the half of it that is allowed for.
+const CUT_OFF_MS: u32 = 1_500;
+
+#[tokio::test]
+async fn b5_a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_is_refused() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start().await;
+    let broken = cluster.shards().await[0].clone();
+    cluster.node_mut(broken.master).restart_cuttable().await;
+    replica_follows(&cluster, broken.replicas[0]).await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "few"]);
+    let load = instance.load(&counters).await;
+    more(&load, 150).await;
+    let began = load.elapsed();
+    cluster.nodes()[broken.master].cut().await;
+    let recovered = recovers(&cluster, &load, &counters, &broken, began).await;
+    // Now all are asked for the map, the one that was cut too.
+    let other = cluster.shard_of(*shards[1].slots[0].start()).await;
+    cluster.failover(other.replicas[0]).await;
+    let refreshed = load.elapsed();
+    more(&load, 500).await;
+    let calls = load.stop().await;
+    assert_none_failed(&calls.between(refreshed, Duration::MAX), "the old map");
+    let left = assert_bounded(&counters, &instance, &calls, &broken).await;
+    let most = RATE / 3 / 2 * CUT_OFF_MS / 1_000;
+    println!("B5 a master cut from its cluster: {recovered}, {left} (bound {most}: its charges in {CUT_OFF_MS} ms)");
+}

@@ -1,0 +1,80 @@
+//! Ways to the cluster that end.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::{Account, Counters, FAR, Instance, RESTORED, assert_none_failed, last_failed, more};
+use crate::load::alone;
+use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
+use crate::redis::proxy::{Faults, Way};
+use crate::support::eventually;
+
+/// The address where one instance finds the cluster.
+const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+#[tokio::test]
+async fn b4_an_instance_cut_from_one_shard_is_alone_with_that() {
+    let _alone = alone().await;
+    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
+    let proxies = cluster.proxies(APART).await;
+    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let instances = [Instance::start(&apart.join(",")).await, Instance::start(&cluster.addresses()).await];
+    let shards = cluster.shards().await;
+    let (cut, counters) = (&shards[0], Counters::of(&shards, &["one"]));
+    let loads = [instances[0].load(&counters).await, instances[1].load(&counters).await];
+    more(&loads[0], 200).await;
+    for node in [cut.master, cut.replicas[0]] {
+        proxies[node].set(Faults::both(Way::black_hole()));
+    }
+    let began = loads[0].elapsed();
+    eventually("the policy decides", async || (loads[0].since(began).failed() > 100).then_some(())).await;
+    proxies.iter().for_each(crate::redis::proxy::Proxy::heal);
+    let healed = loads[0].elapsed();
+    eventually("the cut shard is exact again", async || {
+        let calls = loads[0].since(healed).such_that(|call| call.due > healed && counters.is_on(call, cut.master));
+        calls.such_that(|call| call.answer.is_ok()).iter().nth(20).map(|_| ())
+    })
+    .await;
+    let [apart, direct] = loads;
+    let (apart, direct) = (apart.stop().await, direct.stop().await);
+    assert_none_failed(&direct, "the other instance");
+    assert_none_failed(&apart.such_that(|call| !counters.is_on(call, cut.master)), "the other shards");
+    let after = last_failed(&apart, healed, Duration::MAX).map_or(Duration::ZERO, |last| last - healed);
+    let mut client = instances[1].client().await;
+    let both = apart.and(&direct);
+    counters.assert_exact(&mut client, &both).await;
+    let accounts = counters.accounts(&mut client, &both).await;
+    let late: usize = accounts.iter().map(|account| account.held - account.admitted()).sum();
+    println!(
+        "B4 an instance cut from a shard: {} calls by policy, {late} of them charged, the last {after:.0?} after the cut healed (bar {RESTORED:?}), the other instance and the other shards exact",
+        apart.failed()
+    );
+    // What stood in the way when it was cut was executed, and its answers are lost; what was sent later is too late.
+    assert!(late * 4 <= apart.failed(), "{late} of {} were charged", apart.failed());
+    assert!(after < RESTORED * FAR, "the policy answers for {after:?} after the cut healed");
+}
+
+#[tokio::test]
+async fn b6_seeds_that_vanish_take_nothing_with_them() {
+    let _alone = alone().await;
+    let cluster = Cluster::start().await;
+    // The cluster names its nodes by their own address, so nothing but the first question comes this way.
+    let seeds = cluster.proxies(APART).await;
+    let seed = seeds[0].address();
+    let instance = Instance::start(&format!("nowhere.invalid:6379,{seed}")).await;
+    let shards = cluster.shards().await;
+    let counters = Counters::of(&shards, &["one", "two"]);
+    let load = instance.load(&counters).await;
+    more(&load, 200).await;
+    seeds[0].set(Faults { is_refusing: true, ..Faults::default() });
+    seeds[0].reset();
+    more(&load, 400).await;
+    // Nobody at the seeds tells of the new master.
+    cluster.failover(shards[0].replicas[0]).await;
+    more(&load, 400).await;
+    let calls = load.stop().await;
+    assert_none_failed(&calls, "without seeds");
+    let accounts = counters.accounts(&mut instance.client().await, &calls).await;
+    accounts.iter().for_each(Account::assert_exact);
+    println!("B6 seeds that vanish: 0 of {} by policy (bar 0), through a failover", calls.count());
+}

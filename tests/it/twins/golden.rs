@@ -1,0 +1,141 @@
+//! The counters that versions leave in Redis: what is written today is what the golden file says, and every later version
+//! counts on from it.
+
+use tidegate::algorithm::{Algorithm, Charge, Limit};
+use tidegate::model::{Charging, Hits, Micros, Quota, Window};
+
+use super::bench::{Bench, SLACK_MS};
+use crate::histories::charge;
+use crate::support::repository;
+use crate::world::{NOON, micros};
+
+/// The longest a counter is kept: ten years.
+const LONGEST_MS: u64 = 315_360_000_000;
+
+/// A counter of the golden file: how it came about and what its next charge is told.
+struct Case {
+    name: &'static str,
+    limit: Limit,
+    /// Charges at noon, against this limit or another.
+    charges: Vec<(Limit, u64)>,
+    /// The next: how long after noon, and how many hits.
+    next: (&'static str, u64),
+    told: Told,
+}
+
+/// Whether it is refused, what remains, the reset and the wait.
+type Told = (bool, u32, Micros, Option<Micros>);
+
+fn limit(algorithm: Algorithm, hits: u32, window: &str, burst: u32) -> Limit {
+    let window = Window::of_length(micros(window)).expect("it is in bounds");
+    Limit::new(algorithm, Quota::new(hits, window).with_burst(burst)).expect("it can be counted")
+}
+
+fn fixed(hits: u32, window: &str) -> Limit {
+    limit(Algorithm::FixedWindow, hits, window, hits)
+}
+
+fn gcra(hits: u32, window: &str, burst: u32) -> Limit {
+    limit(Algorithm::Gcra, hits, window, burst)
+}
+
+fn admitted(remaining: u32, reset: &str) -> Told {
+    (false, remaining, micros(reset), None)
+}
+
+fn refused(remaining: u32, retry: &str) -> Told {
+    (true, remaining, micros(retry), Some(micros(retry)))
+}
+
+/// The counters of the file, in its order.
+fn cases() -> Vec<Case> {
+    let case = |name, limit, charges: &[u64], next, told| {
+        let charges = charges.iter().map(|hits| (limit, *hits)).collect();
+        Case { name, limit, charges, next, told }
+    };
+    let (slow, fast) = (gcra(10, "1d", 10), gcra(1_000, "1d", 1_000));
+    let most = gcra(1, "365d", 1).counting_refused();
+    vec![
+        case("second", fixed(10, "1s"), &[3], ("250ms", 1), admitted(6, "750ms")),
+        case("day", fixed(1_000_000, "1d"), &[42], ("1h", 1_000_000), refused(0, "11h")),
+        case("over", fixed(5, "15m"), &[4, 3], ("1m", 1), refused(0, "14m")),
+        case(
+            "most",
+            fixed(u32::MAX, "365d"),
+            &[Hits::MOST; 2],
+            ("1m", 1),
+            (true, 0, micros("38159m"), Some(micros("38159m"))),
+        ),
+        // 2.5 of 3 have drained; what one and a half take to drain.
+        case("second", gcra(10, "1s", 10), &[3], ("250ms", 1), admitted(8, "150ms")),
+        // 10 of 25 have drained; 15 and 40 are 15 more than the burst.
+        case("burst", gcra(20, "1m", 40), &[25], ("30s", 40), refused(25, "45s")),
+        case("day", gcra(1_000_000, "1d", 1_000_000), &[42], ("1s", 1), admitted(999_968, "2800ms")),
+        Case { charges: vec![(slow, 8), (fast, 1)], ..case("slowest", slow, &[], ("1h", 1), admitted(0, "23h")) },
+        case("most", most, &[Hits::MOST; 4], ("1d", 1), refused(0, "3650d")),
+    ]
+}
+
+impl Case {
+    fn charge(&self, limit: Limit, hits: u64) -> Charge {
+        charge(self.name, limit, Charging::Each, Hits::take(hits))
+    }
+
+    fn key(&self) -> String {
+        self.charge(self.limit, 0).key.to_string()
+    }
+}
+
+/// The lines of the golden file: key, text, milliseconds until it is idle.
+fn golden() -> Vec<(String, String, u64)> {
+    let file = std::fs::read_to_string(repository("tests/golden/counters.txt")).expect("it is there");
+    let lines = file.lines().filter(|line| !line.starts_with('#'));
+    let line = |line: &str| {
+        let columns: Vec<_> = line.split(" | ").collect();
+        let [key, text, idle_ms] = columns[..] else { panic!("{line:?} has three columns") };
+        (key.to_owned(), text.to_owned(), idle_ms.parse().expect("milliseconds"))
+    };
+    lines.map(line).collect()
+}
+
+#[tokio::test]
+async fn what_is_written_today_is_what_the_golden_file_says() {
+    let mut bench = Bench::start(&[]).await;
+    let (golden, cases) = (golden(), cases());
+    assert_eq!(golden.len(), cases.len());
+    for (_, algorithm) in Algorithm::ALL {
+        assert!(cases.iter().any(|case| case.limit.algorithm() == algorithm), "{algorithm:?} has golden counters");
+    }
+    for (case, (key, text, idle_ms)) in cases.iter().zip(golden) {
+        let (mut before, mut after) = (0, 0);
+        for &(limit, hits) in &case.charges {
+            before = bench.time_ms();
+            bench.charge(&[case.charge(limit, hits)], NOON);
+            after = bench.time_ms();
+        }
+        let charge = case.charge(case.limit, 0);
+        assert_eq!((case.key(), bench.text(&charge)), (key, Some(text)), "key and text");
+        let kept_ms = (idle_ms + SLACK_MS).min(LONGEST_MS);
+        let expires = bench.expires_ms(&charge);
+        assert!(
+            (before + kept_ms..=after + kept_ms).contains(&expires),
+            "{}: {} ms, and not {kept_ms}",
+            case.key(),
+            expires - before
+        );
+    }
+}
+
+#[tokio::test]
+async fn every_version_counts_on_from_the_golden_file() {
+    let mut bench = Bench::start(&[]).await;
+    for (case, (key, text, _)) in cases().iter().zip(golden()) {
+        let (after, hits) = case.next;
+        let charge = case.charge(case.limit, hits);
+        assert_eq!(case.key(), key);
+        bench.set(&charge, &text);
+        let verdict = bench.charge(&[charge], NOON.saturating_add(micros(after)))[0];
+        let told = (verdict.outcome.is_refused(), verdict.remaining, verdict.reset, verdict.retry);
+        assert_eq!(told, case.told, "{key}");
+    }
+}

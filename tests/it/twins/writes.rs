@@ -1,0 +1,243 @@
+//! What the script writes, for how long, and what it never touches.
+
+use redis::{Cmd, Value};
+use tidegate::algorithm::{Algorithm, Charge, Limit};
+use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
+use tidegate::store::redis::script::{self, Mode, Reply};
+
+use super::bench::{Bench, PREFIX, SLACK_MS, key};
+use crate::histories::charge;
+use crate::world::NOON;
+
+fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
+    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
+}
+
+fn all(name: &str, limit: Limit, hits: u64) -> Charge {
+    charge(name, limit, Charging::AllOrNothing, Hits::take(hits))
+}
+
+fn each(name: &str, limit: Limit, hits: u64) -> Charge {
+    charge(name, limit, Charging::Each, Hits::take(hits))
+}
+
+/// Charges three counters of which the middle one is not ours, alone and with others, on their own and together.
+fn is_foreign(bench: &mut Bench, algorithm: Algorithm, what: &str) {
+    let limit = per_minute(algorithm, 10);
+    let foreign = each("foreign", limit, 1);
+    let before = bench.run("DUMP", &[&key(&foreign)]);
+    assert_ne!(before, Value::Nil, "{what} is there");
+    for charging in [Charging::Each, Charging::AllOrNothing] {
+        let charges = ["one", "foreign", "other"].map(|name| charge(name, limit, charging, Hits::take(1)));
+        for mode in [Mode::Each, Mode::All, Mode::Take] {
+            let alone = bench.rows(&charges[1..2], mode, NOON);
+            assert_eq!(alone[0].answer, None, "{what} is no counter of {algorithm:?}");
+            let rows = bench.rows(&charges, mode, NOON);
+            let answers: Vec<_> = rows.iter().map(|row| row.answer.map(|answer| answer.outcome.is_refused())).collect();
+            assert_eq!(answers, [Some(false), None, Some(false)], "{what}, {algorithm:?}, {mode:?}");
+        }
+    }
+    // It is no ballot: what an enforced neighbour says is what holds.
+    let request = [all("third", limit, 1), foreign.clone(), all("refuses", limit, 11)];
+    let rows = bench.rows(&request, Mode::All, NOON);
+    assert_eq!(rows[1].answer, None);
+    assert_eq!(bench.text(&request[0]), None, "{what}: the refused request spent nothing");
+    assert_eq!(bench.run("DUMP", &[&key(&foreign)]), before, "{what} is left as it is");
+    assert_eq!(bench.run("PTTL", &[&key(&foreign)]), Value::Int(-1), "{what} is kept for ever, as before");
+}
+
+#[tokio::test]
+async fn a_key_that_holds_another_type_is_nobodys_counter_and_stays() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        let key = key(&each("foreign", per_minute(algorithm, 10), 1));
+        let writes: [(&str, &[&[u8]]); 6] = [
+            ("RPUSH", &[&key, b"1 2 3"]),
+            ("SADD", &[&key, b"1 2 3"]),
+            ("ZADD", &[&key, b"1", b"1 2 3"]),
+            ("HSET", &[&key, b"1", b"2"]),
+            ("XADD", &[&key, b"*", b"1", b"2"]),
+            ("PFADD", &[&key, b"1"]),
+        ];
+        for (command, arguments) in writes {
+            bench.empty();
+            bench.run(command, arguments);
+            is_foreign(&mut bench, algorithm, command);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_no_version_wrote_is_nobodys_counter_and_stays() {
+    let mut bench = Bench::start(&[]).await;
+    let long = "9".repeat(400);
+    let texts = [
+        "",
+        " ",
+        "1",
+        "abc",
+        "1 2 3 4",
+        "-1 2",
+        "-1 2 3",
+        "1.5 2",
+        "1.5 2 3",
+        "1e3 2",
+        "1e3 2 3",
+        "0x10 2",
+        "0x10 2 3",
+        "nan 2",
+        "inf 2 3",
+        "1 2\n",
+        "1 2 3\n",
+        " 1 2",
+        "1  2",
+        "1 2 3 ",
+        "1\0 2 3",
+        "{}",
+        "1 -2 3",
+        // More than is ever counted, and moments that no whole number tells.
+        "1 4503599627370497",
+        "1 4503599627370497 3",
+        "9007199254740992 1",
+        "9007199254740993 1 1",
+        // No charge counts against nothing or against more than 32 bits hold.
+        "1 2 0",
+        "1 2 4294967296",
+        &format!("{long} 2"),
+        &format!("{long} 2 3"),
+        &format!("1 {long}"),
+        &format!("1 2 {long}"),
+    ];
+    for (_, algorithm) in Algorithm::ALL {
+        for text in texts {
+            bench.empty();
+            bench.set(&each("foreign", per_minute(algorithm, 10), 1), text);
+            is_foreign(&mut bench, algorithm, &format!("{text:?}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_comes_too_late_does_nothing() {
+    let mut bench = Bench::start(&[]).await;
+    let passed = NOON.saturating_sub(Micros::new(1));
+    for (_, algorithm) in Algorithm::ALL {
+        let charges = ["one", "other"].map(|name| each(name, per_minute(algorithm, 10), 1));
+        for mode in [Mode::Each, Mode::All, Mode::Take] {
+            for charges in [&charges[..1], &charges] {
+                let all: Vec<_> = charges.iter().collect();
+                let call = bench.at(NOON, &script::charge(PREFIX, &all, mode, passed));
+                let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
+                assert_eq!(script::read(&reply, all.len(), mode), Some(Reply::TooLate { now: NOON }));
+                assert_eq!(bench.counters(), 0);
+            }
+        }
+        bench.charge(&charges[..1], NOON);
+        assert_eq!(bench.counters(), 1, "at its deadline it is in time");
+        bench.empty();
+    }
+}
+
+#[tokio::test]
+async fn a_counter_is_kept_until_it_is_idle_and_the_slack_after_that() {
+    let mut bench = Bench::start(&[]).await;
+    let year = |hits| Quota::new(hits, Window::of_unit(Unit::Year));
+    let slow = Limit::new(Algorithm::Gcra, year(1)).expect("it can be counted").counting_refused();
+    // Half a millisecond past noon: what is left of a millisecond counts as one.
+    let now = NOON.saturating_add(Micros::new(500));
+    for (charge, kept_ms) in [
+        (each("only", per_minute(Algorithm::FixedWindow, 10), 3), 60_000 + SLACK_MS),
+        // The ticks that three hits of a tenth of a minute take, and one more, from the tick of now: 500 us is one.
+        (each("only", per_minute(Algorithm::Gcra, 10), 3), 18_001 + SLACK_MS),
+        // Ten years, however long it would take.
+        (all("only", slow, Hits::MOST), 315_360_000_000),
+    ] {
+        for others in [0, 1] {
+            bench.empty();
+            let mut request = vec![charge.clone()];
+            request.extend((0..others).map(|_| each("other", per_minute(Algorithm::Gcra, 1), 1)));
+            let before = bench.time_ms();
+            bench.charge(&request, now);
+            let after = bench.time_ms();
+            let expires = bench.expires_ms(&charge);
+            assert!(
+                (before + kept_ms..=after + kept_ms).contains(&expires),
+                "{:?}: {} ms from {before} to {after} for {kept_ms}",
+                charge.limit,
+                expires - before
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
+    let mut bench = Bench::start(&[]).await;
+    let loaded: String = script::load().query(&mut bench.connection).expect("it compiles");
+    for (_, algorithm) in Algorithm::ALL {
+        let charge = each("only", per_minute(algorithm, 10), 1);
+        let far = Micros::from_secs(4_294_967_295);
+        let call = script::charge(PREFIX, &[&charge], Mode::Each, far);
+        assert_eq!(call.args_iter().nth(1), Some(redis::Arg::Simple(loaded.as_bytes())));
+        let before = bench.time_ms();
+        let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
+        let after = bench.time_ms();
+        let Some(Reply::Done { now, rows }) = script::read(&reply, 1, Mode::Each) else { panic!("{reply:?}") };
+        assert!((before..=after).contains(&(now.get() / 1_000)), "{} is no time of Redis", now.get());
+        let verdict = rows[0].answer.expect("its key is ours");
+        // It is idle at its reset, or a tick of 100 us later where the reset is exact.
+        let idle_ms = now.saturating_add(verdict.reset).get() / 1_000;
+        let expires = bench.expires_ms(&charge);
+        assert!((idle_ms..=idle_ms + 1_002).contains(&expires), "{algorithm:?}: {expires} for {idle_ms}");
+        assert!(expires > idle_ms + 500, "{algorithm:?}: {expires} for {idle_ms}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_redis_still_refuses_and_admits_nothing_by_halves() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
+        bench.empty();
+        let limit = per_minute(algorithm, 10);
+        let full = all("full", limit, 10);
+        bench.charge(std::slice::from_ref(&full), NOON);
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
+
+        assert!(bench.charge(&[all("full", limit, 1)], NOON)[0].outcome.is_refused(), "{algorithm:?}");
+        for charges in [vec![all("one", limit, 1)], vec![all("one", limit, 1), all("other", limit, 1)]] {
+            for mode in [Mode::Each, Mode::All, Mode::Take] {
+                let failed = bench.try_charge(&charges, mode, NOON).expect_err("there is no memory");
+                assert_eq!(failed.code(), Some("OOM"), "{algorithm:?}: {failed}");
+                assert_eq!(bench.counters(), 1, "{algorithm:?}: nothing was written");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_cannot_be_understood_writes_nothing() {
+    let mut bench = Bench::start(&[]).await;
+    let limit = per_minute(Algorithm::Gcra, 10);
+    let call = bench.at(
+        NOON,
+        &script::charge(
+            PREFIX,
+            &[&each("one", per_minute(Algorithm::FixedWindow, 10), 1), &each("other", limit, 1)],
+            Mode::Each,
+            NOON,
+        ),
+    );
+    for (known, unknown) in [("gcra", "gcra_2"), ("10", "ten")] {
+        let mut changed = Cmd::new();
+        let arguments: Vec<_> = call.args_iter().collect();
+        let last = arguments.iter().rposition(|argument| *argument == redis::Arg::Simple(known.as_bytes()));
+        for (place, argument) in arguments.iter().enumerate() {
+            let redis::Arg::Simple(bytes) = argument else { panic!("a call has plain arguments") };
+            changed.arg(if Some(place) == last { unknown.as_bytes() } else { *bytes });
+        }
+        changed.query::<Value>(&mut bench.connection).expect_err("the last charge cannot be understood");
+        assert_eq!(bench.counters(), 0, "{unknown}: the first charge was not written");
+    }
+    call.query::<Value>(&mut bench.connection).expect("the call itself can be understood");
+}
