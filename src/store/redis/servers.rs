@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -102,9 +102,13 @@ impl Servers {
         Self { access, lanes, shape, attention }
     }
 
-    /// How many connections are alive.
-    pub fn alive(&self) -> &Arc<AtomicUsize> {
-        &self.access.alive
+    /// Whether a connection is alive and, in a cluster, it is known who has which slots.
+    pub fn is_connected(&self) -> bool {
+        let is_mapped = match &self.shape {
+            Shape::One(_) => true,
+            Shape::Cluster { map, .. } => !map.load().masters.is_empty(),
+        };
+        is_mapped && self.access.alive.load(Ordering::Acquire) > 0
     }
 
     /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
@@ -166,7 +170,10 @@ impl Servers {
             sleep(CREDENTIALS_EVERY).await;
             match self.access.credentials.read_again() {
                 Ok(false) => {}
-                Ok(true) => tracing::warn!("the password of Redis has changed; connections authenticate anew"),
+                Ok(true) => {
+                    tracing::warn!("the password of Redis has changed; connections authenticate anew");
+                    self.attention.notify_one();
+                }
                 Err(error) if complaints.is_over() => {
                     tracing::warn!(%error, "the file with the password of Redis cannot be read; the last one stays");
                 }
