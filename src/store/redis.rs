@@ -112,6 +112,13 @@ impl Redis {
         tokio::join!(main.supervise(), per_second);
     }
 
+    /// Connects the calling thread to every server that is known, within `budget`.
+    pub async fn connect(&self, budget: Duration) {
+        let Instances { main, per_second, .. } = &*self.0;
+        let until = Instant::now() + budget;
+        join_all(std::iter::once(main).chain(per_second).map(|servers| servers.connect(until))).await;
+    }
+
     /// Whether any of the servers can be asked, as far as is known.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;

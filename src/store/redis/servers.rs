@@ -111,6 +111,12 @@ impl Servers {
         is_mapped && self.access.alive.load(Ordering::Acquire) > 0
     }
 
+    /// Connects the calling thread to every node that charges go to.
+    pub async fn connect(&self, until: Instant) {
+        let (nodes, ping) = (self.nodes(), [cmd("PING")]);
+        join_all(nodes.iter().map(|node| node.ask(&ping, until))).await;
+    }
+
     /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
     pub fn slot(&self, key: &[u8]) -> u16 {
         match &self.shape {
