@@ -54,9 +54,7 @@ async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
         calls.failed(),
         calls.count(),
     );
-    let (failovers, far) = (u32::try_from(FAILOVERS).expect("it fits"), PLANNED * FAR);
-    let most = failovers * RATE * u32::try_from(far.as_millis()).expect("it fits") / 1_000;
-    assert!(calls.failed() <= usize::try_from(most).expect("it fits"), "far too many answers by policy");
+    assert!(longest < PLANNED * FAR, "the policy answers for {longest:?} after a failover");
 }
 
 /// What the failover that nobody planned leaves: healthy shards exact, and on the broken one at most a limit too much.
