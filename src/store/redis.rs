@@ -6,7 +6,6 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -24,6 +23,7 @@ use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
 
+pub mod advice;
 pub mod backoff;
 pub mod breaker;
 pub mod clock;
@@ -112,10 +112,10 @@ impl Redis {
         tokio::join!(main.supervise(), per_second);
     }
 
-    /// Whether any connection is alive.
+    /// Whether any of the servers can be asked, as far as is known.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;
-        std::iter::once(main).chain(per_second).any(|servers| servers.alive().load(Ordering::Acquire) > 0)
+        std::iter::once(main).chain(per_second).any(Servers::is_connected)
     }
 }
 

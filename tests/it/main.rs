@@ -7,6 +7,8 @@
     reason = "a test that cannot go on fails"
 )]
 
+/// Getting at a Redis, however it is guarded: passwords that change, TLS, sockets, and no right too many.
+mod access;
 /// The commands, as a user types them.
 mod cli;
 /// Many clients at one counter: never one too many, and nothing wasted.
@@ -17,6 +19,8 @@ mod conformance;
 mod edges;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
+/// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
+mod faults;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.

@@ -16,12 +16,13 @@ use partition::Partition;
 use crate::support::{Process, eventually, output};
 
 pub mod certificates;
-mod clock;
+pub mod clock;
 pub mod cluster;
 mod partition;
 pub mod proxy;
 pub mod sentinel;
 mod tests;
+pub mod user;
 
 /// A port that nobody else is given while this lives; a server that sets `SO_REUSEADDR`, as Redis does, may listen on it.
 pub struct Port(TcpSocket);

@@ -25,8 +25,9 @@
 -- the caller undoes them if he must.
 --
 -- The answer is the time of this node, alone when it is past the deadline and nothing was done; then for each charge
--- 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone), remaining, reset, retry; in the mode
--- take also what would remain and the reset if these charges are taken back. To `undo` it is the time.
+-- 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone; or it was to be admitted beside one that
+-- is refused, and there is no memory), remaining, reset, retry; in the mode take also what would remain and the reset if
+-- these charges are taken back. To `undo` it is the time.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -83,6 +84,19 @@ local function decide(at, key, state, algorithm, limit, burst, window, tick)
   return is_admitted and 0 or 1, remaining, reset, retry, charged
 end
 
+-- Saves a counter: what the server says where it does not.
+local function put(key, text, ttl)
+  local saved = redis.pcall('SET', KEYS[key], text, 'PX', ttl)
+  if saved.err then
+    return saved
+  end
+end
+
+-- Whether a server has no memory. It says so to the first write of a script or to none, so nothing is saved then.
+local function is_out_of_memory(failed)
+  return string.sub(failed.err, 1, 4) == 'OOM '
+end
+
 -- The ordinary request: a charge that is alone stays or not by itself, whatever its role, and needs no working table.
 if #ARGV == 14 and mode ~= 'take' then
   local key, algorithm, window, tick = ARGV[3] + 0, twin(ARGV[4]), ARGV[7] + 0, ARGV[8] + 0
@@ -97,7 +111,11 @@ if #ARGV == 14 and mode ~= 'take' then
     decide(2, key, state, algorithm, ARGV[5] + 0, ARGV[6] + 0, window, tick)
   if charged then
     local text, ttl = written(charged, algorithm, window, tick)
-    redis.call('SET', KEYS[key], text, 'PX', ttl)
+    failed = put(key, text, ttl)
+    -- A refusal stands although it cannot be recorded.
+    if failed and (code == 0 or not is_out_of_memory(failed)) then
+      return failed
+    end
   end
   return { now, code, remaining, reset, retry }
 end
@@ -128,7 +146,8 @@ for at = 2, #ARGV - 1, width do
   end
 end
 
--- Saves what has changed. Everything is made before the first write: a script that fails keeps what it wrote.
+-- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
+-- fails keeps what it wrote.
 local function save()
   local texts, ttls = {}, {}
   for key = 1, #KEYS do
@@ -139,8 +158,9 @@ local function save()
     end
   end
   for key = 1, #KEYS do
-    if texts[key] then
-      redis.call('SET', KEYS[key], texts[key], 'PX', ttls[key])
+    local failed = texts[key] and put(key, texts[key], ttls[key])
+    if failed then
+      return failed
     end
   end
 end
@@ -154,8 +174,7 @@ if mode == 'undo' then
       states[key] = algorithm.undo(state, now, moment, hits, limits[index], windows[index], ticks[index])
     end
   end
-  save()
-  return { now }
+  return save() or { now }
 end
 
 -- Charges the working table: code, remaining, reset, retry.
@@ -247,7 +266,22 @@ if is_refused or mode == 'take' then
     states = taken
   end
 end
-save()
+local failed = save()
+if failed then
+  local is_any_refused = is_refused
+  for index = 1, count do
+    is_any_refused = is_any_refused or codes[index] == 1
+  end
+  if not is_any_refused or not is_out_of_memory(failed) then
+    return failed
+  end
+  -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
+  for index = 1, count do
+    if not is_refused and codes[index] == 0 then
+      codes[index], remainings[index], resets[index], retries[index] = 2, 0, 0, -1
+    end
+  end
+end
 
 local reply, size = { now }, 1
 for index = 1, count do

@@ -24,7 +24,13 @@ impl Clock {
 
     /// Makes it the clock of a program: what that is told of `CLOCK_REALTIME` is shifted.
     pub fn preload(&self, command: &mut Command) {
-        command.env("LD_PRELOAD", library()).env("CLOCK_SHIFT", self.0.path());
+        command.envs(self.variables());
+    }
+
+    /// The same, for a program that is started with variables.
+    pub fn variables(&self) -> [(&'static str, &str); 2] {
+        let files = [("LD_PRELOAD", library()), ("CLOCK_SHIFT", self.0.path())];
+        files.map(|(variable, file)| (variable, file.to_str().expect("a path of ours")))
     }
 
     /// From now on it is so much ahead.

@@ -1,0 +1,57 @@
+//! More calls than Tidegate can decide.
+
+use std::time::Duration;
+
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+
+use super::{
+    ENVOY, POLICIES, exact, is_counted, lasting, ms, openings, report_restored, request, restored, rules, tidegate_with,
+};
+use crate::load::{Calls, Load, alone};
+use crate::redis::Single;
+
+/// Descriptors of one request: enough that one thread cannot decide as many requests as are offered.
+const DESCRIPTORS: usize = 400;
+/// Requests in a second: more than that.
+const OFFERED: u32 = 1_000;
+
+/// A request of many descriptors, each with a counter of its own.
+fn heavy(number: usize) -> RateLimitRequest {
+    let one = |descriptor: usize| request(POLICIES[(number + descriptor) % 3], &format!("{number}-{descriptor}"));
+    let descriptors = (0..DESCRIPTORS).flat_map(|descriptor| one(descriptor).descriptors).collect();
+    RateLimitRequest { descriptors, ..request("open", "0") }
+}
+
+#[tokio::test]
+async fn f3_who_is_offered_more_than_he_can_do_answers_everybody_and_nobody_with_an_error() {
+    let _alone = alone().await;
+    let redis = Single::start(&[]).await;
+    let rules = rules("fixed_window");
+    let variables = [("REDIS_URL", &*redis.address().to_string()), ("WORKERS", "1")];
+    let server = tidegate_with(rules.path(), &variables).await;
+    let light = (0..100).map(|number| request(POLICIES[number % 3], &format!("light{number}")));
+    let light = Load::patient(server.grpc, light.collect(), 50, ENVOY).await;
+    let load = Load::patient(server.grpc, (0..20).map(heavy).collect(), OFFERED, ENVOY).await;
+    let began = light.elapsed();
+    lasting(Duration::from_secs(3)).await;
+    let calls = load.stop().await;
+    let over = light.elapsed();
+    // Counters that are at their limit are refused, too.
+    exact(&light, over).await;
+    let light = light.stop().await;
+    let failed =
+        |calls: &Calls| calls.iter().filter_map(|call| call.answer.as_ref().err().copied()).collect::<Vec<_>>();
+    assert_eq!((failed(&calls), failed(&light)), (vec![], vec![]), "nobody is left without an answer");
+    let counted = calls.such_that(is_counted).count();
+    println!(
+        "F3 offered {OFFERED} requests of {DESCRIPTORS} descriptors a second: {} of {} decided by the store, p99 {}, \
+         others' p99 {} (bar 15.0 ms), {} breaker openings",
+        counted,
+        calls.count(),
+        ms(calls.permille(990)),
+        ms(light.between(began, over).permille(990)),
+        openings(&server),
+    );
+    assert!(counted < calls.count(), "it was too much");
+    report_restored("F3 from the last answer on", restored(&light, over));
+}
