@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use self::errand::Errand;
 use self::manager::Access;
 use self::node::Node;
-use self::script::{Mode, Row};
+use self::script::{Mode, Rows};
 use self::servers::{Servers, Topology};
 use super::{Answers, Charged, Store, StoreError, Undo};
 use crate::algorithm::Charge;
@@ -72,7 +72,7 @@ struct Group {
 }
 
 /// What became of each group: when it was charged, by the node's clock, and what the script says of each charge.
-type Outcomes = SmallVec<[Result<(Micros, SmallVec<[Row; 4]>), StoreError>; 1]>;
+type Outcomes = SmallVec<[Result<(Micros, Rows), StoreError>; 1]>;
 
 /// The groups of one node, and which they are of the request's.
 struct Batch<'a> {
@@ -168,20 +168,21 @@ impl Redis {
         let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut left = SmallVec::new();
         let mut taken = Vec::new();
-        let mut is_whole = mode != Mode::Take;
         for (group, outcome) in groups.iter().zip(outcomes) {
             match outcome {
                 Ok((at, rows)) => {
-                    is_whole &= rows.iter().all(|row| row.answer.is_some());
-                    taken.extend(group.taken(charges, &rows, mode, at, &mut left));
-                    for (&member, row) in group.members.iter().zip(rows) {
+                    // What the script alone decided needs no undo.
+                    if mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
+                        taken.extend(group.taken(charges, &rows, mode, at, &mut left));
+                    }
+                    for (&member, row) in group.members.iter().zip(rows.iter()) {
                         answers[member] = row.answer.ok_or(StoreError::Foreign);
                     }
                 }
                 Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
             }
         }
-        if is_whole || taken.is_empty() {
+        if taken.is_empty() {
             return Charged { answers, undo: None };
         }
         let store = self.clone();
@@ -313,12 +314,12 @@ impl Group {
     fn taken(
         &self,
         charges: &[Charge],
-        rows: &[Row],
+        rows: &Rows,
         mode: Mode,
         at: Micros,
         left: &mut SmallVec<[(usize, u32, Micros); 4]>,
     ) -> Option<Taken> {
-        let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows);
+        let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
             Mode::Each => false,

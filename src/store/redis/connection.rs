@@ -152,11 +152,12 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub async fn send_all(&mut self, commands: &[Cmd]) -> RedisResult<Vec<Value>> {
+    pub async fn send_all(&mut self, commands: impl IntoIterator<Item = Cmd>) -> RedisResult<Vec<Value>> {
         let mut together = pipe();
         for command in commands {
-            together.add_command(command.clone());
+            together.add_command(command);
         }
-        self.handle.send_packed_commands(&together, 0, commands.len()).await
+        let count = together.len();
+        self.handle.send_packed_commands(&together, 0, count).await
     }
 }

@@ -13,21 +13,22 @@
 --   undo(state, now, at, hits, limit, window, tick)
 --                                            the state without a charge of `at`, never less than if it had not been asked
 --
--- KEYS are the counters, each once. ARGV: a deadline in the clock of this node, the mode, and for each charge
---
---   each, all, take: key (its place in KEYS; 0 for a limit of nothing, which has no counter), algorithm, limit, burst,
---                    window, tick, hits taken, hits given back, descriptor, role, records (1: a refused charge stays),
---                    kept (1: the charge stays although its request is refused)
---   undo:            key, algorithm, limit, burst, window, tick, hits, the moment of the charge; there is no deadline
+-- KEYS are the counters, each once. ARGV: a moment in the clock of this node, which is the deadline, or to `undo` that of
+-- the charges; the mode; and the charges, packed as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
+-- has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back, descriptor, role, records (1: a
+-- refused charge stays), kept (1: the charge stays although its request is refused).
 --
 -- each: no charge is taken back. all: these are all charges of the request, and when it is refused only what is kept stays.
 -- take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and otherwise
--- the caller undoes them if he must.
+-- the caller undoes them if he must. undo: takes back the hits of charges; there is no deadline.
 --
--- The answer is the time of this node, alone when it is past the deadline and nothing was done; then for each charge
--- 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone; or it was to be admitted beside one that
--- is refused, and there is no memory), remaining, reset, retry; in the mode take also what would remain and the reset if
--- these charges are taken back. To `undo` it is the time.
+-- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
+-- `undo`; then for each charge 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone; or it was
+-- to be admitted beside one that is refused, and there is no memory), remaining, reset, retry, as `row` says; in the mode
+-- take also what would remain and the reset if these charges are taken back.
+
+local record, row, left = '<I4sI4I4I8I8I8I8I4sBB', '<BI4I8i8', '<I4I8'
+local pack, unpack = struct.pack, struct.unpack
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -35,19 +36,18 @@ local now = time[1] * 1000000 + time[2]
 local slack = 1000
 
 -- A text plus 0 is a number, for less than what `tonumber` costs.
-local ARGV, KEYS, mode = ARGV, KEYS, ARGV[2]
-if mode ~= 'undo' and now > ARGV[1] + 0 then
-  return { now }
+local KEYS, moment, mode, packed = KEYS, ARGV[1] + 0, ARGV[2], ARGV[3]
+if mode ~= 'undo' and now > moment then
+  return pack('<I8', now)
 end
-local width = mode == 'undo' and 8 or 12
 
 -- The state of a counter; false when the key holds nothing of ours; and an error that is none of the key's.
-local function read(key, algorithm, window, tick)
-  local text = redis.pcall('GET', KEYS[key])
+local function read(charge)
+  local text = redis.pcall('GET', KEYS[charge.key])
   if not text then
-    return algorithm.fresh
+    return charge.algorithm.fresh
   elseif type(text) == 'string' then
-    return algorithm.load(text, window, tick) or false
+    return charge.algorithm.load(text, charge.window, charge.tick) or false
   elseif string.sub(text.err, 1, 9) == 'WRONGTYPE' then
     return false
   end
@@ -55,30 +55,31 @@ local function read(key, algorithm, window, tick)
 end
 
 -- What is written of a counter: its text, and for how many milliseconds: ten years at most, the longest wait that is told.
-local function written(state, algorithm, window, tick)
+local function written(state, charge)
   -- An undo may come when its counter is idle.
-  local ttl = math.max(math.ceil((algorithm.idle_at(state, window, tick) - now) / 1000), 0) + slack
+  local idle_at = charge.algorithm.idle_at(state, charge.window, charge.tick)
+  local ttl = math.max(math.ceil((idle_at - now) / 1000), 0) + slack
   if ttl > 315360000 * 1000 then ttl = 315360000 * 1000 end
-  return algorithm.save(state), string.format('%.0f', ttl)
+  return charge.algorithm.save(state), string.format('%.0f', ttl)
 end
 
--- Decides a charge whose arguments stand behind `at`: code, remaining, reset, retry, and the state where it changes.
-local function decide(at, key, state, algorithm, limit, burst, window, tick)
+-- Decides a charge: code, remaining, reset, retry, and the state where it changes.
+local function decide(charge, state)
   if state == false then
     return 2, 0, 0, -1
   end
-  local hits, back = ARGV[at + 7] + 0, ARGV[at + 8] + 0
-  local step = algorithm.step
+  local step, hits, back = charge.algorithm.step, charge.hits, charge.back
+  local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
   local is_admitted, remaining, reset, retry, charged = step(state, now, hits, back, limit, burst, window, tick)
   if not is_admitted then
-    if ARGV[at + 11] ~= '1' or key == 0 then
+    if charge.records == 0 or charge.key == 0 then
       return 1, remaining, reset, retry
     end
     -- The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
     is_admitted, remaining, reset, retry = step(charged, now, hits, back, limit, burst, window, tick)
   end
   -- A look saves nothing, a limit of nothing has no counter, and giving back creates none.
-  if key == 0 or (hits == 0 and (back == 0 or state == algorithm.fresh)) then
+  if charge.key == 0 or (hits == 0 and (back == 0 or state == charge.algorithm.fresh)) then
     charged = nil
   end
   return is_admitted and 0 or 1, remaining, reset, retry, charged
@@ -97,53 +98,51 @@ local function is_out_of_memory(failed)
   return string.sub(failed.err, 1, 4) == 'OOM '
 end
 
--- The ordinary request: a charge that is alone stays or not by itself, whatever its role, and needs no working table.
-if #ARGV == 14 and mode ~= 'take' then
-  local key, algorithm, window, tick = ARGV[3] + 0, twin(ARGV[4]), ARGV[7] + 0, ARGV[8] + 0
-  local state, failed = algorithm.fresh, nil
-  if key > 0 then
-    state, failed = read(key, algorithm, window, tick)
-    if failed then
-      return failed
-    end
-  end
-  local code, remaining, reset, retry, charged =
-    decide(2, key, state, algorithm, ARGV[5] + 0, ARGV[6] + 0, window, tick)
-  if charged then
-    local text, ttl = written(charged, algorithm, window, tick)
-    failed = put(key, text, ttl)
-    -- A refusal stands although it cannot be recorded.
-    if failed and (code == 0 or not is_out_of_memory(failed)) then
-      return failed
-    end
-  end
-  return { now, code, remaining, reset, retry }
-end
-
--- Of each charge: its place in KEYS, its twin, limit, burst, window, tick. Of each place: the state as read, the state as
--- it is to be, and which charge came first.
-local places, algorithms, limits, bursts, windows, ticks = {}, {}, {}, {}, {}, {}
+-- The charges. Of each place in KEYS: the state as read, the state as it is to be, and the charge that came first.
+local charges, count, twins = {}, 0, {}
 local loaded, states, firsts = {}, {}, {}
-local twins, count = {}, 0
 
-for at = 2, #ARGV - 1, width do
-  count = count + 1
-  local key, name = ARGV[at + 1] + 0, ARGV[at + 2]
+local at = 1
+while at <= #packed do
+  local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept
+  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, at = unpack(record, packed, at)
   local algorithm = twins[name]
   if not algorithm then
     algorithm = twin(name)
     twins[name] = algorithm
   end
-  local window, tick = ARGV[at + 5] + 0, ARGV[at + 6] + 0
-  places[count], algorithms[count] = key, algorithm
-  limits[count], bursts[count], windows[count], ticks[count] = ARGV[at + 3] + 0, ARGV[at + 4] + 0, window, tick
+  local charge = {
+    key = key, algorithm = algorithm, limit = limit, burst = burst, window = window, tick = tick, hits = hits,
+    back = back, descriptor = descriptor, role = role, records = records, kept = kept,
+  }
+  count = count + 1
+  charges[count] = charge
   if key > 0 and not firsts[key] then
-    local state, failed = read(key, algorithm, window, tick)
+    local state, failed = read(charge)
     if failed then
       return failed
     end
-    firsts[key], loaded[key], states[key] = count, state, state
+    firsts[key], loaded[key], states[key] = charge, state, state
   end
+end
+
+-- The ordinary request: a charge that is alone stays or not by itself, whatever its role, and needs no working table.
+if count == 1 and (mode == 'each' or mode == 'all') then
+  local charge = charges[1]
+  local key, state = charge.key, charge.algorithm.fresh
+  if key > 0 then
+    state = states[key]
+  end
+  local code, remaining, reset, retry, charged = decide(charge, state)
+  if charged then
+    local text, ttl = written(charged, charge)
+    local failed = put(key, text, ttl)
+    -- A refusal stands although it cannot be recorded.
+    if failed and (code == 0 or not is_out_of_memory(failed)) then
+      return failed
+    end
+  end
+  return pack('<I8BI4I8i8', now, code, remaining, reset, retry)
 end
 
 -- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
@@ -153,8 +152,7 @@ local function save()
   for key = 1, #KEYS do
     local state = states[key]
     if state ~= loaded[key] then
-      local index = firsts[key]
-      texts[key], ttls[key] = written(state, algorithms[index], windows[index], ticks[index])
+      texts[key], ttls[key] = written(state, firsts[key])
     end
   end
   for key = 1, #KEYS do
@@ -167,34 +165,35 @@ end
 
 if mode == 'undo' then
   for index = 1, count do
-    local key, algorithm, at = places[index], algorithms[index], 2 + (index - 1) * width
-    local state = states[key]
+    local charge = charges[index]
+    local algorithm, state = charge.algorithm, states[charge.key]
     if state and state ~= algorithm.fresh then
-      local hits, moment = ARGV[at + 7] + 0, ARGV[at + 8] + 0
-      states[key] = algorithm.undo(state, now, moment, hits, limits[index], windows[index], ticks[index])
+      states[charge.key] = algorithm.undo(state, now, moment, charge.hits, charge.limit, charge.window, charge.tick)
     end
   end
-  return save() or { now }
+  return save() or pack('<I8', now)
+end
+
+-- What a charge's counter is at the moment.
+local function state_of(charge)
+  if charge.key == 0 then
+    return charge.algorithm.fresh
+  end
+  return states[charge.key]
 end
 
 -- Charges the working table: code, remaining, reset, retry.
-local function charge(index)
-  local key, algorithm = places[index], algorithms[index]
-  local state = algorithm.fresh
-  if key > 0 then
-    state = states[key]
-  end
-  local code, remaining, reset, retry, charged = decide(
-    2 + (index - 1) * width, key, state, algorithm, limits[index], bursts[index], windows[index], ticks[index])
+local function take(charge)
+  local code, remaining, reset, retry, charged = decide(charge, state_of(charge))
   if charged then
-    states[key] = charged
+    states[charge.key] = charged
   end
   return code, remaining, reset, retry
 end
 
-local codes, remainings, resets, retries = {}, {}, {}, {}
 for index = 1, count do
-  codes[index], remainings[index], resets[index], retries[index] = charge(index)
+  local charge = charges[index]
+  charge.code, charge.remaining, charge.reset, charge.retry = take(charge)
 end
 
 -- The same as `is_request_refused` of policy.rs, over the charges that were answered; where the request has more charges
@@ -202,9 +201,9 @@ end
 local function is_request_refused()
   local quota_of, quota_refuses, quota_has_room
   for index = 1, count do
-    local at = 2 + (index - 1) * width
-    local role, descriptor, refuses = ARGV[at + 10], ARGV[at + 9], codes[index] == 1
-    if codes[index] == 2 then
+    local charge = charges[index]
+    local role, descriptor, refuses = charge.role, charge.descriptor, charge.code == 1
+    if charge.code == 2 then
       -- No ballot.
     elseif role == 'enforce' then
       if refuses then
@@ -225,22 +224,17 @@ local function is_request_refused()
 end
 
 -- What a look says of a charge's counter: remaining, reset.
-local function look(index)
-  local key, algorithm = places[index], algorithms[index]
-  local state = algorithm.fresh
-  if key > 0 then
-    state = states[key]
-  end
+local function look(charge)
+  local state = state_of(charge)
   if not state then
     return 0, 0
   end
   local _, remaining, reset =
-    algorithm.step(state, now, 0, 0, limits[index], bursts[index], windows[index], ticks[index])
+    charge.algorithm.step(state, now, 0, 0, charge.limit, charge.burst, charge.window, charge.tick)
   return remaining, reset
 end
 
 local is_refused = mode ~= 'each' and is_request_refused()
-local lefts, left_resets = {}, {}
 if is_refused or mode == 'take' then
   local taken = states
   states = {}
@@ -248,17 +242,18 @@ if is_refused or mode == 'take' then
     states[key] = loaded[key]
   end
   for index = 1, count do
-    if ARGV[2 + (index - 1) * width + 12] == '1' then
-      charge(index)
+    if charges[index].kept == 1 then
+      take(charges[index])
     end
   end
   for index = 1, count do
-    lefts[index], left_resets[index] = look(index)
-    if is_refused and codes[index] ~= 2 then
+    local charge = charges[index]
+    charge.left, charge.left_reset = look(charge)
+    if is_refused and charge.code ~= 2 then
       -- Each keeps its outcome; what is left is what nobody has taken.
-      remainings[index] = lefts[index]
-      if codes[index] == 0 then
-        resets[index] = left_resets[index]
+      charge.remaining = charge.left
+      if charge.code == 0 then
+        charge.reset = charge.left_reset
       end
     end
   end
@@ -270,27 +265,27 @@ local failed = save()
 if failed then
   local is_any_refused = is_refused
   for index = 1, count do
-    is_any_refused = is_any_refused or codes[index] == 1
+    is_any_refused = is_any_refused or charges[index].code == 1
   end
   if not is_any_refused or not is_out_of_memory(failed) then
     return failed
   end
   -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
   for index = 1, count do
-    if not is_refused and codes[index] == 0 then
-      codes[index], remainings[index], resets[index], retries[index] = 2, 0, 0, -1
+    local charge = charges[index]
+    if not is_refused and charge.code == 0 then
+      charge.code, charge.remaining, charge.reset, charge.retry = 2, 0, 0, -1
     end
   end
 end
 
-local reply, size = { now }, 1
+local reply = { pack('<I8', now) }
 for index = 1, count do
-  reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] =
-    codes[index], remainings[index], resets[index], retries[index]
-  size = size + 4
+  local charge = charges[index]
+  local answer = pack(row, charge.code, charge.remaining, charge.reset, charge.retry)
   if mode == 'take' then
-    reply[size + 1], reply[size + 2] = lefts[index], left_resets[index]
-    size = size + 2
+    answer = answer .. pack(left, charge.left, charge.left_reset)
   end
+  reply[index + 1] = answer
 end
-return reply
+return table.concat(reply)

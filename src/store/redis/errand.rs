@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::backoff::Quiet;
 use super::node::Node;
-use super::script::{self, Mode, Reply, Row};
+use super::script::{self, Mode, Reply, Rows};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -30,12 +30,11 @@ pub(super) struct Errand<'a> {
 }
 
 /// What became of a run: when it ran, by the node's clock, and what it says of each charge.
-pub(super) type Outcome = Result<(Micros, SmallVec<[Row; 4]>), StoreError>;
+pub(super) type Outcome = Result<(Micros, Rows), StoreError>;
 
 /// What a node says to an errand.
-#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made, and a box would cost every decision")]
 enum Heard {
-    Done(Micros, SmallVec<[Row; 4]>),
+    Done(Micros, Rows),
     /// It was not executed: by this time of the node's, the deadline had passed.
     TooLate(Micros),
     /// It was not executed: the script is not there.
@@ -159,34 +158,38 @@ async fn exchange(
         commands.push((errand.command)(deadline));
     }
     let sent = Instant::now();
-    let replies = checkout.send(&commands, until).await?;
+    let replies = checkout.send(commands, until).await?;
     // Before each errand's own reply come those to what prepared it.
     let own = if manner.is_asking { 2 } else { 1 };
     let skipped = usize::from(manner.with_script);
-    let replies = replies.iter().skip(skipped).skip(own - 1).step_by(own);
+    let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
     let heard: SmallVec<[Heard; 1]> =
         errands.iter().zip(replies).map(|(errand, reply)| Heard::new(reply, errand.expects)).collect();
     if heard.len() < errands.len() {
         return Err(StoreError::Rejected);
     }
-    for heard in &heard {
-        match heard {
-            Heard::Done(at, _) | Heard::TooLate(at) => checkout.learn(sent, *at),
-            Heard::Failed(StoreError::Unreachable) => checkout.demoted(),
-            _ => {}
-        }
+    // The last was executed last, so nothing tells more of the time.
+    let at = heard.iter().rev().find_map(|heard| match heard {
+        Heard::Done(at, _) | Heard::TooLate(at) => Some(*at),
+        _ => None,
+    });
+    if let Some(at) = at {
+        checkout.learn(sent, at);
+    }
+    if heard.iter().any(|heard| matches!(heard, Heard::Failed(StoreError::Unreachable))) {
+        checkout.demoted();
     }
     Ok(heard)
 }
 
 impl Heard {
-    fn new(reply: &Value, expects: Option<(usize, Mode)>) -> Self {
-        let Value::ServerError(error) = reply else {
+    fn new(reply: Value, expects: Option<(usize, Mode)>) -> Self {
+        let Value::ServerError(error) = &reply else {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
             return match script::read(reply, charges, mode) {
                 Some(Reply::Done { now, rows }) => Self::Done(now, rows),
                 // The time alone is all that an undo is answered.
-                Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, SmallVec::new()),
+                Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, Rows::default()),
                 Some(Reply::TooLate { now }) => Self::TooLate(now),
                 None => Self::Failed(StoreError::Rejected),
             };

@@ -213,7 +213,7 @@ impl Manager {
         if !self.is_inspected.load(Ordering::Acquire) {
             commands.extend(advice::questions());
         }
-        let replies = connection.send_all(&commands).await?;
+        let replies = connection.send_all(commands).await?;
         let [time, loaded, rest @ ..] = replies.as_slice() else {
             return Err((ErrorKind::UnexpectedReturnType, "TIME and SCRIPT LOAD were not answered").into());
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bb8_redis::bb8::{Pool, QueueStrategy};
 use redis::{Cmd, RedisError, Value, cmd};
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::{Mutex, Notify, Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -192,7 +193,7 @@ impl Node {
     }
 
     /// Asks something that is no charge, on this thread's connection.
-    pub async fn ask(&self, commands: &[Cmd], until: Instant) -> Option<Vec<Value>> {
+    pub async fn ask(&self, commands: Vec<Cmd>, until: Instant) -> Option<Vec<Value>> {
         let mut connection = self.connection(until).await?;
         timeout_at(until, connection.send_all(commands)).await.ok()?.ok()
     }
@@ -229,12 +230,16 @@ impl Checkout<'_> {
     ///
     /// # Errors
     /// When they do not come, or the connection is lost: then nobody knows what was executed.
-    pub async fn send(&mut self, commands: &[Cmd], until: Instant) -> Result<Vec<Value>, StoreError> {
+    pub async fn send(
+        &mut self,
+        commands: SmallVec<[Cmd; 1]>,
+        until: Instant,
+    ) -> Result<SmallVec<[Value; 1]>, StoreError> {
         let began = Instant::now();
         let sent = async {
-            match commands {
-                [command] => self.connection.send(command).await.map(|reply| vec![reply]),
-                _ => self.connection.send_all(commands).await,
+            match commands.as_slice() {
+                [command] => self.connection.send(command).await.map(|reply| smallvec![reply]),
+                _ => self.connection.send_all(commands).await.map(SmallVec::from_vec),
             }
         };
         match timeout_at(until, sent).await {

@@ -23,7 +23,6 @@ pub enum Mode {
 }
 
 /// What the script answers.
-#[expect(clippy::large_enum_variant, reason = "it is read where it is made, and a box would cost every decision")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// It ran after its deadline and did nothing.
@@ -36,8 +35,23 @@ pub enum Reply {
         /// The time of the node, which dates the charges.
         now: Micros,
         /// What became of each charge, in their order.
-        rows: SmallVec<[Row; 4]>,
+        rows: Rows,
     },
+}
+
+/// What became of the charges of one call, in their order: as the script packed it, which is little to move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    reply: Vec<u8>,
+    width: usize,
+}
+
+impl Rows {
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = Row> {
+        // All of them were read once, by `read`.
+        self.reply.get(TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
+    }
 }
 
 /// What became of one charge.
@@ -49,18 +63,21 @@ pub struct Row {
     pub left: Option<(u32, Micros)>,
 }
 
-/// Arguments of the script for each charge, as its head says.
-const CHARGE_WIDTH: usize = 12;
-/// Arguments of the script for each undo, as its head says.
-const UNDO_WIDTH: usize = 8;
-/// Numbers that it answers for each charge.
-const ROW: usize = 4;
-/// Numbers that it answers for each charge in [`Mode::Take`].
-const TAKE_ROW: usize = 6;
+/// Bytes of the time that its answer begins with.
+const TIME: usize = 8;
+/// The mode of a call that undoes.
+const UNDO: &str = "undo";
+/// Bytes that it answers for each charge: its `row`.
+const ROW: usize = 21;
+/// Bytes that it answers for each charge in [`Mode::Take`]: `left` behind it.
+const TAKE_ROW: usize = ROW + 12;
 /// How it says that waiting does not help, or that there is nothing to wait for.
 const NO_RETRY: i64 = -1;
-/// Bytes that the arguments of an ordinary charge take, so that they are written without growing.
-const ORDINARY: usize = 80;
+/// Bytes that the longest charge takes, so that charges are packed without growing: 50 of numbers, and two words of up to 15
+/// letters with an end each.
+const LONGEST: usize = 82;
+/// Bytes that the arguments in front of the keys and the charges take at most, with a moment of 16 digits.
+const HEAD: usize = 90;
 
 /// `twin(name)`, which makes the twin of that name and no other, and the driver behind it.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
@@ -87,34 +104,20 @@ pub fn load() -> Cmd {
 /// The command that charges these counters, all of which live in one slot where there are slots. It does nothing after
 /// `deadline`, which is told in the clock of the node.
 pub fn charge(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
-    let (mut command, keys) = call(prefix, charges, CHARGE_WIDTH);
-    command.arg(deadline.get()).arg(mode.name());
-    for charge in charges {
-        write_counter(&mut command, charge, &keys);
-        command.arg(charge.hits.taken()).arg(charge.hits.given_back());
-        command.arg(charge.descriptor).arg(role_name(charge.role));
-        command.arg(u8::from(charge.limit.records_refused(charge.charging))).arg(u8::from(charge.is_kept()));
-    }
-    command
+    call(prefix, charges, deadline, mode.name())
 }
 
 /// The command that takes back charges of the moment `at`, which the reply to them told. It has no deadline: until it runs
 /// the counters stand too high.
 pub fn undo(prefix: &[u8], charges: &[&Charge], at: Micros) -> Cmd {
-    let (mut command, keys) = call(prefix, charges, UNDO_WIDTH);
-    command.arg(0).arg("undo");
-    for charge in charges {
-        write_counter(&mut command, charge, &keys);
-        command.arg(charge.hits.taken()).arg(at.get());
-    }
-    command
+    call(prefix, charges, at, UNDO)
 }
 
 /// What the script answered to so many charges; `None` when that is no answer of the script.
-pub fn read(reply: &Value, charges: usize, mode: Mode) -> Option<Reply> {
-    let Value::Array(numbers) = reply else { return None };
-    let (now, rows) = numbers.split_first()?;
-    let now = micros(now)?;
+pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
+    let Value::BulkString(reply) = reply else { return None };
+    let mut rows = reply.as_slice();
+    let now = Micros::new(u64::from_le_bytes(take::<TIME>(&mut rows)?));
     if rows.is_empty() {
         return Some(Reply::TooLate { now });
     }
@@ -122,12 +125,9 @@ pub fn read(reply: &Value, charges: usize, mode: Mode) -> Option<Reply> {
     if rows.len() != charges.checked_mul(width)? {
         return None;
     }
-    let rows: Option<_> = rows.chunks_exact(width).map(row).collect();
-    Some(Reply::Done { now, rows: rows? })
+    let is_read = rows.chunks_exact(width).all(|bytes| row(bytes).is_some());
+    is_read.then_some(Reply::Done { now, rows: Rows { reply, width } })
 }
-
-/// The keys of some charges, each once, sorted; a closed limit has none.
-type Keys<'a> = SmallVec<[&'a CounterKey; 4]>;
 
 impl Mode {
     const fn name(self) -> &'static str {
@@ -148,99 +148,137 @@ const fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The call of the script as far as its keys go.
-fn call<'a>(prefix: &[u8], charges: &[&'a Charge], width: usize) -> (Cmd, Keys<'a>) {
+fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
+    // Each key once. A closed limit has none.
     let open = charges.iter().filter(|charge| !charge.limit.is_closed());
-    let mut keys: Keys<'a> = open.map(|charge| &charge.key).collect();
+    let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|charge| &charge.key).collect();
     keys.sort_unstable();
     keys.dedup();
 
     let bytes: usize = keys.iter().map(|key| prefix.len() + key.as_bytes().len()).sum();
-    let arguments = 5 + keys.len() + width * charges.len();
-    let mut command = Cmd::with_capacity(arguments, bytes + ORDINARY * (1 + charges.len()));
+    let mut command = Cmd::with_capacity(keys.len() + 6, HEAD + bytes + LONGEST * charges.len());
     command.arg("EVALSHA").arg(SHA1.as_str()).arg(keys.len());
     for key in &keys {
         let mut writer = command.writer_for_next_arg();
-        // Into memory: it does not fail.
-        let _ = writer.write_all(prefix);
-        let _ = writer.write_all(key.as_bytes());
+        write(&mut writer, prefix);
+        write(&mut writer, key.as_bytes());
     }
-    (command, keys)
+    command.arg(moment.get()).arg(mode);
+    let mut writer = command.writer_for_next_arg();
+    for charge in charges {
+        pack(&mut writer, charge, &keys);
+    }
+    drop(writer);
+    command
 }
 
-/// What charges and undos have in common: the counter and what it is counted against.
-fn write_counter(command: &mut Cmd, charge: &Charge, keys: &Keys<'_>) {
-    let Charge { key, limit, .. } = charge;
+/// Packs a charge as the script's `record` says.
+fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
+    let Charge { key, limit, hits, .. } = charge;
     let (place, quota) = if limit.is_closed() {
         (0, limit.quota().with_burst(0))
     } else {
         (keys.partition_point(|known| *known < key) + 1, limit.quota())
     };
-    command.arg(place).arg(limit.algorithm().name()).arg(quota.limit()).arg(quota.burst());
-    command.arg(quota.window().length().get()).arg(quota.tick().get());
+    let word = |writer: &mut _, word: &str| {
+        write(writer, word.as_bytes());
+        write(writer, b"\0");
+    };
+    write(writer, &small(place).to_le_bytes());
+    word(writer, limit.algorithm().name());
+    write(writer, &quota.limit().to_le_bytes());
+    write(writer, &quota.burst().to_le_bytes());
+    for number in [quota.window().length().get(), quota.tick().get(), hits.taken(), hits.given_back()] {
+        write(writer, &number.to_le_bytes());
+    }
+    write(writer, &small(charge.descriptor).to_le_bytes());
+    word(writer, role_name(charge.role));
+    write(writer, &[u8::from(limit.records_refused(charge.charging)), u8::from(charge.is_kept())]);
 }
 
-fn row(numbers: &[Value]) -> Option<Row> {
-    let [code, remaining, reset, retry, left @ ..] = numbers else { return None };
-    let outcome = match number(code)? {
+/// A place within a request: the largest that is read, 4 MiB, has far fewer.
+fn small(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// Into memory: it does not fail.
+fn write(writer: &mut impl Write, bytes: &[u8]) {
+    let _ = writer.write_all(bytes);
+}
+
+fn row(mut bytes: &[u8]) -> Option<Row> {
+    let [code] = take(&mut bytes)?;
+    let outcome = match code {
         0 => Some(Outcome::Admitted),
         1 => Some(Outcome::Refused),
         2 => None,
         _ => return None,
     };
-    let (remaining, reset) = (hits(remaining)?, micros(reset)?);
-    let retry = if number(retry)? == NO_RETRY { None } else { Some(micros(retry)?) };
-    let answer = outcome.map(|outcome| Verdict { outcome, remaining, reset, retry, provenance: Provenance::Store });
-    let left = match left {
-        [remaining, reset] => Some((hits(remaining)?, micros(reset)?)),
-        _ => None,
+    let (remaining, reset) = look(&mut bytes)?;
+    let retry = match i64::from_le_bytes(take(&mut bytes)?) {
+        NO_RETRY => None,
+        wait => Some(Micros::new(wait.try_into().ok()?)),
     };
+    let answer = outcome.map(|outcome| Verdict { outcome, remaining, reset, retry, provenance: Provenance::Store });
+    let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
     Some(Row { answer, left })
 }
 
-fn number(value: &Value) -> Option<i64> {
-    if let Value::Int(number) = value { Some(*number) } else { None }
+/// What remains, and when it is reset.
+fn look(bytes: &mut &[u8]) -> Option<(u32, Micros)> {
+    Some((u32::from_le_bytes(take(bytes)?), Micros::new(u64::from_le_bytes(take(bytes)?))))
 }
 
-fn hits(value: &Value) -> Option<u32> {
-    number(value)?.try_into().ok()
-}
-
-fn micros(value: &Value) -> Option<Micros> {
-    number(value)?.try_into().ok().map(Micros::new)
+fn take<const SIZE: usize>(bytes: &mut &[u8]) -> Option<[u8; SIZE]> {
+    let (taken, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*taken)
 }
 
 #[cfg(test)]
 mod tests {
     use redis::Value;
 
-    use super::{Mode, Reply, read};
+    use super::{Mode, ROW, Reply, read};
     use crate::model::Micros;
 
-    fn reply(numbers: &[i64]) -> Value {
-        Value::Array(numbers.iter().copied().map(Value::Int).collect())
+    /// Of the moment 7, and a row for each of these.
+    fn reply(rows: &[(u8, u32, u64, i64)]) -> Vec<u8> {
+        let mut bytes = 7_u64.to_le_bytes().to_vec();
+        for (code, remaining, reset, retry) in rows {
+            bytes.push(*code);
+            bytes.extend(remaining.to_le_bytes());
+            bytes.extend(reset.to_le_bytes());
+            bytes.extend(retry.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn is_read(bytes: &[u8], charges: usize, mode: Mode) -> bool {
+        read(Value::BulkString(bytes.to_vec()), charges, mode).is_some()
     }
 
     #[test]
     fn what_the_script_never_answers_is_no_reply() {
-        let whole = [7, 0, 1, 2, -1];
-        assert!(read(&reply(&whole), 1, Mode::Each).is_some());
-        assert!(read(&reply(&whole), 1, Mode::Take).is_none(), "a row of that mode is longer");
-        assert!(read(&reply(&whole), 2, Mode::Each).is_none(), "one row is missing");
-        assert!(read(&reply(&whole[..4]), 1, Mode::Each).is_none(), "a number is missing");
-        for (place, wrong) in [(0, -1), (1, 3), (2, -1), (2, 1 << 32), (3, -1), (4, -2)] {
-            let mut numbers = whole;
-            numbers[place] = wrong;
-            assert!(read(&reply(&numbers), 1, Mode::Each).is_none(), "{wrong} at {place}");
+        let whole = reply(&[(0, 1, 2, -1)]);
+        assert_eq!(whole.len(), 8 + ROW);
+        assert!(is_read(&whole, 1, Mode::Each));
+        assert!(!is_read(&whole, 1, Mode::Take), "a row of that mode is longer");
+        assert!(!is_read(&whole, 2, Mode::Each), "one row is missing");
+        for length in (0..whole.len()).filter(|length| *length != 8) {
+            assert!(!is_read(&whole[..length], 1, Mode::Each), "only {length} bytes");
         }
-        let text = Value::Array(vec![Value::Int(7), Value::Okay, Value::Int(1), Value::Int(2), Value::Int(-1)]);
-        for other in [Value::Nil, Value::Okay, Value::Int(7), reply(&[]), text] {
-            assert!(read(&other, 1, Mode::Each).is_none(), "{other:?}");
+        for wrong in [(3, 1, 2, -1), (0, 1, 2, -2)] {
+            assert!(!is_read(&reply(&[wrong]), 1, Mode::Each), "{wrong:?}");
+        }
+        for other in [Value::Nil, Value::Okay, Value::Int(7), Value::Array(vec![Value::Int(7)])] {
+            assert_eq!(read(other, 1, Mode::Each), None);
         }
     }
 
     #[test]
     fn the_time_alone_says_that_nothing_was_done() {
-        assert_eq!(read(&reply(&[7]), 1, Mode::All), Some(Reply::TooLate { now: Micros::new(7) }));
+        let late = Reply::TooLate { now: Micros::new(7) };
+        assert_eq!(read(Value::BulkString(reply(&[])), 1, Mode::All), Some(late));
     }
 }

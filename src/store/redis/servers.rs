@@ -113,8 +113,8 @@ impl Servers {
 
     /// Connects the calling thread to every node that charges go to.
     pub async fn connect(&self, until: Instant) {
-        let (nodes, ping) = (self.nodes(), [cmd("PING")]);
-        join_all(nodes.iter().map(|node| node.ask(&ping, until))).await;
+        let nodes = self.nodes();
+        join_all(nodes.iter().map(|node| node.ask(vec![cmd("PING")], until))).await;
     }
 
     /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
@@ -228,7 +228,7 @@ impl Servers {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
                 // Connected before the first charge, and missed when it is gone. Not for long: nobody probes meanwhile.
-                node.ask(&[cmd("PING")], Instant::now() + MAP_PATIENCE).await;
+                node.ask(vec![cmd("PING")], Instant::now() + MAP_PATIENCE).await;
                 return;
             }
             Shape::One(_) => return,
@@ -324,7 +324,7 @@ async fn tell(node: &Node, until: Instant) -> Option<Told> {
         command.arg(of);
         command
     };
-    let replies = node.ask(&[question("INFO"), question("SLOTS")], until).await?;
+    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await?;
     let [info, slots] = replies.as_slice() else { return None };
     let info: String = from_redis_value_ref(info).ok()?;
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
