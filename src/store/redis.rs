@@ -39,7 +39,7 @@ pub mod servers;
 /// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each).
 const MOST_PER_SCRIPT: usize = 100;
 /// How many counters one script charges together: 1,000, about 7 ms. A request of more charges them as it does those of several
-/// slots. Redis itself takes at most 2^20 arguments.
+/// slots.
 const MOST_TOGETHER: usize = 1_000;
 /// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
