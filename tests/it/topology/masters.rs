@@ -118,7 +118,7 @@ async fn a1_a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothi
 }
 
 #[tokio::test]
-async fn a2_a_master_paused_until_another_is_promoted_counts_nothing_late() {
+async fn a2_a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_limit() {
     let _alone = alone().await;
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
