@@ -76,8 +76,9 @@ const NO_RETRY: i64 = -1;
 /// Bytes that the longest charge takes, so that charges are packed without growing: 50 of numbers, and two words of up to 15
 /// letters with an end each.
 const LONGEST: usize = 82;
-/// Bytes that the arguments in front of the keys and the charges take at most, with a moment of 16 digits.
-const HEAD: usize = 90;
+/// Bytes that the other arguments take but for the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment
+/// of 16, a mode of 4.
+const HEAD: usize = 74;
 
 /// `twin(name)`, which makes the twin of that name and no other, and the driver behind it.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
