@@ -152,7 +152,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
-    let is_connected = connected_at_first(redis.as_ref()).await;
+    let is_connected = connected_at_first(redis.as_ref(), &workers).await;
     signs.show(is_connected || !follows).await;
     let follower = redis.filter(|_| follows).map(|redis| tokio::spawn(follow(redis, signs.clone(), is_connected)));
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
@@ -208,12 +208,18 @@ impl Signs {
 }
 
 /// Whether there is a connection to Redis, if it is asked, after a while in which there may be.
-async fn connected_at_first(redis: Option<&Redis>) -> bool {
+/// Each worker then has its own, so that no first call pays for connecting.
+async fn connected_at_first(redis: Option<&Redis>, workers: &Workers) -> bool {
     let Some(redis) = redis else { return true };
+    let connect = || {
+        let redis = redis.clone();
+        async move { redis.connect(FIRST_CONNECTION).await }
+    };
     let connected = async {
         while !redis.is_connected() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
+        workers.on_each(connect).await;
     };
     tokio::time::timeout(FIRST_CONNECTION, connected).await.is_ok()
 }

@@ -97,8 +97,8 @@ fn readable(variable: &str, path: Option<&PathBuf>) -> anyhow::Result<()> {
     read.map(drop)
 }
 
-fn parsed(text: &str) -> Login {
-    settings::Credentials::parse(text).as_ref().map(login).unwrap_or_default()
+fn parsed(text: &str) -> Option<Login> {
+    settings::Credentials::parse(text).as_ref().map(login)
 }
 
 fn login(credentials: &settings::Credentials) -> Login {

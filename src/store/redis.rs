@@ -6,7 +6,6 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -24,6 +23,7 @@ use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
 
+pub mod advice;
 pub mod backoff;
 pub mod breaker;
 pub mod clock;
@@ -39,7 +39,7 @@ pub mod servers;
 /// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each).
 const MOST_PER_SCRIPT: usize = 100;
 /// How many counters one script charges together: 1,000, about 7 ms. A request of more charges them as it does those of several
-/// slots. Redis itself takes at most 2^20 arguments.
+/// slots.
 const MOST_TOGETHER: usize = 1_000;
 /// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
@@ -112,10 +112,17 @@ impl Redis {
         tokio::join!(main.supervise(), per_second);
     }
 
-    /// Whether any connection is alive.
+    /// Connects the calling thread to every server that is known, within `budget`.
+    pub async fn connect(&self, budget: Duration) {
+        let Instances { main, per_second, .. } = &*self.0;
+        let until = Instant::now() + budget;
+        join_all(std::iter::once(main).chain(per_second).map(|servers| servers.connect(until))).await;
+    }
+
+    /// Whether any of the servers can be asked, as far as is known.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;
-        std::iter::once(main).chain(per_second).any(|servers| servers.alive().load(Ordering::Acquire) > 0)
+        std::iter::once(main).chain(per_second).any(Servers::is_connected)
     }
 }
 

@@ -36,6 +36,15 @@ impl Workers {
         Self { runtimes: Arc::new([Handle::current()]), stop: Arc::new(watch::channel(false).0) }
     }
 
+    /// Runs a future on each thread and waits for all of them.
+    pub async fn on_each<F: Future<Output = ()> + Send + 'static>(&self, make: impl Fn() -> F) {
+        let runs: Vec<_> = self.runtimes.iter().map(|runtime| runtime.spawn(make())).collect();
+        for run in runs {
+            // A thread that has ended runs nothing.
+            let _ = run.await;
+        }
+    }
+
     /// Ends the threads and whatever still runs on them, and waits for it `bound` long.
     /// False when a thread is still busy then; it is left behind.
     pub async fn stop(&self, bound: Duration) -> bool {

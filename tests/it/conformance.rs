@@ -3,13 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use futures_util::future::join_all;
 use tokio::process::Command;
 
+use crate::redis::Single;
+use crate::redis::cluster::Cluster;
+use crate::redis::sentinel::Sentinel;
+use crate::redis::user::{PREFIX, Shape, User};
 use crate::support::{Tidegate, output, repository, tool};
 
 /// The cases that pass against the reference, in two halves.
-const PLAIN: &str = "--skip-quirks";
-const QUIRKS: &str = "--quirks-only";
+const PLAIN: &[&str] = &["--skip-quirks"];
+const QUIRKS: &[&str] = &["--quirks-only"];
+const BOTH: &[&str] = &[];
 
 /// What the runner said, of failed cases as well.
 async fn run(arguments: &[&str]) -> String {
@@ -20,26 +26,50 @@ async fn run(arguments: &[&str]) -> String {
     said
 }
 
-/// Runs this half of every group, each on a server of its own, and says what the runner said.
-async fn cases(half: &str) -> String {
+/// Runs this half of every group, each on a server of its own with these variables, and says what the runner said.
+async fn cases(half: &[&str], store: &[(&str, &str)]) -> String {
     let mut report = String::new();
-    for group in run(&["--groups", half]).await.lines() {
+    for group in run(&[&["--groups"], half].concat()).await.lines() {
         let rules = tempfile::tempdir().expect("a directory");
         let directory = rules.path().to_str().expect("a path of text");
-        run(&["--prepare", directory, "--group", group, half]).await;
+        run(&[&["--prepare", directory, "--group", group], half].concat()).await;
         let variables = run(&["--env", "--group", group]).await;
-        let variables: Vec<_> = variables.lines().filter_map(|line| line.split_once('=')).collect();
+        let variables = variables.lines().filter_map(|line| line.split_once('='));
+        let prefix = format!("{PREFIX}{group}:");
+        let variables: Vec<_> =
+            variables.chain(store.iter().copied()).chain([("CACHE_KEY_PREFIX", &*prefix)]).collect();
         let server = Tidegate::start(rules.path(), &variables).await;
-        let said = run(&["--addr", &server.grpc.to_string(), "--group", group, half]).await;
-        let _ = write!(report, "group {group}\n{said}");
+        let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half].concat()).await;
+        let _ = write!(report, "group {group}\n{said}{}", server.errors());
+    }
+    report
+}
+
+/// Runs every case of every group on a Redis, as the least privileged user there.
+async fn cases_on_redis(shape: Shape, url: &str, servers: &[Single]) -> String {
+    let user = User::of(shape);
+    join_all(servers.iter().map(|server| user.let_in(server))).await;
+    let report = cases(
+        BOTH,
+        &[
+            ("REDIS_TYPE", shape.name()),
+            ("REDIS_URL", url),
+            ("REDIS_AUTH", &user.auth()),
+            // On a busy machine a test would fail on time; this one is about answers.
+            ("STORE_DEADLINE", "5s"),
+        ],
+    )
+    .await;
+    for server in servers {
+        assert_eq!(user.denied(server).await, "", "nothing more than the documented rights is asked for");
     }
     report
 }
 
 /// Runs this half of the rule files that are loaded or refused.
-async fn rule_files(half: &str) -> String {
+async fn rule_files(half: &[&str]) -> String {
     let check = format!("{} check {{dir}}", env!("CARGO_BIN_EXE_tidegate"));
-    run(&["--config-check", &check, half]).await
+    run(&[&["--config-check", &check], half].concat()).await
 }
 
 /// The names of the cases that failed, in order.
@@ -87,7 +117,7 @@ fn assert_differs_exactly(section: &str, report: &str) {
 
 #[tokio::test]
 async fn every_case_that_is_no_quirk_is_answered_as_the_reference_does() {
-    let report = cases(PLAIN).await;
+    let report = cases(PLAIN, &[]).await;
     assert!(failed(&report).is_empty(), "{report}");
     assert!(passed(&report) > 60, "too few cases were run\n{report}");
 }
@@ -101,7 +131,26 @@ async fn every_rule_file_that_is_no_quirk_is_taken_or_refused_as_the_reference_d
 
 #[tokio::test]
 async fn the_quirks_answered_differently_are_those_written_down() {
-    assert_differs_exactly("cases", &cases(QUIRKS).await);
+    assert_differs_exactly("cases", &cases(QUIRKS, &[]).await);
+}
+
+#[tokio::test]
+async fn one_redis_server_gives_the_same_answers() {
+    let server = Single::start(&[]).await;
+    let url = server.address().to_string();
+    assert_differs_exactly("cases", &cases_on_redis(Shape::Single, &url, &[server]).await);
+}
+
+#[tokio::test]
+async fn a_redis_server_named_by_sentinels_gives_the_same_answers() {
+    let set = Sentinel::start().await;
+    assert_differs_exactly("cases", &cases_on_redis(Shape::Sentinel, &set.addresses(), set.servers()).await);
+}
+
+#[tokio::test]
+async fn a_redis_cluster_gives_the_same_answers() {
+    let cluster = Cluster::shared().await;
+    assert_differs_exactly("cases", &cases_on_redis(Shape::Cluster, &cluster.addresses(), cluster.nodes()).await);
 }
 
 #[tokio::test]

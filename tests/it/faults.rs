@@ -243,8 +243,8 @@ fn report(what: &str, calls: &Calls, more: &str) {
         ms(most(100)),
         ms(slowest_bar),
     );
-    // Others may keep a few waiting for long on this machine, but not every other one.
-    assert!(most(50) <= bar * FAR, "{what}: {}", ms(most(50)));
+    // A machine that does other things too may keep many waiting for long, but not every other one for as long as this.
+    assert!(most(50) <= RESTORED, "{what}: {}", ms(most(50)));
 }
 
 /// Prints how long it took to be exact again.
@@ -275,6 +275,7 @@ async fn lasting(length: Duration) {
 }
 
 /// A client that asks one thing after the other and waits as long as it takes.
+#[derive(Clone)]
 struct Asker(RateLimitServiceClient<Channel>);
 
 impl Asker {

@@ -7,6 +7,8 @@
     reason = "a test that cannot go on fails"
 )]
 
+/// Getting at a Redis, however it is guarded: passwords that change, TLS, sockets, and no right too many.
+mod access;
 /// The commands, as a user types them.
 mod cli;
 /// Many clients at one counter: never one too many, and nothing wasted.

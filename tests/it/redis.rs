@@ -22,6 +22,7 @@ mod partition;
 pub mod proxy;
 pub mod sentinel;
 mod tests;
+pub mod user;
 
 /// A port that nobody else is given while this lives; a server that sets `SO_REUSEADDR`, as Redis does, may listen on it.
 pub struct Port(TcpSocket);

@@ -307,7 +307,7 @@ async fn three_instances_never_admit_one_hit_over_across_slots_and_give_back_wha
 }
 
 #[tokio::test]
-#[ignore = "it takes a quarter of an hour: a thousand rounds for each algorithm and limit"]
+#[ignore = "it takes about six minutes: a thousand rounds for each algorithm and limit"]
 async fn a_thousand_rounds_on_a_cluster_never_admit_one_hit_over() {
     rounds(&[Layout::Each, Layout::Descriptor, Layout::Colocated, Layout::Across], 1_000).await;
 }

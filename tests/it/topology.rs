@@ -54,6 +54,7 @@ descriptors:
       - {{ unit: year, requests_per_unit: {ENDLESS} }}
       - {{ unit: month, requests_per_unit: {ENDLESS} }}
   - {{ key: second, rate_limit: {{ unit: second, requests_per_unit: {ENDLESS} }} }}
+  - {{ key: herd, rate_limit: {{ unit: second, requests_per_unit: {FEW} }} }}
 "
     )
 }

@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value, cmd, pipe};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, Quiet};
 use super::credentials::Credentials;
 
 /// How many calls in a row may time out on a connection before it is replaced: 3. Nothing else tells of a path that
 /// swallows packets before the kernel gives up.
 const MOST_TIMEOUTS: u32 = 3;
+/// How soon a changed password that a server does not know yet is tried again: 1 s, as often as its file is read.
+const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);
 
 /// A connection, shared by as many calls as there are clones.
 #[derive(Clone)]
@@ -123,14 +126,17 @@ impl Connection {
                 auth.arg(user);
             }
             auth.arg(password);
-            let refused = !matches!(handle.send_packed_command(&auth).await, Ok(Value::Okay));
-            if refused {
-                // Another call tries again.
-                health.generation.store(known, Ordering::Release);
+            let Ok(Value::ServerError(refusal)) = handle.send_packed_command(&auth).await else { return };
+            static QUIET: Quiet = Quiet::new();
+            if QUIET.is_over() {
                 tracing::warn!(
-                    "a live Redis connection could not authenticate with the changed password; it stays who it was"
+                    code = refusal.code(),
+                    "Redis does not take the changed password yet; live connections stay who they were"
                 );
             }
+            sleep(AUTHENTICATE_AGAIN).await;
+            // Another call tries again.
+            let _ = health.generation.compare_exchange(generation, known, Ordering::AcqRel, Ordering::Acquire);
         });
     }
 

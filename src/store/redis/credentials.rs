@@ -15,7 +15,7 @@ pub struct Credentials {
 /// A file, and how to read what it says.
 struct File {
     path: PathBuf,
-    parse: fn(&str) -> Login,
+    parse: fn(&str) -> Option<Login>,
 }
 
 /// What is known of a user and a password.
@@ -46,8 +46,8 @@ impl Credentials {
     /// What a file says, by `parse`.
     ///
     /// # Errors
-    /// When the file cannot be read.
-    pub fn of_file(path: PathBuf, parse: fn(&str) -> Login) -> io::Result<Self> {
+    /// When the file cannot be read, or says nothing.
+    pub fn of_file(path: PathBuf, parse: fn(&str) -> Option<Login>) -> io::Result<Self> {
         let file = File { path, parse };
         let now = file.read()?;
         Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
@@ -63,10 +63,11 @@ impl Credentials {
         self.known.load().generation
     }
 
-    /// Reads the file again. True when it says something else than before. A file that cannot be read changes nothing.
+    /// Reads the file again. True when it says something else than before. A file that cannot be read, or says nothing while
+    /// it is being written, changes nothing.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or says nothing.
     pub fn read_again(&self) -> io::Result<bool> {
         let Some(file) = &self.file else { return Ok(false) };
         let now = file.read()?;
@@ -82,7 +83,8 @@ impl Credentials {
 
 impl File {
     fn read(&self) -> io::Result<Login> {
-        std::fs::read_to_string(&self.path).map(|text| (self.parse)(&text))
+        let text = std::fs::read_to_string(&self.path)?;
+        (self.parse)(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its first line has no password"))
     }
 }
 
@@ -92,22 +94,29 @@ mod tests {
 
     use super::{Credentials, Login};
 
-    fn login(text: &str) -> Login {
-        Login { user: None, password: Some(text.to_owned()) }
+    fn login(password: &str) -> Login {
+        Login { user: None, password: Some(password.to_owned()) }
+    }
+
+    fn parse(text: &str) -> Option<Login> {
+        (!text.is_empty()).then(|| login(text))
     }
 
     #[test]
-    fn a_file_that_changes_is_believed_and_one_that_vanishes_is_not() {
+    fn a_file_that_changes_is_believed_and_one_that_is_empty_or_gone_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("auth");
         write(&file, "one").unwrap();
-        let credentials = Credentials::of_file(file.clone(), login).unwrap();
+        let credentials = Credentials::of_file(file.clone(), parse).unwrap();
         assert!(!credentials.read_again().unwrap());
         write(&file, "two").unwrap();
         assert!(credentials.read_again().unwrap());
         let known = credentials.known();
         assert!(known.now == login("two"));
         assert!(known.before == Some(login("one")));
+        write(&file, "").unwrap();
+        assert!(credentials.read_again().is_err());
+        assert!(Credentials::of_file(file.clone(), parse).is_err());
         std::fs::remove_file(&file).unwrap();
         assert!(credentials.read_again().is_err());
         assert_eq!(credentials.generation(), 1);

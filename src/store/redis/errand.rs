@@ -45,6 +45,8 @@ enum Heard {
     Ask(String),
     /// It was not executed: the counters are on two nodes for a moment.
     TryAgain,
+    /// It was not executed: nobody has the slot, or the node has lost the others and somebody else may have it.
+    ClusterDown,
     Failed(StoreError),
 }
 
@@ -76,7 +78,10 @@ pub(super) async fn run(
             return errands.iter().map(|_| Err(error)).collect();
         }
     };
-    if heard.iter().all(|heard| matches!(heard, Heard::Done(..) | Heard::Failed(_))) {
+    if heard.iter().any(|heard| matches!(heard, Heard::ClusterDown)) {
+        servers.doubt_map();
+    }
+    if heard.iter().all(|heard| matches!(heard, Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_))) {
         return heard.into_iter().map(Heard::outcome).collect();
     }
     let followed = errands
@@ -98,7 +103,7 @@ async fn follow(
     for _ in 0..MOST_REPEATS {
         let mut manner = Manner::default();
         match &heard {
-            Heard::Done(..) | Heard::Failed(_) => break,
+            Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_) => break,
             Heard::TooLate(_) => {}
             Heard::NoScript => manner.with_script = true,
             Heard::TryAgain => sleep(TRY_AGAIN).await,
@@ -180,9 +185,11 @@ async fn exchange(
 impl Heard {
     fn new(reply: Value, expects: Option<(usize, Mode)>) -> Self {
         let Value::ServerError(error) = &reply else {
-            let Some((charges, mode)) = expects else { return Self::Done(Micros::ZERO, Rows::default()) };
+            let (charges, mode) = expects.unwrap_or((0, Mode::Each));
             return match script::read(reply, charges, mode) {
                 Some(Reply::Done { now, rows }) => Self::Done(now, rows),
+                // The time alone is all that an undo is answered.
+                Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, Rows::default()),
                 Some(Reply::TooLate { now }) => Self::TooLate(now),
                 None => Self::Failed(StoreError::Rejected),
             };
@@ -195,6 +202,10 @@ impl Heard {
             "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
             // It was a master.
             "READONLY" => Self::Failed(StoreError::Unreachable),
+            code @ "CLUSTERDOWN" => {
+                complain(code);
+                Self::ClusterDown
+            }
             code => {
                 complain(code);
                 Self::Failed(StoreError::Rejected)
@@ -208,7 +219,9 @@ impl Heard {
             Self::Failed(error) => Err(error),
             // Asked as often as makes sense, or with no time left.
             Self::TooLate(_) => Err(StoreError::TimedOut),
-            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain => Err(StoreError::Rejected),
+            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::ClusterDown => {
+                Err(StoreError::Rejected)
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bb8_redis::bb8::ManageConnection;
@@ -17,6 +17,7 @@ use redis::{
 };
 use tokio::time::{Instant, timeout};
 
+use super::advice;
 use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, Health};
@@ -98,12 +99,20 @@ pub struct Manager {
     access: Access,
     clock: Arc<NodeClock>,
     backoff: Arc<Backoff>,
+    /// Whether any connection has asked the node about itself.
+    is_inspected: Arc<AtomicBool>,
 }
 
 impl Manager {
     /// A manager of connections to one node, which it tells the time of.
-    pub fn new(locate: Locate, access: Access, clock: Arc<NodeClock>, backoff: Arc<Backoff>) -> Self {
-        Self { locate, access, clock, backoff }
+    pub fn new(
+        locate: Locate,
+        access: Access,
+        clock: Arc<NodeClock>,
+        backoff: Arc<Backoff>,
+        is_inspected: Arc<AtomicBool>,
+    ) -> Self {
+        Self { locate, access, clock, backoff, is_inspected }
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -114,8 +123,8 @@ impl Manager {
         let known = self.access.credentials.known();
         let first = self.connect_to(&address, &known.now, known.generation).await;
         let connection = match (first, &known.before) {
-            // The server may not know the new password yet, or no longer the old one.
-            (Err(error), Some(before)) if error.kind() == ErrorKind::AuthenticationFailed => {
+            // The server may not know the new password yet.
+            (Err(error), Some(before)) if error.code() == Some("WRONGPASS") => {
                 self.connect_to(&address, before, known.generation.wrapping_sub(1)).await?
             }
             (first, _) => first?,
@@ -197,13 +206,18 @@ impl Manager {
     async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
         let sent = Instant::now();
         let mut commands = vec![cmd("TIME"), script::load()];
-        if matches!(self.locate, Locate::Sentinel { .. }) {
+        let is_named = matches!(self.locate, Locate::Sentinel { .. });
+        if is_named {
             commands.push(cmd("ROLE"));
         }
+        if !self.is_inspected.load(Ordering::Acquire) {
+            commands.extend(advice::questions());
+        }
         let replies = connection.send_all(commands).await?;
-        let [time, loaded, role @ ..] = replies.as_slice() else {
+        let [time, loaded, rest @ ..] = replies.as_slice() else {
             return Err((ErrorKind::UnexpectedReturnType, "TIME and SCRIPT LOAD were not answered").into());
         };
+        let (role, about) = rest.split_at_checked(usize::from(is_named)).unwrap_or_default();
         if let Value::ServerError(error) = loaded {
             return Err(error.clone().into());
         }
@@ -211,6 +225,9 @@ impl Manager {
             && role.first().is_some_and(|role| !matches!(role, Value::BulkString(role) if role == b"master"))
         {
             return Err((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels' master is none yet").into());
+        }
+        if !about.is_empty() && !self.is_inspected.swap(true, Ordering::AcqRel) {
+            advice::warn(about, &self.locate);
         }
         if let Some(time) = time_of(time) {
             self.clock.learn(sent, Instant::now(), time);

@@ -1,7 +1,7 @@
 //! One Redis server: its connections, what is in flight to it, and whether it is worth asking.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -35,6 +35,7 @@ pub struct Node {
     access: Access,
     clock: Arc<NodeClock>,
     backoff: Arc<Backoff>,
+    is_inspected: Arc<AtomicBool>,
     breaker: Breaker,
     in_flight: Semaphore,
     /// Wakes who probes.
@@ -75,6 +76,7 @@ impl Node {
             access,
             clock: Arc::default(),
             backoff: Arc::default(),
+            is_inspected: Arc::default(),
             breaker: Breaker::default(),
             in_flight: Semaphore::new(IN_FLIGHT),
             attention,
@@ -133,7 +135,8 @@ impl Node {
 
     fn pool(&self) -> Pool<Manager> {
         let (clock, backoff) = (Arc::clone(&self.clock), Arc::clone(&self.backoff));
-        let manager = Manager::new(self.locate.clone(), self.access.clone(), clock, backoff);
+        let is_inspected = Arc::clone(&self.is_inspected);
+        let manager = Manager::new(self.locate.clone(), self.access.clone(), clock, backoff, is_inspected);
         Pool::builder()
             .max_size(1)
             .queue_strategy(QueueStrategy::Fifo)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -24,7 +24,7 @@ const SLOTS: u16 = 16_384;
 const REFRESH: Duration = Duration::from_secs(10);
 /// How soon after one question the next is asked when something does: 50 ms.
 const REFRESH_AGAIN: Duration = Duration::from_millis(50);
-/// How long a node may take to tell its map: 100 ms.
+/// How long a node may take to tell its map, or that it is there: 100 ms.
 const MAP_PATIENCE: Duration = Duration::from_millis(100);
 /// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
 const MOST_ASKED: usize = 5;
@@ -102,9 +102,19 @@ impl Servers {
         Self { access, lanes, shape, attention }
     }
 
-    /// How many connections are alive.
-    pub fn alive(&self) -> &Arc<AtomicUsize> {
-        &self.access.alive
+    /// Whether a connection is alive and, in a cluster, it is known who has which slots.
+    pub fn is_connected(&self) -> bool {
+        let is_mapped = match &self.shape {
+            Shape::One(_) => true,
+            Shape::Cluster { map, .. } => !map.load().masters.is_empty(),
+        };
+        is_mapped && self.access.alive.load(Ordering::Acquire) > 0
+    }
+
+    /// Connects the calling thread to every node that charges go to.
+    pub async fn connect(&self, until: Instant) {
+        let nodes = self.nodes();
+        join_all(nodes.iter().map(|node| node.ask(vec![cmd("PING")], until))).await;
     }
 
     /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
@@ -166,7 +176,10 @@ impl Servers {
             sleep(CREDENTIALS_EVERY).await;
             match self.access.credentials.read_again() {
                 Ok(false) => {}
-                Ok(true) => tracing::warn!("the password of Redis has changed; connections authenticate anew"),
+                Ok(true) => {
+                    tracing::warn!("the password of Redis has changed; connections authenticate anew");
+                    self.attention.notify_one();
+                }
                 Err(error) if complaints.is_over() => {
                     tracing::warn!(%error, "the file with the password of Redis cannot be read; the last one stays");
                 }
@@ -214,8 +227,8 @@ impl Servers {
     async fn refresh(&self) {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
-                // Connected before the first charge, and missed when it is gone.
-                node.ask(vec![cmd("PING")], Instant::now() + self.access.connect_timeout).await;
+                // Connected before the first charge, and missed when it is gone. Not for long: nobody probes meanwhile.
+                node.ask(vec![cmd("PING")], Instant::now() + MAP_PATIENCE).await;
                 return;
             }
             Shape::One(_) => return,

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use tokio::join;
 
 use super::{
-    Books, ENVOY, RESTORED, assert_policies, exact, failing, is_counted, lasting, late, load, ms, openings, pause,
+    Books, ENVOY, FAR, RESTORED, assert_policies, exact, failing, is_counted, lasting, late, load, ms, openings, pause,
     report, report_restored, restored, tidegate,
 };
 use crate::load::alone;
@@ -15,8 +15,8 @@ use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::sentinel::Sentinel;
 use crate::support::eventually;
 
-/// A breaker has opened after so long: 100 ms of failures, 100 ms in which probes check them, and as long for this machine.
-const OPEN: Duration = Duration::from_millis(500);
+/// A breaker opens after so long: 100 ms of failures, and 100 ms in which probes check them.
+const OPEN: Duration = Duration::from_millis(200);
 
 #[tokio::test]
 async fn a1_a_killed_redis_is_answered_for_by_policy_until_it_is_back() {
@@ -87,10 +87,18 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
     let load = load(&server).await;
     let mut pauses = Vec::new();
     for length in [200, 600, 5_000].map(Duration::from_millis) {
-        let broken = load.elapsed();
+        let (before, broken) = (openings(&server), load.elapsed());
         pause(&redis).await;
         let paused = load.elapsed();
-        lasting(length).await;
+        let opened = async {
+            if length > OPEN * FAR {
+                eventually("the breaker opens", async || (openings(&server) > before).then_some(())).await;
+                let opened = load.elapsed() - broken;
+                println!("A2 paused {} s: the breaker opens after {} (bar {})", length.as_secs(), ms(opened), ms(OPEN));
+                assert!(opened <= OPEN * FAR);
+            }
+        };
+        join!(lasting(length), opened);
         let resumed = load.elapsed();
         redis.signal(Signal::CONT);
         exact(&load, resumed).await;
@@ -104,15 +112,12 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
         let what = format!("A2 paused {} s", length.as_secs_f64());
         let late = late(&books, &calls, paused, resumed);
         let during = calls.between(broken, resumed);
-        let unheard = books.charged_unheard(&calls.between(broken, resumed + ENVOY)) - late;
-        report(&what, &during, &format!("{late} late charges (bar 0), {unheard} replies lost"));
         assert_eq!(late, 0, "{what}");
+        let unheard = books.charged_unheard(&calls.between(broken, resumed + ENVOY));
+        report(&what, &during, &format!("0 late charges (bar 0), {unheard} replies lost"));
         report_restored(&what, restored(&calls, resumed));
-        let waited = during.such_that(|call| call.answered - call.made >= ENVOY / 4);
-        let opened = waited.iter().map(|call| call.made).max().expect("they wait at first") - broken;
-        println!("{what}: nobody waits any more after {}", ms(opened));
-        let open = during.such_that(|call| call.made >= broken + OPEN);
-        if length > 2 * OPEN {
+        let open = during.such_that(|call| call.made >= broken + OPEN * FAR);
+        if open.count() > 0 {
             println!("{what}: p99 {} with an open breaker (bar 1.0 ms)", ms(open.permille(990)));
             assert!(open.permille(500) < ENVOY / 4, "{what}: the breaker is open");
         }
@@ -122,28 +127,27 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
 #[tokio::test]
 async fn a2_a_pause_as_short_as_that_of_a_fork_opens_no_breaker() {
     const SHORT: Duration = Duration::from_millis(150);
+    const PAUSES: usize = 5;
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;
     let load = load(&server).await;
     // This machine may make a pause longer than it is meant to be.
-    let mut is_calm = false;
-    for _ in 0..5 {
+    let mut opened = 0;
+    for _ in 0..PAUSES {
         let (before, broken) = (openings(&server), load.elapsed());
         redis.signal(Signal::STOP);
         lasting(SHORT).await;
         redis.signal(Signal::CONT);
         let resumed = load.elapsed();
         exact(&load, resumed).await;
-        if openings(&server) == before {
-            println!("A2 paused 0.15 s: in truth {}, the breaker stays closed", ms(resumed - broken));
-            is_calm = true;
-            break;
-        }
+        let has_opened = openings(&server) > before;
+        opened += usize::from(has_opened);
+        println!("A2 paused 0.15 s, in truth {}: a breaker opens: {has_opened} (bar: false)", ms(resumed - broken));
     }
     let calls = load.stop().await;
     assert_policies(&calls);
-    assert!(is_calm, "each of five pauses opened it");
+    assert!(opened * 2 < PAUSES, "{opened} of {PAUSES} opened it");
     assert!(calls.such_that(|call| !is_counted(call)).count() > 0, "no pause was noticed");
 }
 
@@ -205,5 +209,5 @@ async fn a5_connections_reset_again_and_again_charge_nobody_twice() {
         ),
     );
     assert!(counted > 0, "it is asked in between");
-    assert!(restored(&calls, healed) <= RESTORED * super::FAR);
+    assert!(restored(&calls, healed) <= RESTORED * FAR);
 }

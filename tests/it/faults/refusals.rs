@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tempfile::NamedTempFile;
 use tokio::join;
 
 use super::{
-    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, load_of, openings,
-    patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and, start_load, tidegate,
-    tidegate_with,
+    Asker, Books, LIMIT, MOST_CALLS, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load,
+    load_of, openings, patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and,
+    start_load, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -116,6 +117,7 @@ async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
 #[tokio::test]
 async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exact() {
     const FLUSHES: usize = 30;
+    const AT_ONCE: usize = 64;
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = patient_tidegate(&redis.address().to_string()).await;
@@ -123,8 +125,17 @@ async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exac
     exact(&load, Duration::ZERO).await;
     let before = uploads(&redis).await;
     let broken = load.elapsed();
-    for _ in 0..FLUSHES {
+    let asker = Asker::of(&server).await;
+    for flush in 0..FLUSHES {
         assert_eq!(redis.cli(&["SCRIPT", "FLUSH"]).await, "OK");
+        // All these need the script at once.
+        let asked = join_all((0..AT_ONCE).map(async |number| {
+            let value = (MOST_CALLS + flush * AT_ONCE + number).to_string();
+            asker.clone().ask("open", &value).await
+        }));
+        for answer in asked.await {
+            assert!(policies(&answer.expect("no error")).is_empty());
+        }
         lasting(Duration::from_millis(100)).await;
     }
     let healed = load.elapsed();

@@ -1,45 +1,101 @@
 //! One counter that everybody asks for, and counters that nobody asks for twice.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 
-use super::{Client, Counter, ENDLESS, Instance, hits};
+use super::{Client, Counter, ENDLESS, FEW, Instance, hits};
 use crate::load::alone;
 use crate::redis::cluster::Cluster;
 use crate::support::eventually;
 
 /// How long everybody asks for one counter.
-const HOT: Duration = Duration::from_secs(2);
+const HOT: Duration = Duration::from_secs(3);
 const CLIENTS: usize = 32;
 
-#[tokio::test]
-async fn b7_a_hot_counter_is_exact_for_three_instances() {
-    let _alone = alone().await;
-    let cluster = Cluster::shared().await;
-    let addresses = cluster.addresses();
-    let prefix = [("CACHE_KEY_PREFIX", "hot:"), ("STORE_DEADLINE", "10s")];
-    let instances = join_all((0..3).map(|_| Instance::start_with(&addresses, &prefix))).await;
+async fn instances(prefix: &str) -> Vec<Instance> {
+    let addresses = Cluster::shared().await.addresses();
+    let variables = [("CACHE_KEY_PREFIX", prefix), ("STORE_DEADLINE", "10s")];
+    join_all((0..3).map(|_| Instance::start_with(&addresses, &variables))).await
+}
+
+/// One call among many for one counter.
+struct Told {
+    /// How long after the full second it was made.
+    after: Duration,
+    took: Duration,
+    is_admitted: bool,
+    remaining: u32,
+}
+
+/// Asks for one counter at all instances, by many clients, each again as soon as it is answered.
+async fn hammer(instances: &[Instance], key: &str) -> Vec<Told> {
     let ask = async |instance: &Instance| {
         let mut client = instance.client().await;
         let (began, mut told) = (Instant::now(), Vec::new());
         while began.elapsed() < HOT {
-            let answer = client.ask(&hits(&[("one", "hot")], 1)).await.expect("the cluster decides");
-            told.push(ENDLESS - answer.statuses[0].limit_remaining);
+            let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that is set");
+            let made = Instant::now();
+            let answer = client.ask(&hits(&[(key, "hot")], 1)).await.expect("the cluster decides");
+            told.push(Told {
+                after: Duration::from_nanos(since_epoch.subsec_nanos().into()),
+                took: made.elapsed(),
+                is_admitted: answer.overall_code() == Outcome::Ok,
+                remaining: answer.statuses[0].limit_remaining,
+            });
         }
         told
     };
     let clients = instances.iter().flat_map(|instance| std::iter::repeat_n(instance, CLIENTS));
-    let mut told = join_all(clients.map(ask)).await.concat();
-    told.sort_unstable();
-    let count = u32::try_from(told.len()).expect("it fits");
-    assert!(told.iter().copied().eq(1..=count), "each hit is told once");
+    join_all(clients.map(ask)).await.into_iter().flatten().collect()
+}
+
+#[tokio::test]
+async fn b7_a_hot_counter_is_exact_for_three_instances() {
+    let _alone = alone().await;
+    let instances = instances("hot:").await;
+    let told = hammer(&instances, "one").await;
+    let mut hits: Vec<_> = told.iter().map(|told| ENDLESS - told.remaining).collect();
+    hits.sort_unstable();
+    let count = u32::try_from(hits.len()).expect("it fits");
+    assert!(hits.iter().copied().eq(1..=count), "each hit is told once");
     let counter = Counter { key: "one", value: "hot".to_owned(), master: 0 };
     assert_eq!(instances[0].client().await.used(&counter).await, count);
     println!(
         "B7 one counter, 3 instances, {} clients: {:.0} decisions in a second (without leases; bar with them 20,000), all exact (bar all)",
         3 * CLIENTS,
         f64::from(count) / HOT.as_secs_f64()
+    );
+}
+
+/// How long the turn of a window lasts, for those who look at it.
+const TURN: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn c4_a_herd_at_the_turn_of_a_window_gets_each_window_once() {
+    let _alone = alone().await;
+    let instances = instances("herd:").await;
+    let told = hammer(&instances, "herd").await;
+    let mut windows = vec![0_usize; usize::try_from(FEW).expect("it fits")];
+    for told in told.iter().filter(|told| told.is_admitted) {
+        windows[usize::try_from(told.remaining).expect("it fits")] += 1;
+    }
+    // Each window has one first hit, one second hit and so on; when the herd goes away the last may have some left.
+    let (fewest, most) = (windows[0], windows[windows.len() - 1]);
+    assert!(windows.iter().all(|times| (fewest..=most).contains(times)) && most - fewest <= 1, "{windows:?}");
+    // Windows that begin after it and before its end, and the one it begins in.
+    assert!(u64::try_from(most).expect("it fits") <= HOT.as_secs() + 2, "{most} windows in {HOT:?}");
+    let p99 = |is_such: &dyn Fn(&Told) -> bool| {
+        let mut took: Vec<_> = told.iter().filter(|told| is_such(told)).map(|told| told.took).collect();
+        took.sort_unstable();
+        took[took.len() * 99 / 100]
+    };
+    println!(
+        "C4 a herd of {} at the turn of {most} windows: p99 {:.1?} at the turn, {:.1?} between (bar: twice that), each window granted once",
+        3 * CLIENTS,
+        p99(&|told| told.after < TURN),
+        p99(&|told| told.after >= TURN)
     );
 }
 

@@ -54,9 +54,7 @@ async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
         calls.failed(),
         calls.count(),
     );
-    let (failovers, far) = (u32::try_from(FAILOVERS).expect("it fits"), PLANNED * FAR);
-    let most = failovers * RATE * u32::try_from(far.as_millis()).expect("it fits") / 1_000;
-    assert!(calls.failed() <= usize::try_from(most).expect("it fits"), "far too many answers by policy");
+    assert!(longest < PLANNED * FAR, "the policy answers for {longest:?} after a failover");
 }
 
 /// What the failover that nobody planned leaves: healthy shards exact, and on the broken one at most a limit too much.
@@ -120,7 +118,7 @@ async fn a1_a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothi
 }
 
 #[tokio::test]
-async fn a2_a_master_paused_until_another_is_promoted_counts_nothing_late() {
+async fn a2_a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_limit() {
     let _alone = alone().await;
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
@@ -139,7 +137,8 @@ async fn a2_a_master_paused_until_another_is_promoted_counts_nothing_late() {
     println!("A2 a master of a cluster paused: {recovered}, {left}");
 }
 
-/// What is said of a shard without anybody: of each of its two servers that it is away, twice, and of a lost connection.
+/// What is said of a shard without anybody: for each of its two servers that the connection is lost and that none is made,
+/// that the policy answers, and one more.
 const MOST_LINES: usize = 6;
 
 #[tokio::test]
@@ -162,6 +161,12 @@ async fn b3_a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly
     let of_broken = load.since(began).such_that(|call| call.due > began && counters.is_on(call, broken.master));
     assert_eq!(of_broken.failed(), of_broken.count(), "nobody is there to decide");
     cluster.node_mut(broken.master).restart().await;
+    // A master that comes back refuses for two seconds, until it has heard from the others.
+    eventually("it serves", async || {
+        let info = cluster.nodes()[broken.master].cli(&["CLUSTER", "INFO"]).await;
+        info.contains("cluster_state:ok").then_some(())
+    })
+    .await;
     let back = load.elapsed();
     eventually("the shard is exact again", async || {
         let calls = load.since(back).such_that(|call| counters.is_on(call, broken.master) && call.answer.is_ok());
