@@ -169,8 +169,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let _ = write!(std::io::stdout(), "{summary}");
 
     signals.wait().await;
-    let tasks = [Some(sweeper), supervisor, follower];
-    tasks.iter().flatten().for_each(JoinHandle::abort);
+    follower.iter().for_each(JoinHandle::abort);
     signs.show(false).await;
     eprintln!("stopping: calls in flight have {} to finish; a second signal stops at once", settings.drain_timeout);
     stop.send_replace(true);
@@ -182,6 +181,8 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
         _ = drain => {}
         () = signals.wait() => eprintln!("stopped at once"),
     }
+    // Calls in flight still need who looks after the servers.
+    [Some(sweeper), supervisor].iter().flatten().for_each(JoinHandle::abort);
     Ok(ExitCode::SUCCESS)
 }
 

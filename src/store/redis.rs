@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use self::errand::Errand;
 use self::manager::Access;
@@ -41,6 +41,8 @@ const MOST_PER_SCRIPT: usize = 100;
 /// How many counters one script charges together: 1,000, about 7 ms. A request of more charges them as it does those of several
 /// slots.
 const MOST_TOGETHER: usize = 1_000;
+/// How soon it is tried again where a node takes no more calls: after 10 ms, the time in which those it has are answered.
+const UNDO_AGAIN: Duration = Duration::from_millis(10);
 /// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
@@ -203,8 +205,14 @@ impl Redis {
             async move {
                 let servers = self.0.servers(*is_per_second);
                 let Some(node) = servers.node(*slot) else { return };
-                // Lost, it expires: the counts stand too high until then.
-                errand::run(servers, &node, &[Errand { command: &command, expects: None }], until).await;
+                // What was not sent is sent again; lost, it expires, and the counts stand too high until then.
+                let errand = [Errand { command: &command, expects: None }];
+                while let [Err(StoreError::Overloaded | StoreError::Down { .. })] =
+                    errand::run(servers, &node, &errand, until).await.as_slice()
+                    && Instant::now() < until
+                {
+                    sleep(UNDO_AGAIN).await;
+                }
             }
         });
         join_all(all).await;
@@ -219,7 +227,7 @@ impl Instances {
         }
     }
 
-    /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any group: the first.
+    /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any others.
     fn groups(&self, charges: &[Charge]) -> SmallVec<[Group; 4]> {
         let mut key = Vec::new();
         let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
@@ -230,6 +238,10 @@ impl Instances {
             key.extend_from_slice(&self.prefix);
             key.extend_from_slice(charge.key.as_bytes());
             places.push((is_per_second, self.servers(is_per_second).slot(&key), member));
+        }
+        if let Some(&(is_per_second, slot, _)) = places.first() {
+            let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
+            places.extend(closed.map(|(member, _)| (is_per_second, slot, member)));
         }
         places.sort_unstable();
         let is_together = is_together(charges);
@@ -245,11 +257,6 @@ impl Instances {
                     members: part.iter().map(|(_, _, member)| *member).collect(),
                 });
             }
-        }
-        if let Some(first) = groups.first_mut() {
-            let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
-            first.members.extend(closed.map(|(member, _)| member));
-            first.members.sort_unstable();
         }
         groups
     }

@@ -57,12 +57,16 @@ pub struct Doubt {
 
 impl Breaker {
     /// When the node will be asked again, if it is not asked now.
-    pub fn next_probe(&self) -> Option<Instant> {
+    ///
+    /// A caller who can wait more than twice as long as those who failed is let through: how slow the node is for them says
+    /// nothing of him, and his success closes the breaker.
+    pub fn next_probe(&self, budget: Duration) -> Option<Instant> {
         if !self.is_open.load(Ordering::Acquire) {
             return None;
         }
-        match self.inner.lock().phase {
-            Phase::Open { next_probe } => Some(next_probe),
+        let inner = self.inner.lock();
+        match inner.phase {
+            Phase::Open { next_probe } if budget <= inner.needed * 2 => Some(next_probe),
             _ => None,
         }
     }
@@ -75,11 +79,7 @@ impl Breaker {
     /// A charge was answered.
     pub fn succeeded(&self) {
         if self.is_failing.load(Ordering::Relaxed) {
-            let mut inner = self.inner.lock();
-            // A late answer to a charge of before does not close an open breaker; a probe does.
-            if !matches!(inner.phase, Phase::Open { .. }) {
-                self.rest(&mut inner);
-            }
+            self.rest(&mut self.inner.lock());
         }
     }
 
@@ -189,15 +189,13 @@ mod tests {
         let at = |millis| began + ms(millis);
         assert_eq!(breaker.doubt(at(100)), Some(Doubt { needed: WAITED }));
         assert!(!breaker.missed(at(199), at(400)));
-        assert_eq!(breaker.next_probe(), None, "still asked");
+        assert_eq!(breaker.next_probe(WAITED), None, "still asked");
         assert!(breaker.missed(at(200), at(400)), "it opens");
-        assert_eq!(breaker.next_probe(), Some(at(400)));
+        assert_eq!(breaker.next_probe(WAITED), Some(at(400)));
         assert_eq!(breaker.doubt(at(399)), None, "no probe before it is due");
         assert!(!breaker.missed(at(400), at(600)), "it is open already");
-        breaker.succeeded();
-        assert!(breaker.next_probe().is_some(), "a late answer does not close it");
         assert!(breaker.passed());
-        assert_eq!((breaker.next_probe(), breaker.is_trusted()), (None, true));
+        assert_eq!((breaker.next_probe(WAITED), breaker.is_trusted()), (None, true));
     }
 
     #[tokio::test]
@@ -208,5 +206,23 @@ mod tests {
         assert!(!breaker.missed(began + ms(140), began + ms(400)));
         assert!(!breaker.passed());
         assert!(breaker.is_trusted());
+    }
+
+    #[tokio::test]
+    async fn callers_in_a_hurry_do_not_shut_out_those_who_can_wait() {
+        let began = Instant::now();
+        let (breaker, _) = failing(began, 21, ms(100));
+        assert!(breaker.missed(began + ms(300), began + ms(500)));
+        assert!(breaker.next_probe(WAITED * 2).is_some());
+        assert_eq!(breaker.next_probe(WAITED * 2 + ms(1)), None);
+        breaker.failed(began + ms(301), ms(100));
+        assert!(breaker.next_probe(ms(100)).is_some(), "he failed too");
+        assert_eq!(breaker.doubt(began + ms(500)), Some(Doubt { needed: ms(100) }));
+        breaker.succeeded();
+        assert_eq!(
+            (breaker.next_probe(WAITED), breaker.is_trusted()),
+            (None, true),
+            "one who can wait longer was answered"
+        );
     }
 }

@@ -89,6 +89,8 @@ end
 local function put(key, text, ttl)
   local saved = redis.pcall('SET', KEYS[key], text, 'PX', ttl)
   if saved.err then
+    -- Before 7.0 the place in the script stands in front.
+    saved.err = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
     return saved
   end
 end

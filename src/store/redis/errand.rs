@@ -100,19 +100,24 @@ async fn follow(
     mut heard: Heard,
     until: Instant,
 ) -> Outcome {
+    let mut is_asking = false;
     for _ in 0..MOST_REPEATS {
-        let mut manner = Manner::default();
+        let with_script = matches!(heard, Heard::NoScript);
         match &heard {
             Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_) => break,
-            Heard::TooLate(_) => {}
-            Heard::NoScript => manner.with_script = true,
+            Heard::TooLate(_) | Heard::NoScript => {}
             Heard::TryAgain => sleep(TRY_AGAIN).await,
             Heard::Moved(name) | Heard::Ask(name) => {
-                manner.is_asking = matches!(heard, Heard::Ask(_));
-                node = servers.named(name, &node, until).await.ok_or(StoreError::Unreachable)?;
+                is_asking = matches!(heard, Heard::Ask(_));
+                let Some(named) = servers.named(name, &node, until).await else {
+                    complain("MOVED");
+                    return Err(StoreError::Unreachable);
+                };
+                node = named;
                 loads = node.loads();
             }
         }
+        let manner = Manner { is_asking, with_script };
         let errands = std::slice::from_ref(errand);
         let mut again = if manner.with_script {
             // One call brings the script, the others find it there.
@@ -124,7 +129,7 @@ async fn follow(
                 }
                 None => {
                     loads = node.loads();
-                    exchange(&node, errands, Manner::default(), until).await?
+                    exchange(&node, errands, Manner { is_asking, with_script: false }, until).await?
                 }
             }
         } else {
@@ -145,6 +150,9 @@ async fn exchange(
     manner: Manner,
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
+    if until <= Instant::now() {
+        return Err(StoreError::TimedOut);
+    }
     let mut checkout = node.checkout(until).await?;
     let deadline = checkout.time_at(until);
     let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(errands.len());

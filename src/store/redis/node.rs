@@ -24,6 +24,9 @@ const IN_FLIGHT: usize = 256;
 /// The time from one probe of a node that is down to the next: 200 ms, give or take a quarter.
 const PROBE_MS: u64 = 150;
 const PROBE_SPREAD_MS: u64 = 100;
+/// A connection on which a call timed out is suspected if the call has waited for 5 ms, half of what an ordinary caller leaves:
+/// the haste of a few must not cost the others their connection.
+const FAIR_WAIT: Duration = Duration::from_millis(5);
 /// How long a node may take to say that it is there, where nobody needs it faster: 100 ms.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -96,17 +99,17 @@ impl Node {
     /// # Errors
     /// When it is down, too busy, or not connected by then.
     pub async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, StoreError> {
-        if let Some(next_probe) = self.breaker.next_probe() {
-            let wait = next_probe.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        if let Some(next_probe) = self.breaker.next_probe(until.saturating_duration_since(now)) {
+            let wait = next_probe.saturating_duration_since(now);
             let retry = Micros::new(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
             return Err(StoreError::Down { retry });
         }
         let permit = self.in_flight.try_acquire().map_err(|_| StoreError::Overloaded)?;
-        let began = Instant::now();
         match self.connection(until).await {
             Some(connection) => Ok(Checkout { node: self, connection, _permit: permit }),
             None => {
-                self.failed(until.saturating_duration_since(began));
+                self.failed(until.saturating_duration_since(now));
                 Err(StoreError::Unreachable)
             }
         }
@@ -195,7 +198,11 @@ impl Node {
     /// Asks something that is no charge, on this thread's connection.
     pub async fn ask(&self, commands: Vec<Cmd>, until: Instant) -> Option<Vec<Value>> {
         let mut connection = self.connection(until).await?;
-        timeout_at(until, connection.send_all(commands)).await.ok()?.ok()
+        let replies = timeout_at(until, connection.send_all(commands)).await.ok()?;
+        if replies.is_err() {
+            connection.give_up();
+        }
+        replies.ok()
     }
 
     /// How often the script was loaded because the server had lost it.
@@ -203,7 +210,7 @@ impl Node {
         self.loads.load(Ordering::Acquire)
     }
 
-    /// Runs `load`, which loads the script, unless another call has since `seen` loads. False when there is no time for it.
+    /// Runs `load`, which loads the script, unless another call has since `seen` loads, or there is no time left.
     pub async fn load_once<T>(&self, seen: usize, until: Instant, load: impl AsyncFnOnce() -> T) -> Option<T> {
         let _one = timeout_at(until, self.loading.lock()).await.ok()?;
         if self.loads() != seen {
@@ -258,7 +265,9 @@ impl Checkout<'_> {
                 Err(StoreError::Unreachable)
             }
             Err(_) => {
-                self.connection.timed_out();
+                if until.saturating_duration_since(began) >= FAIR_WAIT {
+                    self.connection.timed_out();
+                }
                 self.node.failed(until.saturating_duration_since(began));
                 Err(StoreError::TimedOut)
             }

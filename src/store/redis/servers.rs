@@ -8,11 +8,12 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use crc16::{State, XMODEM};
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use redis::{Cmd, Value, cmd, from_redis_value_ref};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::backoff::Quiet;
+use super::backoff::{Quiet, chance};
 use super::credentials::Login;
 use super::manager::{Access, Address, Locate};
 use super::node::Node;
@@ -32,6 +33,9 @@ const MOST_ASKED: usize = 5;
 const CREDENTIALS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is tried to connect when no connection is left and no call tries: every 500 ms.
 const CONNECT_AGAIN: Duration = Duration::from_millis(500);
+/// After how long an older map is believed when nobody tells a newer one: 30 s. A master that was cut off from its cluster stops
+/// by itself long before, so what still tells an older map then is a cluster that was made anew.
+const REBORN: Duration = Duration::from_secs(30);
 /// How often nodes in doubt are looked after: every 20 ms, to see whether a probe is due.
 const PROBES: Duration = Duration::from_millis(20);
 
@@ -60,6 +64,8 @@ pub struct Servers {
     shape: Shape,
     /// Wakes the supervisor.
     attention: Arc<Notify>,
+    /// Since when every map that was told is older than ours.
+    older_since: Mutex<Option<Instant>>,
 }
 
 enum Shape {
@@ -99,7 +105,7 @@ impl Servers {
                 Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
-        Self { access, lanes, shape, attention }
+        Self { access, lanes, shape, attention, older_since: Mutex::new(None) }
     }
 
     /// Whether a connection is alive and, in a cluster, it is known who has which slots.
@@ -246,13 +252,28 @@ impl Servers {
         let distinct = |node: &Arc<Node>| asked.insert(node.name().to_owned());
         // Who is in doubt is asked only when nobody else can be.
         let candidates = if well.is_empty() { others } else { well };
-        let candidates: Vec<_> = candidates.into_iter().filter(distinct).take(MOST_ASKED).collect();
+        let mut candidates: Vec<_> = candidates.into_iter().filter(distinct).collect();
+        // By turns: nobody knows of replicas that they are gone, and seeds stand last.
+        let begin = usize::try_from(chance(candidates.len() as u64)).unwrap_or(0);
+        candidates.rotate_left(begin);
+        candidates.truncate(MOST_ASKED);
         let until = Instant::now() + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
         let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
-        let newest = told.into_iter().flatten().filter(|told| told.epoch >= old.epoch).max_by_key(|told| told.epoch);
+        // A node that was removed from the cluster knows of no slots.
+        let newest =
+            told.into_iter().flatten().filter(|told| told.slots() > 0).max_by_key(|told| (told.epoch, told.slots()));
         let Some(newest) = newest else { return };
+        if newest.epoch < old.epoch && !self.is_reborn() {
+            return;
+        }
+        *self.older_since.lock() = None;
         map.store(Arc::new(self.map(&old, newest)));
         renewed.send_replace(());
+    }
+
+    /// Whether nobody has known the present epoch for so long that the cluster must have been made anew.
+    fn is_reborn(&self) -> bool {
+        self.older_since.lock().get_or_insert_with(Instant::now).elapsed() >= REBORN
     }
 
     fn map(&self, old: &Map, told: Told) -> Map {
@@ -309,6 +330,13 @@ fn slot_of(key: &[u8]) -> u16 {
 struct Told {
     epoch: u64,
     ranges: Vec<Range>,
+}
+
+impl Told {
+    /// How many slots have a node.
+    fn slots(&self) -> usize {
+        self.ranges.iter().map(|range| usize::from(range.last.saturating_sub(range.first)) + 1).sum()
+    }
 }
 
 /// Slots, and the nodes that have them, the master first.
