@@ -66,6 +66,7 @@ pub struct Servers {
     attention: Arc<Notify>,
     /// Since when every map that was told is older than ours.
     older_since: Mutex<Option<Instant>>,
+    unmapped: Quiet,
 }
 
 enum Shape {
@@ -105,7 +106,7 @@ impl Servers {
                 Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
-        Self { access, lanes, shape, attention, older_since: Mutex::new(None) }
+        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: Quiet::new() }
     }
 
     /// Whether a connection is alive and, in a cluster, it is known who has which slots.
@@ -262,7 +263,12 @@ impl Servers {
         // A node that was removed from the cluster knows of no slots.
         let newest =
             told.into_iter().flatten().filter(|told| told.slots() > 0).max_by_key(|told| (told.epoch, told.slots()));
-        let Some(newest) = newest else { return };
+        let Some(newest) = newest else {
+            if self.unmapped.is_over() {
+                tracing::warn!("no node tells the map of the Redis cluster; are these servers in cluster mode?");
+            }
+            return;
+        };
         if newest.epoch < old.epoch && !self.is_reborn() {
             return;
         }
