@@ -215,9 +215,7 @@ impl Charge {
     pub const fn ballot(&self, outcome: Outcome) -> Ballot {
         Ballot { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
     }
-}
 
-impl Charge {
     /// Whether it stays although its request is refused: it is on its own, it is counted whatever becomes of it, or it
     /// gives back.
     pub fn is_kept(&self) -> bool {

@@ -138,15 +138,12 @@ impl Store for Redis {
     }
 }
 
-/// Whether a refusal of the request spares any charge.
-fn is_together(charges: &[Charge]) -> bool {
-    charges.iter().any(|charge| charge.charging == Charging::AllOrNothing)
-}
-
 impl Redis {
     async fn charge_by(&self, charges: &[Charge], until: Instant) -> Charged {
-        let groups = self.0.groups(charges);
-        let mode = match (is_together(charges), groups.len()) {
+        // Whether a refusal of the request spares any charge.
+        let is_together = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        let groups = self.0.groups(charges, is_together);
+        let mode = match (is_together, groups.len()) {
             (false, _) => Mode::Each,
             (true, 1) => Mode::All,
             (true, _) => Mode::Take,
@@ -228,7 +225,7 @@ impl Instances {
     }
 
     /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any others.
-    fn groups(&self, charges: &[Charge]) -> SmallVec<[Group; 4]> {
+    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[Group; 4]> {
         let mut key = Vec::new();
         let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
         for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
@@ -244,7 +241,6 @@ impl Instances {
             places.extend(closed.map(|(member, _)| (is_per_second, slot, member)));
         }
         places.sort_unstable();
-        let is_together = is_together(charges);
         let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
         let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
         for places in places.chunk_by(same) {
@@ -392,7 +388,7 @@ mod tests {
             for mostly in [ordinary, Limit::closed()] {
                 let limit = |value: usize| if value == 7 { ordinary } else { mostly };
                 let charges: Vec<_> = (0..2_500).map(|value| charge(value, limit(value), charging)).collect();
-                let groups = redis().0.groups(&charges);
+                let groups = redis().0.groups(&charges, charging == Charging::AllOrNothing);
                 assert!(groups.iter().all(|group| group.members.len() <= most), "{charging:?}");
                 let mut members: Vec<_> = groups.iter().flat_map(|group| group.members.iter().copied()).collect();
                 members.sort_unstable();

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, OnceLock};
 
 use tidegate::algorithm::{Algorithm, Charge, Limit};
-use tidegate::model::key::KeyPart;
-use tidegate::model::{Charging, Clock, Colocation, CounterKey, FailurePolicy, Hits, Quota, Role, Unit, Window};
+use tidegate::model::{Charging, Clock, Hits, Quota, Unit, Window};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,6 +13,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::store::memory::Memory;
 
+use crate::histories;
 use crate::support::{Tidegate, in_time};
 use crate::world::{HandClock, NOON};
 
@@ -40,23 +40,7 @@ fn memory() -> Memory {
 }
 
 fn charge(name: &str, limit: Limit, charging: Charging, hits: u64) -> Charge {
-    let part = KeyPart::Own { key: b"counter", value: name.as_bytes() };
-    let key = CounterKey::new(
-        "d",
-        std::iter::once(part),
-        Colocation::Descriptor,
-        limit.algorithm().name(),
-        limit.quota().window().length(),
-    );
-    Charge {
-        key,
-        limit,
-        hits: Hits::take(hits),
-        descriptor: 0,
-        role: Role::Enforce,
-        charging,
-        on_store_failure: FailurePolicy::Error,
-    }
+    histories::charge(name, limit, charging, Hits::take(hits))
 }
 
 fn limit(algorithm: Algorithm, hits: u32) -> Limit {

@@ -143,6 +143,16 @@ fn is_counted(call: &Call) -> bool {
     call.answer.as_ref().is_ok_and(|answer| policies(answer).is_empty())
 }
 
+/// The calls of a load that ends here, and the books: each call was answered by the store or by its policy, none was charged
+/// twice, and none that the store answered is missing.
+async fn settled(load: Load, redis: &Single) -> (Calls, Books) {
+    let calls = load.stop().await;
+    assert_policies(&calls);
+    let books = Books::of(redis).await;
+    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    (calls, books)
+}
+
 /// Each call of a load is answered as its policy says, whatever fails: with an error only where that is the policy.
 fn assert_policies(calls: &Calls) {
     for call in calls.iter() {

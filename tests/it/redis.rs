@@ -19,6 +19,7 @@ pub mod certificates;
 pub mod clock;
 pub mod cluster;
 mod partition;
+mod preloaded;
 pub mod proxy;
 pub mod sentinel;
 mod tests;

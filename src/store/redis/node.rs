@@ -242,7 +242,7 @@ impl Checkout<'_> {
         commands: SmallVec<[Cmd; 1]>,
         until: Instant,
     ) -> Result<SmallVec<[Value; 1]>, StoreError> {
-        let began = Instant::now();
+        let budget = until.saturating_duration_since(Instant::now());
         let sent = async {
             match commands.as_slice() {
                 [command] => self.connection.send(command).await.map(|reply| smallvec![reply]),
@@ -253,7 +253,7 @@ impl Checkout<'_> {
             Ok(Ok(replies)) => {
                 self.connection.answered();
                 if replies.iter().any(is_blocked) {
-                    self.node.failed(until.saturating_duration_since(began));
+                    self.node.failed(budget);
                 } else {
                     self.node.breaker.succeeded();
                 }
@@ -261,14 +261,14 @@ impl Checkout<'_> {
             }
             Ok(Err(error)) => {
                 self.lost(&error);
-                self.node.failed(until.saturating_duration_since(began));
+                self.node.failed(budget);
                 Err(StoreError::Unreachable)
             }
             Err(_) => {
-                if until.saturating_duration_since(began) >= FAIR_WAIT {
+                if budget >= FAIR_WAIT {
                     self.connection.timed_out();
                 }
-                self.node.failed(until.saturating_duration_since(began));
+                self.node.failed(budget);
                 Err(StoreError::TimedOut)
             }
         }

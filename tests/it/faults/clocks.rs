@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::process::Signal;
 
 use super::{
-    Asker, Books, ENVOY, LIMIT, assert_policies, exact, is_counted, lasting, load, load_of, ms, restored, rules,
-    rules_and, tidegate, tidegate_with,
+    Asker, ENVOY, LIMIT, exact, is_counted, lasting, load, load_of, ms, restored, rules, rules_and, settled, tidegate,
+    tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -67,10 +67,7 @@ async fn c2_a_clock_of_redis_that_steps_back_admits_nothing_and_one_that_steps_o
         exact(&load, stepped).await;
         steps.push((step, extra, stepped));
     }
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, _) = settled(load, &redis).await;
     for (step, extra, stepped) in steps {
         let after = calls.between(stepped, stepped + Duration::from_millis(500));
         let missed = after.such_that(|call| !is_counted(call)).count();
@@ -97,10 +94,7 @@ async fn c3_a_tidegate_that_stood_still_goes_on_exactly() {
     let resumed = load.elapsed();
     assert_eq!(asker.admitted("error", "99999", 3).await, 1, "what was left, and no more");
     exact(&load, resumed).await;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, _) = settled(load, &redis).await;
     let last =
         calls.iter().filter(|call| call.made < resumed).map(|call| call.answered).max().expect("there are calls");
     println!("C3 stopped for 5 s: what had come by then is answered after {}", ms(last.saturating_sub(resumed)));

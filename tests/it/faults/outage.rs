@@ -7,7 +7,7 @@ use tokio::join;
 
 use super::{
     Books, ENVOY, FAR, RESTORED, assert_policies, exact, failing, is_counted, lasting, late, load, ms, openings, pause,
-    report, report_restored, restored, tidegate,
+    report, report_restored, restored, settled, tidegate,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -104,10 +104,7 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
         exact(&load, resumed).await;
         pauses.push((length, broken, paused, resumed));
     }
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     for (length, broken, paused, resumed) in pauses {
         let what = format!("A2 paused {} s", length.as_secs_f64());
         let late = late(&books, &calls, paused, resumed);
@@ -169,10 +166,7 @@ async fn a4_a_connection_that_swallows_everything_is_replaced() {
     let healed = load.elapsed();
     proxy.heal();
     exact(&load, healed).await;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     let late = late(&books, &calls, broken, healed);
     report("A4 half-open for 3 s", &calls.between(broken, healed), &format!("{late} late charges (bar 0)"));
     assert_eq!(late, 0);
@@ -194,10 +188,7 @@ async fn a5_connections_reset_again_and_again_charge_nobody_twice() {
     proxy.heal();
     let healed = load.elapsed();
     exact(&load, healed).await;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     let during = calls.between(broken, healed);
     let unheard = books.charged_unheard(&during);
     let (counted, connections) = (during.such_that(is_counted).count(), proxy.accepted() - before);

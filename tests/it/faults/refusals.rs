@@ -9,7 +9,7 @@ use tokio::join;
 use super::{
     Asker, Books, LIMIT, MOST_CALLS, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load,
     load_of, openings, patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and,
-    start_load, tidegate, tidegate_with,
+    settled, start_load, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -104,10 +104,7 @@ async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
     };
     let (_, (broken, healed)) = join!(script, killed);
     exact(&load, healed).await;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
     assert_eq!((during.such_that(is_counted).count(), late(&books, &calls, broken, healed)), (0, 0));
     report("A11 busy for 1 s", &during, "0 late charges (bar 0)");
@@ -141,10 +138,7 @@ async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exac
     let healed = load.elapsed();
     exact(&load, healed).await;
     let uploads = uploads(&redis).await - before;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, _) = settled(load, &redis).await;
     let during = calls.between(broken, healed);
     let missed = during.such_that(|call| !is_counted(call)).count();
     let what = format!("A12 {FLUSHES} flushes in {:.1} s", (healed - broken).as_secs_f64());
@@ -193,10 +187,7 @@ async fn a13_without_permission_or_password_the_policies_answer_until_they_are_g
         exact(&load, healed).await;
         phases.push((format!("A13 {what}"), broken, healed));
     }
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, _) = settled(load, &redis).await;
     for (what, broken, healed) in phases {
         let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
         assert_eq!(during.such_that(is_counted).count(), 0, "{what}");

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
-    Books, assert_policies, exact, is_counted, lasting, late, load, openings, report, report_restored, restored,
-    tidegate,
-};
+use super::{exact, is_counted, lasting, late, load, openings, report, report_restored, restored, settled, tidegate};
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::proxy::{Faults, Proxy, Way};
@@ -31,10 +28,7 @@ async fn a3_a_slow_redis_decides_what_it_can_in_time_and_charges_nothing_after_i
         exact(&load, healed).await;
         phases.push((latency_ms, broken, healed, changes));
     }
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     for (latency_ms, broken, healed, changes) in phases {
         let what = format!("A3 slower by {latency_ms} ms");
         let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
@@ -69,10 +63,7 @@ async fn a3_answers_that_come_byte_by_byte_are_not_waited_for() {
     let healed = load.elapsed();
     proxy.heal();
     exact(&load, healed).await;
-    let calls = load.stop().await;
-    assert_policies(&calls);
-    let books = Books::of(&redis).await;
-    assert_eq!((books.double(&calls), books.forgotten(&calls)), (0, 0));
+    let (calls, books) = settled(load, &redis).await;
     let during = calls.such_that(|call| call.made >= broken && call.answered <= healed);
     let unheard = books.charged_unheard(&during);
     report("A3 a byte each 10 ms", &during, &format!("0 double charges (bar 0), {unheard} replies lost"));

@@ -1,15 +1,13 @@
 //! The wall clock of one server, which a test can step while it runs.
 
-use std::fs::rename;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command as Now;
 use std::sync::OnceLock;
 
 use tempfile::NamedTempFile;
 use tokio::process::Command;
 
-use crate::support::repository;
+use super::preloaded::preloaded;
 
 /// The shift of a clock: eight bytes, which the server maps into its memory.
 pub struct Clock(NamedTempFile);
@@ -43,16 +41,5 @@ impl Clock {
 /// The library that shifts, compiled once by each process that needs it.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let library = directory.join("clock.so");
-        let made = directory.join(format!("clock.{}.so", std::process::id()));
-        let mut compile = Now::new("cc");
-        compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&made);
-        let output = compile.arg(repository("tests/it/redis/clock.c")).arg("-ldl").output().expect("a C compiler");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        // Another process may have it mapped.
-        rename(&made, &library).expect("it is renamed");
-        library
-    })
+    LIBRARY.get_or_init(|| preloaded("clock"))
 }
