@@ -12,7 +12,11 @@ use crate::model::{
 
 mod fixed_window;
 mod gcra;
+mod leaky_bucket;
 mod meter;
+mod sliding_log;
+mod sliding_window;
+mod token_bucket;
 
 /// Builds [`Algorithm`] and [`State`] and sends each call to the row it belongs to.
 macro_rules! algorithms {
@@ -64,21 +68,29 @@ macro_rules! algorithms {
                 }
             }
 
-            fn step(self, state: Option<&State>, now: Micros, hits: Hits, quota: Quota) -> Step<State> {
+            fn fresh(self) -> State {
                 match self {
-                    $(Self::$variant => {
-                        let step = match state {
-                            Some(State::$variant(state)) => <$count as Count>::step(state, now, hits, quota),
-                            _ => <$count as Count>::step(&Default::default(), now, hits, quota),
-                        };
-                        step.map(State::$variant)
-                    })+
+                    $(Self::$variant => State::$variant(Default::default()),)+
+                }
+            }
+        }
+
+        impl State {
+            fn verdict(&self, now: Micros, hits: Hits, quota: Quota) -> Verdict {
+                match self {
+                    $(Self::$variant(state) => <$count as Count>::verdict(state, now, hits, quota),)+
                 }
             }
 
-            fn idle_at(self, state: &State, quota: Quota) -> Micros {
-                match state {
-                    $(State::$variant(state) => <$count as Count>::idle_at(state, quota),)+
+            fn charge(&mut self, now: Micros, hits: Hits, quota: Quota) {
+                match self {
+                    $(Self::$variant(state) => <$count as Count>::charge(state, now, hits, quota),)+
+                }
+            }
+
+            fn idle_at(&self, quota: Quota) -> Micros {
+                match self {
+                    $(Self::$variant(state) => <$count as Count>::idle_at(state, quota),)+
                 }
             }
         }
@@ -86,6 +98,10 @@ macro_rules! algorithms {
 }
 algorithms! {
     FixedWindow = "fixed_window", fixed_window::FixedWindow;
+    SlidingWindow = "sliding_window", sliding_window::SlidingWindow;
+    SlidingLog = "sliding_log", sliding_log::SlidingLog;
+    TokenBucket = "token_bucket", token_bucket::TokenBucket;
+    LeakyBucket = "leaky_bucket", leaky_bucket::LeakyBucket;
     Gcra = "gcra", gcra::Gcra;
 }
 
@@ -176,18 +192,28 @@ impl Limit {
         self.count_refused || (charging == Charging::Each && self.algorithm.counts_refused_when_each())
     }
 
-    /// Decides a charge of `hits` at `now`, on the counter `state` or on one that nobody has used.
-    pub fn step(&self, state: Option<&State>, now: Micros, hits: Hits) -> Step<State> {
-        if self.is_closed() {
-            return self.algorithm.step(None, now, hits, self.quota.with_burst(0));
-        }
-        self.algorithm.step(state, now, hits, self.quota)
+    /// The state of a counter that nobody has used.
+    pub fn fresh(&self) -> State {
+        self.algorithm.fresh()
     }
 
-    /// The first moment at which forgetting `state` changes no verdict, neither under this limit nor under one of
-    /// `slowest` hits for the same window.
-    pub fn idle_at(&self, state: &State, slowest: u32) -> Micros {
-        self.algorithm.idle_at(state, self.quota.with_limit(slowest))
+    /// What a charge of `hits` at `now` is told, on the counter `state` of this algorithm or on one that nobody has used.
+    pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
+        match state {
+            Some(state) if !self.is_closed() => state.verdict(now, hits, self.quota),
+            _ if self.is_closed() => self.fresh().verdict(now, hits, self.quota.with_burst(0)),
+            _ => self.fresh().verdict(now, hits, self.quota),
+        }
+    }
+
+    /// Puts the hits on the counter, whatever the verdict says of them.
+    pub fn charge(&self, state: &mut State, now: Micros, hits: Hits) {
+        state.charge(now, hits, self.quota);
+    }
+
+    /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against.
+    pub fn idle_at(&self, state: &State) -> Micros {
+        state.idle_at(self.quota)
     }
 }
 
@@ -223,23 +249,8 @@ impl Charge {
     }
 }
 
-/// What one charge does to one counter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step<S> {
-    /// The answer.
-    pub verdict: Verdict,
-    /// The counter with the hits on it, whatever the verdict: for the store to save or to drop.
-    pub charged: S,
-}
-
-impl<S> Step<S> {
-    fn map<T>(self, wrap: impl FnOnce(S) -> T) -> Step<T> {
-        Step { verdict: self.verdict, charged: wrap(self.charged) }
-    }
-}
-
-/// A way of counting hits. It reads no clock and knows of no store, and a state says nothing of the limit it was written
-/// under, so a changed limit goes on with the hits already used.
+/// A way of counting hits. It reads no clock and knows of no store, and what a state says of the hits already used does not
+/// depend on the limit it was written under, so a changed limit goes on with them.
 pub trait Count {
     /// What is remembered of one counter; the default is a counter nobody has used.
     type State: Clone + Default;
@@ -253,15 +264,23 @@ pub trait Count {
     /// Whether `quota` can be counted exactly.
     fn check(quota: Quota) -> Result<(), InvalidQuota>;
 
-    /// Decides a charge.
-    fn step(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Step<Self::State>;
+    /// What a charge is told.
+    fn verdict(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Verdict;
 
-    /// The first moment at which forgetting `state` changes no verdict.
+    /// Puts the hits on the counter, whatever the verdict says of them: what it says remains when they are admitted is then
+    /// what a look finds.
+    fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota);
+
+    /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against. Of
+    /// `quota` only the window counts.
     fn idle_at(state: &Self::State, quota: Quota) -> Micros;
 }
 
 /// The most that is ever counted on one counter: 2^52, exact in Lua's numbers with one more charge on top.
 const MOST_COUNTED: u64 = 1 << 52;
+
+/// The largest limit of a log, and the most entries it has: 10,000 (`docs/algorithms.md` says what that many take).
+const MOST_LOGGED: u32 = 10_000;
 
 /// Hits as the protocol tells them: 32 bits.
 fn hits32(hits: u64) -> u32 {

@@ -63,7 +63,7 @@ fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> 
         .clone()
         .map(|(charge, verdict)| charge.ballot(if is_unasked(verdict) { Outcome::Admitted } else { verdict.outcome }));
     let unasked = answers.filter(|(charge, verdict)| is_unasked(verdict) && !charge.role.is_shadow());
-    if is_request_refused(asked) { None } else { unasked.map(|(_, verdict)| verdict.reset).max() }
+    if is_request_refused(asked) { None } else { unasked.map(|(_, verdict)| verdict.duration_until_reset()).max() }
 }
 
 /// The part of one descriptor, from the answers to its own charges.
@@ -102,5 +102,8 @@ fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering
         (Outcome::Admitted, _) => 3,
     };
     let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.capacity());
-    rank(a).cmp(&rank(b)).then(share(a, other).cmp(&share(b, one))).then(b.reset.cmp(&a.reset))
+    rank(a)
+        .cmp(&rank(b))
+        .then(share(a, other).cmp(&share(b, one)))
+        .then(b.duration_until_reset().cmp(&a.duration_until_reset()))
 }

@@ -67,9 +67,7 @@ impl Undo {
         for &(index, remaining, reset) in &self.left {
             if let Some(verdict) = verdicts.get_mut(index) {
                 verdict.remaining = remaining;
-                if !verdict.outcome.is_refused() {
-                    verdict.reset = reset;
-                }
+                verdict.reset = reset;
             }
         }
     }

@@ -2,9 +2,9 @@
 //! From the reference (envoyproxy/ratelimit), whose answers it gives.
 //! Remembers a count and the number of its window: 16 bytes.
 //! Up to twice the limit passes within one window's length across a border; never more than the limit in one window.
-//! Choose another where a burst at the border hurts: `gcra` is smooth.
+//! Choose `sliding_window` where a burst at the border hurts.
 
-use super::{Count, MOST_COUNTED, Step, hits32};
+use super::{Count, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
 /// The hits of each window.
@@ -26,33 +26,40 @@ impl Count for FixedWindow {
         Ok(())
     }
 
-    fn step(state: &State, now: Micros, hits: Hits, quota: Quota) -> Step<State> {
-        let length = quota.window().length().get();
-        // A clock that steps back stays in the window it had reached: no hits are forgotten.
-        let window = (now.get() / length).max(state.window);
-        let used = if state.window == window { state.count } else { 0 };
+    fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
+        let State { window, count: used } = state.at(now, quota);
         let limit = u64::from(quota.limit());
-
-        let wanted = used + hits.taken();
         // Hits given back are taken back whatever is used.
-        let outcome = Outcome::admitted_if(wanted <= limit || hits.given_back() > 0);
-        let count = wanted.saturating_sub(hits.given_back()).min(MOST_COUNTED);
-        let reset = end_of(window, length).saturating_sub(now);
+        let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
+        let left = if outcome.is_refused() { used } else { charged(used, hits) };
+        let reset = end_of(window, quota).saturating_sub(now);
         let retry = (outcome.is_refused() && hits.taken() <= limit).then_some(reset);
-        // What a refused charge leaves behind is for the store to say; its answer is about the count it found.
-        let left = if outcome.is_refused() { used } else { count };
-        let remaining = hits32(limit.saturating_sub(left));
-        Step {
-            verdict: Verdict { outcome, remaining, reset, retry, provenance: Provenance::Store },
-            charged: State { window, count },
-        }
+        Verdict { outcome, remaining: hits32(limit.saturating_sub(left)), reset, retry, provenance: Provenance::Store }
+    }
+
+    fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {
+        let State { window, count } = state.at(now, quota);
+        *state = State { window, count: charged(count, hits) };
     }
 
     fn idle_at(state: &State, quota: Quota) -> Micros {
-        end_of(state.window, quota.window().length().get())
+        end_of(state.window, quota)
     }
 }
 
-fn end_of(window: u64, length: u64) -> Micros {
-    Micros::new(window.saturating_add(1).saturating_mul(length))
+impl State {
+    /// The window of a moment, and what is counted in it.
+    fn at(self, now: Micros, quota: Quota) -> Self {
+        // A clock that steps back stays in the window it had reached: no hits are forgotten.
+        let window = (now.get() / quota.window().length().get()).max(self.window);
+        Self { window, count: if self.window == window { self.count } else { 0 } }
+    }
+}
+
+fn charged(used: u64, hits: Hits) -> u64 {
+    (used + hits.taken()).saturating_sub(hits.given_back()).min(MOST_COUNTED)
+}
+
+fn end_of(window: u64, quota: Quota) -> Micros {
+    Micros::new(window.saturating_add(1).saturating_mul(quota.window().length().get()))
 }

@@ -48,8 +48,8 @@ local function step(state, now, hits, back, limit, burst, length, tick_us)
   local reset, retry = 0, -1
   if not is_admitted and hits <= burst and limit > 0 then
     retry = wait(wanted - room, now, tick, limit, tick_us)
-    reset = retry
-  elseif left > 0 then
+  end
+  if left > 0 then
     reset = wait(left, now, tick, limit, tick_us)
   end
   local free = room - left

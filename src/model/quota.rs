@@ -187,27 +187,42 @@ impl Quota {
         self.window.length.get() / self.tick().get()
     }
 
-    /// Whether an algorithm that counts in ticks can count this quota exactly.
+    /// Whether the window is a whole number of ticks, so that an algorithm that counts in ticks can count it exactly.
     ///
     /// # Errors
-    /// [`InvalidQuota::Ticks`] when the window is no whole number of ticks, with the nearest lengths that are;
-    /// [`InvalidQuota::Burst`] when more than one hit per tick would need more room than the burst has.
-    pub fn exact_in_ticks(self) -> Result<(), InvalidQuota> {
+    /// [`InvalidQuota::Ticks`], with the nearest lengths that are.
+    pub const fn is_whole_ticks(self) -> Result<(), InvalidQuota> {
         let (length, tick) = (self.window.length.get(), self.tick().get());
-        if !length.is_multiple_of(tick) {
-            let below = length / tick * tick;
-            return Err(InvalidQuota::Ticks {
-                found: self.window.length,
-                tick: self.tick(),
-                below: Micros::new(below),
-                above: Micros::new(below.saturating_add(tick)),
-            });
+        if length.is_multiple_of(tick) {
+            return Ok(());
         }
-        if u64::from(self.burst) * self.ticks() < u64::from(self.limit) {
-            let least = u64::from(self.limit).div_ceil(self.ticks());
-            return Err(InvalidQuota::Burst { found: self.burst, limit: self.limit, least });
+        let below = length / tick * tick;
+        Err(InvalidQuota::Ticks {
+            found: self.window.length,
+            tick: self.tick(),
+            below: Micros::new(below),
+            above: Micros::new(below.saturating_add(tick)),
+        })
+    }
+
+    /// Whether the burst has room for what drains in one tick.
+    ///
+    /// # Errors
+    /// [`InvalidQuota::Burst`] with the smallest burst that has.
+    pub fn has_room_for_a_tick(self) -> Result<(), InvalidQuota> {
+        let least = u64::from(self.limit).div_ceil(self.ticks());
+        if u64::from(self.burst) >= least {
+            return Ok(());
         }
-        Ok(())
+        Err(InvalidQuota::Burst { found: self.burst, limit: self.limit, least })
+    }
+
+    /// Whether the limit is small enough for an algorithm that remembers every hit.
+    ///
+    /// # Errors
+    /// [`InvalidQuota::Limit`] above `most`.
+    pub const fn is_at_most(self, most: u32) -> Result<(), InvalidQuota> {
+        if self.limit > most { Err(InvalidQuota::Limit { found: self.limit, most }) } else { Ok(()) }
     }
 }
 
@@ -253,6 +268,16 @@ pub enum InvalidQuota {
         /// The smallest burst that can be counted.
         least: u64,
     },
+    /// The limit is more than the algorithm can remember.
+    #[error(
+        "a limit of {found} is too large for an algorithm that remembers every hit: at most {most}; sliding_window takes any"
+    )]
+    Limit {
+        /// The limit asked for.
+        found: u32,
+        /// The largest.
+        most: u32,
+    },
 }
 
 #[cfg(test)]
@@ -268,14 +293,14 @@ mod tests {
         assert_eq!(tick(Unit::Day), 100_000);
         assert_eq!(tick(Unit::Month), 10_000_000);
         for unit in Unit::ALL {
-            assert_eq!(Quota::new(1, Window::of_unit(unit)).exact_in_ticks(), Ok(()), "{unit:?}");
+            assert_eq!(Quota::new(1, Window::of_unit(unit)).is_whole_ticks(), Ok(()), "{unit:?}");
         }
     }
 
     #[test]
     fn a_window_between_ticks_is_refused_with_its_neighbours() {
         let window = Window::of_length(Micros::new(2_000_001)).expect("it is in bounds");
-        let error = Quota::new(5, window).exact_in_ticks().expect_err("2,000,001 us is no multiple of 10 us");
+        let error = Quota::new(5, window).is_whole_ticks().expect_err("2,000,001 us is no multiple of 10 us");
         assert_eq!(
             error,
             InvalidQuota::Ticks {
@@ -291,10 +316,10 @@ mod tests {
     fn a_burst_below_what_drains_in_a_tick_is_refused() {
         let quota = Quota::new(4_000_000_000, Window::of_unit(Unit::Second)).with_burst(3_999);
         assert_eq!(
-            quota.exact_in_ticks(),
+            quota.has_room_for_a_tick(),
             Err(InvalidQuota::Burst { found: 3_999, limit: 4_000_000_000, least: 4_000 })
         );
-        assert_eq!(quota.with_burst(4_000).exact_in_ticks(), Ok(()));
+        assert_eq!(quota.with_burst(4_000).has_room_for_a_tick(), Ok(()));
     }
 
     #[test]

@@ -70,11 +70,17 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// Hits that could still be taken now.
     pub remaining: u32,
-    /// Refused: until this charge would fit, or until the counter is idle if it never can. Admitted: until the counter
-    /// is idle. A fixed window: always until its end.
+    /// Until the counter is idle, and all of the limit is there again. A fixed window: until its end.
     pub reset: Micros,
-    /// How long the caller has to wait; `None` when admitted, and when waiting does not help.
+    /// How long the caller has to wait until this charge would fit; `None` when admitted, and when waiting does not help.
     pub retry: Option<Micros>,
     /// Where the answer comes from.
     pub provenance: Provenance,
+}
+
+impl Verdict {
+    /// What the protocol calls so: how long to wait where waiting helps, and else how long until the counter is idle.
+    pub fn duration_until_reset(&self) -> Micros {
+        self.retry.unwrap_or(self.reset)
+    }
 }

@@ -112,7 +112,7 @@ impl Guard {
 
     /// A limit of 0 has no counter, so it is decided whatever becomes of the store.
     fn closed_limit(&self, charge: &Charge) -> Verdict {
-        charge.limit.step(None, self.clock.now(), charge.hits).verdict
+        charge.limit.verdict(None, self.clock.now(), charge.hits)
     }
 
     /// Decides the charges under `local` in the embedded store, all in one step. The others stand in it as limits of 0, which

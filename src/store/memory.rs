@@ -53,8 +53,6 @@ struct Counter {
 #[derive(Clone)]
 struct Held {
     state: State,
-    /// The smallest limit it was charged against: under that one it is idle last.
-    slowest: u32,
     idle_at: Micros,
 }
 
@@ -152,11 +150,9 @@ impl Memory {
             // Each keeps its outcome; what is left is what nobody has taken.
             for (&at, verdict) in located.iter().zip(&mut verdicts) {
                 let shard = shard(&mut locked, at);
-                let left = at.charge.limit.step(shard.state(shard.find(at)), now, Hits::LOOK).verdict;
+                let left = at.charge.limit.verdict(shard.state(shard.find(at)), now, Hits::LOOK);
                 verdict.remaining = left.remaining;
-                if !verdict.outcome.is_refused() {
-                    verdict.reset = left.reset;
-                }
+                verdict.reset = left.reset;
             }
         }
         verdicts
@@ -191,35 +187,34 @@ impl Shard {
 
     /// Decides one charge and saves what it leaves behind.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
-        let limit = &at.charge.limit;
+        let Charge { limit, hits, .. } = at.charge;
         let bucket = self.find(at);
-        let step = limit.step(self.state(bucket), now, at.charge.hits);
-        if !step.verdict.outcome.is_refused() {
-            self.save(at, bucket, step.charged, now, memory);
-            return step.verdict;
+        let verdict = limit.verdict(self.state(bucket), now, *hits);
+        if verdict.outcome.is_refused() && !limit.records_refused(at.charge.charging) {
+            return verdict;
         }
-        if !limit.records_refused(at.charge.charging) {
-            return step.verdict;
+        self.save(at, bucket, now, memory);
+        if verdict.outcome.is_refused() {
+            // The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
+            return limit.verdict(self.state(self.find(at)), now, *hits);
         }
-        // The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
-        let verdict = limit.step(Some(&step.charged), now, at.charge.hits).verdict;
-        self.save(at, bucket, step.charged, now, memory);
         verdict
     }
 
     /// A look saves nothing, a closed limit has no counter, and giving back creates none.
-    fn save(&mut self, at: Located<'_>, bucket: Option<usize>, state: State, now: Micros, memory: &Memory) {
+    fn save(&mut self, at: Located<'_>, bucket: Option<usize>, now: Micros, memory: &Memory) {
         let Charge { hits, limit, .. } = at.charge;
         if *hits == Hits::LOOK || limit.is_closed() {
             return;
         }
-        let own = limit.quota().limit();
         if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            let slowest = counter.held.slowest.min(own);
-            counter.held = Held { idle_at: limit.idle_at(&state, slowest), state, slowest };
+            limit.charge(&mut counter.held.state, now, *hits);
+            counter.held.idle_at = limit.idle_at(&counter.held.state);
         } else if hits.taken() > 0 {
             self.make_room(now, memory.most_per_shard);
-            self.insert(at, Held { idle_at: limit.idle_at(&state, own), state, slowest: own }, memory);
+            let mut state = limit.fresh();
+            limit.charge(&mut state, now, *hits);
+            self.insert(at, Held { idle_at: limit.idle_at(&state), state }, memory);
         }
     }
 

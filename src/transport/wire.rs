@@ -154,7 +154,7 @@ impl HeaderNames {
         vec![
             header(&self.limit, tightest.quota.limit().to_string()),
             header(&self.remaining, tightest.verdict.remaining.to_string()),
-            header(&self.reset, tightest.verdict.reset.ceil_secs().to_string()),
+            header(&self.reset, tightest.verdict.duration_until_reset().ceil_secs().to_string()),
         ]
     }
 }
@@ -198,14 +198,14 @@ fn status(part: &Part) -> DescriptorStatus {
         Finding::Limited(tightest) if !tightest.verdict.provenance.is_counted() => DescriptorStatus {
             code,
             duration_until_reset: (tightest.verdict.provenance == Provenance::Closed)
-                .then(|| seconds(tightest.verdict.reset)),
+                .then(|| seconds(tightest.verdict.duration_until_reset())),
             ..DescriptorStatus::default()
         },
         Finding::Limited(tightest) => DescriptorStatus {
             code,
             current_limit: Some(current_limit(tightest.quota, tightest.name.as_deref())),
             limit_remaining: tightest.verdict.remaining,
-            duration_until_reset: Some(seconds(tightest.verdict.reset)),
+            duration_until_reset: Some(seconds(tightest.verdict.duration_until_reset())),
             quota: None,
         },
     }

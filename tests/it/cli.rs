@@ -92,7 +92,7 @@ descriptors:
     for expected in [
         ":6:25: error: invalid rate limit unit `fortnight`",
         ":8:62: error: fixed_window has no burst",
-        "(gcra)",
+        "(token_bucket, leaky_bucket, gcra)",
         ":12:",
         "from 1ms to 365d",
         ":14:",

@@ -204,10 +204,13 @@ fn a_shared_tier_ends_at_what_its_requests_were_admitted() {
     }
 }
 
-/// A tier that all users share, with room for three users of four, and their own.
+/// A tier that all users share, with room for three users of four where it can be as large, and their own: every algorithm
+/// with itself and with the next.
 fn tier_pairs(hits: u32) -> Vec<[Limit; 2]> {
-    let pairs = Algorithm::ALL.into_iter().flat_map(|(_, global)| Algorithm::ALL.map(|(_, own)| (global, own)));
-    pairs.map(|(global, own)| [limit(global, 3 * hits), limit(own, hits)]).collect()
+    let next = Algorithm::ALL.into_iter().cycle().skip(1);
+    let pairs = Algorithm::ALL.into_iter().zip(next).flat_map(|((_, one), (_, next))| [(one, one), (one, next)]);
+    let tier = |algorithm, hits| histories::limit(algorithm, Window::of_unit(Unit::Year), hits, 1_000);
+    pairs.map(|(global, own)| [tier(global, 3 * hits), tier(own, hits)]).collect()
 }
 
 /// So many rounds share one burst of calls, each on keys of its own.

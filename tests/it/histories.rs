@@ -168,6 +168,7 @@ pub fn limit(algorithm: Algorithm, window: Window, hits: u32, burst: u16) -> Lim
             let window = Window::of_length(below).expect("a tick below is in bounds");
             Limit::new(algorithm, quota(window)).expect("the nearest window that can be counted, can be counted")
         }
+        Err(InvalidQuota::Limit { most, .. }) => limit(algorithm, window, most, burst),
         Err(error) => panic!("{error}"),
     }
 }

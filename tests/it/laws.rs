@@ -1,6 +1,6 @@
 //! What every algorithm and every store obeys, against oracles that compute the same from the definitions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
@@ -59,7 +59,19 @@ pub fn bound(limit: &Limit, from: Micros, to: Micros) -> u128 {
             let window = quota.window().length().get();
             u128::from(quota.limit()) * u128::from(to.get() / window - from.get() / window + 1)
         }
-        Algorithm::Gcra => {
+        // Each window its limit, less what is left of the one before, where that was full.
+        Algorithm::SlidingWindow => {
+            let window = quota.window().length().get();
+            let windows = u128::from(to.get() / window - from.get() / window + 1);
+            let elapsed = u128::from(to.get() % window / quota.tick().get());
+            let (limit, ticks) = (u128::from(quota.limit()), u128::from(quota.ticks()));
+            limit * windows - if windows > 1 { (limit * (ticks - elapsed)).div_ceil(ticks) } else { 0 }
+        }
+        // The limit in any window's length, wherever it begins.
+        Algorithm::SlidingLog => {
+            u128::from(quota.limit()) * u128::from((to.get() - from.get()) / quota.window().length().get() + 1)
+        }
+        Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
             let drained = (ticks(limit, to) - ticks(limit, from)) * u128::from(quota.limit());
             u128::from(quota.burst()) + drained / u128::from(quota.ticks())
         }
@@ -116,24 +128,19 @@ proptest! {
         let counters = Counters::new();
         let mut now = begin;
         let mut admitted = 0;
-        let mut windows = BTreeSet::new();
-        let mut first = None;
+        let mut moments = Vec::new();
         for after in pauses {
             let next = after.from(now, &limit);
-            if windows.is_empty() || !stands_idle_between(&limit, now, next) {
+            if moments.is_empty() || !stands_idle_between(&limit, now, next) {
                 now = next;
             }
-            windows.insert(now.get() / limit.quota().window().length().get());
+            moments.push(now);
             let left = counters.charge(limit, charging, now, Hits::LOOK).remaining;
             let told = counters.charge(limit, charging, now, Hits::take(left.into()));
             prop_assert!(!told.is_refused && told.remaining == 0, "{} were left", left);
             admitted += u128::from(left);
             prop_assert!(counters.charge(limit, Charging::AllOrNothing, now, Hits::take(1)).is_refused);
-            let most = match limit.algorithm() {
-                Algorithm::FixedWindow => u128::from(limit.quota().limit()) * windows.len() as u128,
-                Algorithm::Gcra => bound(&limit, *first.get_or_insert(now), now),
-            };
-            prop_assert_eq!(admitted, most);
+            prop_assert_eq!(admitted, all_there_is(&limit, &moments));
         }
     }
 
@@ -153,13 +160,12 @@ proptest! {
         prop_assert!(looked.is_refused);
         prop_assert_eq!(probe(now, u64::from(most) + 1).retry, None, "what never fits is promised nothing");
         let retry = looked.retry.expect("what fits into an idle counter is promised a moment");
-        prop_assert_eq!(retry, looked.reset);
-        prop_assert!(retry > Micros::ZERO);
+        prop_assert!(retry > Micros::ZERO && retry <= looked.reset);
         prop_assume!(retry < LONGEST_WAIT);
         let promised = now.saturating_add(retry);
         let tick = match limit.algorithm() {
-            Algorithm::FixedWindow => 1,
-            Algorithm::Gcra => limit.quota().tick().get(),
+            Algorithm::FixedWindow | Algorithm::SlidingLog => 1,
+            _ => limit.quota().tick().get(),
         };
         for early in [1, tick, retry.get() / 2] {
             let early = Micros::new((promised.get() - early).max(now.get()));
@@ -320,12 +326,47 @@ proptest! {
     }
 }
 
+/// The most that can be taken at these moments.
+fn all_there_is(limit: &Limit, moments: &[Micros]) -> u128 {
+    let quota = limit.quota();
+    let (most, length) = (u128::from(quota.limit()), quota.window().length().get());
+    match limit.algorithm() {
+        Algorithm::FixedWindow => {
+            let windows: BTreeSet<u64> = moments.iter().map(|moment| moment.get() / length).collect();
+            most * windows.len() as u128
+        }
+        // In each window, at its last moment, all that the one before leaves.
+        Algorithm::SlidingWindow => {
+            let mut taken = BTreeMap::new();
+            for moment in moments {
+                let (window, passed) = (moment.get() / length, u128::from(moment.get() % length / quota.tick().get()));
+                let before: u128 = window.checked_sub(1).and_then(|before| taken.get(&before)).copied().unwrap_or(0);
+                let ticks = u128::from(quota.ticks());
+                taken.insert(window, most - (before * (ticks - passed)).div_ceil(ticks));
+            }
+            taken.values().sum()
+        }
+        // What was taken is there again a window's length later.
+        Algorithm::SlidingLog => {
+            let mut taken: Vec<(u64, u128)> = Vec::new();
+            for moment in moments {
+                let live = taken.iter().filter(|(at, _)| at + length > moment.get());
+                taken.push((moment.get(), most - live.map(|(_, hits)| hits).sum::<u128>()));
+            }
+            taken.iter().map(|(_, hits)| hits).sum()
+        }
+        Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
+            bound(limit, moments[0], moments[moments.len() - 1])
+        }
+    }
+}
+
 /// Whether even a full counter runs empty between two moments, so that what drains afterwards is nobody's.
 fn stands_idle_between(limit: &Limit, from: Micros, to: Micros) -> bool {
     let quota = limit.quota();
     match limit.algorithm() {
-        Algorithm::FixedWindow => false,
-        Algorithm::Gcra => {
+        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
+        Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
             let drained = (ticks(limit, to) - ticks(limit, from)) * u128::from(quota.limit());
             drained > u128::from(quota.burst() - 1) * u128::from(quota.ticks())
         }

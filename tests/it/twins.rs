@@ -57,6 +57,26 @@ async fn a_fixed_window_gives_the_same_answers_in_lua_as_in_rust() {
 }
 
 #[tokio::test]
+async fn a_sliding_window_gives_the_same_answers_in_lua_as_in_rust() {
+    are_twins(Algorithm::SlidingWindow).await;
+}
+
+#[tokio::test]
+async fn a_sliding_log_gives_the_same_answers_in_lua_as_in_rust() {
+    are_twins(Algorithm::SlidingLog).await;
+}
+
+#[tokio::test]
+async fn a_token_bucket_gives_the_same_answers_in_lua_as_in_rust() {
+    are_twins(Algorithm::TokenBucket).await;
+}
+
+#[tokio::test]
+async fn a_leaky_bucket_gives_the_same_answers_in_lua_as_in_rust() {
+    are_twins(Algorithm::LeakyBucket).await;
+}
+
+#[tokio::test]
 async fn gcra_gives_the_same_answers_in_lua_as_in_rust() {
     are_twins(Algorithm::Gcra).await;
 }

@@ -1,14 +1,18 @@
 -- Charges or undoes the counters of one request in one atomic step.
 --
 -- In front of it stands `twin(name)`, made of the files of src/algorithm. It returns an algorithm's twin, a table of pure
--- functions that read no clock and no key. Moments and lengths are whole microseconds, and every number is whole:
+-- functions that read no clock, and no key but the one they are given. Moments and lengths are whole microseconds, and every number is whole:
 --
 --   fresh                                    the state of a counter nobody has used; no function changes a state
---   load(text, window, tick)                 the state written so, nil when it is none of ours
---   save(state)                              its text, which every later version reads; numbers by string.format('%.0f')
+--   load(text, window, tick)                 the state of a counter that is a text, nil when it is none of ours
+--   read(key, now, window)                   in place of `load` for a counter that is no text: the state, or false; or nil
+--                                            and the server's error
+--   save(state, key)                         the text, or the commands that write what has changed; what they write every later
+--                                            version reads; numbers by string.format('%.0f')
 --   step(state, now, hits, back, limit, burst, window, tick)
 --                                            is admitted, remaining, reset, retry (-1: none), the state with the hits on
---                                            it whatever the answer; equal to `Count::step` of the Rust twin
+--                                            it whatever the answer; equal to `Count::verdict` and `Count::charge` of the
+--                                            Rust twin
 --   idle_at(state, window, tick)             the first moment at which forgetting the state changes no answer
 --   undo(state, now, at, hits, limit, window, tick)
 --                                            the state without a charge of `at`, never less than if it had not been asked
@@ -28,7 +32,7 @@
 -- take also what would remain and the reset if these charges are taken back.
 
 local record, row, left = '<I4sI4I4I8I8I8I8I4sBB', '<BI4I8i8', '<I4I8'
-local pack, unpack = struct.pack, struct.unpack
+local pack, unpacked = struct.pack, struct.unpack
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -43,24 +47,33 @@ end
 
 -- The state of a counter; false when the key holds nothing of ours; and an error that is none of the key's.
 local function read(charge)
-  local text = redis.pcall('GET', KEYS[charge.key])
-  if not text then
-    return charge.algorithm.fresh
-  elseif type(text) == 'string' then
-    return charge.algorithm.load(text, charge.window, charge.tick) or false
-  elseif string.sub(text.err, 1, 9) == 'WRONGTYPE' then
+  local algorithm, key, state, failed = charge.algorithm, KEYS[charge.key]
+  if algorithm.read then
+    state, failed = algorithm.read(key, now, charge.window)
+  else
+    local text = redis.pcall('GET', key)
+    if not text then
+      state = algorithm.fresh
+    elseif type(text) == 'string' then
+      state = algorithm.load(text, charge.window, charge.tick) or false
+    else
+      failed = text
+    end
+  end
+  if failed and string.sub(failed.err, 1, 9) == 'WRONGTYPE' then
     return false
   end
-  return nil, text
+  return state, failed
 end
 
--- What is written of a counter: its text, and for how many milliseconds: ten years at most, the longest wait that is told.
+-- What is written of a counter, and for how many milliseconds it is kept: ten years at most, the longest wait that is told.
 local function written(state, charge)
+  local algorithm, window = charge.algorithm, charge.window
   -- An undo may come when its counter is idle.
-  local idle_at = charge.algorithm.idle_at(state, charge.window, charge.tick)
+  local idle_at = algorithm.idle_at(state, window, charge.tick)
   local ttl = math.max(math.ceil((idle_at - now) / 1000), 0) + slack
   if ttl > 315360000 * 1000 then ttl = 315360000 * 1000 end
-  return charge.algorithm.save(state), string.format('%.0f', ttl)
+  return algorithm.save(state, KEYS[charge.key]), string.format('%.0f', ttl)
 end
 
 -- Decides a charge: code, remaining, reset, retry, and the state where it changes.
@@ -86,9 +99,20 @@ local function decide(charge, state)
 end
 
 -- Saves a counter: what the server says where it does not.
-local function put(key, text, ttl)
-  local saved = redis.pcall('SET', KEYS[key], text, 'PX', ttl)
-  if saved.err then
+local function put(key, made, ttl)
+  local saved
+  if type(made) == 'string' then
+    saved = redis.pcall('SET', KEYS[key], made, 'PX', ttl)
+  else
+    for index = 1, #made do
+      saved = redis.pcall(unpack(made[index]))
+      if type(saved) == 'table' then
+        break
+      end
+    end
+    redis.call('PEXPIRE', KEYS[key], ttl)
+  end
+  if type(saved) == 'table' and saved.err then
     -- Before 7.0 the place in the script stands in front.
     saved.err = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
     return saved
@@ -107,7 +131,7 @@ local loaded, states, firsts = {}, {}, {}
 local at = 1
 while at <= #packed do
   local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept
-  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, at = unpack(record, packed, at)
+  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, at = unpacked(record, packed, at)
   local algorithm = twins[name]
   if not algorithm then
     algorithm = twin(name)
@@ -137,8 +161,8 @@ if count == 1 and (mode == 'each' or mode == 'all') then
   end
   local code, remaining, reset, retry, charged = decide(charge, state)
   if charged then
-    local text, ttl = written(charged, charge)
-    local failed = put(key, text, ttl)
+    local made, ttl = written(charged, charge)
+    local failed = put(key, made, ttl)
     -- A refusal stands although it cannot be recorded.
     if failed and (code == 0 or not is_out_of_memory(failed)) then
       return failed
@@ -150,15 +174,15 @@ end
 -- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
 -- fails keeps what it wrote.
 local function save()
-  local texts, ttls = {}, {}
+  local made, ttls = {}, {}
   for key = 1, #KEYS do
     local state = states[key]
     if state ~= loaded[key] then
-      texts[key], ttls[key] = written(state, firsts[key])
+      made[key], ttls[key] = written(state, firsts[key])
     end
   end
   for key = 1, #KEYS do
-    local failed = texts[key] and put(key, texts[key], ttls[key])
+    local failed = made[key] and put(key, made[key], ttls[key])
     if failed then
       return failed
     end
@@ -253,10 +277,7 @@ if is_refused or mode == 'take' then
     charge.left, charge.left_reset = look(charge)
     if is_refused and charge.code ~= 2 then
       -- Each keeps its outcome; what is left is what nobody has taken.
-      charge.remaining = charge.left
-      if charge.code == 0 then
-        charge.reset = charge.left_reset
-      end
+      charge.remaining, charge.reset = charge.left, charge.left_reset
     end
   end
   if not is_refused then

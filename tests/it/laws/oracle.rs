@@ -9,6 +9,8 @@ use tidegate::model::{Charging, Hits, Micros, Outcome, Verdict};
 const TEN_YEARS: u128 = 315_360_000 * 1_000_000_000;
 /// What a counter holds at most: 2^52 of its smallest parts.
 const MOST: u128 = 1 << 52;
+/// What a log holds at most: so many hits, at so many moments.
+const MOST_LOGGED: (u128, usize) = (1 << 48, 10_000);
 
 /// An answer, without where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,10 @@ struct Asked {
 pub enum Oracle {
     /// The hits of every window ever counted.
     Windows(BTreeMap<u128, u128>),
+    /// The same, where those of the window before count by the share of it that is left.
+    Sliding(BTreeMap<u128, u128>),
+    /// Every hit that counts, by the moment at which it came: how many at each.
+    Log(Vec<(u128, u128)>),
     /// A level in hits times nanoseconds of the window, and when it stood there. A hit is worth one window, and the
     /// limit drains in each nanosecond, so the level is a whole number.
     Level(Option<(u128, u128)>),
@@ -55,7 +61,9 @@ impl Oracle {
     pub fn new(algorithm: Algorithm) -> Self {
         match algorithm {
             Algorithm::FixedWindow => Self::Windows(BTreeMap::new()),
-            Algorithm::Gcra => Self::Level(None),
+            Algorithm::SlidingWindow => Self::Sliding(BTreeMap::new()),
+            Algorithm::SlidingLog => Self::Log(Vec::new()),
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => Self::Level(None),
         }
     }
 
@@ -81,6 +89,8 @@ impl Oracle {
             Self::Windows(counts) => {
                 windows(counts, Asked { keeps_refused: asked.keeps_refused || charging == Charging::Each, ..asked })
             }
+            Self::Sliding(counts) => sliding(counts, asked),
+            Self::Log(entries) => log(entries, asked),
             Self::Level(level) => {
                 level_of(level, Asked { burst: if asked.limit == 0 { 0 } else { asked.burst }, ..asked })
             }
@@ -123,9 +133,101 @@ fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
     };
     // A refused charge that is kept has to wait for itself as well.
     let retry = (is_refused && limit > 0 && taken <= burst).then(|| until_drained(after + taken * window - room));
-    let left = after;
-    let reset = retry.unwrap_or_else(|| if left == 0 { Micros::ZERO } else { until_drained(left) });
+    let reset = if after == 0 || limit == 0 { Micros::ZERO } else { until_drained(after) };
     Told { is_refused, remaining: small(room.saturating_sub(after) / window), reset, retry }
+}
+
+fn sliding(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
+    let Asked { now, window, tick, limit, taken, given_back, keeps_refused, .. } = asked;
+    // A clock that steps back waits at the beginning of the last window that was counted.
+    let begin = counts.last_key_value().map_or(0, |(last, _)| last * window).max(now / tick * tick);
+    // What counts of these windows at a moment: the share of the one before that is less than a window old.
+    let estimate = |counts: &BTreeMap<u128, u128>, moment: u128| {
+        let of = |number: u128| counts.get(&number).copied().unwrap_or(0);
+        let number = moment / window;
+        let old = if number == 0 { 0 } else { of(number - 1) };
+        of(number) + (old * (window - moment % window)).div_ceil(window)
+    };
+    let number = begin / window;
+    let is_refused = given_back == 0 && estimate(counts, begin) + taken > limit;
+    let mut after = counts.clone();
+    if (!is_refused || (keeps_refused && limit > 0)) && (taken > 0 || (given_back > 0 && !counts.is_empty())) {
+        let current = after.entry(number).or_default();
+        let beyond = given_back.saturating_sub(*current);
+        *current = (*current + taken).saturating_sub(given_back).min(MOST);
+        if let Some(old) = number.checked_sub(1).and_then(|old| after.get_mut(&old)) {
+            *old = old.saturating_sub(beyond);
+        }
+    }
+    *counts = after;
+    let remaining = limit.saturating_sub(estimate(counts, begin));
+    // The estimate only falls while nobody hits: the first tick at which it is low enough is found by halving.
+    let first_at = |most: u128| {
+        let (mut low, mut high) = (begin / tick, (begin + 2 * window) / tick + 1);
+        while low < high {
+            let middle = low.midpoint(high);
+            if estimate(counts, middle * tick) <= most { high = middle } else { low = middle + 1 }
+        }
+        micros((low * tick).saturating_sub(now))
+    };
+    let is_idle = estimate(counts, begin) == 0;
+    Told {
+        is_refused,
+        remaining: small(remaining),
+        reset: if is_idle { Micros::ZERO } else { first_at(0) },
+        retry: (is_refused && taken <= limit).then(|| first_at(limit - taken)),
+    }
+}
+
+fn log(entries: &mut Vec<(u128, u128)>, asked: Asked) -> Told {
+    let Asked { now, window, limit, taken, given_back, keeps_refused, .. } = asked;
+    // A clock that steps back waits at the last moment at which hits came.
+    let clock = entries.last().map_or(now, |(last, _)| now.max(*last));
+    let live: Vec<(u128, u128)> = entries.iter().copied().filter(|(at, _)| at + window > clock).collect();
+    let used: u128 = live.iter().map(|(_, hits)| hits).sum();
+    let is_refused = given_back == 0 && used + taken > limit;
+    let mut after = live;
+    if !is_refused || (keeps_refused && limit > 0) {
+        let taken = taken.min(MOST_LOGGED.0 - used);
+        match after.last_mut() {
+            Some((at, hits)) if *at == clock => *hits += taken,
+            _ if taken > 0 => after.push((clock, taken)),
+            _ => {}
+        }
+        let mut back = given_back;
+        while let Some((_, hits)) = after.last_mut()
+            && back > 0
+        {
+            let gone = back.min(*hits);
+            (*hits, back) = (*hits - gone, back - gone);
+            if *hits == 0 {
+                after.pop();
+            }
+        }
+        if after.len() > MOST_LOGGED.1 {
+            let (_, hits) = after.remove(0);
+            after[0].1 += hits;
+        }
+        if taken > 0 || given_back > 0 {
+            *entries = after.clone();
+        }
+    }
+    let used: u128 = after.iter().map(|(_, hits)| hits).sum();
+    // When all but so many, the latest, are a window old.
+    let until_left = |most: u128| {
+        let mut left = used;
+        let last = after.iter().find(|(_, hits)| {
+            left -= hits;
+            left <= most
+        });
+        micros(last.map_or(0, |(at, _)| at + window - now))
+    };
+    Told {
+        is_refused,
+        remaining: small(limit.saturating_sub(used)),
+        reset: until_left(0),
+        retry: (is_refused && taken <= limit).then(|| until_left(limit - taken)),
+    }
 }
 
 fn micros(nanos: u128) -> Micros {

@@ -121,14 +121,27 @@ impl Bench {
         seconds * 1_000 + micros / 1_000
     }
 
-    /// Puts a text where a counter is kept.
+    /// Puts a text where a counter is kept: that of a log is its entries, `<member> at <moment>` each.
     pub fn set(&mut self, charge: &Charge, text: &str) {
-        self.run("SET", &[&key(charge), text.as_bytes()]);
+        if !text.contains(" at ") {
+            self.run("SET", &[&key(charge), text.as_bytes()]);
+            return;
+        }
+        for entry in text.split(", ") {
+            let (member, moment) = entry.split_once(" at ").expect("an entry has a moment");
+            self.run("ZADD", &[&key(charge), moment.as_bytes(), member.as_bytes()]);
+        }
     }
 
-    /// What a counter's key holds.
+    /// What a counter's key holds, as such a text.
     pub fn text(&mut self, charge: &Charge) -> Option<String> {
-        redis::cmd("GET").arg(key(charge)).query(&mut self.connection).expect("Redis answers")
+        if self.run("TYPE", &[&key(charge)]) != Value::SimpleString("zset".to_owned()) {
+            return redis::cmd("GET").arg(key(charge)).query(&mut self.connection).expect("Redis answers");
+        }
+        let entries = self.run("ZRANGE", &[&key(charge), b"0", b"-1", b"WITHSCORES"]);
+        let entries: Vec<(String, String)> = redis::from_redis_value(entries).expect("members and scores");
+        let entry = |(member, moment)| format!("{member} at {moment}");
+        Some(entries.into_iter().map(entry).collect::<Vec<_>>().join(", "))
     }
 }
 

@@ -16,8 +16,8 @@ const LONGEST_MS: u64 = 315_360_000_000;
 struct Case {
     name: &'static str,
     limit: Limit,
-    /// Charges at noon, against this limit or another.
-    charges: Vec<(Limit, u64)>,
+    /// How long after noon, against which limit, and how many hits.
+    charges: Vec<(&'static str, Limit, u64)>,
     /// The next: how long after noon, and how many hits.
     next: (&'static str, u64),
     told: Told,
@@ -35,6 +35,14 @@ fn fixed(hits: u32, window: &str) -> Limit {
     limit(Algorithm::FixedWindow, hits, window, hits)
 }
 
+fn sliding(hits: u32, window: &str) -> Limit {
+    limit(Algorithm::SlidingWindow, hits, window, hits)
+}
+
+fn log(hits: u32, window: &str) -> Limit {
+    limit(Algorithm::SlidingLog, hits, window, hits)
+}
+
 fn gcra(hits: u32, window: &str, burst: u32) -> Limit {
     limit(Algorithm::Gcra, hits, window, burst)
 }
@@ -43,36 +51,46 @@ fn admitted(remaining: u32, reset: &str) -> Told {
     (false, remaining, micros(reset), None)
 }
 
-fn refused(remaining: u32, retry: &str) -> Told {
-    (true, remaining, micros(retry), Some(micros(retry)))
+fn refused(remaining: u32, reset: &str, retry: &str) -> Told {
+    (true, remaining, micros(reset), Some(micros(retry)))
 }
 
 /// The counters of the file, in its order.
 fn cases() -> Vec<Case> {
     let case = |name, limit, charges: &[u64], next, told| {
-        let charges = charges.iter().map(|hits| (limit, *hits)).collect();
+        let charges = charges.iter().map(|hits| ("0s", limit, *hits)).collect();
+        Case { name, limit, charges, next, told }
+    };
+    let spread = |name, limit, charges: &[(&'static str, u64)], next, told| {
+        let charges = charges.iter().map(|(after, hits)| (*after, limit, *hits)).collect();
         Case { name, limit, charges, next, told }
     };
     let (slow, fast) = (gcra(10, "1d", 10), gcra(1_000, "1d", 1_000));
     let most = gcra(1, "365d", 1).counting_refused();
     vec![
         case("second", fixed(10, "1s"), &[3], ("250ms", 1), admitted(6, "750ms")),
-        case("day", fixed(1_000_000, "1d"), &[42], ("1h", 1_000_000), refused(0, "11h")),
-        case("over", fixed(5, "15m"), &[4, 3], ("1m", 1), refused(0, "14m")),
-        case(
-            "most",
-            fixed(u32::MAX, "365d"),
-            &[Hits::MOST; 2],
-            ("1m", 1),
-            (true, 0, micros("38159m"), Some(micros("38159m"))),
-        ),
+        case("day", fixed(1_000_000, "1d"), &[42], ("1h", 1_000_000), refused(0, "11h", "11h")),
+        case("over", fixed(5, "15m"), &[4, 3], ("1m", 1), refused(0, "14m", "14m")),
+        case("most", fixed(u32::MAX, "365d"), &[Hits::MOST; 2], ("1m", 1), refused(0, "38159m", "38159m")),
+        // Half of three are left of the second before, rounded up, and one is taken of this one.
+        case("second", sliding(10, "1s"), &[3], ("1500ms", 1), admitted(7, "1500ms")),
+        // 23 are left of 30, beside 20; ten fit when 20 are left of them.
+        spread("minute", sliding(50, "1m"), &[("0s", 30), ("60s", 20)], ("75s", 10), refused(7, "105s", "5s")),
+        spread("minute", log(5, "1m"), &[("0s", 3), ("1s", 1)], ("10s", 1), admitted(0, "60s")),
+        // The first three are old. Four fit when the fourth is.
+        spread("old", log(5, "2s"), &[("0s", 3), ("1s", 1), ("2s", 1)], ("2500ms", 4), refused(3, "1500ms", "500ms")),
+        case("second", limit(Algorithm::TokenBucket, 10, "1s", 10), &[3], ("250ms", 1), admitted(8, "150ms")),
+        case("second", limit(Algorithm::LeakyBucket, 10, "1s", 10), &[3], ("250ms", 1), admitted(8, "150ms")),
         // 2.5 of 3 have drained; what one and a half take to drain.
         case("second", gcra(10, "1s", 10), &[3], ("250ms", 1), admitted(8, "150ms")),
         // 10 of 25 have drained; 15 and 40 are 15 more than the burst.
-        case("burst", gcra(20, "1m", 40), &[25], ("30s", 40), refused(25, "45s")),
+        case("burst", gcra(20, "1m", 40), &[25], ("30s", 40), refused(25, "45s", "45s")),
         case("day", gcra(1_000_000, "1d", 1_000_000), &[42], ("1s", 1), admitted(999_968, "2800ms")),
-        Case { charges: vec![(slow, 8), (fast, 1)], ..case("slowest", slow, &[], ("1h", 1), admitted(0, "23h")) },
-        case("most", most, &[Hits::MOST; 4], ("1d", 1), refused(0, "3650d")),
+        Case {
+            charges: vec![("0s", slow, 8), ("0s", fast, 1)],
+            ..case("slowest", slow, &[], ("1h", 1), admitted(0, "23h"))
+        },
+        case("most", most, &[Hits::MOST; 4], ("1d", 1), refused(0, "3650d", "3650d")),
     ]
 }
 
@@ -108,9 +126,9 @@ async fn what_is_written_today_is_what_the_golden_file_says() {
     }
     for (case, (key, text, idle_ms)) in cases.iter().zip(golden) {
         let (mut before, mut after) = (0, 0);
-        for &(limit, hits) in &case.charges {
+        for &(after_noon, limit, hits) in &case.charges {
             before = bench.time_ms();
-            bench.charge(&[case.charge(limit, hits)], NOON);
+            bench.charge(&[case.charge(limit, hits)], NOON.saturating_add(micros(after_noon)));
             after = bench.time_ms();
         }
         let charge = case.charge(case.limit, 0);

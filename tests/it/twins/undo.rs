@@ -83,6 +83,15 @@ async fn an_undo_is_dated() {
         // Of its own window it is taken, and of no other.
         (Algorithm::FixedWindow, "59s", 50),
         (Algorithm::FixedWindow, "60s", 50),
+        (Algorithm::SlidingWindow, "59s", 50),
+        // Of the window before it is taken as far as that still counts: whole at its end.
+        (Algorithm::SlidingWindow, "60s", 50),
+        (Algorithm::SlidingWindow, "90s", 50),
+        (Algorithm::SlidingWindow, "120s", 50),
+        // Of the log that moment's hits go, and no others.
+        (Algorithm::SlidingLog, "0s", 50),
+        (Algorithm::SlidingLog, "59s", 50),
+        (Algorithm::SlidingLog, "60s", 50),
         // Ten hits drain in ten seconds, and are taken back as far as they still stand: ten, then six, then none.
         (Algorithm::Gcra, "0s", 50),
         (Algorithm::Gcra, "4s", 50),

@@ -100,20 +100,47 @@ async fn a_text_that_no_version_wrote_is_nobodys_counter_and_stays() {
         "1 4503599627370497 3",
         "9007199254740992 1",
         "9007199254740993 1 1",
-        // No charge counts against nothing or against more than 32 bits hold.
-        "1 2 0",
-        "1 2 4294967296",
         &format!("{long} 2"),
         &format!("{long} 2 3"),
         &format!("1 {long}"),
         &format!("1 2 {long}"),
     ];
+    // No charge counts against nothing or against more than 32 bits hold.
+    let slowest = ["1 2 0", "1 2 4294967296"];
     for (_, algorithm) in Algorithm::ALL {
-        for text in texts {
+        for text in texts.into_iter().chain(slowest.into_iter().filter(|_| algorithm.has_burst())) {
             bench.empty();
             bench.set(&each("foreign", per_minute(algorithm, 10), 1), text);
             is_foreign(&mut bench, algorithm, &format!("{text:?}"));
         }
+    }
+}
+
+#[tokio::test]
+async fn a_sorted_set_that_no_version_wrote_is_nobodys_log_and_stays() {
+    let mut bench = Bench::start(&[]).await;
+    let key = key(&each("foreign", per_minute(Algorithm::SlidingLog, 10), 1));
+    let noon = NOON.get().to_string();
+    let entries: [(&str, &str); 12] = [
+        (&noon, ""),
+        (&noon, "alice"),
+        (&noon, "1"),
+        (&noon, "1 0"),
+        (&noon, "-1 2"),
+        (&noon, "1.5 2"),
+        (&noon, "1 2 3"),
+        // More than a start or a count can be.
+        (&noon, "4503599627370496 1"),
+        (&noon, "0 281474976710657"),
+        // No moments.
+        ("-1", "0 1"),
+        ("1.5", "0 1"),
+        ("inf", "0 1"),
+    ];
+    for (score, member) in entries {
+        bench.empty();
+        bench.run("ZADD", &[&key, score.as_bytes(), member.as_bytes()]);
+        is_foreign(&mut bench, Algorithm::SlidingLog, &format!("{member:?} at {score}"));
     }
 }
 
@@ -147,6 +174,8 @@ async fn a_counter_is_kept_until_it_is_idle_and_the_slack_after_that() {
     let now = NOON.saturating_add(Micros::new(500));
     for (charge, kept_ms) in [
         (each("only", per_minute(Algorithm::FixedWindow, 10), 3), 60_000 + SLACK_MS),
+        (each("only", per_minute(Algorithm::SlidingWindow, 10), 3), 120_000 + SLACK_MS),
+        (each("only", per_minute(Algorithm::SlidingLog, 10), 3), 60_000 + SLACK_MS),
         // The ticks that three hits of a tenth of a minute take, and one more, from the tick of now: 500 us is one.
         (each("only", per_minute(Algorithm::Gcra, 10), 3), 18_001 + SLACK_MS),
         // Ten years, however long it would take.

@@ -1,0 +1,224 @@
+-- The twin of sliding_log.rs, which says what it counts. A counter is a sorted set with one member for each moment at which
+-- hits came: its score is the moment, and the member is "<start> <hits>", how many hits came before them and how many they
+-- are. Starts run round at 2^52, and at most 2^48 hits are ever counted, so any two entries tell how many hits lie between
+-- them: a charge reads only the ends of the log, however long it is.
+--
+-- A state has, where something is stored, the key and the latest moment that is a window's length old; the moment of the
+-- latest hits (`time`); the start of the oldest entry that counts, its moment and its hits; where the latest ends (`upto`); the
+-- start and the hits of the latest that is stored; and how it differs from what is stored: so many of the latest entries are
+-- gone, and those of `tail` come in their place.
+
+local turn, most_hits, most_entries = 2^52, 2^48, 10000
+local fresh = { time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
+
+local function plain(number)
+  return string.format('%.0f', number)
+end
+
+-- The start and the hits of a member, nil when it is none of ours.
+local function parse(member)
+  local start, hits = string.match(member, '^(%d+) (%d+)$')
+  if start then
+    start, hits = start + 0, hits + 0
+    if start < turn and hits >= 1 and hits <= most_hits then
+      return start, hits
+    end
+  end
+end
+
+local function read(key, now, window)
+  local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
+  if newest.err then
+    return nil, newest
+  elseif not newest[1] then
+    return fresh
+  end
+  local start, hits = parse(newest[1])
+  local time = newest[2] + 0
+  if not start or time % 1 ~= 0 or time < 0 or time > 2^53 then
+    return false
+  end
+  -- A clock that steps back waits at the last moment it had reached.
+  local old = plain(math.max(now, time) - window)
+  local oldest = redis.call('ZRANGEBYSCORE', key, '(' .. old, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if not oldest[1] then
+    return { key = key, old = old, time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
+  end
+  local first, oldest_hits = parse(oldest[1])
+  return first and {
+    key = key, old = old, time = time, start = first, upto = (start + hits) % turn, oldest = oldest[2] + 0,
+    oldest_hits = oldest_hits, newest = start, newest_hits = hits, gone = 0, tail = {},
+  } or false
+end
+
+-- A copy of a state, to be changed before anybody sees it.
+local function copy(state)
+  local new, tail = {}, {}
+  for name, value in pairs(state) do
+    new[name] = value
+  end
+  for index, entry in ipairs(state.tail) do
+    tail[index] = entry
+  end
+  new.tail = tail
+  return new
+end
+
+-- The entry that is stored so many before the latest, nil when there are not so many.
+local function stored(state, before)
+  local found = state.key and redis.call('ZRANGE', state.key, -1 - before, -1 - before, 'WITHSCORES') or {}
+  if found[1] then
+    local start, hits = parse(found[1])
+    return { time = found[2] + 0, start = start, hits = hits }
+  end
+end
+
+-- Takes the latest entry off a copy.
+local function pop(new)
+  local entry = table.remove(new.tail)
+  if not entry then
+    entry = stored(new, new.gone)
+    new.gone = new.gone + 1
+  end
+  return entry
+end
+
+local function with_more(state, hits, clock)
+  local new = copy(state)
+  local tail = new.tail
+  local last = tail[#tail]
+  if new.newest and not last and new.time == clock and new.gone == 0 then
+    last = { start = new.newest, hits = new.newest_hits }
+    new.gone, tail[1] = 1, last
+  end
+  if last and new.time == clock then
+    tail[#tail] = { time = clock, start = last.start, hits = last.hits + hits }
+  else
+    tail[#tail + 1] = { time = clock, start = new.upto, hits = hits }
+  end
+  new.time, new.upto = clock, (new.upto + hits) % turn
+  return new
+end
+
+-- The latest go.
+local function with_less(state, hits)
+  local new = copy(state)
+  new.upto = (new.upto - hits) % turn
+  while hits > 0 do
+    local entry = pop(new)
+    if entry.hits > hits then
+      table.insert(new.tail, { time = entry.time, start = entry.start, hits = entry.hits - hits })
+    end
+    hits = math.max(hits - entry.hits, 0)
+  end
+  local latest = new.upto ~= new.start and (new.tail[#new.tail] or stored(new, new.gone))
+  new.time = latest and latest.time or 0
+  return new
+end
+
+-- The moment of the so manieth hit, from the oldest, which is the first.
+local function moment_of(state, hit)
+  for index = #state.tail, 1, -1 do
+    local entry = state.tail[index]
+    if (entry.start - state.start) % turn < hit then
+      return entry.time
+    end
+  end
+  if hit <= state.oldest_hits then
+    return state.oldest
+  end
+  local low = redis.call('ZCOUNT', state.key, '-inf', state.old)
+  local high = redis.call('ZCARD', state.key) - 1 - state.gone
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local start, hits = parse(redis.call('ZRANGE', state.key, middle, middle)[1])
+    if (start - state.start) % turn + hits < hit then
+      low = middle + 1
+    else
+      high = middle
+    end
+  end
+  return redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')[2] + 0
+end
+
+local function step(state, now, hits, back, limit, _, window)
+  local used, charged = (state.upto - state.start) % turn, state
+  -- Hits given back are taken back whatever is used.
+  local is_admitted = used + hits <= limit or back > 0
+  if hits > 0 then
+    charged = with_more(state, math.min(hits, most_hits - used), math.max(now, state.time))
+  elseif back > 0 then
+    charged = with_less(state, math.min(back, used))
+  end
+  local left, retry = charged, -1
+  if not is_admitted then
+    left = state
+    if hits <= limit then
+      -- When as many as are too many, the oldest, have become old.
+      retry = moment_of(state, used + hits - limit) + window - now
+    end
+  end
+  used = (left.upto - left.start) % turn
+  return is_admitted, math.max(limit - used, 0), used > 0 and left.time + window - now or 0, retry, charged
+end
+
+local function idle_at(state, window)
+  return state.time + window
+end
+
+-- The commands that store what has changed, all of them known before the first is run.
+local function save(state, key)
+  local commands, tail = {}, state.tail
+  if state.gone > 0 then
+    commands[1] = { 'ZREMRANGEBYRANK', key, -state.gone, -1 }
+  end
+  for index = 1, #tail do
+    local entry = tail[index]
+    table.insert(commands, { 'ZADD', key, plain(entry.time), plain(entry.start) .. ' ' .. plain(entry.hits) })
+  end
+  if not state.old then
+    return commands
+  end
+  table.insert(commands, { 'ZREMRANGEBYSCORE', key, '-inf', state.old })
+  -- Each entry has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes become old
+  -- with those of the next.
+  if (state.upto - state.start) % turn > most_entries then
+    local older = redis.call('ZCOUNT', key, '-inf', state.old)
+    if redis.call('ZCARD', key) - older - state.gone + #tail > most_entries then
+      local two = redis.call('ZRANGE', key, older, older + 1, 'WITHSCORES')
+      local start, hits = parse(two[1])
+      local _, more = parse(two[3])
+      table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, 1 })
+      table.insert(commands, { 'ZADD', key, two[4], plain(start) .. ' ' .. plain(hits + more) })
+    end
+  end
+  return commands
+end
+
+-- The hits of that moment, as far as they are still there: what came after them moves up.
+local function undo(state, now, at, hits, _, window)
+  if at <= math.max(now, state.time) - window then
+    return state
+  end
+  local new, later = copy(state), {}
+  local entry = pop(new)
+  while entry and entry.time > at do
+    table.insert(later, entry)
+    entry = pop(new)
+  end
+  if not entry or entry.time < at then
+    return state
+  end
+  local back = math.min(hits, entry.hits)
+  if entry.hits > back then
+    table.insert(new.tail, { time = at, start = entry.start, hits = entry.hits - back })
+  end
+  for index = #later, 1, -1 do
+    entry = later[index]
+    table.insert(new.tail, { time = entry.time, start = (entry.start - back) % turn, hits = entry.hits })
+  end
+  new.upto = (new.upto - back) % turn
+  return new
+end
+
+return { fresh = fresh, read = read, save = save, step = step, idle_at = idle_at, undo = undo }

@@ -1,0 +1,144 @@
+//! Counts the hits of the last window's length, each by its own moment.
+//! From Redis' own recipe of a sorted set of timestamps; here an entry is a moment with all of its hits.
+//! Remembers 16 bytes for each moment of the last window's length at which hits came, 10,000 of them at most.
+//! Exact: in any interval of a window's length at most the limit; nothing is wasted.
+//! Choose `sliding_window` where the limit is large: its memory is the same for every limit.
+
+use std::collections::VecDeque;
+
+use super::{Count, MOST_LOGGED, hits32};
+use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
+
+/// The most hits that are ever counted in one log: 2^48, below what the running numbers of its twin in Lua tell apart.
+const MOST_HITS: u64 = 1 << 48;
+
+/// The moments of the hits.
+pub struct SlidingLog;
+
+/// The entries of the last window's length, and perhaps older ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// How many hits came before the first entry. This and the entries' own numbers run round at 2^64.
+    before: u64,
+    entries: VecDeque<Entry>,
+}
+
+/// The hits of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    at: Micros,
+    /// How many hits came up to its last one.
+    upto: u64,
+}
+
+/// The entries that are less than a window's length old.
+#[derive(Clone, Copy)]
+struct Live<'a> {
+    state: &'a State,
+    /// How many entries are older.
+    first: usize,
+    /// How many hits they have.
+    used: u64,
+}
+
+impl Count for SlidingLog {
+    type State = State;
+    const HAS_BURST: bool = false;
+    const COUNTS_REFUSED_WHEN_EACH: bool = false;
+
+    fn check(quota: Quota) -> Result<(), InvalidQuota> {
+        quota.is_at_most(MOST_LOGGED)
+    }
+
+    fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
+        let (limit, length) = (u64::from(quota.limit()), quota.window().length());
+        let clock = state.clock(now);
+        let live = state.live(clock, length);
+        let used = live.used;
+        // Hits given back are taken back whatever is used.
+        let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
+        let left = if outcome.is_refused() { used } else { charged(used, hits) };
+        let until_old = |at: Micros| at.saturating_add(length).saturating_sub(now);
+        let latest = if left > used { clock } else { live.moment_of(left) };
+        Verdict {
+            outcome,
+            remaining: hits32(limit.saturating_sub(left)),
+            reset: if left == 0 { Micros::ZERO } else { until_old(latest) },
+            // When as many as are too many, the oldest, have become old.
+            retry: (outcome.is_refused() && hits.taken() <= limit)
+                .then(|| until_old(live.moment_of(used + hits.taken() - limit))),
+            provenance: Provenance::Store,
+        }
+    }
+
+    fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {
+        let clock = state.clock(now);
+        let Live { first, used, .. } = state.live(clock, quota.window().length());
+        for entry in state.entries.drain(..first) {
+            state.before = entry.upto;
+        }
+        state.set(charged(used, hits), clock);
+    }
+
+    fn idle_at(state: &State, quota: Quota) -> Micros {
+        state.entries.back().map_or(Micros::ZERO, |entry| entry.at.saturating_add(quota.window().length()))
+    }
+}
+
+impl State {
+    /// A clock that steps back waits at the last moment it had reached.
+    fn clock(&self, now: Micros) -> Micros {
+        self.entries.back().map_or(now, |entry| entry.at.max(now))
+    }
+
+    fn live(&self, clock: Micros, length: Micros) -> Live<'_> {
+        let first = self.entries.partition_point(|entry| entry.at.saturating_add(length) <= clock);
+        let before = first.checked_sub(1).map_or(self.before, |last| self.entries[last].upto);
+        Live { state: self, first, used: self.upto().wrapping_sub(before) }
+    }
+
+    fn upto(&self) -> u64 {
+        self.entries.back().map_or(self.before, |entry| entry.upto)
+    }
+
+    /// Makes it so many hits: the new ones are of the moment `clock`, and those that are too many are the latest.
+    fn set(&mut self, hits: u64, clock: Micros) {
+        let upto = self.before.wrapping_add(hits);
+        if hits > self.upto().wrapping_sub(self.before) {
+            match self.entries.back_mut() {
+                Some(last) if last.at == clock => last.upto = upto,
+                _ => self.entries.push_back(Entry { at: clock, upto }),
+            }
+        } else {
+            let whole = self.entries.partition_point(|entry| entry.upto.wrapping_sub(self.before) < hits);
+            self.entries.truncate(whole + usize::from(hits > 0));
+            if let Some(last) = self.entries.back_mut() {
+                last.upto = upto;
+            }
+        }
+        // Each of the others has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes
+        // become old with those of the next.
+        if self.entries.len() > MOST_LOGGED as usize {
+            self.entries.pop_front();
+        }
+    }
+}
+
+impl Live<'_> {
+    /// The moment of the so manieth hit, from the oldest, which is the first.
+    fn moment_of(self, hit: u64) -> Micros {
+        let before = self.state.upto().wrapping_sub(self.used);
+        let hits_upto = |entry: &Entry| entry.upto.wrapping_sub(before);
+        // The numbers of older entries lie before: they are not looked at.
+        let (mut low, mut high) = (self.first, self.state.entries.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            if hits_upto(&self.state.entries[middle]) < hit { low = middle + 1 } else { high = middle }
+        }
+        self.state.entries.get(low).map_or(Micros::ZERO, |entry| entry.at)
+    }
+}
+
+fn charged(used: u64, hits: Hits) -> u64 {
+    (used + hits.taken()).saturating_sub(hits.given_back()).min(MOST_HITS)
+}
