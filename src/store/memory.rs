@@ -92,7 +92,8 @@ impl Memory {
 
     /// Charges the counters of one request.
     pub fn charge_now(&self, charges: &[Charge]) -> Verdicts {
-        if charges.iter().all(|charge| charge.charging == Charging::Each) {
+        // A charge that is alone stays or not by itself.
+        if charges.len() == 1 || charges.iter().all(|charge| charge.charging == Charging::Each) {
             let each = charges.iter().map(|charge| self.locate(charge));
             return each.map(|at| self.charge_alone(at)).collect();
         }
@@ -132,17 +133,22 @@ impl Memory {
         let mut locked = self.lock(&located);
         let now = self.clock.now();
 
-        let mut before: SmallVec<[Option<Held>; 4]> = SmallVec::with_capacity(located.len());
+        // What a counter was, if there was one, before a charge changed it: a log is not copied to be refused.
+        let mut before: SmallVec<[Option<Option<Held>>; 4]> = SmallVec::with_capacity(located.len());
         let mut verdicts = Verdicts::with_capacity(located.len());
         for &at in &located {
             let shard = shard(&mut locked, at);
-            before.push(shard.held(shard.find(at)).cloned());
-            verdicts.push(shard.charge(at, now, self));
+            let bucket = shard.find(at);
+            let (verdict, changes) = shard.decide(at, bucket, now);
+            before.push(changes.then(|| shard.held(bucket).cloned()));
+            verdicts.push(if changes { shard.save(at, bucket, verdict, now, self) } else { verdict });
         }
         let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| at.charge.ballot(verdict.outcome));
         if is_request_refused(ballots) {
             for (&at, held) in located.iter().zip(before).rev() {
-                shard(&mut locked, at).restore(at, held, self);
+                if let Some(held) = held {
+                    shard(&mut locked, at).restore(at, held, self);
+                }
             }
             for &at in located.iter().filter(|at| at.charge.is_kept()) {
                 shard(&mut locked, at).charge(at, now, self);
@@ -187,34 +193,47 @@ impl Shard {
 
     /// Decides one charge and saves what it leaves behind.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
-        let Charge { limit, hits, .. } = at.charge;
         let bucket = self.find(at);
-        let verdict = limit.verdict(self.state(bucket), now, *hits);
-        if verdict.outcome.is_refused() && !limit.records_refused(at.charge.charging) {
-            return verdict;
-        }
-        self.save(at, bucket, now, memory);
-        if verdict.outcome.is_refused() {
-            // The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
-            return limit.verdict(self.state(self.find(at)), now, *hits);
-        }
-        verdict
+        let (verdict, changes) = self.decide(at, bucket, now);
+        if changes { self.save(at, bucket, verdict, now, memory) } else { verdict }
     }
 
-    /// A look saves nothing, a closed limit has no counter, and giving back creates none.
-    fn save(&mut self, at: Located<'_>, bucket: Option<usize>, now: Micros, memory: &Memory) {
+    /// What a charge is told, and whether its hits stay. A look has none, and a closed limit has no counter.
+    fn decide(&self, at: Located<'_>, bucket: Option<usize>, now: Micros) -> (Verdict, bool) {
+        let Charge { hits, limit, charging, .. } = at.charge;
+        let verdict = limit.verdict(self.state(bucket), now, *hits);
+        let stays = !verdict.outcome.is_refused() || limit.records_refused(*charging);
+        (verdict, stays && *hits != Hits::LOOK && !limit.is_closed())
+    }
+
+    /// Puts the hits of a charge on its counter, and says what it is told then. Giving back creates no counter.
+    fn save(
+        &mut self,
+        at: Located<'_>,
+        bucket: Option<usize>,
+        verdict: Verdict,
+        now: Micros,
+        memory: &Memory,
+    ) -> Verdict {
         let Charge { hits, limit, .. } = at.charge;
-        if *hits == Hits::LOOK || limit.is_closed() {
-            return;
-        }
+        // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
+        let told = |state: &State| {
+            if verdict.outcome.is_refused() { limit.verdict(Some(state), now, *hits) } else { verdict }
+        };
         if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            limit.charge(&mut counter.held.state, now, *hits);
-            counter.held.idle_at = limit.idle_at(&counter.held.state);
+            let Held { state, idle_at } = &mut counter.held;
+            limit.charge(state, now, *hits);
+            *idle_at = limit.idle_at(state);
+            told(state)
         } else if hits.taken() > 0 {
             self.make_room(now, memory.most_per_shard);
             let mut state = limit.fresh();
             limit.charge(&mut state, now, *hits);
+            let told = told(&state);
             self.insert(at, Held { idle_at: limit.idle_at(&state), state }, memory);
+            told
+        } else {
+            verdict
         }
     }
 
