@@ -286,3 +286,13 @@ const MOST_LOGGED: u32 = 10_000;
 fn hits32(hits: u64) -> u32 {
     u32::try_from(hits).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::State;
+
+    #[test]
+    fn a_state_takes_32_bytes_whatever_the_algorithm() {
+        assert_eq!(size_of::<State>(), 32);
+    }
+}

@@ -9,6 +9,8 @@
 -- gone, and those of `tail` come in their place.
 
 local turn, most_hits, most_entries = 2^52, 2^48, 10000
+-- An undo that would have to move more entries than these leaves the log as it is, which counts too much and never too little.
+local most_moved = 1000
 local fresh = { time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
 
 local function plain(number)
@@ -64,25 +66,6 @@ local function copy(state)
   return new
 end
 
--- The entry that is stored so many before the latest, nil when there are not so many.
-local function stored(state, before)
-  local found = state.key and redis.call('ZRANGE', state.key, -1 - before, -1 - before, 'WITHSCORES') or {}
-  if found[1] then
-    local start, hits = parse(found[1])
-    return { time = found[2] + 0, start = start, hits = hits }
-  end
-end
-
--- Takes the latest entry off a copy.
-local function pop(new)
-  local entry = table.remove(new.tail)
-  if not entry then
-    entry = stored(new, new.gone)
-    new.gone = new.gone + 1
-  end
-  return entry
-end
-
 local function with_more(state, hits, clock)
   local new = copy(state)
   local tail = new.tail
@@ -100,35 +83,18 @@ local function with_more(state, hits, clock)
   return new
 end
 
--- The latest go.
-local function with_less(state, hits)
-  local new = copy(state)
-  new.upto = (new.upto - hits) % turn
-  while hits > 0 do
-    local entry = pop(new)
-    if entry.hits > hits then
-      table.insert(new.tail, { time = entry.time, start = entry.start, hits = entry.hits - hits })
-    end
-    hits = math.max(hits - entry.hits, 0)
-  end
-  local latest = new.upto ~= new.start and (new.tail[#new.tail] or stored(new, new.gone))
-  new.time = latest and latest.time or 0
-  return new
-end
-
--- The moment of the so manieth hit, from the oldest, which is the first.
-local function moment_of(state, hit)
+-- The entry that has the so manieth hit, from the oldest, which is the first: that of `tail` with its place there, or a stored
+-- one with how many of the stored ones come after it.
+local function entry_of(state, hit)
   for index = #state.tail, 1, -1 do
     local entry = state.tail[index]
     if (entry.start - state.start) % turn < hit then
-      return entry.time
+      return entry, index
     end
   end
-  if hit <= state.oldest_hits then
-    return state.oldest
-  end
   local low = redis.call('ZCOUNT', state.key, '-inf', state.old)
-  local high = redis.call('ZCARD', state.key) - 1 - state.gone
+  local all = redis.call('ZCARD', state.key)
+  local high = all - 1 - state.gone
   while low < high do
     local middle = math.floor((low + high) / 2)
     local start, hits = parse(redis.call('ZRANGE', state.key, middle, middle)[1])
@@ -138,7 +104,37 @@ local function moment_of(state, hit)
       high = middle
     end
   end
-  return redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')[2] + 0
+  local found = redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')
+  local start, hits = parse(found[1])
+  return { time = found[2] + 0, start = start, hits = hits }, nil, all - 1 - low
+end
+
+-- The moment of the so manieth hit.
+local function moment_of(state, hit)
+  if hit <= state.oldest_hits then
+    return state.oldest
+  end
+  return entry_of(state, hit).time
+end
+
+-- The latest go, and so many are left.
+local function with_only(state, left)
+  local new = copy(state)
+  new.upto, new.oldest_hits = (new.start + left) % turn, math.min(new.oldest_hits, left)
+  if left == 0 then
+    new.time, new.gone, new.tail = 0, state.key and redis.call('ZCARD', state.key) or 0, {}
+    return new
+  end
+  local entry, place, after = entry_of(state, left)
+  if not place then
+    new.gone, new.tail, place = after + 1, {}, 1
+  end
+  for index = #new.tail, place, -1 do
+    new.tail[index] = nil
+  end
+  new.tail[place] = { time = entry.time, start = entry.start, hits = (new.upto - entry.start) % turn }
+  new.time = entry.time
+  return new
 end
 
 local function step(state, now, hits, back, limit, _, window)
@@ -148,7 +144,7 @@ local function step(state, now, hits, back, limit, _, window)
   if hits > 0 then
     charged = with_more(state, math.min(hits, most_hits - used), math.max(now, state.time))
   elseif back > 0 then
-    charged = with_less(state, math.min(back, used))
+    charged = with_only(state, math.max(used - back, 0))
   end
   local left, retry = charged, -1
   if not is_admitted then
@@ -200,22 +196,26 @@ local function undo(state, now, at, hits, _, window)
   if at <= math.max(now, state.time) - window then
     return state
   end
-  local new, later = copy(state), {}
-  local entry = pop(new)
-  while entry and entry.time > at do
-    table.insert(later, entry)
-    entry = pop(new)
+  local new = copy(state)
+  local tail = new.tail
+  if new.gone == 0 then
+    local found = redis.call('ZRANGEBYSCORE', state.key, plain(at), '+inf', 'WITHSCORES', 'LIMIT', 0, most_moved + 1)
+    new.gone = #found / 2
+    for index = 1, new.gone do
+      local start, own = parse(found[2 * index - 1])
+      tail[index] = { time = found[2 * index] + 0, start = start, hits = own }
+    end
   end
-  if not entry or entry.time < at then
+  if not tail[1] or tail[1].time ~= at or #tail > most_moved then
     return state
   end
-  local back = math.min(hits, entry.hits)
-  if entry.hits > back then
-    table.insert(new.tail, { time = at, start = entry.start, hits = entry.hits - back })
+  local back = math.min(hits, tail[1].hits)
+  for index, entry in ipairs(tail) do
+    tail[index] = { time = entry.time, start = (entry.start - back) % turn, hits = entry.hits }
   end
-  for index = #later, 1, -1 do
-    entry = later[index]
-    table.insert(new.tail, { time = entry.time, start = (entry.start - back) % turn, hits = entry.hits })
+  tail[1].start, tail[1].hits = (tail[1].start + back) % turn, tail[1].hits - back
+  if tail[1].hits == 0 then
+    table.remove(tail, 1)
   end
   new.upto = (new.upto - back) % turn
   return new

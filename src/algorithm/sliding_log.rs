@@ -42,7 +42,8 @@ struct Live<'a> {
 }
 
 impl Count for SlidingLog {
-    type State = State;
+    /// Boxed, so that it is no larger than the states of other algorithms, which are many.
+    type State = Box<State>;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
 
@@ -50,7 +51,7 @@ impl Count for SlidingLog {
         quota.is_at_most(MOST_LOGGED)
     }
 
-    fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
+    fn verdict(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
         let (limit, length) = (u64::from(quota.limit()), quota.window().length());
         let clock = state.clock(now);
         let live = state.live(clock, length);
@@ -71,7 +72,7 @@ impl Count for SlidingLog {
         }
     }
 
-    fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {
+    fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota) {
         let clock = state.clock(now);
         let Live { first, used, .. } = state.live(clock, quota.window().length());
         for entry in state.entries.drain(..first) {
@@ -80,7 +81,7 @@ impl Count for SlidingLog {
         state.set(charged(used, hits), clock);
     }
 
-    fn idle_at(state: &State, quota: Quota) -> Micros {
+    fn idle_at(state: &Self::State, quota: Quota) -> Micros {
         state.entries.back().map_or(Micros::ZERO, |entry| entry.at.saturating_add(quota.window().length()))
     }
 }
