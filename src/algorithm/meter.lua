@@ -63,10 +63,12 @@ local function idle_at(state, _, tick_us)
   return (state[1] + math.floor(state[2] / state[3]) + 1) * tick_us
 end
 
--- What the charge added, less what has drained since: that much at least still stands.
+-- What the charge added, less what has drained since: that much at least still stands. A counter that was lost with the
+-- charge may begin anew before it.
 local function undo(state, now, at, hits, limit, length, tick_us)
   local tick, level = drained(state, now, limit, tick_us)
-  local back = math.max(hits * (length / tick_us) - (tick - math.floor(at / tick_us)) * limit, 0)
+  local since = math.max(tick - math.floor(at / tick_us), 0)
+  local back = math.max(hits * (length / tick_us) - since * limit, 0)
   return { tick, math.max(level - back, 0), state[3] }
 end
 

@@ -70,9 +70,10 @@ local function with_more(state, hits, clock)
   local new = copy(state)
   local tail = new.tail
   local last = tail[#tail]
-  if new.newest and not last and new.time == clock and new.gone == 0 then
-    last = { start = new.newest, hits = new.newest_hits }
-    new.gone, tail[1] = 1, last
+  -- Of one moment there is one member: those of equal scores stand in the order of their letters.
+  if not last and new.upto ~= new.start and new.time == clock then
+    last = new.gone == 0 and { start = new.newest, hits = new.newest_hits } or stored(new, new.gone)
+    new.gone, tail[1] = new.gone + 1, last
   end
   if last and new.time == clock then
     tail[#tail] = { time = clock, start = last.start, hits = last.hits + hits }
@@ -141,8 +142,9 @@ local function step(state, now, hits, back, limit, _, window)
   local used, charged = (state.upto - state.start) % turn, state
   -- Hits given back are taken back whatever is used.
   local is_admitted = used + hits <= limit or back > 0
-  if hits > 0 then
-    charged = with_more(state, math.min(hits, most_hits - used), math.max(now, state.time))
+  local more = math.min(hits, most_hits - used)
+  if more > 0 then
+    charged = with_more(state, more, math.max(now, state.time))
   elseif back > 0 then
     charged = with_only(state, math.max(used - back, 0))
   end

@@ -25,6 +25,8 @@ const CLIENTS: usize = 64;
 const LIMITS: [u32; 5] = [1, 2, 7, 100, 10_000];
 /// So many rounds share one burst, each on counters of its own.
 const ROUNDS_AT_ONCE: usize = 10;
+/// The same at the largest limit, whose rounds are long: every call of one is six charges.
+const LONG_ROUNDS_AT_ONCE: usize = 2;
 
 type Client = RateLimitServiceClient<Channel>;
 
@@ -78,7 +80,7 @@ impl Layout {
     fn requests(self, burst: usize, hits: u32) -> Vec<RateLimitRequest> {
         let of = |algorithm: &str, round| descriptor(format!("{algorithm}_{hits}"), format!("{burst}.{round}"));
         let one_round = |round| Algorithm::ALL.map(|(algorithm, _)| of(algorithm, round));
-        let rounds = 0..ROUNDS_AT_ONCE;
+        let rounds = 0..rounds_at_once(hits);
         let requests: Vec<Vec<_>> = match self {
             Self::Each | Self::Colocated => vec![rounds.flat_map(one_round).collect()],
             Self::Descriptor => rounds.map(|round| vec![of("all", round)]).collect(),
@@ -87,6 +89,14 @@ impl Layout {
         let request = |descriptors| RateLimitRequest { domain: self.name().to_owned(), descriptors, hits_addend: 0 };
         requests.into_iter().map(request).collect()
     }
+}
+
+fn is_long(limit: u32) -> bool {
+    limit >= 10_000
+}
+
+fn rounds_at_once(limit: u32) -> usize {
+    if is_long(limit) { LONG_ROUNDS_AT_ONCE } else { ROUNDS_AT_ONCE }
 }
 
 fn descriptor(key: String, value: String) -> RateLimitDescriptor {
@@ -138,7 +148,7 @@ impl Burst {
     fn new(layout: Layout, number: usize, limit: u32) -> Self {
         let requests = layout.requests(number, limit);
         let tallies = requests.iter().map(|request| request.descriptors.iter().map(|_| Tally::new()).collect());
-        Self { layout, limit, is_mixed: limit >= 10_000 || number % 2 == 1, tallies: tallies.collect(), requests }
+        Self { layout, limit, is_mixed: is_long(limit) || number % 2 == 1, tallies: tallies.collect(), requests }
     }
 
     /// How often each request is made: three times the limit in hits, and at least once by each client.
@@ -277,9 +287,9 @@ async fn rounds(layouts: &[Layout], rounds: usize) {
         let began = Instant::now();
         let mut unused = BTreeMap::new();
         for limit in LIMITS {
-            let rounds = if limit < 10_000 { rounds } else { rounds.div_ceil(50) };
+            let rounds = if is_long(limit) { rounds.div_ceil(50) } else { rounds };
             let (mut offered, mut admitted) = (0, 0);
-            for number in 0..rounds.div_ceil(ROUNDS_AT_ONCE) {
+            for number in 0..rounds.div_ceil(rounds_at_once(limit)) {
                 let burst = Arc::new(Burst::new(layout, number, limit));
                 burst.run(&clients).await;
                 burst.judge();

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tidegate::algorithm::{Algorithm, Charge};
-use tidegate::model::Micros;
+use tidegate::model::{Charging, Hits, Micros, Unit, Window};
 
-use crate::histories::{History, charge, history, requests};
-use crate::world::Counters;
+use crate::histories::{History, charge, history, limit, requests};
+use crate::world::{Counters, NOON};
 use bench::Bench;
 
 mod bench;
@@ -49,6 +49,28 @@ fn alone(history: &History) -> Vec<(Micros, Vec<Charge>)> {
 async fn are_twins(algorithm: Algorithm) {
     hold(histories(), history(algorithm), |bench, history| are_equal(bench, &alone(&history))).await;
     hold(histories(), requests(algorithm), |bench, requests| are_equal(bench, &requests.charges())).await;
+}
+
+#[tokio::test]
+async fn hits_given_back_and_taken_by_one_request_of_a_clock_that_stepped_back_are_counted_the_same() {
+    let mut bench = Bench::start(&[]).await;
+    let later = |seconds| NOON.saturating_add(Micros::from_secs(seconds));
+    for (_, algorithm) in Algorithm::ALL {
+        let minute = limit(algorithm, Window::of_unit(Unit::Minute), 100, 1_000);
+        let of = |hits| charge("only", minute, Charging::Each, hits);
+        let take = |hits| of(Hits::take(hits));
+        // The latest hits go, and the next come at the moment of those before them, the tenth hit.
+        let requests = [
+            (NOON, vec![take(9)]),
+            (later(1), vec![take(1)]),
+            (later(2), vec![take(2)]),
+            (NOON, vec![of(Hits::give_back(2)), take(1)]),
+            (later(2), vec![of(Hits::LOOK)]),
+            (later(3), vec![take(89)]),
+            (later(3), vec![take(1)]),
+        ];
+        are_equal(&mut bench, &requests).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+    }
 }
 
 #[tokio::test]

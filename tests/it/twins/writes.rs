@@ -145,6 +145,21 @@ async fn a_sorted_set_that_no_version_wrote_is_nobodys_log_and_stays() {
 }
 
 #[tokio::test]
+async fn a_log_of_as_many_hits_as_are_ever_counted_goes_on_refusing() {
+    let mut bench = Bench::start(&[]).await;
+    let minute = per_minute(Algorithm::SlidingLog, 10).counting_refused();
+    let charge = each("full", minute, Hits::MOST);
+    let entry = format!("0 {} at {}", 1_u64 << 48, NOON.get());
+    bench.set(&charge, &entry);
+    for _ in 0..2 {
+        let now = NOON.saturating_add(Micros::from_secs(1));
+        let answer = bench.rows(std::slice::from_ref(&charge), Mode::Each, now)[0].answer;
+        assert!(answer.expect("it is ours").outcome.is_refused());
+    }
+    assert_eq!(bench.text(&charge), Some(entry));
+}
+
+#[tokio::test]
 async fn what_comes_too_late_does_nothing() {
     let mut bench = Bench::start(&[]).await;
     let passed = NOON.saturating_sub(Micros::new(1));
