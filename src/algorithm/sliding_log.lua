@@ -70,10 +70,11 @@ local function with_more(state, hits, clock)
   local new = copy(state)
   local tail = new.tail
   local last = tail[#tail]
-  -- Of one moment there is one member: those of equal scores stand in the order of their letters.
-  if not last and new.upto ~= new.start and new.time == clock then
-    last = new.gone == 0 and { start = new.newest, hits = new.newest_hits } or stored(new, new.gone)
-    new.gone, tail[1] = new.gone + 1, last
+  -- Of one moment there is one member: those of equal scores stand in the order of their letters. Where stored ones are gone,
+  -- the latest that is left is in the tail.
+  if new.newest and new.gone == 0 and not last and new.time == clock then
+    last = { start = new.newest, hits = new.newest_hits }
+    new.gone, tail[1] = 1, last
   end
   if last and new.time == clock then
     tail[#tail] = { time = clock, start = last.start, hits = last.hits + hits }
