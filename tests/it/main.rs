@@ -27,6 +27,8 @@ mod hostile;
 mod house;
 /// What every algorithm obeys, and an oracle that it equals.
 mod laws;
+/// Worked examples of the literature, number by number, in this process and on a real Redis.
+mod literature;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 /// What is answered while the store cannot be asked.
