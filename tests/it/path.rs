@@ -1,9 +1,12 @@
 //! Rules, requests and time, and the decisions that follow.
 
+use tidegate::algorithm::Algorithm;
 use tidegate::model::{Descriptor, Micros, Override};
 use tidegate::rules::{File, Options, load};
 
 use crate::world::{HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
+
+mod limits;
 
 #[test]
 fn several_limits_on_one_descriptor_hold_together_and_the_tightest_is_shown() {
@@ -142,24 +145,6 @@ descriptors:
 }
 
 #[test]
-fn used_hits_carry_over_when_a_limit_changes() {
-    for algorithm in ["fixed_window", "gcra"] {
-        let rules = |limit: u32| {
-            format!(
-                "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: {limit}, algorithm: {algorithm} }} }}]\n"
-            )
-        };
-        let mut world = World::new(&rules(100));
-        world.hit("k=1", 80).admitted(20);
-        world.reload(&rules(200));
-        world.look("k=1").admitted(120);
-        world.overridden("k=1", 300, 4).admitted(219);
-        world.reload(&rules(50));
-        world.hit("k=1", 1).refused(0);
-    }
-}
-
-#[test]
 fn an_override_counts_as_the_rules_first_limit_does() {
     let world = World::new(
         "domain: d
@@ -177,7 +162,7 @@ descriptors: [{ key: k, rate_limit: { unit: minute, requests_per_unit: 5, algori
 
 #[test]
 fn hits_are_given_back_but_never_above_the_limit() {
-    for algorithm in ["fixed_window", "gcra"] {
+    for (algorithm, _) in Algorithm::ALL {
         let world = World::new(&format!(
             "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: 10, algorithm: {algorithm} }} }}]\n"
         ));
@@ -192,7 +177,8 @@ fn hits_are_given_back_but_never_above_the_limit() {
 
 #[test]
 fn hits_are_given_back_to_a_counter_above_its_limit() {
-    for (algorithm, charging) in [("fixed_window", "each"), ("gcra", "each"), ("fixed_window", "all_or_nothing")] {
+    for (algorithm, charging) in Algorithm::ALL.iter().flat_map(|(name, _)| [(name, "each"), (name, "all_or_nothing")])
+    {
         let rules = |limit: u32| {
             format!(
                 "domain: d\ncharging: {charging}\ndescriptors: [{{ key: k, rate_limit: {{ unit: day, requests_per_unit: {limit}, algorithm: {algorithm} }} }}]\n"
@@ -218,7 +204,7 @@ fn a_look_creates_nothing() {
 
 #[test]
 fn a_limit_of_zero_refuses_hits_and_admits_a_look_without_a_counter() {
-    for algorithm in ["fixed_window", "gcra"] {
+    for (algorithm, _) in Algorithm::ALL {
         let world = World::new(&format!(
             "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: hour, requests_per_unit: 0, algorithm: {algorithm} }} }}]\n"
         ));
@@ -451,17 +437,6 @@ descriptors:
 ",
     );
     assert_eq!(world.hit("k=1", 80).limit, Some(10), "20 of 100 are less than 80 of 160");
-}
-
-#[test]
-fn an_override_that_the_algorithm_cannot_count_is_counted_in_fixed_windows() {
-    let world = World::new(
-        "domain: d\ndescriptors: [{ key: k, rate_limit: { unit: second, requests_per_unit: 1, algorithm: gcra } }]\n",
-    );
-    let sent = Override::new(5, 1, 1_048_577).expect("any window up to a year");
-    let ask = || world.one(Descriptor { limit: Some(sent), ..descriptor("k=1") });
-    ask().admitted(4);
-    ask().admitted(3);
 }
 
 #[test]

@@ -187,6 +187,14 @@ impl Single {
         cli(&self.url(), command).await
     }
 
+    /// How often it has run a script.
+    pub async fn scripts_run(&self) -> u32 {
+        let stats = self.cli(&["INFO", "commandstats"]).await;
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+        let number = |calls: &str| calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number");
+        calls.map_or(0, number)
+    }
+
     /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on, `KILL` ends it; `ended` waits for that.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);

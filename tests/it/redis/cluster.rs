@@ -134,6 +134,11 @@ impl Cluster {
         SHARED.get_or_init(start).await
     }
 
+    /// How often its nodes have run a script.
+    pub async fn scripts_run(&self) -> u32 {
+        join_all(self.nodes.iter().map(Single::scripts_run)).await.into_iter().sum()
+    }
+
     /// Waits until all nodes serve, all replicas follow, and all nodes tell clients of all replicas.
     async fn is_whole(&self) {
         eventually("all nodes serve", async || {

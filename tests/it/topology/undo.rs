@@ -17,13 +17,6 @@ const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// So long an answer of one of the shards takes on its way, and the caller waits for a tenth of that.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// How often the masters have run the script.
-async fn runs(cluster: &Cluster) -> u32 {
-    let stats = join_all(cluster.nodes()[..3].iter().map(|node| node.cli(&["INFO", "commandstats"]))).await.concat();
-    let calls = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-    calls.map(|calls| calls.split(',').next().and_then(|calls| calls.parse::<u32>().ok()).expect("a number")).sum()
-}
-
 #[tokio::test]
 async fn a_refusal_across_two_slots_costs_one_run_in_each_and_an_undo() {
     const REFUSED: u32 = 50;
@@ -33,14 +26,14 @@ async fn a_refusal_across_two_slots_costs_one_run_in_each_and_an_undo() {
     let [first, full] = [&counters.0[0], &counters.0[counters.0.len() - 1]];
     let mut client = instance.client().await;
     client.ask(&hits(&[("few", &full.value)], FEW.into())).await.expect("it is answered");
-    let before = runs(&cluster).await;
+    let before = cluster.scripts_run().await;
     for _ in 0..REFUSED {
         let answer =
             client.ask(&hits(&[("few", &first.value), ("few", &full.value)], 1)).await.expect("it is answered");
         assert_eq!(answer.overall_code(), Outcome::OverLimit);
     }
     let ran = eventually("the last undo has run", async || {
-        let ran = runs(&cluster).await - before;
+        let ran = cluster.scripts_run().await - before;
         (ran >= 3 * REFUSED).then_some(ran)
     })
     .await;
