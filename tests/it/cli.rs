@@ -103,6 +103,71 @@ descriptors:
     }
 }
 
+/// What `check` says of one limit that it refuses, at the place of the limit.
+fn refused(limit: &str) -> String {
+    let file = rule_file(&format!("domain: d\ndescriptors:\n  - key: a\n    rate_limit: {{ {limit} }}\n"));
+    let output = tidegate(&["check", path(&file)]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{limit}: {text}");
+    assert!(text.contains(":4:") && text.contains("1 error"), "{limit}: {text}");
+    text
+}
+
+#[test]
+fn check_refuses_a_log_of_more_than_ten_thousand_hits_and_names_what_takes_them() {
+    let text = refused("unit: day, requests_per_unit: 10001, algorithm: sliding_log");
+    let expected = "a limit of 10001 is too large for an algorithm that remembers every hit: at most 10000; sliding_window takes any";
+    assert!(text.contains(expected), "{text}");
+    let rules = |limit| format!("domain: d\ndescriptors: [{{ key: a, rate_limit: {{ unit: day, {limit} }} }}]\n");
+    for accepted in
+        ["requests_per_unit: 10000, algorithm: sliding_log", "requests_per_unit: 10001, algorithm: sliding_window"]
+    {
+        let output = tidegate(&["check", path(&rule_file(&rules(accepted)))]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn check_names_the_nearest_windows_of_one_that_is_no_whole_number_of_ticks() {
+    for algorithm in ["sliding_window", "token_bucket", "leaky_bucket", "gcra"] {
+        for (window, tick, below, above) in
+            [("2000001us", "10us", "2s", "2000010us"), ("36000000001us", "100ms", "10h", "36000100ms")]
+        {
+            let text = refused(&format!("window: {window}, requests_per_unit: 5, algorithm: {algorithm}"));
+            let expected = format!(
+                "a window of {window} cannot be counted exactly: this algorithm counts it in ticks of {tick}; the nearest are {below} and {above}"
+            );
+            assert!(text.contains(&expected), "{text}");
+        }
+    }
+    let rules = |algorithm| {
+        format!(
+            "domain: d\ndescriptors: [{{ key: a, rate_limit: {{ window: 2000001us, requests_per_unit: 5, algorithm: {algorithm} }} }}]\n"
+        )
+    };
+    for any in ["fixed_window", "sliding_log"] {
+        let output = tidegate(&["check", path(&rule_file(&rules(any)))]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn check_refuses_a_burst_where_there_is_none_and_one_that_is_too_small() {
+    for algorithm in ["fixed_window", "sliding_window", "sliding_log"] {
+        let text = refused(&format!("unit: minute, requests_per_unit: 5, algorithm: {algorithm}, burst: 9"));
+        let expected = format!(
+            "{algorithm} has no burst: remove `burst`, or choose an algorithm that has one (token_bucket, leaky_bucket, gcra)"
+        );
+        assert!(text.contains(&expected), "{text}");
+    }
+    for algorithm in ["token_bucket", "leaky_bucket", "gcra"] {
+        let text =
+            refused(&format!("unit: second, requests_per_unit: 4000000000, algorithm: {algorithm}, burst: 3999"));
+        let expected = "a burst of 3999 is too small for 4000000000 hits per window: more than one hit drains per tick; the least is 4000";
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
 #[test]
 fn check_warns_of_what_is_accepted_and_does_nothing() {
     let file = rule_file(
