@@ -30,6 +30,11 @@ const RULES: &str = "domain: d
 descriptors:
   - { key: week, rate_limit: { unit: week, requests_per_unit: 1000000 } }
   - { key: second, rate_limit: { unit: second, requests_per_unit: 1000000 } }
+  - { key: sliding_window, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: sliding_window } }
+  - { key: sliding_log, rate_limit: { unit: week, requests_per_unit: 10000, algorithm: sliding_log } }
+  - { key: token_bucket, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: token_bucket } }
+  - { key: leaky_bucket, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: leaky_bucket } }
+  - { key: gcra, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: gcra } }
 ";
 
 /// A part of every password, which nobody else may ever read.

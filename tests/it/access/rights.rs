@@ -1,11 +1,12 @@
 //! The documented user may do what Tidegate does, and nothing else.
 
 use futures_util::future::join_all;
+use tonic::Code;
 
 use super::{PREFIX, Service, user};
 use crate::redis::Single;
 use crate::redis::user::{Shape, User};
-use crate::support::repository;
+use crate::support::{eventually, repository};
 
 /// What somebody with the password of the documented user must not be able to do.
 const FORBIDDEN: &[&[&str]] = &[
@@ -112,4 +113,33 @@ async fn a_missing_right_is_answered_by_policy_and_named_without_the_key() {
     assert!(log.contains("select"), "{log}");
     assert_eq!(server.cli(&["ACL", "SETUSER", "alice", "+select"]).await, "OK");
     third.counts("a").await;
+}
+
+#[tokio::test]
+async fn the_rights_from_zadd_to_pexpire_are_for_logs_alone() {
+    let server = Single::start(&[]).await;
+    let alice = user("alice");
+    alice.let_in(&server).await;
+    let page = std::fs::read_to_string(repository("docs/redis.md")).expect("it reads");
+    let line = page.lines().find(|line| line.starts_with("user tidegate ")).expect("a user");
+    let rights: Vec<_> = line.split(" +").skip_while(|right| *right != "zadd").collect();
+    let last = rights.iter().position(|right| *right == "pexpire").expect("the last of them");
+    let set = async |sign: &str| {
+        let rights: Vec<_> = rights[..=last].iter().map(|right| format!("{sign}{right}")).collect();
+        let command: Vec<_> =
+            ["ACL", "SETUSER", "alice"].into_iter().chain(rights.iter().map(String::as_str)).collect();
+        assert_eq!(server.cli(&command).await, "OK", "{command:?}");
+    };
+    set("-").await;
+    let (address, auth) = (server.address().to_string(), alice.auth());
+    let given = [("REDIS_URL", address.as_str()), ("REDIS_AUTH", &auth), ("CACHE_KEY_PREFIX", PREFIX)];
+    let service = Service::start(&given).await;
+    for others in ["week", "sliding_window", "token_bucket", "leaky_bucket", "gcra"] {
+        eventually("Redis counts", async || service.ask(others, "a").await.ok()).await;
+    }
+    assert_eq!(alice.denied(&server).await, "");
+    assert_eq!(service.ask("sliding_log", "a").await, Err(Code::Unavailable));
+    assert_ne!(alice.denied(&server).await, "");
+    set("+").await;
+    eventually("Redis counts", async || service.ask("sliding_log", "a").await.ok()).await;
 }

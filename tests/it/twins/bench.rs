@@ -6,6 +6,7 @@ use tidegate::model::{Charging, Micros, Verdict};
 use tidegate::store::redis::script::{self, Mode, Reply, Row};
 
 use crate::redis::Single;
+use crate::redis::user::User;
 
 /// What the keys of tests begin with.
 pub const PREFIX: &[u8] = b"tidegate:";
@@ -16,7 +17,7 @@ pub const SLACK_MS: u64 = 86_400_000;
 
 /// A Redis and what the test calls on it.
 pub struct Bench {
-    _single: Single,
+    single: Single,
     pub connection: Connection,
     sha1: String,
 }
@@ -30,7 +31,18 @@ impl Bench {
         let script = Script::new(&text);
         let loaded: String = redis::cmd("SCRIPT").arg("LOAD").arg(&text).query(&mut connection).expect("it compiles");
         assert_eq!(loaded, script.get_hash());
-        Self { _single: single, connection, sha1: loaded }
+        Self { single, connection, sha1: loaded }
+    }
+
+    /// From now on it is this user who calls.
+    pub async fn be(&mut self, user: &User) {
+        user.let_in(&self.single).await;
+        assert_eq!(self.run("AUTH", &[user.name.as_bytes(), user.password.as_bytes()]), Value::Okay);
+    }
+
+    /// What the server has refused a user; empty when nothing.
+    pub async fn denied(&self, user: &User) -> String {
+        user.denied(&self.single).await
     }
 
     /// A call of the script as a call of the test's script, at a moment.
