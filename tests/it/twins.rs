@@ -11,7 +11,7 @@ use crate::histories::{History, charge, history, requests};
 use crate::world::Counters;
 use bench::Bench;
 
-mod bench;
+pub mod bench;
 mod golden;
 mod undo;
 mod writes;
