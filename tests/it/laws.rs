@@ -22,6 +22,7 @@ use oracle::{Oracle, Told};
 use stores::{Counters, Store};
 
 mod changes;
+mod long_logs;
 mod oracle;
 mod stores;
 
