@@ -174,8 +174,12 @@ pub fn limit(algorithm: Algorithm, window: Window, hits: u32, burst: u16) -> Lim
 }
 
 pub fn any_limit() -> impl Strategy<Value = Limit> {
-    (algorithm(), window(), hits_per_window(), burst())
-        .prop_map(|(algorithm, window, hits, burst)| limit(algorithm, window, hits, burst))
+    algorithm().prop_flat_map(limit_of)
+}
+
+/// Any limit of this algorithm.
+pub fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = Limit> {
+    (window(), hits_per_window(), burst()).prop_map(move |(window, hits, burst)| limit(algorithm, window, hits, burst))
 }
 
 /// From the epoch to the year 2106, most of all today.

@@ -25,7 +25,7 @@ mod faults;
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
-/// What every algorithm obeys, and an oracle that it equals.
+/// What every algorithm obeys on every store, and an oracle that it equals.
 mod laws;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.
 mod literature;

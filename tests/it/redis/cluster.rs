@@ -246,7 +246,8 @@ impl Cluster {
         keys.find(|key| shard.owns(slot(key))).expect("there are many keys")
     }
 
-    /// Every key with its text, as the masters hold them now.
+    /// Every key with its text, as the masters hold them now. What holds no text is left out, and what goes meanwhile:
+    /// where the cluster is shared, other tests have keys of their own.
     pub async fn contents(&self) -> BTreeMap<String, String> {
         let mut contents = BTreeMap::new();
         for shard in self.shards().await {
@@ -257,10 +258,11 @@ impl Cluster {
             if !keys.is_empty() {
                 let mut get = redis::pipe();
                 for key in &keys {
-                    get.get(key);
+                    // Unlike `GET` it fails on no type.
+                    get.cmd("MGET").arg(key);
                 }
-                let texts: Vec<String> = get.query_async(&mut connection).await.expect("every key holds a text");
-                contents.extend(keys.into_iter().zip(texts));
+                let texts: Vec<[Option<String>; 1]> = get.query_async(&mut connection).await.expect("texts or nothing");
+                contents.extend(keys.into_iter().zip(texts).filter_map(|(key, [text])| Some((key, text?))));
             }
         }
         contents

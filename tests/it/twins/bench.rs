@@ -26,8 +26,7 @@ impl Bench {
     pub async fn start(arguments: &[&str]) -> Self {
         let single = Single::start(arguments).await;
         let mut connection = Client::open(single.url()).expect("a URL").get_connection().expect("it connects");
-        let mut text = replaced(script::text(), "local now = ", "local now = tonumber(table.remove(ARGV, 1))");
-        text = replaced(&text, "local slack = ", &format!("local slack = {SLACK_MS}"));
+        let text = replaced(&by_hand(), "local slack = ", &format!("local slack = {SLACK_MS}"));
         let script = Script::new(&text);
         let loaded: String = redis::cmd("SCRIPT").arg("LOAD").arg(&text).query(&mut connection).expect("it compiles");
         assert_eq!(loaded, script.get_hash());
@@ -47,24 +46,7 @@ impl Bench {
 
     /// A call of the script as a call of the test's script, at a moment.
     pub fn at(&self, now: Micros, call: &Cmd) -> Cmd {
-        let arguments: Vec<&[u8]> = call
-            .args_iter()
-            .map(|argument| match argument {
-                redis::Arg::Simple(bytes) => bytes,
-                _ => panic!("a call has plain arguments"),
-            })
-            .collect();
-        let keys: usize = std::str::from_utf8(arguments[2]).expect("a number").parse().expect("a number");
-        let mut command = Cmd::new();
-        command.arg(arguments[0]).arg(&self.sha1);
-        for argument in &arguments[2..3 + keys] {
-            command.arg(argument);
-        }
-        command.arg(now.get());
-        for argument in &arguments[3 + keys..] {
-            command.arg(argument);
-        }
-        command
+        at(&self.sha1, now, call)
     }
 
     /// Charges as the store does where all counters are on one node.
@@ -162,25 +144,54 @@ pub fn key(charge: &Charge) -> Vec<u8> {
     [PREFIX, charge.key.as_bytes()].concat()
 }
 
+/// The script with a clock that moves by hand: its first argument is the moment.
+pub fn by_hand() -> String {
+    replaced(script::text(), "local now = ", "local now = tonumber(table.remove(ARGV, 1))")
+}
+
+/// A call of the script as a call of such a script, at a moment.
+pub fn at(sha1: &str, now: Micros, call: &Cmd) -> Cmd {
+    let arguments: Vec<&[u8]> = call
+        .args_iter()
+        .map(|argument| match argument {
+            redis::Arg::Simple(bytes) => bytes,
+            _ => panic!("a call has plain arguments"),
+        })
+        .collect();
+    let keys: usize = std::str::from_utf8(arguments[2]).expect("a number").parse().expect("a number");
+    let mut command = Cmd::new();
+    command.arg(arguments[0]).arg(sha1);
+    for argument in &arguments[2..3 + keys] {
+        command.arg(argument);
+    }
+    command.arg(now.get());
+    for argument in &arguments[3 + keys..] {
+        command.arg(argument);
+    }
+    command
+}
+
 /// How the store charges all counters of a request where they are on one node.
-fn mode(charges: &[Charge]) -> Mode {
+pub fn mode(charges: &[Charge]) -> Mode {
     let is_each = charges.iter().all(|charge| charge.charging == Charging::Each);
     if is_each { Mode::Each } else { Mode::All }
 }
 
-fn rows(reply: &Value, charges: usize, mode: Mode) -> Vec<Row> {
+/// What a reply says of so many charges.
+pub fn rows(reply: &Value, charges: usize, mode: Mode) -> Vec<Row> {
     match script::read(reply.clone(), charges, mode) {
         Some(Reply::Done { rows, .. }) => rows.iter().collect(),
         other => panic!("{reply:?} is {other:?}"),
     }
 }
 
-fn answers(rows: &[Row]) -> Vec<Verdict> {
+/// The answers, where every key is ours.
+pub fn answers(rows: &[Row]) -> Vec<Verdict> {
     rows.iter().map(|row| row.answer.expect("its key is ours")).collect()
 }
 
 /// The text with the one line that begins so replaced.
-fn replaced(text: &str, begin: &str, line: &str) -> String {
+pub fn replaced(text: &str, begin: &str, line: &str) -> String {
     assert_eq!(text.lines().filter(|found| found.starts_with(begin)).count(), 1, "one line begins with {begin:?}");
     text.lines().map(|found| if found.starts_with(begin) { line } else { found }).collect::<Vec<_>>().join("\n")
 }
