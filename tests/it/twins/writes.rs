@@ -232,7 +232,9 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
         // It is idle at its reset, or a tick of 100 us later where the reset is exact.
         let idle_ms = now.saturating_add(verdict.reset).get() / 1_000;
         let expires = bench.expires_ms(&charge);
-        assert!((idle_ms..=idle_ms + 1_002).contains(&expires), "{algorithm:?}: {expires} for {idle_ms}");
+        // Redis counts from when it writes, which on a busy machine may be later than the script's time.
+        let late_ms = after - now.get() / 1_000;
+        assert!((idle_ms..=idle_ms + 1_002 + late_ms).contains(&expires), "{algorithm:?}: {expires} for {idle_ms}");
         assert!(expires > idle_ms + 500, "{algorithm:?}: {expires} for {idle_ms}");
     }
 }
