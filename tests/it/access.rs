@@ -30,6 +30,7 @@ const RULES: &str = "domain: d
 descriptors:
   - { key: week, rate_limit: { unit: week, requests_per_unit: 1000000 } }
   - { key: second, rate_limit: { unit: second, requests_per_unit: 1000000 } }
+  - { key: log, rate_limit: { unit: week, requests_per_unit: 10000, algorithm: sliding_log } }
 ";
 
 /// A part of every password, which nobody else may ever read.
