@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
+use tidegate::algorithm::Algorithm;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
@@ -31,6 +32,8 @@ mod undo;
 const ENDLESS: u32 = 4_000_000_000;
 /// Less than every load asks for.
 const FEW: u32 = 40;
+/// The most that a log counts, and more than any load asks of one.
+const LOGGED: u32 = 10_000;
 /// Counters of each kind in each shard.
 const EACH: usize = 3;
 /// Calls in a second.
@@ -42,12 +45,18 @@ const RESTORED: Duration = Duration::from_secs(1);
 /// A bar that is missed so many times over is not missed because this machine is busy.
 const FAR: u32 = 5;
 
-/// The windows are long, so that none ends meanwhile.
+/// The windows are long, so that none ends meanwhile; but those of the counters that are late.
 fn rules() -> String {
+    let late = Algorithm::ALL.map(|(name, _)| {
+        let quota = format!("unit: second, unit_multiplier: {}, requests_per_unit: {}", undo::SECONDS, undo::HITS);
+        let limit = format!("charging: all_or_nothing, rate_limit: {{ {quota}, algorithm: {name} }}");
+        format!("  - {{ key: late_{name}, {limit} }}\n")
+    });
     format!(
         "domain: d
 descriptors:
   - {{ key: one, rate_limit: {{ unit: year, requests_per_unit: {ENDLESS} }} }}
+  - {{ key: log, rate_limit: {{ unit: year, requests_per_unit: {LOGGED}, algorithm: sliding_log }} }}
   - {{ key: few, charging: all_or_nothing, rate_limit: {{ unit: year, requests_per_unit: {FEW} }} }}
   - key: two
     rate_limits:
@@ -55,7 +64,8 @@ descriptors:
       - {{ unit: month, requests_per_unit: {ENDLESS} }}
   - {{ key: second, rate_limit: {{ unit: second, requests_per_unit: {ENDLESS} }} }}
   - {{ key: herd, rate_limit: {{ unit: second, requests_per_unit: {FEW} }} }}
-"
+{}",
+        late.concat()
     )
 }
 
@@ -111,9 +121,8 @@ impl Client {
     /// How many hits a counter holds, when the cluster tells.
     async fn used(&mut self, counter: &Counter) -> u32 {
         let look = hits(&[(counter.key, &counter.value)], 0);
-        let limit = if counter.key == "few" { FEW } else { ENDLESS };
         let answer = eventually("the cluster tells", async || self.ask(&look).await.ok()).await;
-        limit - answer.statuses[0].limit_remaining
+        limit_of(counter.key) - answer.statuses[0].limit_remaining
     }
 }
 
@@ -136,6 +145,15 @@ struct Counter {
     value: String,
     /// Who was the master of its slot when the test began.
     master: usize,
+}
+
+/// How many hits fit into one window of a counter.
+fn limit_of(key: &str) -> u32 {
+    match key {
+        "few" => FEW,
+        "log" => LOGGED,
+        _ => ENDLESS,
+    }
 }
 
 /// The slot of the counters of a descriptor.

@@ -190,8 +190,19 @@ local function save()
 end
 
 if mode == 'undo' then
+  -- Charges of one counter against one limit are taken back as one: each would move all that came after them.
+  local undone, of_key = {}, {}
   for index = 1, count do
     local charge = charges[index]
+    local same = of_key[charge.key]
+    if same and same.limit == charge.limit then
+      same.hits = same.hits + charge.hits
+    else
+      undone[#undone + 1], of_key[charge.key] = charge, charge
+    end
+  end
+  for index = 1, #undone do
+    local charge = undone[index]
     local algorithm, state = charge.algorithm, states[charge.key]
     if state and state ~= algorithm.fresh then
       states[charge.key] = algorithm.undo(state, now, moment, charge.hits, charge.limit, charge.window, charge.tick)

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use tonic::Code;
 
-use super::{PREFIX, Service, user};
+use super::{PREFIX, Service, keys, user};
 use crate::redis::Single;
 use crate::redis::user::{Shape, User};
 use crate::support::{eventually, repository};
@@ -142,4 +142,31 @@ async fn the_rights_from_zadd_to_pexpire_are_for_logs_alone() {
     assert_ne!(alice.denied(&server).await, "");
     set("+").await;
     eventually("Redis counts", async || service.ask("sliding_log", "a").await.ok()).await;
+}
+
+#[tokio::test]
+async fn without_the_rights_of_a_log_its_policy_answers_and_the_others_count_on() {
+    let server = Single::start(&[]).await;
+    let alice = user("alice");
+    alice.let_in(&server).await;
+    let (address, auth) = (server.address().to_string(), alice.auth());
+    let given = [("REDIS_URL", address.as_str()), ("REDIS_AUTH", &auth), ("CACHE_KEY_PREFIX", PREFIX)];
+    let service = Service::start(&given).await;
+    service.counts("a").await;
+    let mut left = service.ask("week", "a").await.expect("it counts");
+    for (right, value) in [("@sortedset", "all"), ("zadd", "written"), ("zrange", "read")] {
+        assert_eq!(server.cli(&["ACL", "SETUSER", "alice", &format!("-{right}")]).await, "OK");
+        for _ in 0..3 {
+            assert_eq!(service.ask("sliding_log", value).await, Err(Code::Unavailable), "without {right}");
+            let now = service.ask("week", "a").await.expect("no log is asked");
+            assert_eq!(now, left - 1, "without {right}");
+            left = now;
+        }
+        assert_eq!(keys(&server, "0").await, ["tidegate:{d|week=a}fixed_window:7d"], "nothing was written of a log");
+        alice.let_in(&server).await;
+        eventually("the log counts", async || service.ask("sliding_log", "b").await.ok()).await;
+        assert_eq!(server.cli(&["DEL", "tidegate:{d|sliding_log=b}sliding_log:7d"]).await, "1");
+    }
+    let log = service.log();
+    assert!(log.contains("Redis refuses to count"), "{log}");
 }

@@ -27,7 +27,7 @@ async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
     let shards = cluster.shards().await;
-    let counters = Counters::of(&shards, &["one", "two"]);
+    let counters = Counters::of(&shards, &["one", "log", "two"]);
     let load = instance.load(&counters).await;
     more(&load, 200).await;
     let mut began = Vec::new();

@@ -1,13 +1,18 @@
-//! Callers that go away while their request is charged in two slots.
+//! Requests that are charged in two slots and refused in one of them, late; and callers that go away meanwhile.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
+use tidegate::algorithm::{Algorithm, Limit};
+use tidegate::model::{Micros, Quota, Unit, Window};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 use tokio::time::timeout;
 
-use super::{Counter, Counters, FEW, Instance, hits};
+use super::{Client, Counter, Counters, FEW, Instance, hits, slot_of};
+use crate::laws::bound;
 use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
 use crate::redis::proxy::{Faults, Way};
 use crate::support::eventually;
@@ -16,6 +21,14 @@ use crate::support::eventually;
 const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// So long an answer of one of the shards takes on its way, and the caller waits for a tenth of that.
 const ANSWER: Duration = Duration::from_millis(500);
+
+/// The windows of the counters that late undos reach, and how many hits each takes.
+pub const SECONDS: u32 = 2;
+pub const HITS: u32 = 20;
+/// So many of them are taken and given back.
+const UNDONE: u32 = 15;
+/// So long after they were taken, at least. They are taken a second before the window ends.
+const LATE: Duration = Duration::from_millis(1_200);
 
 #[tokio::test]
 async fn a_refusal_across_two_slots_costs_one_run_in_each_and_an_undo() {
@@ -79,4 +92,96 @@ async fn what_a_caller_who_has_gone_away_took_in_two_slots_is_given_back() {
     proxies[shards[1].master].heal();
     let answer = client.ask(&both(u64::from(FEW - admitted))).await.expect("it is answered");
     assert_eq!(answer.overall_code(), Outcome::Ok, "all that nobody used is there");
+}
+
+fn now() -> Micros {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock that is set");
+    Micros::new(since_epoch.as_micros().try_into().expect("it fits"))
+}
+
+/// Takes one hit after the other until it is told to stop: from when to when each may have been counted that was admitted.
+async fn hammer(mut client: Client, key: String, value: String, is_over: Arc<AtomicBool>) -> Vec<(Micros, Micros)> {
+    let mut admitted = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        let sent = now();
+        let answer = client.ask(&hits(&[(&key, &value)], 1)).await.expect("the cluster decides");
+        if answer.overall_code() == Outcome::Ok {
+            admitted.push((sent, now()));
+        }
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn an_undo_a_second_late_and_across_a_border_lets_not_one_hit_too_many_pass() {
+    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
+    let proxies = cluster.proxies(APART).await;
+    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let instance = Instance::start_with(&apart.join(","), &[("STORE_DEADLINE", "10s")]).await;
+    let shards = cluster.shards().await;
+    let few = Counters::of(&shards[..2], &["few"]);
+    let [witness, full] = [&few.0[0], &few.0[few.0.len() - 1]];
+    assert_ne!(witness.master, full.master);
+    let late = Algorithm::ALL.map(|(name, algorithm)| {
+        let key = format!("late_{name}");
+        let mut values = (0..).map(|number: u32| format!("v{number}"));
+        let value = values.find(|value| shards[0].owns(slot_of(&key, value))).expect("there are many");
+        (algorithm, key, value)
+    });
+    let mut client = instance.client().await;
+    client.ask(&hits(&[("few", &full.value)], FEW.into())).await.expect("it is answered");
+
+    // What is taken at one shard is given back when the other, which has nothing left, has answered.
+    proxies[full.master].set(Faults { to_client: Way { latency: LATE, ..Way::default() }, ..Faults::default() });
+    let mut descriptors = vec![("few", &*witness.value), ("few", &*full.value)];
+    descriptors.extend(late.iter().map(|(_, key, value)| (&**key, &**value)));
+    let request = hits(&descriptors, UNDONE.into());
+    let length = u64::from(SECONDS) * 1_000_000;
+    let window = |moment: Micros| moment.get() / length;
+    let a_second_before = length - 1_000_000..length - 900_000;
+    eventually("a second of the window is left", async || {
+        a_second_before.contains(&(now().get() % length)).then_some(())
+    })
+    .await;
+    let sent = now();
+    let refused = tokio::spawn({
+        let mut client = client.clone();
+        async move { client.ask(&request).await }
+    });
+    eventually("it is taken", async || (client.used(witness).await == UNDONE).then_some(())).await;
+    assert_eq!(window(now()), window(sent), "it was taken before the border");
+    // What was taken becomes old before what comes now does, so that too few that are counted in between are seen.
+    let is_older = async || (now().saturating_sub(sent).get() > 400_000).then_some(());
+    eventually("what was taken is older than what comes", is_older).await;
+
+    let is_over = Arc::new(AtomicBool::new(false));
+    let hammers =
+        late.clone().map(|(_, key, value)| tokio::spawn(hammer(client.clone(), key, value, Arc::clone(&is_over))));
+    eventually("it is given back", async || (client.used(witness).await == 0).then_some(())).await;
+    let given_back = now();
+    assert!(given_back.saturating_sub(sent).get() > 1_000_000, "the undo is late");
+    assert!(window(given_back) > window(sent), "there is a border between the charge and its undo");
+    let answer = refused.await.expect("it ends").expect("it is answered");
+    assert_eq!(answer.overall_code(), Outcome::OverLimit);
+    // What was let in too much would show while the window of the undo is looked back at.
+    eventually("two windows more are over", async || (window(now()) > window(given_back) + 2).then_some(())).await;
+    is_over.store(true, Ordering::Relaxed);
+    let mut told = Vec::new();
+    for (hammer, (algorithm, ..)) in hammers.into_iter().zip(&late) {
+        let admitted = hammer.await.expect("it ends");
+        let window = Window::of_units(Unit::Second, SECONDS).expect("it is in bounds");
+        let limit = Limit::new(*algorithm, Quota::new(HITS, window)).expect("it can be counted");
+        for (first, (from, _)) in admitted.iter().enumerate() {
+            for (number, (_, to)) in (1_u128..).zip(&admitted[first..]) {
+                let most = bound(&limit, *from, *to);
+                assert!(number <= most, "{algorithm:?}: {number} of {most} from {from} to {to}");
+            }
+        }
+        told.push((algorithm.name(), admitted.len()));
+    }
+    println!(
+        "an undo {} after its charge, admitted over the border: {told:?}, 0 over",
+        given_back.saturating_sub(sent)
+    );
+    assert!(told.iter().all(|(_, admitted)| *admitted > HITS as usize), "{told:?}");
 }

@@ -227,6 +227,35 @@ async fn two_charges_of_one_counter_are_taken_back_by_one_undo() {
 }
 
 #[tokio::test]
+async fn charges_of_one_counter_are_taken_back_as_one() {
+    let mut bench = Bench::start(&[]).await;
+    for algorithm in METERS {
+        bench.empty();
+        let minute = limit(algorithm, Window::of_unit(Unit::Minute), 60, 1_000);
+        let charges = [3, 4].map(|hits| all("only", minute, Hits::take(hits)));
+        bench.charge(&charges, NOON);
+        // Four hits drain in four seconds, of all seven and not of each charge.
+        bench.undo(&charges, NOON, later("4s"));
+        assert_eq!(remaining(&mut bench, "only", minute, later("4s")), 60, "{algorithm:?}");
+    }
+
+    // What came after them in a log is read once, also where it is too much to be moved.
+    bench.empty();
+    let minute = limit(Algorithm::SlidingLog, Window::of_unit(Unit::Minute), 10_000, 1_000);
+    let charges = vec![all("only", minute, Hits::take(1)); 100];
+    bench.charge(&charges, NOON);
+    for moment in 1..=1_001 {
+        bench.charge(&charges[..1], NOON.saturating_add(Micros::new(moment)));
+    }
+    bench.run("CONFIG", &[b"RESETSTAT"]);
+    bench.undo(&charges, NOON, later("2ms"));
+    let stats: String = redis::from_redis_value(bench.run("INFO", &[b"commandstats"])).expect("a text");
+    let reads = stats.lines().find_map(|line| line.strip_prefix("cmdstat_zrangebyscore:calls=")).expect("it is read");
+    // Once to know its ends, and once for the undo.
+    assert!(reads.starts_with("2,"), "{reads}");
+}
+
+#[tokio::test]
 async fn an_undone_charge_of_a_clock_that_had_stepped_back_lets_no_more_pass() {
     let back = || 0_u16..1_500;
     // How far the clock stands behind the first charge, the hits, and whether they are undone, how far behind.
