@@ -195,6 +195,21 @@ fn every_guarantee_names_the_tests_that_show_it() {
 }
 
 #[test]
+fn every_algorithm_has_its_section_and_its_picture_on_the_page() {
+    let page = read(&root().join("docs/algorithms.md"));
+    for (name, _) in tidegate::algorithm::Algorithm::ALL {
+        let (_, section) = page
+            .split_once(&format!("\n## {name}\n"))
+            .unwrap_or_else(|| panic!("docs/algorithms.md has no section {name}"));
+        let section = section.split("\n## ").next().expect("a first part");
+        assert!(
+            section.contains(&format!("](algorithms/{name}.svg)")),
+            "docs/algorithms.md: the section {name} has no picture; benches/accuracy draws it"
+        );
+    }
+}
+
+#[test]
 fn every_link_in_the_documents_leads_somewhere() {
     let mut documents = files("docs", "md");
     documents.extend([root().join("README.md"), root().join("CHANGELOG.md"), root().join("examples/README.md")]);
