@@ -192,6 +192,12 @@ impl Limit {
         self.count_refused || (charging == Charging::Each && self.algorithm.counts_refused_when_each())
     }
 
+    /// Whether a charge with this outcome changes its counter. A look does not, and a closed limit has none.
+    pub fn keeps(&self, outcome: Outcome, hits: Hits, charging: Charging) -> bool {
+        let stays = !outcome.is_refused() || self.records_refused(charging);
+        stays && hits != Hits::LOOK && !self.is_closed()
+    }
+
     /// The state of a counter that nobody has used.
     pub fn fresh(&self) -> State {
         self.algorithm.fresh()

@@ -1,7 +1,7 @@
 //! Counts a level that every hit raises and time lowers: what `token_bucket`, `leaky_bucket` and `gcra` share.
 //! The leaky bucket as a meter (Turner 1986), in whole ticks and grains instead of fractions.
 //! Remembers a tick, a level and the smallest limit: 20 bytes.
-//! Exact: never more than the burst plus what drains, in any interval; nothing is wasted.
+//! Exact to the tick: never more than the burst plus what drains in the ticks that begin, in any interval; nothing is wasted.
 //! Choose `fixed_window` for quotas that start anew with the hour or the day.
 //!
 //! A hit is as many grains as its window has ticks, and `limit` grains drain per tick, so the level knows nothing of the

@@ -6,11 +6,13 @@
 -- A state has, where something is stored, the key and the latest moment that is a window's length old; the moment of the
 -- latest hits (`time`); the start of the oldest entry that counts, its moment and its hits; where the latest ends (`upto`); the
 -- start and the hits of the latest that is stored; and how it differs from what is stored: so many of the latest entries are
--- gone, and those of `tail` come in their place.
+-- gone, or all of them (`is_void`), and those of `tail` come in their place.
 
 local turn, most_hits, most_entries = 2^52, 2^48, 10000
 -- An undo that would have to move more entries than these leaves the log as it is, which counts too much and never too little.
 local most_moved = 1000
+-- So many entries that no longer count go with each charge, so that none has to throw away a whole log.
+local most_dropped = 100
 local fresh = { time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
 
 local function plain(number)
@@ -44,7 +46,7 @@ local function read(key, now, window)
   local old = plain(math.max(now, time) - window)
   local oldest = redis.call('ZRANGEBYSCORE', key, '(' .. old, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   if not oldest[1] then
-    return { key = key, old = old, time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
+    return { key = key, old = old, is_void = true, time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
   end
   local first, oldest_hits = parse(oldest[1])
   return first and {
@@ -100,7 +102,7 @@ local function entry_of(state, hit)
   while low < high do
     local middle = math.floor((low + high) / 2)
     local start, hits = parse(redis.call('ZRANGE', state.key, middle, middle)[1])
-    if (start - state.start) % turn + hits < hit then
+    if start and (start - state.start) % turn + hits < hit then
       low = middle + 1
     else
       high = middle
@@ -108,7 +110,7 @@ local function entry_of(state, hit)
   end
   local found = redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')
   local start, hits = parse(found[1])
-  return { time = found[2] + 0, start = start, hits = hits }, nil, all - 1 - low
+  return { time = found[2] + 0, start = start or state.start, hits = hits or 0 }, nil, all - 1 - low
 end
 
 -- The moment of the so manieth hit.
@@ -124,7 +126,7 @@ local function with_only(state, left)
   local new = copy(state)
   new.upto, new.oldest_hits = (new.start + left) % turn, math.min(new.oldest_hits, left)
   if left == 0 then
-    new.time, new.gone, new.tail = 0, state.key and redis.call('ZCARD', state.key) or 0, {}
+    new.time, new.newest, new.is_void, new.tail = 0, nil, true, {}
     return new
   end
   local entry, place, after = entry_of(state, left)
@@ -168,26 +170,33 @@ end
 -- The commands that store what has changed, all of them known before the first is run.
 local function save(state, key)
   local commands, tail = {}, state.tail
-  if state.gone > 0 then
+  if state.is_void then
+    -- Its memory is freed beside what the server does next.
+    commands[1] = { 'UNLINK', key }
+  elseif state.gone > 0 then
     commands[1] = { 'ZREMRANGEBYRANK', key, -state.gone, -1 }
   end
   for index = 1, #tail do
     local entry = tail[index]
     table.insert(commands, { 'ZADD', key, plain(entry.time), plain(entry.start) .. ' ' .. plain(entry.hits) })
   end
-  if not state.old then
+  if not state.old or state.is_void then
     return commands
   end
-  table.insert(commands, { 'ZREMRANGEBYSCORE', key, '-inf', state.old })
+  local old = redis.call('ZCOUNT', key, '-inf', state.old)
+  local dropped = math.min(old, most_dropped)
+  if dropped > 0 then
+    table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, dropped - 1 })
+  end
   -- Each entry has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes become old
   -- with those of the next.
-  if (state.upto - state.start) % turn > most_entries then
-    local older = redis.call('ZCOUNT', key, '-inf', state.old)
-    if redis.call('ZCARD', key) - older - state.gone + #tail > most_entries then
-      local two = redis.call('ZRANGE', key, older, older + 1, 'WITHSCORES')
-      local start, hits = parse(two[1])
-      local _, more = parse(two[3])
-      table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, 1 })
+  if (state.upto - state.start) % turn > most_entries
+    and redis.call('ZCARD', key) - old - state.gone + #tail > most_entries then
+    local two = redis.call('ZRANGE', key, old, old + 1, 'WITHSCORES')
+    local start, hits = parse(two[1])
+    local _, more = parse(two[3])
+    if more then
+      table.insert(commands, { 'ZREMRANGEBYRANK', key, old - dropped, old - dropped + 1 })
       table.insert(commands, { 'ZADD', key, two[4], plain(start) .. ' ' .. plain(hits + more) })
     end
   end
@@ -206,6 +215,9 @@ local function undo(state, now, at, hits, _, window)
     new.gone = #found / 2
     for index = 1, new.gone do
       local start, own = parse(found[2 * index - 1])
+      if not start then
+        return state
+      end
       tail[index] = { time = found[2 * index] + 0, start = start, hits = own }
     end
   end

@@ -12,6 +12,9 @@ use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdi
 /// The most hits that are ever counted in one log: 2^48, below what the running numbers of its twin in Lua tell apart.
 const MOST_HITS: u64 = 1 << 48;
 
+/// A log gives memory back when it uses less than a quarter of what it has.
+const SHRINK_BELOW: usize = 4;
+
 /// The moments of the hits.
 pub struct SlidingLog;
 
@@ -75,10 +78,15 @@ impl Count for SlidingLog {
     fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota) {
         let clock = state.clock(now);
         let Live { first, used, .. } = state.live(clock, quota.window().length());
-        for entry in state.entries.drain(..first) {
-            state.before = entry.upto;
+        if let Some(last) = first.checked_sub(1).and_then(|last| state.entries.get(last)) {
+            state.before = last.upto;
         }
+        state.entries.drain(..first);
         state.set(charged(used, hits), clock);
+        // After a burst it gives memory back.
+        if state.entries.len() < state.entries.capacity() / SHRINK_BELOW {
+            state.entries.shrink_to(state.entries.len() * 2);
+        }
     }
 
     fn idle_at(state: &Self::State, quota: Quota) -> Micros {

@@ -66,6 +66,7 @@ impl Unit {
 pub struct Window {
     length: Micros,
     unit: Option<(Unit, u32)>,
+    tick: Micros,
 }
 
 impl Window {
@@ -76,7 +77,7 @@ impl Window {
 
     /// One unit.
     pub const fn of_unit(unit: Unit) -> Self {
-        Self { length: unit.length(), unit: Some((unit, 1)) }
+        Self::new(unit.length(), Some((unit, 1)))
     }
 
     /// `multiplier` units in a row (Envoy's `unit_multiplier`).
@@ -85,7 +86,7 @@ impl Window {
     /// [`InvalidQuota::Window`] for none of them, or for more than a year.
     pub fn of_units(unit: Unit, multiplier: u32) -> Result<Self, InvalidQuota> {
         let length = Micros::new(unit.length().get().saturating_mul(u64::from(multiplier)));
-        Self::bounded(Self { length, unit: Some((unit, multiplier)) })
+        Self::new(length, Some((unit, multiplier))).bounded()
     }
 
     /// A window of any length. It is reported in the largest unit of which it is a multiple, if there is one.
@@ -97,14 +98,22 @@ impl Window {
             let whole = length.get().is_multiple_of(unit.length().get());
             whole.then(|| u32::try_from(length.get() / unit.length().get()).ok()).flatten().map(|times| (unit, times))
         });
-        Self::bounded(Self { length, unit })
+        Self::new(length, unit).bounded()
     }
 
-    fn bounded(window: Self) -> Result<Self, InvalidQuota> {
-        if window.length < Self::SHORTEST || window.length > Self::LONGEST {
-            return Err(InvalidQuota::Window { found: window.length });
+    const fn new(length: Micros, unit: Option<(Unit, u32)>) -> Self {
+        let mut tick = 1;
+        while length.get() / tick > MOST_TICKS {
+            tick *= 10;
         }
-        Ok(window)
+        Self { length, unit, tick: Micros::new(tick) }
+    }
+
+    fn bounded(self) -> Result<Self, InvalidQuota> {
+        if self.length < Self::SHORTEST || self.length > Self::LONGEST {
+            return Err(InvalidQuota::Window { found: self.length });
+        }
+        Ok(self)
     }
 
     /// How long it is.
@@ -175,11 +184,7 @@ impl Quota {
 
     /// The length of one tick: the smallest power of ten in microseconds that divides the window into at most 2^20.
     pub const fn tick(self) -> Micros {
-        let mut tick = 1;
-        while self.window.length.get() / tick > MOST_TICKS {
-            tick *= 10;
-        }
-        Micros::new(tick)
+        self.window.tick
     }
 
     /// How many ticks the window has.
@@ -258,7 +263,7 @@ pub enum InvalidQuota {
     },
     /// The burst holds less than what drains in one tick.
     #[error(
-        "a burst of {found} is too small for {limit} hits per window: more than one hit drains per tick; the least is {least}"
+        "a burst of {found} is too small for {limit} hits per window: it must hold a hit, and what drains in one tick; the least is {least}"
     )]
     Burst {
         /// The burst asked for.
@@ -270,7 +275,7 @@ pub enum InvalidQuota {
     },
     /// The limit is more than the algorithm can remember.
     #[error(
-        "a limit of {found} is too large for an algorithm that remembers every hit: at most {most}; sliding_window takes any"
+        "a limit of {found} is too large for an algorithm that remembers every hit: at most {most}; sliding_window takes any limit"
     )]
     Limit {
         /// The limit asked for.

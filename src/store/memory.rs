@@ -1,5 +1,6 @@
 //! The embedded store: counters in this process, sharded, bounded, swept and exact under concurrency.
 
+use std::collections::HashMap;
 use std::future::{Future, ready};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
@@ -46,12 +47,6 @@ struct Shard {
 
 struct Counter {
     key: CounterKey,
-    held: Held,
-}
-
-/// What is known of a counter.
-#[derive(Clone)]
-struct Held {
     state: State,
     idle_at: Micros,
 }
@@ -105,7 +100,7 @@ impl Memory {
         for shard in &self.shards {
             let now = self.clock.now();
             let Shard { counters, .. } = &mut *shard.lock();
-            counters.retain(|counter| counter.held.idle_at > now);
+            counters.retain(|counter| counter.idle_at > now);
             if counters.len() < counters.capacity() / SHRINK_BELOW {
                 counters.shrink_to(counters.len() * 2, |counter| self.hasher.hash_one(&counter.key));
             }
@@ -126,33 +121,32 @@ impl Memory {
         Located { charge, hash, shard }
     }
 
-    /// One atomic step over several counters: charge all in order, and when the request is refused, take everything back
-    /// and keep only what is recorded all the same.
+    /// One atomic step over several counters: decide all in order, and when it is known whether the request is refused,
+    /// charge all of them or only what is kept all the same.
     fn charge_together(&self, charges: &[Charge]) -> Verdicts {
         let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
         let mut locked = self.lock(&located);
         let now = self.clock.now();
 
-        // What a counter was, if there was one, before a charge changed it: a log is not copied to be refused.
-        let mut before: SmallVec<[Option<Option<Held>>; 4]> = SmallVec::with_capacity(located.len());
-        let mut verdicts = Verdicts::with_capacity(located.len());
-        for &at in &located {
-            let shard = shard(&mut locked, at);
-            let bucket = shard.find(at);
-            let (verdict, changes) = shard.decide(at, bucket, now);
-            before.push(changes.then(|| shard.held(bucket).cloned()));
-            verdicts.push(if changes { shard.save(at, bucket, verdict, now, self) } else { verdict });
-        }
+        let has_repeats = has_repeats(&located);
+        let mut verdicts = if has_repeats {
+            decide_in_order(&located, &mut locked, now)
+        } else {
+            located.iter().map(|&at| shard(&mut locked, at).decide(at, now)).collect()
+        };
         let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| at.charge.ballot(verdict.outcome));
-        if is_request_refused(ballots) {
-            for (&at, held) in located.iter().zip(before).rev() {
-                if let Some(held) = held {
-                    shard(&mut locked, at).restore(at, held, self);
-                }
+        let is_refused = is_request_refused(ballots);
+        for (&at, verdict) in located.iter().zip(&mut verdicts) {
+            if is_refused && !at.charge.is_kept() {
+                continue;
             }
-            for &at in located.iter().filter(|at| at.charge.is_kept()) {
-                shard(&mut locked, at).charge(at, now, self);
+            let told = shard(&mut locked, at).charge(at, now, self);
+            // Where a counter was charged more than once, what it is without the others was not asked.
+            if !(is_refused && has_repeats) {
+                *verdict = told;
             }
+        }
+        if is_refused {
             // Each keeps its outcome; what is left is what nobody has taken.
             for (&at, verdict) in located.iter().zip(&mut verdicts) {
                 let shard = shard(&mut locked, at);
@@ -178,50 +172,62 @@ fn shard<'a, 'b>(locked: &'a mut Locked<'b>, at: Located<'_>) -> &'a mut Shard {
     &mut locked[index.unwrap_or_default()].1
 }
 
+/// Whether some counter may be charged more than once. Keys of one hash count as one.
+fn has_repeats(located: &[Located<'_>]) -> bool {
+    let mut hashes: SmallVec<[u64; 4]> = located.iter().map(|at| at.hash).collect();
+    hashes.sort_unstable();
+    hashes.windows(2).any(|pair| pair[0] == pair[1])
+}
+
+/// What each charge is told if those before it are charged: on a copy of each counter, whatever the number of its charges.
+fn decide_in_order(located: &[Located<'_>], locked: &mut Locked<'_>, now: Micros) -> Verdicts {
+    let mut copies: HashMap<&CounterKey, State> = HashMap::new();
+    let mut verdicts = Verdicts::with_capacity(located.len());
+    for &at in located {
+        let Charge { key, limit, hits, charging, .. } = at.charge;
+        let shard = shard(locked, at);
+        let copy = || shard.state(shard.find(at)).cloned().unwrap_or_else(|| limit.fresh());
+        let state = copies.entry(key).or_insert_with(copy);
+        let mut verdict = limit.verdict(Some(state), now, *hits);
+        if limit.keeps(verdict.outcome, *hits, *charging) {
+            limit.charge(state, now, *hits);
+            if verdict.outcome.is_refused() {
+                verdict = limit.verdict(Some(state), now, *hits);
+            }
+        }
+        verdicts.push(verdict);
+    }
+    verdicts
+}
+
 impl Shard {
     fn find(&self, at: Located<'_>) -> Option<usize> {
         self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
     }
 
-    fn held(&self, bucket: Option<usize>) -> Option<&Held> {
-        bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.held)
-    }
-
     fn state(&self, bucket: Option<usize>) -> Option<&State> {
-        self.held(bucket).map(|held| &held.state)
+        bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
     }
 
-    /// Decides one charge and saves what it leaves behind.
+    /// What a charge is told.
+    fn decide(&self, at: Located<'_>, now: Micros) -> Verdict {
+        at.charge.limit.verdict(self.state(self.find(at)), now, at.charge.hits)
+    }
+
+    /// Decides one charge and saves what it leaves behind. Giving back creates no counter.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
-        let bucket = self.find(at);
-        let (verdict, changes) = self.decide(at, bucket, now);
-        if changes { self.save(at, bucket, verdict, now, memory) } else { verdict }
-    }
-
-    /// What a charge is told, and whether its hits stay. A look has none, and a closed limit has no counter.
-    fn decide(&self, at: Located<'_>, bucket: Option<usize>, now: Micros) -> (Verdict, bool) {
         let Charge { hits, limit, charging, .. } = at.charge;
+        let bucket = self.find(at);
         let verdict = limit.verdict(self.state(bucket), now, *hits);
-        let stays = !verdict.outcome.is_refused() || limit.records_refused(*charging);
-        (verdict, stays && *hits != Hits::LOOK && !limit.is_closed())
-    }
-
-    /// Puts the hits of a charge on its counter, and says what it is told then. Giving back creates no counter.
-    fn save(
-        &mut self,
-        at: Located<'_>,
-        bucket: Option<usize>,
-        verdict: Verdict,
-        now: Micros,
-        memory: &Memory,
-    ) -> Verdict {
-        let Charge { hits, limit, .. } = at.charge;
+        if !limit.keeps(verdict.outcome, *hits, *charging) {
+            return verdict;
+        }
         // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
         let told = |state: &State| {
             if verdict.outcome.is_refused() { limit.verdict(Some(state), now, *hits) } else { verdict }
         };
         if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            let Held { state, idle_at } = &mut counter.held;
+            let Counter { state, idle_at, .. } = &mut **counter;
             limit.charge(state, now, *hits);
             *idle_at = limit.idle_at(state);
             told(state)
@@ -230,29 +236,16 @@ impl Shard {
             let mut state = limit.fresh();
             limit.charge(&mut state, now, *hits);
             let told = told(&state);
-            self.insert(at, Held { idle_at: limit.idle_at(&state), state }, memory);
+            self.insert(at, state, memory);
             told
         } else {
             verdict
         }
     }
 
-    fn restore(&mut self, at: Located<'_>, held: Option<Held>, memory: &Memory) {
-        let bucket = self.find(at);
-        match (held, bucket) {
-            (Some(held), Some(bucket)) => {
-                if let Some(counter) = self.counters.get_bucket_mut(bucket) {
-                    counter.held = held;
-                }
-            }
-            (Some(held), None) => self.insert(at, held, memory),
-            (None, Some(bucket)) => self.remove(bucket),
-            (None, None) => {}
-        }
-    }
-
-    fn insert(&mut self, at: Located<'_>, held: Held, memory: &Memory) {
-        let counter = Box::new(Counter { key: at.charge.key.clone(), held });
+    fn insert(&mut self, at: Located<'_>, state: State, memory: &Memory) {
+        let Charge { key, limit, .. } = at.charge;
+        let counter = Box::new(Counter { key: key.clone(), idle_at: limit.idle_at(&state), state });
         self.counters.insert_unique(at.hash, counter, |counter| memory.hasher.hash_one(&counter.key));
     }
 
@@ -267,7 +260,7 @@ impl Shard {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
-            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.held.idle_at <= now) {
+            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.idle_at <= now) {
                 self.remove(self.swept);
             }
         }
@@ -277,7 +270,7 @@ impl Shard {
             let begin = self.sampled >> 16;
             let sample = (0..buckets).filter_map(|offset| {
                 let bucket = begin.wrapping_add(offset) % buckets;
-                self.counters.get_bucket(bucket).map(|counter| (counter.held.idle_at, bucket))
+                self.counters.get_bucket(bucket).map(|counter| (counter.idle_at, bucket))
             });
             match sample.take(SAMPLED).min() {
                 Some((_, bucket)) => self.remove(bucket),

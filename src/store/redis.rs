@@ -36,10 +36,11 @@ pub mod script;
 pub mod servers;
 
 /// How many counters one script charges, where they need not be charged together: 100, which keep a server from others for
-/// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each).
+/// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each), and for 1.2 to 8 ms where all are logs (the longer and
+/// the more refusals they record, the more).
 const MOST_PER_SCRIPT: usize = 100;
-/// How many counters one script charges together: 1,000, about 7 ms. A request of more charges them as it does those of several
-/// slots.
+/// How many counters one script charges together: 1,000, about 7 ms, and up to ten times that for logs. A request of more
+/// charges them as it does those of several slots.
 const MOST_TOGETHER: usize = 1_000;
 /// How soon it is tried again where a node takes no more calls: after 10 ms, the time in which those it has are answered.
 const UNDO_AGAIN: Duration = Duration::from_millis(10);

@@ -163,7 +163,7 @@ fn check_refuses_a_burst_where_there_is_none_and_one_that_is_too_small() {
     for algorithm in ["token_bucket", "leaky_bucket", "gcra"] {
         let text =
             refused(&format!("unit: second, requests_per_unit: 4000000000, algorithm: {algorithm}, burst: 3999"));
-        let expected = "a burst of 3999 is too small for 4000000000 hits per window: more than one hit drains per tick; the least is 4000";
+        let expected = "a burst of 3999 is too small for 4000000000 hits per window: it must hold a hit, and what drains in one tick; the least is 4000";
         assert!(text.contains(expected), "{text}");
     }
 }

@@ -71,6 +71,14 @@ async fn hits_given_back_and_taken_by_one_request_of_a_clock_that_stepped_back_a
             (later(3), vec![take(1)]),
         ];
         are_equal(&mut bench, &requests).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+        // All of them go, and as many come more than a window before them.
+        let before = NOON.saturating_sub(Micros::from_secs(120));
+        let requests = [
+            (NOON, vec![take(100)]),
+            (before, vec![of(Hits::give_back(100)), take(100)]),
+            (before.saturating_add(Micros::new(1)), vec![take(1)]),
+        ];
+        are_equal(&mut bench, &requests).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
     }
 }
 

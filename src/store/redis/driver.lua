@@ -1,7 +1,8 @@
 -- Charges or undoes the counters of one request in one atomic step.
 --
--- In front of it stands `twin(name)`, made of the files of src/algorithm. It returns an algorithm's twin, a table of pure
--- functions that read no clock, and no key but the one they are given. Moments and lengths are whole microseconds, and every number is whole:
+-- In front of it stands `twin(name)`, made of the files of src/algorithm. It returns an algorithm's twin, a table of functions
+-- that read no clock, no key but that of the state they are given, and write nothing. Moments and lengths are whole
+-- microseconds, and every number is whole:
 --
 --   fresh                                    the state of a counter nobody has used; no function changes a state
 --   load(text, window, tick)                 the state of a counter that is a text, nil when it is none of ours
@@ -16,6 +17,7 @@
 --   idle_at(state, window, tick)             the first moment at which forgetting the state changes no answer
 --   undo(state, now, at, hits, limit, window, tick)
 --                                            the state without a charge of `at`, never less than if it had not been asked
+--                                            (unless hits were given back in between: it cannot know whose they were)
 --
 -- KEYS are the counters, each once. ARGV: a moment in the clock of this node, which is the deadline, or to `undo` that of
 -- the charges; the mode; and the charges, packed as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
@@ -110,7 +112,9 @@ local function put(key, made, ttl)
         break
       end
     end
-    redis.call('PEXPIRE', KEYS[key], ttl)
+    if type(saved) ~= 'table' then
+      saved = redis.pcall('PEXPIRE', KEYS[key], ttl)
+    end
   end
   if type(saved) == 'table' and saved.err then
     -- Before 7.0 the place in the script stands in front.

@@ -123,7 +123,7 @@ fn text() -> String {
         "    saved = redis.pcall('SET', ",
         "    saved = redis.pcall('SET', KEYS[key], made, 'PXAT', ttl)",
     );
-    replaced(&text, "    redis.call('PEXPIRE', ", "    redis.call('PEXPIREAT', KEYS[key], ttl)")
+    replaced(&text, "      saved = redis.pcall('PEXPIRE', ", "      saved = redis.pcall('PEXPIREAT', KEYS[key], ttl)")
 }
 
 impl Counters<'_> {
