@@ -173,7 +173,7 @@ fn a_shared_tier_ends_at_what_its_requests_were_admitted() {
                 ]
             };
             burst(
-                rounds(hits) / 4,
+                rounds(hits) / 10,
                 USERS * offered(hits),
                 |round, number| {
                     let (user, hits) = (number % USERS, mixed(number + round));

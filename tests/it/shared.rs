@@ -115,19 +115,26 @@ struct Tally {
     refused: AtomicU64,
     least_refused: AtomicU64,
     most_refused: AtomicU64,
+    /// Hits of which nobody knows: a machine so busy that its cluster fails over answers some by the policy, with an error or
+    /// beside the refusal of another descriptor. Nobody lets these pass, and they may have been counted.
+    unknown: AtomicU64,
 }
 
 impl Tally {
     fn new() -> Self {
         let number = AtomicU64::new;
-        Self { admitted: number(0), refused: number(0), least_refused: number(u64::MAX), most_refused: number(0) }
+        let (least, most) = (number(u64::MAX), number(0));
+        Self { admitted: number(0), refused: number(0), least_refused: least, most_refused: most, unknown: number(0) }
     }
 
-    fn note(&self, hits: u64, is_admitted: bool) {
-        if is_admitted {
-            self.admitted.fetch_add(hits, Ordering::Relaxed);
-        } else {
-            self.refused.fetch_add(hits, Ordering::Relaxed);
+    fn note(&self, hits: u64, is_admitted: Option<bool>) {
+        let of = match is_admitted {
+            Some(true) => &self.admitted,
+            Some(false) => &self.refused,
+            None => &self.unknown,
+        };
+        of.fetch_add(hits, Ordering::Relaxed);
+        if is_admitted == Some(false) {
             self.least_refused.fetch_min(hits, Ordering::Relaxed);
             self.most_refused.fetch_max(hits, Ordering::Relaxed);
         }
@@ -183,11 +190,18 @@ impl Burst {
         let index = call % self.requests.len();
         let hits = if self.is_mixed { mixed(call) } else { 1 };
         let request = RateLimitRequest { hits_addend: hits, ..self.requests[index].clone() };
-        let answer = client.should_rate_limit(request).await.expect("it is answered").into_inner();
+        let answer = match client.should_rate_limit(request).await {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => {
+                assert_eq!(status.code(), tonic::Code::Unavailable, "{status}");
+                self.tallies[index].iter().for_each(|tally| tally.note(hits.into(), None));
+                return;
+            }
+        };
         assert_eq!(answer.statuses.len(), self.tallies[index].len());
         for (status, tally) in answer.statuses.iter().zip(&self.tallies[index]) {
             let code = if self.layout.is_each() { status.code() } else { answer.overall_code() };
-            tally.note(hits.into(), code == Code::Ok);
+            tally.note(hits.into(), status.current_limit.is_some().then_some(code == Code::Ok));
         }
     }
 
@@ -195,8 +209,9 @@ impl Burst {
         for (request, tallies) in self.requests.iter().zip(&self.tallies) {
             for (descriptor, tally) in request.descriptors.iter().zip(tallies) {
                 let what = format!("{:?}, mixed hits: {}: {:?}", self.layout, self.is_mixed, descriptor.entries);
-                let [admitted, least, largest] =
-                    [&tally.admitted, &tally.least_refused, &tally.most_refused].map(|n| n.load(Ordering::Relaxed));
+                let [admitted, unknown, least, largest] =
+                    [&tally.admitted, &tally.unknown, &tally.least_refused, &tally.most_refused]
+                        .map(|n| n.load(Ordering::Relaxed));
                 let limit = u64::from(self.limit);
                 assert!(admitted <= limit, "{admitted} of {limit}: {what}");
                 if self.layout == Layout::Across {
@@ -204,7 +219,10 @@ impl Burst {
                 }
                 // Where refused hits count, nothing passes after the first that did not fit.
                 let did_not_fit = if records_refused(self.layout, descriptor) { largest } else { least };
-                assert!(admitted + did_not_fit > limit, "{admitted} of {limit}, and {did_not_fit} refused: {what}");
+                assert!(
+                    admitted + unknown + did_not_fit.min(limit + 1) > limit,
+                    "{admitted} of {limit}, {unknown} unknown, and {did_not_fit} refused: {what}"
+                );
             }
         }
     }
@@ -217,10 +235,11 @@ impl Burst {
                 ..request.clone()
             };
             eventually("the counters stand where the answers say", async || {
-                let answer = client.should_rate_limit(look.clone()).await.expect("it is answered").into_inner();
+                let answer = client.should_rate_limit(look.clone()).await.ok()?.into_inner();
                 let mut is_at_rest = true;
                 for ((status, tally), descriptor) in answer.statuses.iter().zip(tallies).zip(&request.descriptors) {
-                    let [admitted, refused] = [&tally.admitted, &tally.refused].map(|n| n.load(Ordering::Relaxed));
+                    let [admitted, refused, unknown] =
+                        [&tally.admitted, &tally.refused, &tally.unknown].map(|n| n.load(Ordering::Relaxed));
                     let counted = admitted + if records_refused(self.layout, descriptor) { refused } else { 0 };
                     let (left, expected) =
                         (u64::from(status.limit_remaining), u64::from(self.limit).saturating_sub(counted));
@@ -228,12 +247,21 @@ impl Burst {
                         left <= expected,
                         "{left} of {expected}: {descriptor:?} was admitted {admitted} and forgot"
                     );
-                    is_at_rest &= left == expected;
+                    is_at_rest &= left + unknown >= expected;
                 }
                 is_at_rest.then_some(())
             })
             .await;
         }
+    }
+
+    /// Hits of which nobody knows, and all that were asked.
+    fn unknown(&self) -> (u64, u64) {
+        let sum = |of: fn(&Tally) -> &AtomicU64| -> u64 {
+            self.tallies.iter().flatten().map(|tally| of(tally).load(Ordering::Relaxed)).sum()
+        };
+        let unknown = sum(|tally| &tally.unknown);
+        (unknown, unknown + sum(|tally| &tally.admitted) + sum(|tally| &tally.refused))
     }
 
     fn admitted(&self) -> u64 {
@@ -286,6 +314,7 @@ async fn rounds(layouts: &[Layout], rounds: usize) {
     for &layout in layouts {
         let began = Instant::now();
         let mut unused = BTreeMap::new();
+        let (mut unknown, mut asked) = (0, 0);
         for limit in LIMITS {
             let rounds = if is_long(limit) { rounds.div_ceil(50) } else { rounds };
             let (mut offered, mut admitted) = (0, 0);
@@ -293,14 +322,17 @@ async fn rounds(layouts: &[Layout], rounds: usize) {
                 let burst = Arc::new(Burst::new(layout, number, limit));
                 burst.run(&clients).await;
                 burst.judge();
+                let burst_unknown = burst.unknown();
+                (unknown, asked) = (unknown + burst_unknown.0, asked + burst_unknown.1);
                 burst.rests(&mut clients[0].clone()).await;
                 admitted += burst.admitted();
                 offered += u64::from(limit) * burst.requests.len() as u64;
             }
             unused.insert(limit, 100 - admitted * 100 / offered);
         }
+        assert!(unknown * 10 <= asked, "of {asked} hits {unknown} were not answered by Redis");
         println!(
-            "3.2 {layout:?}: {rounds} rounds in {:.0?}: 0 over (bar 0), unused by the first tier, by limit, in %: {unused:?}",
+            "3.2 {layout:?}: {rounds} rounds in {:.0?}: 0 over (bar 0), {unknown} of {asked} hits not answered by Redis, unused by the first tier, by limit, in %: {unused:?}",
             began.elapsed()
         );
     }
