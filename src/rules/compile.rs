@@ -12,7 +12,7 @@ use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern};
 use super::{Domain, Path, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
-use crate::model::{Charging, Colocation, FailurePolicy, Quota, Role, RuleId, Unit, Window};
+use crate::model::{Charging, Colocation, FailurePolicy, InvalidQuota, Quota, Role, RuleId, Unit, Window};
 
 /// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
 const MOST_LIMITS: usize = 16;
@@ -328,6 +328,25 @@ impl Compiler<'_> {
                 self.warning(inherited.file, unit.place, message);
             }
         }
+        // The reference passes over a number beside it; ours are new, and mean a limit.
+        let places = [
+            ("window", node.window.as_ref().map(|window| window.place)),
+            ("algorithm", node.algorithm.as_ref().map(|algorithm| algorithm.place)),
+            ("burst", node.burst.as_ref().map(|burst| burst.place)),
+        ];
+        for (key, place) in places {
+            if let Some(place) = place {
+                let message = format!("`{key}` says how to limit, and the rule is unlimited: remove one of the two");
+                self.error(inherited.file, place, message);
+            }
+        }
+        if node.requests_per_unit > 0 {
+            let message = format!(
+                "`requests_per_unit: {}` is not enforced beside `unlimited`: remove one of the two",
+                node.requests_per_unit
+            );
+            self.warning(inherited.file, node.place, message);
+        }
         if let Some(name) = &node.name {
             let message = format!(
                 "the name '{}' of an unlimited rule is never used: it is neither shown nor replaced",
@@ -357,7 +376,12 @@ impl Compiler<'_> {
             Ok(limit) if node.count_refused => Some(limit.counting_refused()),
             Ok(limit) => Some(limit),
             Err(error) => {
-                self.error(inherited.file, node.place, error.to_string());
+                let place = match &error {
+                    InvalidQuota::Burst { .. } => node.burst.as_ref().map(|burst| burst.place),
+                    InvalidQuota::Ticks { .. } => node.window.as_ref().map(|window| window.place),
+                    _ => None,
+                };
+                self.error(inherited.file, place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()));
                 None
             }
         }

@@ -169,6 +169,32 @@ fn check_refuses_a_burst_where_there_is_none_and_one_that_is_too_small() {
 }
 
 #[test]
+fn a_rule_that_is_unlimited_and_limited_is_refused_and_a_number_beside_it_is_warned_of() {
+    for (limit, column) in [("window: 3s", 44), ("algorithm: gcra", 47), ("burst: 4", 43)] {
+        let text = refused(&format!("unlimited: true, {limit}"));
+        let key = limit.split(':').next().expect("a key");
+        assert!(text.contains(&format!(":4:{column}: error: `{key}` says how to limit")), "{text}");
+    }
+    let output = tidegate(&[
+        "check",
+        path(&rule_file(
+            "domain: d\ndescriptors:\n  - key: a\n    rate_limit: { unlimited: true, requests_per_unit: 3 }\n",
+        )),
+    ]);
+    let text = stderr(&output);
+    assert!(output.status.success(), "the reference accepts it: {text}");
+    assert!(text.contains(":4:17: warning: `requests_per_unit: 3` is not enforced"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_counted_is_pointed_at_and_the_algorithm_named() {
+    let window = refused("requests_per_unit: 5, algorithm: gcra, window: 2000001us");
+    assert!(window.contains(":4:66: error: gcra: a window of 2000001us"), "{window}");
+    let burst = refused("unit: second, requests_per_unit: 4000000000, algorithm: gcra, burst: 3999");
+    assert!(burst.contains(":4:88: error: gcra: a burst of 3999"), "{burst}");
+}
+
+#[test]
 fn check_warns_of_what_is_accepted_and_does_nothing() {
     let file = rule_file(
         "domain: d
