@@ -192,12 +192,6 @@ impl Limit {
         self.count_refused || (charging == Charging::Each && self.algorithm.counts_refused_when_each())
     }
 
-    /// Whether a charge with this outcome changes its counter. A look does not, and a closed limit has none.
-    pub fn keeps(&self, outcome: Outcome, hits: Hits, charging: Charging) -> bool {
-        let stays = !outcome.is_refused() || self.records_refused(charging);
-        stays && hits != Hits::LOOK && !self.is_closed()
-    }
-
     /// The state of a counter that nobody has used.
     pub fn fresh(&self) -> State {
         self.algorithm.fresh()
@@ -205,16 +199,27 @@ impl Limit {
 
     /// What a charge of `hits` at `now` is told, on the counter `state` of this algorithm or on one that nobody has used.
     pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
+        if self.is_closed() {
+            return self.fresh().verdict(now, hits, self.quota.with_burst(0));
+        }
         match state {
-            Some(state) if !self.is_closed() => state.verdict(now, hits, self.quota),
-            _ if self.is_closed() => self.fresh().verdict(now, hits, self.quota.with_burst(0)),
-            _ => self.fresh().verdict(now, hits, self.quota),
+            Some(state) => state.verdict(now, hits, self.quota),
+            None => self.fresh().verdict(now, hits, self.quota),
         }
     }
 
-    /// Puts the hits on the counter, whatever the verdict says of them.
-    pub fn charge(&self, state: &mut State, now: Micros, hits: Hits) {
+    /// Decides a charge of `hits` at `now`, puts them on the counter if they stay there, and says what the charge is told, and
+    /// whether they stay. Those of a look never do, and a closed limit has no counter.
+    pub fn charge(&self, state: &mut State, now: Micros, hits: Hits, charging: Charging) -> (Verdict, bool) {
+        let verdict = self.verdict(Some(state), now, hits);
+        let is_refused = verdict.outcome.is_refused();
+        let is_kept = !is_refused || self.records_refused(charging);
+        if !is_kept || hits == Hits::LOOK || self.is_closed() {
+            return (verdict, false);
+        }
         state.charge(now, hits, self.quota);
+        // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
+        (if is_refused { self.verdict(Some(state), now, hits) } else { verdict }, true)
     }
 
     /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against.

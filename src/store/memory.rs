@@ -150,7 +150,7 @@ impl Memory {
             // Each keeps its outcome; what is left is what nobody has taken.
             for (&at, verdict) in located.iter().zip(&mut verdicts) {
                 let shard = shard(&mut locked, at);
-                let left = at.charge.limit.verdict(shard.state(shard.find(at)), now, Hits::LOOK);
+                let left = at.charge.limit.verdict(shard.state(at), now, Hits::LOOK);
                 verdict.remaining = left.remaining;
                 verdict.reset = left.reset;
             }
@@ -186,16 +186,9 @@ fn decide_in_order(located: &[Located<'_>], locked: &mut Locked<'_>, now: Micros
     for &at in located {
         let Charge { key, limit, hits, charging, .. } = at.charge;
         let shard = shard(locked, at);
-        let copy = || shard.state(shard.find(at)).cloned().unwrap_or_else(|| limit.fresh());
+        let copy = || shard.state(at).cloned().unwrap_or_else(|| limit.fresh());
         let state = copies.entry(key).or_insert_with(copy);
-        let mut verdict = limit.verdict(Some(state), now, *hits);
-        if limit.keeps(verdict.outcome, *hits, *charging) {
-            limit.charge(state, now, *hits);
-            if verdict.outcome.is_refused() {
-                verdict = limit.verdict(Some(state), now, *hits);
-            }
-        }
-        verdicts.push(verdict);
+        verdicts.push(limit.charge(state, now, *hits, *charging).0);
     }
     verdicts
 }
@@ -205,42 +198,33 @@ impl Shard {
         self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
     }
 
-    fn state(&self, bucket: Option<usize>) -> Option<&State> {
-        bucket.and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
+    fn state(&self, at: Located<'_>) -> Option<&State> {
+        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
     }
 
     /// What a charge is told.
     fn decide(&self, at: Located<'_>, now: Micros) -> Verdict {
-        at.charge.limit.verdict(self.state(self.find(at)), now, at.charge.hits)
+        at.charge.limit.verdict(self.state(at), now, at.charge.hits)
     }
 
     /// Decides one charge and saves what it leaves behind. Giving back creates no counter.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
         let Charge { hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
-        let verdict = limit.verdict(self.state(bucket), now, *hits);
-        if !limit.keeps(verdict.outcome, *hits, *charging) {
+        if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
+            let (verdict, stays) = limit.charge(&mut counter.state, now, *hits, *charging);
+            if stays {
+                counter.idle_at = limit.idle_at(&counter.state);
+            }
             return verdict;
         }
-        // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
-        let told = |state: &State| {
-            if verdict.outcome.is_refused() { limit.verdict(Some(state), now, *hits) } else { verdict }
-        };
-        if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            let Counter { state, idle_at, .. } = &mut **counter;
-            limit.charge(state, now, *hits);
-            *idle_at = limit.idle_at(state);
-            told(state)
-        } else if hits.taken() > 0 {
+        let mut state = limit.fresh();
+        let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
+        if stays && hits.taken() > 0 {
             self.make_room(now, memory.most_per_shard);
-            let mut state = limit.fresh();
-            limit.charge(&mut state, now, *hits);
-            let told = told(&state);
             self.insert(at, state, memory);
-            told
-        } else {
-            verdict
         }
+        verdict
     }
 
     fn insert(&mut self, at: Located<'_>, state: State, memory: &Memory) {

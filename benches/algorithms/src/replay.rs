@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tidegate::algorithm::{Limit, State};
-use tidegate::model::{Hits, Micros};
+use tidegate::model::{Charging, Hits, Micros};
 
 /// When the traffic begins: in January 2027, at the border of a minute.
 pub const START: Micros = Micros::from_secs(1_800_000_000);
@@ -21,12 +21,8 @@ impl Counter {
 
     /// Whether one hit at that moment is admitted. A refused hit leaves nothing behind.
     pub fn admits(&mut self, now: Micros) -> bool {
-        let hit = Hits::take(1);
-        let is_admitted = !self.limit.verdict(Some(&self.state), now, hit).outcome.is_refused();
-        if is_admitted {
-            self.limit.charge(&mut self.state, now, hit);
-        }
-        is_admitted
+        let (verdict, _) = self.limit.charge(&mut self.state, now, Hits::take(1), Charging::AllOrNothing);
+        !verdict.outcome.is_refused()
     }
 }
 
