@@ -6,8 +6,8 @@
 use std::num::NonZeroU32;
 
 use crate::model::{
-    Ballot, Charging, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Outcome, Override, Quota, Role, Unit,
-    Verdict, Window,
+    Ballot, Charging, CounterKey, Delay, FailurePolicy, Hits, InvalidQuota, Micros, Outcome, Override, Quota, Role,
+    Unit, Verdict, Window,
 };
 
 mod fixed_window;
@@ -121,6 +121,7 @@ pub struct Limit {
     algorithm: Algorithm,
     quota: Quota,
     count_refused: bool,
+    delay: Option<Delay>,
 }
 
 impl Limit {
@@ -130,13 +131,13 @@ impl Limit {
     /// What keeps `algorithm` from counting `quota` exactly.
     pub fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, InvalidQuota> {
         algorithm.check(quota)?;
-        Ok(Self { algorithm, quota, count_refused: false })
+        Ok(Self { algorithm, quota, count_refused: false, delay: None })
     }
 
     /// The limit of 0, which admits nothing and has no counter.
     pub const fn closed() -> Self {
         let quota = Quota::new(0, Window::of_unit(Unit::Second));
-        Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false }
+        Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false, delay: None }
     }
 
     /// One instance's part of it when `replicas` share it: limit and burst divided, rounded up.
@@ -149,17 +150,28 @@ impl Limit {
     /// The limit that a request sends in place of a rule's: it counts as the rule's first limit does, so that it goes on
     /// with the same counter. What that algorithm cannot count exactly is counted in fixed windows, which can be any.
     pub fn of_override(first: Option<Self>, sent: Override) -> Self {
-        let (algorithm, count_refused) =
-            first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused));
+        let (algorithm, count_refused, delay) =
+            first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused, first.delay));
         let can_count = algorithm.check(sent.quota()).is_ok();
         let algorithm = if can_count { algorithm } else { Algorithm::FixedWindow };
-        Self { algorithm, quota: sent.quota(), count_refused }
+        Self { algorithm, quota: sent.quota(), count_refused, delay: delay.filter(|_| can_count) }
     }
 
     /// The same limit, recording refused charges too.
     #[must_use]
     pub const fn counting_refused(self) -> Self {
         Self { count_refused: true, ..self }
+    }
+
+    /// The same limit, asking what comes too early to wait.
+    #[must_use]
+    pub const fn delaying(self, delay: Delay) -> Self {
+        Self { delay: Some(delay), ..self }
+    }
+
+    /// How it asks what comes too early to wait, if it does.
+    pub const fn delay(&self) -> Option<Delay> {
+        self.delay
     }
 
     /// How hits are counted.

@@ -22,9 +22,10 @@ use self::store::Stores;
 use self::summary::Summary;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
+use crate::rules::live::Live;
 use crate::rules::{self, Loaded, Options, RuleSet};
 use crate::settings::{LogFormat, Settings};
-use crate::source::file::{Source, UnreadableRules};
+use crate::source::file::{self, Source, UnreadableRules};
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::transport::grpc::{Edge, Health, Services};
@@ -85,6 +86,7 @@ pub fn options(settings: &Settings) -> Options {
         on_store_failure: settings.on_store_failure.0,
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
+        read_list: file::read_list,
     }
 }
 
@@ -105,7 +107,7 @@ pub fn runtime_source(settings: &Settings) -> Source {
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
     let files = read(source)?;
-    let Loaded { rules, warnings } = rules::load(&files, options(settings))?;
+    let Loaded { rules, warnings, .. } = rules::load(&files, options(settings))?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(settings, rules, files.len()))
@@ -131,7 +133,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let worker_count = worker_count(settings);
     // Beside the workers this thread asks too: it looks after the servers.
     let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1)?;
-    let limiter = Arc::new(Limiter::new(Arc::new(rules), Arc::new(guard)));
+    let limiter = Arc::new(Limiter::new(Arc::new(Live::new(rules)), Arc::new(guard)));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;
     let readiness = Readiness::default();
@@ -158,7 +160,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
     let summary = Summary {
         settings,
-        rules: limiter.rules(),
+        rules: &limiter.rules(),
         program: &program,
         files,
         grpc: grpc_at,

@@ -6,37 +6,58 @@ use std::time::Duration;
 
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
-use crate::model::{Decision, Finding, Micros, Outcome, Part, Provenance, Request, Tightest, Verdict};
-use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleSet};
+use crate::model::{
+    Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, Verdict, Wait, Warning,
+};
+use crate::rules::live::{Live, Snapshot};
+use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
 /// Decides requests.
 pub struct Limiter {
-    rules: Arc<RuleSet>,
+    rules: Arc<Live>,
     guard: Arc<Guard>,
 }
 
 impl Limiter {
     /// A limiter of these rules, counting behind this guard.
-    pub fn new(rules: Arc<RuleSet>, guard: Arc<Guard>) -> Self {
+    pub fn new(rules: Arc<Live>, guard: Arc<Guard>) -> Self {
         Self { rules, guard }
     }
 
     /// The rules in force.
-    pub fn rules(&self) -> &RuleSet {
-        &self.rules
+    pub fn rules(&self) -> Snapshot {
+        self.rules.snapshot()
     }
 
-    /// Whether this request may pass, and why; for a caller who waits no longer than `patience`.
-    pub async fn decide(&self, request: &Request, patience: Option<Duration>) -> Decision {
-        let matched = self.rules.find(request);
+    /// Whether this request may pass by these rules, and why; for a caller who waits no longer than `patience`.
+    pub async fn decide<'a>(&self, rules: &'a RuleSet, request: &Request, patience: Option<Duration>) -> Decision<'a> {
+        let matched = rules.find(request);
+        if let Some(ruling) = matched.ruling {
+            return ruled(&matched, ruling, rules.generation());
+        }
         let verdicts = self.guard.charge(&matched.charges, patience).await;
-        fold(&matched, &verdicts)
+        fold(&matched, &verdicts, rules.generation())
     }
 }
 
-fn fold(matched: &Matched<'_>, verdicts: &Verdicts) -> Decision {
+/// The decision of a rule that decides the whole request.
+fn ruled<'a>(matched: &Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decision<'a> {
+    Decision {
+        outcome: Outcome::admitted_if(!ruling.is_denied || matched.is_shadowed),
+        parts: matched.items.iter().map(|item| part(item, &mut std::iter::empty())).collect(),
+        ruling: Some(ruling),
+        retry: None,
+        unavailable_for: None,
+        wait: Wait::default(),
+        warnings: Vec::new(),
+        hidden: matched.hidden.clone(),
+        generation,
+    }
+}
+
+fn fold<'a>(matched: &Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decision<'a> {
     let answers = matched.charges.iter().zip(verdicts);
     let ballots = answers.clone().map(|(charge, verdict)| charge.ballot(verdict.outcome));
     // What only watches neither refuses nor makes the call fail.
@@ -50,10 +71,73 @@ fn fold(matched: &Matched<'_>, verdicts: &Verdicts) -> Decision {
     } else {
         Outcome::Admitted
     };
-    let unavailable_for = outcome.is_refused().then(|| unavailable_for(answers.clone())).flatten();
-    let mut answers = answers;
-    let parts = matched.items.iter().map(|item| part(item, &mut answers)).collect();
-    Decision { outcome, parts, unavailable_for }
+    let is_refused = outcome.is_refused();
+    let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
+    let (wait, warnings) = if outcome == Outcome::Admitted { asked(matched, verdicts) } else { Default::default() };
+    let mut rest = answers.clone();
+    Decision {
+        outcome,
+        parts: matched.items.iter().map(|item| part(item, &mut rest)).collect(),
+        ruling: None,
+        retry: is_refused.then(|| retry(matched, answers)).flatten(),
+        unavailable_for,
+        wait,
+        warnings,
+        hidden: matched.hidden.clone(),
+        generation,
+    }
+}
+
+/// The limits of the rules, with what they charged and were told.
+fn limits<'m, 'a>(
+    matched: &'m Matched<'a>,
+    verdicts: &'m Verdicts,
+) -> impl Iterator<Item = (&'a Rule, &'a RuleLimit, &'m Charge, &'m Verdict)> {
+    let items = matched.items.iter().flat_map(|item| {
+        let limits: &[Option<&'a RuleLimit>] = match &item.kind {
+            MatchedKind::Limited(limits) => limits,
+            _ => &[],
+        };
+        limits.iter().map(move |limit| item.rule.zip(*limit))
+    });
+    let answers = matched.charges.iter().zip(verdicts);
+    items.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
+}
+
+/// How long an admitted request is to wait, and of what it is warned.
+fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'a>>) {
+    let (mut wait, mut warnings) = (Wait::default(), Vec::new());
+    for (rule, limit, charge, verdict) in limits(matched, verdicts).filter(|(.., charge, _)| !charge.role.is_shadow()) {
+        match limit.delivery {
+            Delivery::Header => wait.header = wait.header.max(verdict.delay),
+            Delivery::Hold => wait.hold = wait.hold.max(verdict.delay),
+        }
+        let capacity = charge.limit.capacity();
+        let used = capacity.saturating_sub(verdict.remaining);
+        let is_much = |percent: u8| u64::from(used) * 100 >= u64::from(capacity) * u64::from(percent);
+        if verdict.provenance.is_counted() && limit.warn_at.is_some_and(is_much) {
+            let (rule, name) = (rule.about(), limit.name.as_deref());
+            warnings.push(Warning { rule, name, capacity, verdict: *verdict });
+        }
+    }
+    (wait, warnings)
+}
+
+/// How long until all that refuse would let the request pass; of quotas, which refuse together, until one would.
+fn retry<'a>(
+    matched: &Matched<'_>,
+    answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone,
+) -> Option<Micros> {
+    let is_exposed = |charge: &Charge| {
+        matched.items.get(charge.descriptor).is_none_or(|item| item.rule.is_none_or(|rule| rule.about().is_exposed))
+    };
+    let told = |(charge, verdict): (&Charge, &Verdict)| verdict.retry.filter(|_| is_exposed(charge));
+    let refusing = answers.filter(|(charge, verdict)| verdict.outcome.is_refused() && !charge.role.is_shadow());
+    let mut enforcing = refusing.clone().filter(|(charge, _)| !charge.role.is_quota()).peekable();
+    if enforcing.peek().is_none() {
+        return refusing.filter_map(told).min();
+    }
+    enforcing.map(told).collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
 /// How long until the store is asked again, when a request is refused that would pass if all that was not asked let it.
@@ -67,17 +151,19 @@ fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> 
 }
 
 /// The part of one descriptor, from the answers to its own charges.
-fn part<'a>(item: &MatchedItem<'_>, answers: &mut impl Iterator<Item = (&'a Charge, &'a Verdict)>) -> Part {
+fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v Charge, &'v Verdict)>) -> Part<'a> {
     let finding = match &item.kind {
         MatchedKind::Unmatched => Finding::Unmatched,
         MatchedKind::Unlimited => Finding::Unlimited,
-        MatchedKind::Limited(names) => {
-            let own = names.iter().zip(answers);
+        MatchedKind::Denied(role) => Finding::Denied(*role),
+        MatchedKind::Limited(limits) => {
+            let own = limits.iter().zip(answers);
             let tightest = own.min_by(|(_, (one, a)), (_, (other, b))| tightness(one, a, other, b));
-            tightest.map_or(Finding::Unmatched, |(name, (charge, verdict))| {
+            tightest.map_or(Finding::Unmatched, |(limit, (charge, verdict))| {
+                let named = limit.filter(|_| !item.is_overridden);
                 Finding::Limited(Tightest {
                     quota: charge.limit.quota(),
-                    name: name.cloned(),
+                    name: named.and_then(|limit| limit.name.as_deref()),
                     role: charge.role,
                     verdict: *verdict,
                 })
@@ -85,10 +171,10 @@ fn part<'a>(item: &MatchedItem<'_>, answers: &mut impl Iterator<Item = (&'a Char
         }
     };
     let metadata = match finding {
-        Finding::Limited(_) if !item.is_overridden => item.rule.and_then(Rule::metadata).cloned(),
+        Finding::Limited(_) if !item.is_overridden => item.rule.and_then(|rule| rule.about().metadata.as_deref()),
         _ => None,
     };
-    Part { rule: item.rule.map(Rule::id), finding, metadata }
+    Part { rule: item.rule.map(Rule::about), finding, metadata }
 }
 
 /// The tighter first: the refused, what nobody knows, then the least remaining share, then the longest to wait for; last

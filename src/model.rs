@@ -11,17 +11,21 @@
 //! | decision | the answer for the request: one part per descriptor in order, and the outcome |
 
 pub mod decision;
+pub mod delay;
 pub mod descriptor;
 pub mod key;
 pub mod policy;
 pub mod quota;
+pub mod rule;
 pub mod time;
 pub mod verdict;
 
-pub use decision::{Decision, Finding, Metadata, Part, RuleId, Tightest};
+pub use decision::{Decision, Finding, Hidden, Metadata, Part, Ruling, Tightest, Wait, Warning};
+pub use delay::{Delay, Delivery};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
 pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
+pub use rule::{About, Path, RuleId};
 pub use time::{Clock, Micros};
 pub use verdict::{Outcome, Provenance, Verdict};

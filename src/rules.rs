@@ -1,17 +1,20 @@
 //! The rules: what is limited, found without asking anybody.
 
-use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
-use crate::model::{Charging, Colocation, Descriptor, FailurePolicy, Metadata, Request, Role, RuleId};
+use crate::model::{
+    About, Charging, Colocation, Delivery, Descriptor, FailurePolicy, Hidden, Hits, Path, Request, Role, RuleId, Ruling,
+};
 
 mod compile;
 pub mod document;
 mod explain;
+pub mod live;
 pub mod problem;
 mod replacement;
 mod tree;
@@ -29,6 +32,7 @@ pub struct RuleSet {
     rules: u32,
     quota_mode: bool,
     shadow_mode: bool,
+    generation: u64,
 }
 
 /// The rules of one domain.
@@ -43,8 +47,7 @@ struct Domain {
 /// What the configuration says about one place in the descriptor tree.
 #[derive(Debug)]
 pub struct Rule {
-    id: RuleId,
-    path: Arc<Path>,
+    about: About,
     limits: Vec<RuleLimit>,
     is_unlimited: bool,
     /// Names of the limits that an unlimited rule replaces; a limited one keeps them by its limits.
@@ -52,24 +55,19 @@ pub struct Rule {
     role: Role,
     charging: Charging,
     on_store_failure: FailurePolicy,
-    metadata: Option<Arc<Metadata>>,
+    /// What it decides of the whole request before anything is charged, if it does.
+    decides: Option<Decides>,
+    /// What the hits of every limit of the request are multiplied by.
+    request_cost: NonZeroU32,
 }
 
-/// The way from a domain to a rule, one word a level. Levels are shared, so that long keys above many rules are held once.
-#[derive(Debug)]
-pub struct Path {
-    above: Option<Arc<Path>>,
-    word: String,
-}
-
-/// `edge.plan_free.user`
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(above) = &self.above {
-            write!(f, "{above}.")?;
-        }
-        f.write_str(&self.word)
-    }
+/// What a rule decides of a whole request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decides {
+    /// It is refused.
+    Deny,
+    /// It passes, and charges nothing.
+    Exempt,
 }
 
 /// One limit of a rule.
@@ -81,6 +79,12 @@ pub struct RuleLimit {
     pub name: Option<Arc<str>>,
     /// Names of the limits it takes the place of.
     pub replaces: Vec<Arc<str>>,
+    /// What a hit takes from its counter.
+    pub cost: NonZeroU32,
+    /// Who makes a request wait that comes too early.
+    pub delivery: Delivery,
+    /// Of how much used, in percent, the caller is warned.
+    pub warn_at: Option<u8>,
 }
 
 /// A descriptor that a rule limits.
@@ -99,10 +103,14 @@ pub struct Example<'a> {
 pub struct Matched<'a> {
     /// One item per descriptor, in order.
     pub items: Vec<MatchedItem<'a>>,
-    /// The charges of all items, in order.
+    /// The charges of all items, in order; none where a rule decides the whole request.
     pub charges: Vec<Charge>,
+    /// The rule that decides the whole request, if one does.
+    pub ruling: Option<Ruling<'a>>,
     /// Whether a refusal of the request is only watched.
     pub is_shadowed: bool,
+    /// The entries whose values are shown nowhere.
+    pub hidden: Vec<Hidden>,
 }
 
 /// What was found for one descriptor.
@@ -123,25 +131,32 @@ pub enum MatchedKind<'a> {
     Unmatched,
     /// Nothing, and the caller is told that it is free.
     Unlimited,
-    /// The next charges: one for each name, most of which are `None`.
-    Limited(SmallVec<[Option<&'a Arc<str>>; 1]>),
+    /// Nothing: it refuses the request.
+    Denied(Role),
+    /// The next charges: one for each of these, which is the limit of the rule it comes from, if it comes from one.
+    Limited(SmallVec<[Option<&'a RuleLimit>; 1]>),
 }
 
-/// A limit that holds for a descriptor, and its name.
-struct Named<'a> {
+/// A limit that holds for a descriptor, and the one of the rule that it comes from.
+struct Holding<'a> {
     limit: Limit,
-    name: Option<&'a Arc<str>>,
+    from: Option<&'a RuleLimit>,
 }
 
 impl Rule {
+    /// What answers and records say of it.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
     /// Its number in the rule set.
     pub fn id(&self) -> RuleId {
-        self.id
+        self.about.id
     }
 
     /// Where it stands, as the reference names it in metrics: `edge.plan_free.user`.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.about.path
     }
 
     /// Its limits; none when it is unlimited.
@@ -169,9 +184,14 @@ impl Rule {
         self.on_store_failure
     }
 
-    /// Its metadata for the answer.
-    pub fn metadata(&self) -> Option<&Arc<Metadata>> {
-        self.metadata.as_ref()
+    /// What it decides of the whole request, if it does.
+    pub fn decides(&self) -> Option<Decides> {
+        self.decides
+    }
+
+    /// What the hits of every limit of the request are multiplied by.
+    pub fn request_cost(&self) -> NonZeroU32 {
+        self.request_cost
     }
 
     fn replaces(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -190,6 +210,11 @@ impl RuleSet {
     /// How many rules there are: places in the tree with limits of their own.
     pub fn len(&self) -> u32 {
         self.rules
+    }
+
+    /// Which load of the rules this is, counted from 1.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Whether there is no rule at all.
@@ -223,37 +248,49 @@ impl RuleSet {
     }
 
     /// Finds what each descriptor of a request is to be charged. Pure; the cost is that of the request's bytes.
-    pub fn find<'a>(&'a self, request: &'a Request) -> Matched<'a> {
-        let is_shadowed = self.shadow_mode;
+    pub fn find(&self, request: &Request) -> Matched<'_> {
+        let mut matched = Matched {
+            items: Vec::with_capacity(request.descriptors().len()),
+            charges: Vec::new(),
+            ruling: None,
+            is_shadowed: self.shadow_mode,
+            hidden: Vec::new(),
+        };
         let Some(domain) = self.domains.get(request.domain()) else {
             let unmatched = || MatchedItem { rule: None, is_overridden: false, kind: MatchedKind::Unmatched };
-            let items = request.descriptors().iter().map(|_| unmatched()).collect();
-            return Matched { items, charges: Vec::new(), is_shadowed };
+            matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
+            return matched;
         };
         let places: Vec<_> = request.descriptors().iter().map(|descriptor| domain.root.find(descriptor)).collect();
+        matched.ruling = ruling(&places);
+        if matched.ruling.is_some() {
+            matched.items.extend(places.iter().map(undecided));
+            return matched;
+        }
         let replaced = replaced_names(request, &places);
-        let mut matched =
-            Matched { items: Vec::with_capacity(places.len()), charges: Vec::with_capacity(places.len()), is_shadowed };
+        let cost = request_cost(&places);
+        matched.charges.reserve(places.len());
         for (index, place) in places.iter().enumerate() {
             let descriptor = &request.descriptors()[index];
             let (limits, role) = self.limits(descriptor, place.rule, &replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
             let on_store_failure = place.rule.map_or(domain.on_store_failure, |rule| rule.on_store_failure);
-            matched.charges.extend(limits.iter().map(|Named { limit, .. }| Charge {
+            let hits = request.hits(descriptor).times(cost);
+            matched.charges.extend(limits.iter().map(|Holding { limit, from }| Charge {
                 key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
                 limit: *limit,
-                hits: request.hits(descriptor),
+                hits: from.map_or(hits, |from| hits.times(from.cost.get().into())),
                 descriptor: index,
                 role,
                 charging,
                 on_store_failure,
             }));
             let kind = if !limits.is_empty() {
-                MatchedKind::Limited(limits.into_iter().map(|limit| limit.name).collect())
+                MatchedKind::Limited(limits.into_iter().map(|limit| limit.from).collect())
             } else if descriptor.limit.is_none() && place.rule.is_some_and(Rule::is_unlimited) {
                 MatchedKind::Unlimited
             } else {
-                MatchedKind::Unmatched
+                denied(place).map_or(MatchedKind::Unmatched, MatchedKind::Denied)
             };
             matched.items.push(MatchedItem { rule: place.rule, is_overridden: descriptor.limit.is_some(), kind });
         }
@@ -272,17 +309,17 @@ impl RuleSet {
         descriptor: &Descriptor,
         rule: Option<&'a Rule>,
         replaced: &HashSet<&str>,
-    ) -> (SmallVec<[Named<'a>; 1]>, Role) {
+    ) -> (SmallVec<[Holding<'a>; 1]>, Role) {
         if let Some(sent) = descriptor.limit {
-            let first = rule.and_then(|rule| rule.limits.first()).map(|first| first.limit);
-            let limit = Limit::of_override(first, sent);
-            return (SmallVec::from_buf([Named { limit, name: None }]), Role::of(false, self.quota_mode));
+            let first = rule.and_then(|rule| rule.limits.first());
+            let limit = Limit::of_override(first.map(|first| first.limit), sent);
+            return (SmallVec::from_buf([Holding { limit, from: first }]), Role::of(false, self.quota_mode));
         }
         let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
         let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
         let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
         let role = self.role(rule);
-        (limits.map(|limit| Named { limit: limit.limit, name: limit.name.as_ref() }).collect(), role)
+        (limits.map(|limit| Holding { limit: limit.limit, from: Some(limit) }).collect(), role)
     }
 }
 
@@ -290,4 +327,38 @@ impl RuleSet {
 fn replaced_names<'a>(request: &Request, places: &[tree::Found<'a>]) -> HashSet<&'a str> {
     let rules = request.descriptors().iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
     rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref).collect()
+}
+
+/// The first rule that denies the request, else the first that exempts it.
+fn ruling<'a>(places: &[tree::Found<'a>]) -> Option<Ruling<'a>> {
+    let first = |wanted: Decides| {
+        let rules = places.iter().filter_map(|place| place.rule);
+        rules.clone().find(|rule| rule.decides == Some(wanted) && !rule.role.is_shadow())
+    };
+    let denied = first(Decides::Deny).map(|rule| Ruling { is_denied: true, rule: &rule.about });
+    denied.or_else(|| first(Decides::Exempt).map(|rule| Ruling { is_denied: false, rule: &rule.about }))
+}
+
+/// What the hits of every limit of the request are multiplied by: each rule of it multiplies once.
+fn request_cost(places: &[tree::Found<'_>]) -> u64 {
+    let mut costly: SmallVec<[(RuleId, u64); 4]> = places
+        .iter()
+        .filter_map(|place| place.rule)
+        .filter(|rule| rule.request_cost.get() > 1)
+        .map(|rule| (rule.id(), rule.request_cost.get().into()))
+        .collect();
+    costly.sort_unstable();
+    costly.dedup();
+    costly.iter().fold(1, |product: u64, (_, cost)| product.saturating_mul(*cost).min(Hits::MOST))
+}
+
+/// What is said of a descriptor when its request is decided before anything is charged.
+fn undecided<'a>(place: &tree::Found<'a>) -> MatchedItem<'a> {
+    let kind = denied(place).map_or(MatchedKind::Unmatched, MatchedKind::Denied);
+    MatchedItem { rule: place.rule, is_overridden: false, kind }
+}
+
+/// Whether the rule of a descriptor denies the request, and whether it only watches.
+fn denied(place: &tree::Found<'_>) -> Option<Role> {
+    place.rule.filter(|rule| rule.decides == Some(Decides::Deny)).map(|rule| rule.role)
 }

@@ -34,7 +34,8 @@ impl Count for FixedWindow {
         let left = if outcome.is_refused() { used } else { charged(used, hits) };
         let reset = end_of(window, quota).saturating_sub(now);
         let retry = (outcome.is_refused() && hits.taken() <= limit).then_some(reset);
-        Verdict { outcome, remaining: hits32(limit.saturating_sub(left)), reset, retry, provenance: Provenance::Store }
+        let remaining = hits32(limit.saturating_sub(left));
+        Verdict { outcome, remaining, reset, retry, delay: Micros::ZERO, provenance: Provenance::Store }
     }
 
     fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {

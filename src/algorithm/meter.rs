@@ -61,6 +61,7 @@ impl Count for Meter {
             remaining: hits32(room.saturating_sub(left) / grains),
             reset: if left == 0 { Micros::ZERO } else { wait(left) },
             retry: (outcome.is_refused() && fits_ever).then(|| wait(wanted - room)),
+            delay: Micros::ZERO,
             provenance: Provenance::Store,
         }
     }

@@ -71,6 +71,7 @@ impl Count for SlidingLog {
             // When as many as are too many, the oldest, have become old.
             retry: (outcome.is_refused() && hits.taken() <= limit)
                 .then(|| until_old(live.moment_of(used + hits.taken() - limit))),
+            delay: Micros::ZERO,
             provenance: Provenance::Store,
         }
     }

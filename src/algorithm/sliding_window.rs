@@ -48,6 +48,7 @@ impl Count for SlidingWindow {
             reset: left.idle_at(quota).saturating_sub(now),
             retry: (outcome.is_refused() && hits.taken() <= limit)
                 .then(|| found.fits_at(limit - hits.taken(), quota).saturating_sub(now)),
+            delay: Micros::ZERO,
             provenance: Provenance::Store,
         }
     }

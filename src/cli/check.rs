@@ -20,7 +20,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (files, loaded) = super::load(matches)?;
     match loaded {
-        Ok(Loaded { rules, warnings }) => {
+        Ok(Loaded { rules, warnings, .. }) => {
             warnings.iter().for_each(|warning| eprintln!("{warning}"));
             println!("ok: {}", summary::counted(&rules, files));
             Ok(ExitCode::SUCCESS)

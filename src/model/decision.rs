@@ -1,68 +1,121 @@
 //! The answer for a request. Wire answer, headers, metadata and log line are views of this value.
 
-use std::sync::Arc;
-
 use super::policy::Role;
 use super::quota::Quota;
+use super::rule::About;
 use super::time::Micros;
 use super::verdict::{Outcome, Verdict};
-
-/// The dense number of a rule within its rule set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RuleId(pub u32);
 
 /// Free-form metadata of a rule, as its file has it.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
-/// The answer for a request.
+/// The answer for a request, by the rules that it borrows from.
 #[derive(Clone, Debug)]
-pub struct Decision {
+pub struct Decision<'a> {
     /// The answer to the question: failed when no limit refuses, and one that could not be checked may not be passed over.
     /// Under a global shadow mode it is always admitted.
     pub outcome: Outcome,
     /// One part per descriptor, in request order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Part<'a>>,
+    /// What decided the request before anything was charged, if anything did.
+    pub ruling: Option<Ruling<'a>>,
+    /// Of a refused request: how long until each limit that refuses would let it pass; `None` when one of them never would,
+    /// or may not be told of.
+    pub retry: Option<Micros>,
     /// How long until the store is asked again, when the request is refused only because it could not be: the limits that
     /// were looked at let it pass.
     pub unavailable_for: Option<Micros>,
+    /// Of an admitted request: how long it is to wait, by who makes it wait.
+    pub wait: Wait,
+    /// Of an admitted request: the limits of which so much is used that their rule warns of it.
+    pub warnings: Vec<Warning<'a>>,
+    /// The entries whose values are shown nowhere, in request order.
+    pub hidden: Vec<Hidden>,
+    /// Which load of the rules decided, counted from 1.
+    pub generation: u64,
+}
+
+/// An entry whose value is shown nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// Which descriptor of the request it belongs to.
+    pub descriptor: usize,
+    /// Which entry of the descriptor it is.
+    pub entry: usize,
+    /// What is shown in place of its value.
+    pub digest: String,
+}
+
+/// What decides a whole request before anything is charged.
+#[derive(Clone, Copy, Debug)]
+pub struct Ruling<'a> {
+    /// Whether the request is refused (`deny`) or passes (`exempt`).
+    pub is_denied: bool,
+    /// The rule that says so.
+    pub rule: &'a About,
+}
+
+/// How long an admitted request is to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wait {
+    /// At Envoy, told by a header.
+    pub header: Micros,
+    /// Here, before it is answered.
+    pub hold: Micros,
+}
+
+/// A limit of which much is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Warning<'a> {
+    /// Its rule.
+    pub rule: &'a About,
+    /// Its name, where it has one.
+    pub name: Option<&'a str>,
+    /// The most hits at once.
+    pub capacity: u32,
+    /// The answer for its charge.
+    pub verdict: Verdict,
 }
 
 /// What was decided about one descriptor.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct Part<'a> {
     /// The rule that was found, if any.
-    pub rule: Option<RuleId>,
+    pub rule: Option<&'a About>,
     /// What was found.
-    pub finding: Finding,
+    pub finding: Finding<'a>,
     /// The rule's metadata, where it has some and the descriptor is limited and not replaced.
-    pub metadata: Option<Arc<Metadata>>,
+    pub metadata: Option<&'a Metadata>,
 }
 
 /// What a descriptor met.
 #[derive(Clone, Debug)]
-pub enum Finding {
-    /// No rule, or only limits that another rule of the request replaces.
+pub enum Finding<'a> {
+    /// No rule, or only limits that another rule of the request replaces; or nothing was looked at, for the request was decided
+    /// by another descriptor.
     Unmatched,
     /// A rule that frees the descriptor.
     Unlimited,
+    /// A rule that refuses the request. In shadow mode it only watches.
+    Denied(Role),
     /// At least one limit.
-    Limited(Tightest),
+    Limited(Tightest<'a>),
 }
 
 /// The tightest of a descriptor's limits: the refused before the admitted, then the least remaining share.
 #[derive(Clone, Debug)]
-pub struct Tightest {
+pub struct Tightest<'a> {
     /// The limit's quota.
     pub quota: Quota,
     /// The limit's name, where it has one.
-    pub name: Option<Arc<str>>,
+    pub name: Option<&'a str>,
     /// What a refusal of this descriptor means for the request.
     pub role: Role,
     /// Its verdict.
     pub verdict: Verdict,
 }
 
-impl Part {
+impl Part<'_> {
     /// A descriptor that no rule limits.
     pub const UNMATCHED: Self = Self { rule: None, finding: Finding::Unmatched, metadata: None };
 
@@ -70,7 +123,13 @@ impl Part {
     pub fn outcome(&self) -> Outcome {
         match &self.finding {
             Finding::Limited(tightest) if !tightest.role.is_shadow() => tightest.verdict.outcome,
+            Finding::Denied(role) if !role.is_shadow() => Outcome::Refused,
             _ => Outcome::Admitted,
         }
+    }
+
+    /// Whether headers, bodies and statuses may tell of its limit.
+    pub fn is_exposed(&self) -> bool {
+        self.rule.is_none_or(|rule| rule.is_exposed)
     }
 }

@@ -137,6 +137,16 @@ impl Hits {
         Self(-clamped(hits))
     }
 
+    /// So many times as many; a look stays a look.
+    #[must_use]
+    pub fn times(self, factor: u64) -> Self {
+        if self.0 < 0 {
+            Self::give_back(self.given_back().saturating_mul(factor))
+        } else {
+            Self::take(self.taken().saturating_mul(factor))
+        }
+    }
+
     /// Hits taken; 0 for a look and for hits given back.
     pub fn taken(self) -> u64 {
         u64::try_from(self.0).unwrap_or(0)

@@ -74,6 +74,8 @@ pub struct Verdict {
     pub reset: Micros,
     /// How long the caller has to wait until this charge would fit; `None` when admitted, and when waiting does not help.
     pub retry: Option<Micros>,
+    /// How long an admitted request is to wait before it goes on, where its limit asks for that.
+    pub delay: Micros,
     /// Where the answer comes from.
     pub provenance: Provenance,
 }

@@ -1,6 +1,9 @@
 //! From documents to rules: everything a file can get wrong beyond its shape, and all of it at once.
 
 use std::fmt;
+use std::io;
+use std::num::NonZeroU32;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -10,9 +13,11 @@ use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
 use super::problem::{Place, Problem, Report, Severity, quoted};
 use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern};
-use super::{Domain, Path, Rule, RuleLimit, RuleSet};
+use super::{Domain, Rule, RuleLimit, RuleSet};
 use crate::algorithm::Limit;
-use crate::model::{Charging, Colocation, FailurePolicy, InvalidQuota, Quota, Role, RuleId, Unit, Window};
+use crate::model::{
+    About, Charging, Colocation, Delivery, FailurePolicy, InvalidQuota, Path, Quota, Role, RuleId, Unit, Window,
+};
 
 /// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
 const MOST_LIMITS: usize = 16;
@@ -27,7 +32,7 @@ pub struct File {
 }
 
 /// What the process adds to the files.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Whether several files may extend one domain.
     pub merge_domains: bool,
@@ -39,6 +44,21 @@ pub struct Options {
     pub shadow_mode: bool,
     /// Whether every limit is a quota.
     pub quota_mode: bool,
+    /// Reads a file that a rule file names (`values_file`).
+    pub read_list: fn(&FilePath) -> io::Result<Vec<u8>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            merge_domains: false,
+            charging: Charging::default(),
+            on_store_failure: FailurePolicy::default(),
+            shadow_mode: false,
+            quota_mode: false,
+            read_list: |_| Err(io::Error::other("rules that stand in no file can name none")),
+        }
+    }
 }
 
 /// The rules of a load, and what is odd about them.
@@ -48,6 +68,8 @@ pub struct Loaded {
     pub rules: RuleSet,
     /// Things the files probably do not mean.
     pub warnings: Vec<Problem>,
+    /// The files that the rule files name, to be watched like them.
+    pub lists: Vec<PathBuf>,
 }
 
 /// All that is wrong with a load; nothing of it is in force.
@@ -123,7 +145,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
-    Ok(Loaded { rules: set, warnings: problems })
+    Ok(Loaded { rules: set, warnings: problems, lists: Vec::new() })
 }
 
 struct Compiler<'a> {
@@ -200,7 +222,7 @@ impl Compiler<'_> {
         let new = || Domain { charging, on_store_failure, colocation, root: Node::default() };
         let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
         let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles };
-        let path = Arc::new(Path { above: None, word: name.clone() });
+        let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.set.domains.insert(name.into(), domain);
     }
@@ -246,7 +268,7 @@ impl Compiler<'_> {
             rule: None,
             below: None,
         };
-        let path = Arc::new(Path { above: Some(Arc::clone(path)), word: joined(&child) });
+        let path = Arc::new(Path::below(path, child.key.text(), child.value.as_ref().map(Pattern::text)));
         if let Some(place) = item.share_threshold
             && child.key.is_literal()
             && child.value.as_ref().is_none_or(Pattern::is_literal)
@@ -259,15 +281,21 @@ impl Compiler<'_> {
         }
         if let Some((limits, is_unlimited, replaces)) = self.limits(item.limits, inherited) {
             child.rule = Some(Rule {
-                id: RuleId(self.rules),
-                path: Arc::clone(&path),
+                about: About {
+                    id: RuleId(self.rules),
+                    path: Arc::clone(&path),
+                    message: None,
+                    is_exposed: true,
+                    metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
+                },
                 limits,
                 is_unlimited,
                 replaces,
                 role: Role::of(item.shadow_mode, item.quota_mode),
                 charging: inherited.charging,
                 on_store_failure: inherited.on_store_failure,
-                metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Arc::new),
+                decides: None,
+                request_cost: NonZeroU32::MIN,
             });
             self.rules = self.rules.saturating_add(1);
         }
@@ -310,7 +338,14 @@ impl Compiler<'_> {
                         continue;
                     }
                     let replaces = self.replaces(&node, inherited);
-                    limits.push(RuleLimit { limit, name: node.name.map(|name| name.value.into()), replaces });
+                    limits.push(RuleLimit {
+                        limit,
+                        name: node.name.map(|name| name.value.into()),
+                        replaces,
+                        cost: NonZeroU32::MIN,
+                        delivery: Delivery::default(),
+                        warn_at: None,
+                    });
                 }
                 Some((limits, false, Vec::new()))
             }
@@ -444,14 +479,6 @@ impl Compiler<'_> {
 
     fn warning(&mut self, file: usize, place: Place, message: String) {
         self.reports[file].warning(place, || message);
-    }
-}
-
-/// `key_value`, or the key alone: how the reference writes a level of a rule's key in its metrics.
-fn joined(child: &Child) -> String {
-    match &child.value {
-        Some(value) => format!("{}_{}", child.key.text(), value.text()),
-        None => child.key.text().to_owned(),
     }
 }
 

@@ -113,6 +113,21 @@ impl Source {
     }
 }
 
+/// The most bytes a list of values may have: 256 MiB. A million addresses take 16 MB.
+const MAX_LIST_BYTES: u64 = 256 << 20;
+
+/// Reads a file that a rule file names.
+///
+/// # Errors
+/// What the system says, and that it is too large.
+pub fn read_list(path: &Path) -> io::Result<Vec<u8>> {
+    let bytes = fs::metadata(path)?.len();
+    if bytes > MAX_LIST_BYTES {
+        return Err(io::Error::other(format!("it has {bytes} bytes, and at most {MAX_LIST_BYTES} are read")));
+    }
+    fs::read(path)
+}
+
 fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }

@@ -96,8 +96,10 @@ impl Guard {
         if charge.limit.is_closed() {
             return self.closed_limit(charge);
         }
-        let unasked =
-            |outcome, provenance| Verdict { outcome, remaining: 0, reset: Micros::ZERO, retry: None, provenance };
+        let unasked = |outcome, provenance| {
+            let (reset, delay) = (Micros::ZERO, Micros::ZERO);
+            Verdict { outcome, remaining: 0, reset, retry: None, delay, provenance }
+        };
         match charge.on_store_failure {
             // Hits that cannot be given back are lost; that refuses nobody.
             _ if charge.hits.given_back() > 0 => unasked(Outcome::Admitted, Provenance::Open),

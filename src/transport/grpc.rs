@@ -52,7 +52,8 @@ impl Edge {
         patience: Option<Duration>,
     ) -> Result<RateLimitResponse, Undecided> {
         let request = Request::try_from(wire)?;
-        let decision = self.limiter.decide(&request, patience).await;
+        let rules = self.limiter.rules();
+        let decision = self.limiter.decide(&rules, &request, patience).await;
         Ok(self.answers.respond(&request, &decision)?)
     }
 }

@@ -161,7 +161,7 @@ impl HeaderNames {
 
 /// The descriptor that the headers describe, chosen as the reference does: the least remaining, the first of equals; but
 /// the last refused one that is no quota, if there is any.
-fn described(decision: &Decision) -> Option<&Tightest> {
+fn described<'d, 'a>(decision: &'d Decision<'a>) -> Option<&'d Tightest<'a>> {
     let mut best = UNLIMITED;
     let mut chosen = None;
     for part in &decision.parts {
@@ -192,7 +192,7 @@ fn code(outcome: Outcome) -> Code {
 fn status(part: &Part) -> DescriptorStatus {
     let code = code(part.outcome()).into();
     match &part.finding {
-        Finding::Unmatched => DescriptorStatus { code, ..DescriptorStatus::default() },
+        Finding::Unmatched | Finding::Denied(_) => DescriptorStatus { code, ..DescriptorStatus::default() },
         Finding::Unlimited => DescriptorStatus { code, limit_remaining: UNLIMITED, ..DescriptorStatus::default() },
         // No limit was looked at. Envoy makes its own Retry-After of the time.
         Finding::Limited(tightest) if !tightest.verdict.provenance.is_counted() => DescriptorStatus {
@@ -203,7 +203,7 @@ fn status(part: &Part) -> DescriptorStatus {
         },
         Finding::Limited(tightest) => DescriptorStatus {
             code,
-            current_limit: Some(current_limit(tightest.quota, tightest.name.as_deref())),
+            current_limit: Some(current_limit(tightest.quota, tightest.name)),
             limit_remaining: tightest.verdict.remaining,
             duration_until_reset: Some(seconds(tightest.verdict.duration_until_reset())),
             quota: None,

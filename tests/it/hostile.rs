@@ -15,6 +15,7 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::rules::live::Live;
 use tidegate::rules::{File, InvalidRules, Loaded, Options, load};
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
@@ -48,7 +49,8 @@ fn read(bytes: &[u8]) -> Result<Loaded, InvalidRules> {
 fn edge() -> Edge {
     let loaded = read(RULES.as_bytes()).expect("rules");
     let store = Memory::new(HandClock::at(NOON) as Arc<dyn Clock>, 10_000);
-    let limiter = Limiter::new(Arc::new(loaded.rules), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
+    let limiter =
+        Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let name = str::to_owned;
     let headers = HeaderNames::new(name("limit"), name("remaining"), name("reset")).expect("names");
     Edge::new(Arc::new(limiter), Arc::new(Answers { headers: Some(headers), dynamic_metadata: true }))

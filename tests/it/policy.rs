@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::algorithm::Charge;
-use tidegate::limiter::Limiter;
 use tidegate::model::{
     Charging, Decision, Descriptor, FailurePolicy, Finding, Outcome, Override, Provenance, Role, Verdict,
 };
@@ -13,7 +12,7 @@ use tidegate::rules::Options;
 use tidegate::store::guard::Deadline;
 use tidegate::store::{Charged, Store};
 
-use crate::world::{HandClock, NOON, descriptor, futures, request};
+use crate::world::{HandClock, Limiter, NOON, descriptor, futures, request};
 use failing::{Failing, Instance, Told, guard, limiter};
 
 pub mod failing;
@@ -188,7 +187,7 @@ impl Table {
         Self { limiters: limiters.collect(), instance, asked: 0 }
     }
 
-    fn decide(&self, way: usize, descriptors: impl IntoIterator<Item = Descriptor>) -> Decision {
+    fn decide(&self, way: usize, descriptors: impl IntoIterator<Item = Descriptor>) -> Decision<'_> {
         futures(self.limiters[way].2.decide(&request(descriptors), None))
     }
 
@@ -313,7 +312,7 @@ descriptors:
   - { key: error, on_store_failure: error, rate_limit: { unit: day, requests_per_unit: 2 } }
 ";
 
-fn ask(limiter: &Limiter, descriptors: &[&str]) -> Decision {
+fn ask<'a>(limiter: &'a Limiter, descriptors: &[&str]) -> Decision<'a> {
     futures(limiter.decide(&request(descriptors.iter().copied().map(descriptor)), None))
 }
 

@@ -3,11 +3,12 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use tidegate::algorithm::Charge;
-use tidegate::limiter::Limiter;
 use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest, Verdict};
-use tidegate::rules::{File, Options, load};
+use tidegate::rules::live::{Live, Snapshot};
+use tidegate::rules::{File, Options, RuleSet, load};
 use tidegate::store::Store;
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
@@ -91,7 +92,7 @@ impl World {
         self.limiter = limiter(rules, self.options, &self.store);
     }
 
-    pub fn ask(&self, request: &Request) -> Decision {
+    pub fn ask(&self, request: &Request) -> Decision<'_> {
         futures(self.limiter.decide(request, None))
     }
 
@@ -130,10 +131,31 @@ pub fn file(name: &str, text: &str) -> File {
     File { name: name.into(), bytes: text.as_bytes().to_vec() }
 }
 
+/// A limiter whose rules stay.
+pub struct Limiter {
+    pub limiter: tidegate::limiter::Limiter,
+    rules: Snapshot,
+}
+
+impl Limiter {
+    pub fn new(rules: RuleSet, guard: Arc<Guard>) -> Self {
+        let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(rules)), guard);
+        Self { rules: limiter.rules(), limiter }
+    }
+
+    pub fn rules(&self) -> &RuleSet {
+        &self.rules
+    }
+
+    pub async fn decide(&self, request: &Request, patience: Option<Duration>) -> Decision<'_> {
+        self.limiter.decide(&self.rules, request, patience).await
+    }
+}
+
 /// A limiter of these rules over this store.
 pub fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
     let loaded = load(&[file("rules.yaml", rules)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
-    Limiter::new(Arc::new(loaded.rules), Arc::new(guard(Arc::clone(store) as Arc<dyn Store>, 1)))
+    Limiter::new(loaded.rules, Arc::new(guard(Arc::clone(store) as Arc<dyn Store>, 1)))
 }
 
 /// A guard over this store, whose own counters are shared among so many replicas.
@@ -176,11 +198,11 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn of(decision: &Decision) -> Self {
+    fn of(decision: &Decision<'_>) -> Self {
         Self::part(decision.outcome.is_refused(), &decision.parts[0].finding)
     }
 
-    fn part(refused: bool, finding: &Finding) -> Self {
+    fn part(refused: bool, finding: &Finding<'_>) -> Self {
         match finding {
             Finding::Limited(Tightest { quota, verdict, .. }) => Self {
                 refused,

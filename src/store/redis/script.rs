@@ -220,7 +220,8 @@ fn row(mut bytes: &[u8]) -> Option<Row> {
         NO_RETRY => None,
         wait => Some(Micros::new(wait.try_into().ok()?)),
     };
-    let answer = outcome.map(|outcome| Verdict { outcome, remaining, reset, retry, provenance: Provenance::Store });
+    let provenance = Provenance::Store;
+    let answer = outcome.map(|outcome| Verdict { outcome, remaining, reset, retry, delay: Micros::ZERO, provenance });
     let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
     Some(Row { answer, left })
 }

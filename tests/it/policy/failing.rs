@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidegate::algorithm::{Charge, Limit};
-use tidegate::limiter::Limiter;
+
 use tidegate::model::policy::is_request_refused;
 use tidegate::model::{Charging, Clock, Hits, Micros};
 use tidegate::rules::{Options, load};
@@ -16,7 +16,7 @@ use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 use tidegate::store::{Charged, Store, StoreError, Undo};
 
-use crate::world::{HandClock, NOON, file};
+use crate::world::{HandClock, Limiter, NOON, file};
 
 /// Room for every counter of a test, so that none is evicted.
 const COUNTERS: usize = 1 << 20;
@@ -150,7 +150,7 @@ fn memory(clock: &Arc<HandClock>) -> Memory {
 /// A limiter of these rules behind this guard.
 pub fn limiter(rules: &str, options: Options, guard: &Arc<Guard>) -> Limiter {
     let loaded = load(&[file("rules.yaml", rules)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
-    Limiter::new(Arc::new(loaded.rules), Arc::clone(guard))
+    Limiter::new(loaded.rules, Arc::clone(guard))
 }
 
 /// One instance with a store that fails when told to.

@@ -42,7 +42,7 @@ fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
     let [limit, remaining, reset] = ["limit", "remaining", "reset"].map(str::to_owned);
     let headers = HeaderNames::new(limit, remaining, reset).expect("names");
     let answers = Answers { headers: Some(headers), dynamic_metadata };
-    Edge::new(Arc::new(instance.limiter(RULES)), Arc::new(answers))
+    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers))
 }
 
 fn request(entries: &[&str]) -> RateLimitRequest {

@@ -1,0 +1,34 @@
+//! The rules in force: one rule set at a time, replaced whole.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+
+use super::RuleSet;
+
+/// The rules in force.
+#[derive(Debug)]
+pub struct Live {
+    current: ArcSwap<RuleSet>,
+}
+
+/// The rules as they were at one moment; a request is decided by one of these from beginning to end.
+pub type Snapshot = Guard<Arc<RuleSet>>;
+
+impl Live {
+    /// These, as the first load.
+    pub fn new(rules: RuleSet) -> Self {
+        Self { current: ArcSwap::from_pointee(RuleSet { generation: 1, ..rules }) }
+    }
+
+    /// The rules at this moment.
+    pub fn snapshot(&self) -> Snapshot {
+        self.current.load()
+    }
+
+    /// Puts others in force, as the next load. To be called by one at a time.
+    pub fn replace(&self, rules: RuleSet) {
+        let generation = self.current.load().generation.saturating_add(1);
+        self.current.store(Arc::new(RuleSet { generation, ..rules }));
+    }
+}
