@@ -164,9 +164,8 @@ impl Limit {
     }
 
     /// The same limit, asking what comes too early to wait.
-    #[must_use]
-    pub const fn delaying(self, delay: Delay) -> Self {
-        Self { delay: Some(delay), ..self }
+    pub const fn delaying(self, delay: Delay) -> Result<Self, InvalidQuota> {
+        Ok(Self { delay: Some(delay), ..self })
     }
 
     /// How it asks what comes too early to wait, if it does.

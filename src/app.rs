@@ -23,7 +23,7 @@ use self::summary::Summary;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::live::Live;
-use crate::rules::{self, Loaded, Options, RuleSet};
+use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
 use crate::settings::{LogFormat, Settings};
 use crate::source::file::{self, Source, UnreadableRules};
 use crate::store::memory::Memory;
@@ -62,8 +62,14 @@ pub fn environment(name: &str) -> Option<String> {
 }
 
 /// The settings that [`options`] asks for.
-pub const RULE_SETTINGS: [&str; 5] =
-    ["MERGE_DOMAIN_CONFIG", "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "ON_STORE_FAILURE", "SHADOW_MODE", "QUOTA_MODE"];
+pub const RULE_SETTINGS: [&str; 6] = [
+    "MERGE_DOMAIN_CONFIG",
+    "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+    "ON_STORE_FAILURE",
+    "SHADOW_MODE",
+    "QUOTA_MODE",
+    "KEY_SECRET_FILE",
+];
 
 /// Reads rule files.
 ///
@@ -75,19 +81,35 @@ pub fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
 }
 
 /// What the process adds to the rule files.
-pub fn options(settings: &Settings) -> Options {
+///
+/// # Errors
+/// When the secret cannot be read.
+pub fn options(settings: &Settings) -> anyhow::Result<Options> {
     let charging = match settings.stop_cache_key_increment_when_overlimit {
         true => Charging::AllOrNothing,
         false => Charging::Each,
     };
-    Options {
+    Ok(Options {
         merge_domains: settings.merge_domain_config,
         charging,
         on_store_failure: settings.on_store_failure.0,
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
         read_list: file::read_list,
+        key_secret: key_secret(&settings.key_secret_file)?,
+        needs_secret: false,
+    })
+}
+
+/// The secret in a file, if one is named.
+fn key_secret(path: &str) -> anyhow::Result<Option<KeySecret>> {
+    if path.is_empty() {
+        return Ok(None);
     }
+    let bytes = std::fs::read(path).with_context(|| format!("KEY_SECRET_FILE is {path}: it cannot be read"))?;
+    let secret = KeySecret::new(&bytes)
+        .with_context(|| format!("KEY_SECRET_FILE is {path}: expected a file with at least 16 random bytes"))?;
+    Ok(Some(secret))
 }
 
 /// The rule files of the reference's runtime directory.
@@ -107,7 +129,8 @@ pub fn runtime_source(settings: &Settings) -> Source {
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
     let files = read(source)?;
-    let Loaded { rules, warnings, .. } = rules::load(&files, options(settings))?;
+    let options = Options { needs_secret: true, ..options(settings)? };
+    let Loaded { rules, warnings, .. } = rules::load(&files, options)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(settings, rules, files.len()))

@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
     let settings = Settings::read(|name| app::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
     let files = app::read(&Source::Paths(paths(matches)))?;
-    Ok((files.len(), rules::load(&files, app::options(&settings))))
+    Ok((files.len(), rules::load(&files, app::options(&settings)?)))
 }
 
 /// The rule files of a command.

@@ -14,14 +14,18 @@ use crate::model::{
 mod compile;
 pub mod document;
 mod explain;
+mod list;
 pub mod live;
 pub mod problem;
+mod reading;
 mod replacement;
 mod tree;
 mod yaml;
 
 pub use compile::{File, InvalidRules, Loaded, Options, load};
 pub use explain::{Explanation, explain};
+pub use reading::KeySecret;
+use reading::Readings;
 use tree::Node;
 
 /// All rules in force, immutable.
@@ -41,6 +45,7 @@ struct Domain {
     charging: Charging,
     on_store_failure: FailurePolicy,
     colocation: Colocation,
+    readings: Readings,
     root: Node,
 }
 
@@ -241,7 +246,7 @@ impl RuleSet {
         let examples = self.domains.iter().filter_map(|(name, domain)| {
             let mut entries = Vec::new();
             let mut best = None;
-            domain.root.smallest_limit(&domain.root, &mut entries, &mut best);
+            domain.root.smallest_limit(&domain.root, &domain.readings, &mut entries, &mut best);
             best.map(|(limit, entries)| Example { domain: name, entries, limit })
         });
         examples.min_by(|one, other| (one.limit, one.domain).cmp(&(other.limit, other.domain)))
@@ -261,7 +266,11 @@ impl RuleSet {
             matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
             return matched;
         };
-        let places: Vec<_> = request.descriptors().iter().map(|descriptor| domain.root.find(descriptor)).collect();
+        let find = |descriptor| domain.root.find(&domain.readings, descriptor);
+        let places: Vec<_> = request.descriptors().iter().map(find).collect();
+        if domain.readings.has_sensitive() {
+            matched.hidden = hidden(request, &domain.readings);
+        }
         matched.ruling = ruling(&places);
         if matched.ruling.is_some() {
             matched.items.extend(places.iter().map(undecided));
@@ -327,6 +336,19 @@ impl RuleSet {
 fn replaced_names<'a>(request: &Request, places: &[tree::Found<'a>]) -> HashSet<&'a str> {
     let rules = request.descriptors().iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
     rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref).collect()
+}
+
+/// The values that are shown nowhere, and what is shown in their place.
+fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
+    let mut hidden = Vec::new();
+    for (index, descriptor) in request.descriptors().iter().enumerate() {
+        for (number, entry) in descriptor.entries.iter().enumerate() {
+            if let Some(digest) = readings.digest(entry) {
+                hidden.push(Hidden { descriptor: index, entry: number, digest });
+            }
+        }
+    }
+    hidden
 }
 
 /// The first rule that denies the request, else the first that exempts it.

@@ -41,13 +41,30 @@ pub enum KeyPart<'a> {
         /// The pattern in the rule.
         pattern: &'a [u8],
     },
+    /// A key and the list that the value is in: one counter for all of them.
+    Listed {
+        /// The entry's key.
+        key: &'a [u8],
+        /// The list in the rule.
+        list: &'a [u8],
+    },
+    /// A key and the digest of a value that stands nowhere: one counter for each value.
+    Digest {
+        /// The entry's key.
+        key: &'a [u8],
+        /// The value's digest.
+        digest: &'a [u8],
+    },
 }
 
 impl<'a> KeyPart<'a> {
-    const fn fields(self) -> (&'a [u8], u8, &'a [u8]) {
+    /// The key, what stands behind it and in no key or value, and what stands for the value.
+    const fn fields(self) -> (&'a [u8], &'static [u8], &'a [u8]) {
         match self {
-            Self::Own { key, value } => (key, b'=', value),
-            Self::Shared { key, pattern } => (key, b'~', pattern),
+            Self::Own { key, value } => (key, b"=", value),
+            Self::Shared { key, pattern } => (key, b"~", pattern),
+            Self::Listed { key, list } => (key, b"~~", list),
+            Self::Digest { key, digest } => (key, b"=#", digest),
         }
     }
 }
@@ -112,7 +129,7 @@ fn write_parts<'a>(text: &mut Vec<u8>, start: usize, mut parts: impl Iterator<It
         let (key, separator, value) = part.fields();
         text.push(b'|');
         write_plain(text, start, key) && {
-            text.push(separator);
+            text.extend_from_slice(separator);
             write_plain(text, start, value)
         }
     })
@@ -157,7 +174,7 @@ fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String
     for part in parts {
         let (key, separator, value) = part.fields();
         feed(key);
-        feed(&[separator]);
+        feed(separator);
         feed(value);
     }
     hasher.finalize().to_hex()[..32].to_owned()

@@ -9,15 +9,18 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
-use super::document::{self, DescriptorNode, Document, LimitNode, LimitsNode};
-use super::problem::{Place, Problem, Report, Severity, quoted};
+use super::document::{self, AmongNode, DescriptorNode, Document, LimitsNode};
+use super::problem::{Place, Placed, Problem, Report, Severity, quoted};
+use super::reading::{Reading, Readings};
 use super::replacement::Circles;
-use super::tree::{Child, Node, Pattern};
-use super::{Domain, Rule, RuleLimit, RuleSet};
-use crate::algorithm::Limit;
-use crate::model::{
-    About, Charging, Colocation, Delivery, FailurePolicy, InvalidQuota, Path, Quota, Role, RuleId, Unit, Window,
-};
+use super::tree::{Child, Node, Pattern, Values};
+use super::{Decides, Domain, KeySecret, Rule, RuleSet};
+use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId};
+
+use lists::ListFiles;
+
+mod limits;
+mod lists;
 
 /// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
 const MOST_LIMITS: usize = 16;
@@ -46,6 +49,10 @@ pub struct Options {
     pub quota_mode: bool,
     /// Reads a file that a rule file names (`values_file`).
     pub read_list: fn(&FilePath) -> io::Result<Vec<u8>>,
+    /// What digests of sensitive values are keyed with.
+    pub key_secret: Option<KeySecret>,
+    /// Whether sensitive values without it are an error: they are where requests are decided.
+    pub needs_secret: bool,
 }
 
 impl Default for Options {
@@ -57,6 +64,8 @@ impl Default for Options {
             shadow_mode: false,
             quota_mode: false,
             read_list: |_| Err(io::Error::other("rules that stand in no file can name none")),
+            key_secret: None,
+            needs_secret: false,
         }
     }
 }
@@ -121,6 +130,8 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         options,
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
+        list_files: ListFiles::default(),
+        of_lists: Vec::new(),
         set: RuleSet {
             files: files.iter().map(|file| Arc::clone(&file.name)).collect(),
             quota_mode: options.quota_mode,
@@ -129,15 +140,20 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         },
     };
     let domains = compiler.domain_wide(&documents);
+    let mut readings = compiler.readings(&documents);
     for (file, document) in documents {
-        compiler.domain(file, document, &circles, &domains);
+        compiler.domain(file, document, &circles, &domains, &readings);
     }
-    let Compiler { reports, rules, mut set, .. } = compiler;
+    let Compiler { reports, rules, mut set, list_files, of_lists, .. } = compiler;
     set.rules = rules;
+    for (name, domain) in &mut set.domains {
+        domain.readings = readings.remove(&**name).unwrap_or_default();
+    }
     let mut beyond = Vec::new();
     for (report, file) in reports.into_iter().zip(files) {
         report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
+    beyond.extend(of_lists);
     // What follows from a line whose shape is wrong says nothing new.
     beyond.retain(|problem| !shape.contains(&(Arc::clone(&problem.file), problem.place.map(|place| place.line))));
     problems.append(&mut beyond);
@@ -145,7 +161,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
-    Ok(Loaded { rules: set, warnings: problems, lists: Vec::new() })
+    Ok(Loaded { rules: set, warnings: problems, lists: list_files.paths })
 }
 
 struct Compiler<'a> {
@@ -154,6 +170,9 @@ struct Compiler<'a> {
     /// What is wrong beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
+    list_files: ListFiles,
+    /// What is wrong with the files that rule files name.
+    of_lists: Vec<Problem>,
     set: RuleSet,
 }
 
@@ -165,6 +184,7 @@ struct Inherited<'a> {
     on_store_failure: FailurePolicy,
     domain: &'a str,
     circles: &'a Circles,
+    readings: &'a Readings,
 }
 
 /// What holds for a whole domain, and the first of its files.
@@ -205,7 +225,14 @@ impl Compiler<'_> {
         domains
     }
 
-    fn domain(&mut self, file: usize, document: Document, circles: &Circles, domains: &HashMap<String, DomainWide>) {
+    fn domain(
+        &mut self,
+        file: usize,
+        document: Document,
+        circles: &Circles,
+        domains: &HashMap<String, DomainWide>,
+        readings: &HashMap<String, Readings>,
+    ) {
         let name = document.domain.value;
         let wide = domains.get(&name).copied().unwrap_or_default();
         if wide.first != file && !self.options.merge_domains {
@@ -219,9 +246,14 @@ impl Compiler<'_> {
         let charging = wide.charging.unwrap_or(self.options.charging);
         let on_store_failure = wide.on_store_failure.unwrap_or(self.options.on_store_failure);
         let colocation = wide.colocate.unwrap_or_default();
-        let new = || Domain { charging, on_store_failure, colocation, root: Node::default() };
+        let new = || {
+            let (readings, root) = (Readings::default(), Node::default());
+            Domain { charging, on_store_failure, colocation, readings, root }
+        };
         let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
-        let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles };
+        let none = Readings::default();
+        let readings = readings.get(&name).unwrap_or(&none);
+        let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles, readings };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.set.domains.insert(name.into(), domain);
@@ -229,10 +261,18 @@ impl Compiler<'_> {
 
     fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
         node.children.reserve_exact(items.len());
-        for item in items {
+        for mut item in items {
             let place = item.place;
-            let Some(child) = self.child(item, path, inherited) else { continue };
-            if let Err(earlier) = node.add(child) {
+            let among = item.among.take();
+            let Some(child) = self.child(item, among.as_deref(), path, inherited) else { continue };
+            let reading = inherited.readings.of(child.key.text().as_bytes());
+            let added = node.add(child);
+            if added.is_ok()
+                && let Some(among) = &among
+            {
+                self.members(node, among, reading, inherited);
+            }
+            if let Err(earlier) = added {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
                 let message = format!(
@@ -245,13 +285,20 @@ impl Compiler<'_> {
         }
     }
 
-    fn child(&mut self, item: DescriptorNode, path: &Arc<Path>, above: Inherited<'_>) -> Option<Child> {
+    fn child(
+        &mut self,
+        item: DescriptorNode,
+        among: Option<&AmongNode>,
+        path: &Arc<Path>,
+        above: Inherited<'_>,
+    ) -> Option<Child> {
         let inherited = Inherited {
             charging: item.charging.unwrap_or(above.charging),
             on_store_failure: item.on_store_failure.unwrap_or(above.on_store_failure),
             ..above
         };
-        let Some(key) = item.key else {
+        let decides = self.decides(&item, inherited.file);
+        let Some(key) = &item.key else {
             self.error(
                 inherited.file,
                 item.place,
@@ -259,33 +306,46 @@ impl Compiler<'_> {
             );
             return None;
         };
+        let key = key.value.clone();
+        let reading = inherited.readings.of(key.as_bytes());
+        let values = self.values(&item, among, &key, reading, inherited.file);
+        let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref()));
         let mut child = Child {
-            key: Pattern::new(key.value),
-            value: item.value.map(|value| Pattern::new(value.value)),
+            key: Pattern::new(key),
+            values,
             is_shared: item.share_threshold.is_some(),
+            is_hidden: reading.is_some_and(|reading| reading.sensitive.is_some()),
             file: u32::try_from(inherited.file).unwrap_or(u32::MAX),
             place: item.place,
             rule: None,
             below: None,
         };
-        let path = Arc::new(Path::below(path, child.key.text(), child.value.as_ref().map(Pattern::text)));
         if let Some(place) = item.share_threshold
             && child.key.is_literal()
-            && child.value.as_ref().is_none_or(Pattern::is_literal)
+            && among.is_none()
+            && child.pattern().is_none_or(Pattern::is_literal)
         {
             let message = format!(
-                "share_threshold lets the values of a wildcard share one counter, but {} has no `*`: remove it, or write a value such as `v*`",
+                "share_threshold lets the values of a wildcard or a list share one counter, but {} has no `*`: remove it, or write a value such as `v*`",
                 quoted(&label(&child))
             );
             self.error(inherited.file, place, message);
         }
-        if let Some((limits, is_unlimited, replaces)) = self.limits(item.limits, inherited) {
+        let request_cost = self.at_least_one(item.request_cost.as_ref(), inherited.file);
+        let limits = self.limits(item.limits, inherited);
+        if limits.is_some() || decides.is_some() || request_cost.get() > 1 {
+            let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
+            if item.quiet.is_some() && limits.iter().any(|limit| limit.warn_at.is_some()) {
+                let message =
+                    "`warn_at` tells of the limit, and `expose: false` hides it: remove one of the two".to_owned();
+                self.error(inherited.file, item.quiet.unwrap_or(item.place), message);
+            }
             child.rule = Some(Rule {
                 about: About {
                     id: RuleId(self.rules),
                     path: Arc::clone(&path),
-                    message: None,
-                    is_exposed: true,
+                    message: item.message.map(|message| message.value.into()),
+                    is_exposed: item.quiet.is_none(),
                     metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
                 },
                 limits,
@@ -294,10 +354,13 @@ impl Compiler<'_> {
                 role: Role::of(item.shadow_mode, item.quota_mode),
                 charging: inherited.charging,
                 on_store_failure: inherited.on_store_failure,
-                decides: None,
-                request_cost: NonZeroU32::MIN,
+                decides,
+                request_cost,
             });
             self.rules = self.rules.saturating_add(1);
+        } else if let Some(message) = &item.message {
+            let message = (message.place, "`message` is what a refused client is told, and nothing here refuses: write it beside a limit or `deny: true`".to_owned());
+            self.warning(inherited.file, message.0, message.1);
         }
         if !item.descriptors.is_empty() {
             let mut below = Box::<Node>::default();
@@ -307,170 +370,43 @@ impl Compiler<'_> {
         Some(child)
     }
 
-    /// The limits of an item, whether it is unlimited, and what it replaces as an unlimited one; `None` without a rule.
-    fn limits(&mut self, node: LimitsNode, inherited: Inherited<'_>) -> Option<(Vec<RuleLimit>, bool, Vec<Arc<str>>)> {
-        match node {
-            LimitsNode::None => None,
-            LimitsNode::Unlimited(node) => {
-                self.unlimited(&node, inherited);
-                let replaces = self.replaces(&node, inherited);
-                Some((Vec::new(), true, replaces))
-            }
-            LimitsNode::Limited(nodes) => {
-                if let Some(beyond) = nodes.get(MOST_LIMITS) {
-                    let message = format!("a descriptor has at most {MOST_LIMITS} limits: remove those from here on");
-                    self.error(inherited.file, beyond.place, message);
-                }
-                let mut limits: Vec<RuleLimit> = Vec::new();
-                for node in nodes.into_iter().take(MOST_LIMITS) {
-                    let Some(limit) = self.limit(&node, inherited) else { continue };
-                    let same = |other: &RuleLimit| {
-                        other.limit.algorithm() == limit.algorithm()
-                            && other.limit.quota().window().length() == limit.quota().window().length()
-                    };
-                    if limits.iter().any(same) {
-                        let message = format!(
-                            "two limits of one descriptor count with {} over {} and would share a counter: keep the smaller",
-                            limit.algorithm().name(),
-                            limit.quota().window().length()
-                        );
-                        self.error(inherited.file, node.place, message);
-                        continue;
-                    }
-                    let replaces = self.replaces(&node, inherited);
-                    limits.push(RuleLimit {
-                        limit,
-                        name: node.name.map(|name| name.value.into()),
-                        replaces,
-                        cost: NonZeroU32::MIN,
-                        delivery: Delivery::default(),
-                        warn_at: None,
-                    });
-                }
-                Some((limits, false, Vec::new()))
-            }
-        }
-    }
-
-    fn unlimited(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
-        if let Some(unit) = &node.unit {
-            if Unit::parse(&unit.value).is_some() {
-                let message = "should not specify a rate limit unit when unlimited: remove one of the two".to_owned();
-                self.error(inherited.file, unit.place, message);
-            } else {
-                let message =
-                    format!("{} is no unit, and an unlimited rule needs none: remove it", quoted(&unit.value));
-                self.warning(inherited.file, unit.place, message);
-            }
-        }
-        // The reference passes over a number beside it; ours are new, and mean a limit.
-        let places = [
-            ("window", node.window.as_ref().map(|window| window.place)),
-            ("algorithm", node.algorithm.as_ref().map(|algorithm| algorithm.place)),
-            ("burst", node.burst.as_ref().map(|burst| burst.place)),
-        ];
-        for (key, place) in places {
-            if let Some(place) = place {
-                let message = format!("`{key}` says how to limit, and the rule is unlimited: remove one of the two");
-                self.error(inherited.file, place, message);
-            }
-        }
-        if node.requests_per_unit > 0 {
-            let message = format!(
-                "`requests_per_unit: {}` is not enforced beside `unlimited`: remove one of the two",
-                node.requests_per_unit
-            );
-            self.warning(inherited.file, node.place, message);
-        }
-        if let Some(name) = &node.name {
-            let message = format!(
-                "the name '{}' of an unlimited rule is never used: it is neither shown nor replaced",
-                name.value
-            );
-            self.warning(inherited.file, name.place, message);
-        }
-    }
-
-    fn limit(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Limit> {
-        let window = self.window(node, inherited)?;
-        let algorithm = node.algorithm.as_ref().map(|algorithm| algorithm.value).unwrap_or_default();
-        let mut quota = Quota::new(node.requests_per_unit, window);
-        if let Some(burst) = &node.burst {
-            if !algorithm.has_burst() {
-                let message = format!(
-                    "{} has no burst: remove `burst`, or choose an algorithm that has one ({})",
-                    algorithm.name(),
-                    with_burst()
-                );
-                self.error(inherited.file, burst.place, message);
+    /// What an item decides of the whole request; then nothing else can stand there.
+    fn decides(&mut self, item: &DescriptorNode, file: usize) -> Option<Decides> {
+        let (decides, word, place) = match (item.deny, item.exempt) {
+            (None, None) => return None,
+            (Some(_), Some(place)) => {
+                let message = "`deny` and `exempt` stand on one item: remove one of the two".to_owned();
+                self.error(file, place, message);
                 return None;
             }
-            quota = quota.with_burst(burst.value);
-        }
-        match Limit::new(algorithm, quota) {
-            Ok(limit) if node.count_refused => Some(limit.counting_refused()),
-            Ok(limit) => Some(limit),
-            Err(error) => {
-                let place = match &error {
-                    InvalidQuota::Burst { .. } => node.burst.as_ref().map(|burst| burst.place),
-                    InvalidQuota::Ticks { .. } => node.window.as_ref().map(|window| window.place),
-                    _ => None,
-                };
-                self.error(inherited.file, place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()));
-                None
-            }
-        }
-    }
-
-    fn window(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Window> {
-        let found = match (&node.window, &node.unit) {
-            (Some(window), None) => {
-                if let Some(multiplier) = &node.unit_multiplier {
-                    let message = "`unit_multiplier` belongs to `unit`: write the whole length in `window`".to_owned();
-                    self.error(inherited.file, multiplier.place, message);
-                    return None;
-                }
-                Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
-            }
-            (Some(window), Some(_)) => {
-                Err((window.place, "`window` takes the place of `unit`: remove one of the two".to_owned()))
-            }
-            (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
-                (None, _) => Err((unit.place, unknown_unit(&unit.value))),
-                (Some(unit), None) => Ok(Window::of_unit(unit)),
-                (Some(unit), Some(multiplier)) => {
-                    Window::of_units(unit, multiplier.value).map_err(|error| (multiplier.place, error.to_string()))
-                }
-            },
-            (None, None) => Err((node.place, unknown_unit(""))),
+            (Some(place), None) => (Decides::Deny, "deny", place),
+            (None, Some(place)) => (Decides::Exempt, "exempt", place),
         };
-        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+        let beside = [
+            (!matches!(item.limits, LimitsNode::None), "a limit"),
+            (!item.descriptors.is_empty(), "`descriptors`"),
+            (item.request_cost.is_some(), "`request_cost`"),
+            (item.quota_mode, "`quota_mode`"),
+            (item.share_threshold.is_some(), "`share_threshold`"),
+            (decides == Decides::Exempt && item.shadow_mode, "`shadow_mode`"),
+            (decides == Decides::Exempt && item.message.is_some(), "`message`"),
+        ];
+        for (_, what) in beside.into_iter().filter(|(is_there, _)| *is_there) {
+            let message =
+                format!("`{word}` decides the whole request, so {what} beside it is never used: remove one of the two");
+            self.error(file, place, message);
+        }
+        Some(decides)
     }
 
-    fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
-        let own = node.name.as_ref().map(|name| name.value.as_str());
-        let circle = own.and_then(|own| inherited.circles.not_replaced(inherited.domain, own));
-        let mut names = Vec::with_capacity(node.replaces.len());
-        for replaced in &node.replaces {
-            let name = replaced.value.as_str();
-            if name.is_empty() {
-                let message =
-                    "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
-                self.error(inherited.file, replaced.place, message);
-            } else if own == Some(name) {
-                let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
-                self.error(inherited.file, replaced.place, message);
-            } else if circle.is_some_and(|circle| circle.contains(name)) {
-                let message = format!(
-                    "this limit and {} replace each other, directly or in a circle, so neither goes: both stay in force. Remove one",
-                    quoted(name)
-                );
-                self.warning(inherited.file, replaced.place, message);
-            } else {
-                names.push(name.into());
-            }
-        }
-        names
+    /// A factor, 1 where none is written.
+    fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
+        let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
+        NonZeroU32::new(*value).unwrap_or_else(|| {
+            let message = "a cost of 0 would only look: write at least 1, or `exempt: true` on the item for requests that are free";
+            self.error(file, *place, message.to_owned());
+            NonZeroU32::MIN
+        })
     }
 
     fn error(&mut self, file: usize, place: Place, message: String) {
@@ -482,29 +418,25 @@ impl Compiler<'_> {
     }
 }
 
+/// What stands for the values of an item in the name of its rule: nothing for any.
+fn word(values: &Values, key: &str, reading: Option<&Reading>) -> Option<String> {
+    match values {
+        Values::Any => None,
+        Values::Pattern(pattern) => {
+            let digest = reading.and_then(|reading| reading.digest(key.as_bytes(), pattern.text().as_bytes()));
+            Some(digest.unwrap_or_else(|| pattern.text().to_owned()))
+        }
+        Values::Listed(listed) => Some(listed.shown.to_string()),
+    }
+}
+
 /// `key=value`, or the key alone.
 pub(super) fn label(child: &Child) -> String {
-    match &child.value {
-        Some(value) => format!("{}={}", child.key.text(), value.text()),
-        None => child.key.text().to_owned(),
+    let key = child.key.text();
+    match &child.values {
+        Values::Any => key.to_owned(),
+        Values::Pattern(_) if child.is_hidden => format!("{key}=***"),
+        Values::Pattern(value) => format!("{key}={}", value.text()),
+        Values::Listed(listed) => format!("{key}={}", listed.shown),
     }
-}
-
-fn unknown_unit(found: &str) -> String {
-    let units = Unit::ALL.map(Unit::name).join(", ");
-    if found.is_empty() {
-        format!(
-            "the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms"
-        )
-    } else {
-        format!(
-            "invalid rate limit unit {}: write one of {units}, or `window:` with a length such as 250ms",
-            quoted(found)
-        )
-    }
-}
-
-fn with_burst() -> String {
-    let names = crate::algorithm::Algorithm::ALL.iter().filter(|(_, algorithm)| algorithm.has_burst());
-    names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::problem::{Place, Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, Colocation, FailurePolicy, Metadata, Micros};
+use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros};
 
 mod keys;
 mod reader;
@@ -23,8 +23,41 @@ pub struct Document {
     pub on_store_failure: Option<FailurePolicy>,
     /// Which counters of the domain share a slot.
     pub colocate: Option<Colocation>,
+    /// How the values of some entries are read.
+    pub entries: Vec<ReadingNode>,
     /// The descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
+}
+
+/// What `entries` says of one key, as written.
+#[derive(Clone, Debug)]
+pub struct ReadingNode {
+    /// The key.
+    pub key: Placed<String>,
+    /// What its values are.
+    pub form: Option<FormWord>,
+    /// How many bits of an IPv4 address count.
+    pub v4_prefix: Option<Placed<u32>>,
+    /// How many bits of an IPv6 address count.
+    pub v6_prefix: Option<Placed<u32>>,
+    /// Whether upper and lower case are the same.
+    pub is_lower: bool,
+    /// Where `sensitive: true` stands, if it does.
+    pub sensitive: Option<Place>,
+}
+
+/// What the values of an entry are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormWord {
+    /// Addresses.
+    Ip,
+    /// Paths of URLs.
+    Path,
+}
+
+impl FormWord {
+    /// Each, with its word in a rule file.
+    pub const ALL: [(&'static str, Self); 2] = [("ip", Self::Ip), ("path", Self::Path)];
 }
 
 /// One item of a `descriptors` list as written.
@@ -36,6 +69,18 @@ pub struct DescriptorNode {
     pub key: Option<Placed<String>>,
     /// Its value; `None` when missing, null or empty: any value.
     pub value: Option<Placed<String>>,
+    /// The lists in place of a value, if it has any.
+    pub among: Option<Box<AmongNode>>,
+    /// Where `deny: true` stands, if it does.
+    pub deny: Option<Place>,
+    /// Where `exempt: true` stands, if it does.
+    pub exempt: Option<Place>,
+    /// What the hits of every limit of the request are multiplied by.
+    pub request_cost: Option<Placed<u32>>,
+    /// What a client is told that it refuses.
+    pub message: Option<Placed<String>>,
+    /// Where `expose: false` stands, if it does.
+    pub quiet: Option<Place>,
     /// What it limits: nothing, nothing at all, or some quotas.
     pub limits: LimitsNode,
     /// Whether a refusal is only watched.
@@ -56,6 +101,17 @@ pub struct DescriptorNode {
     pub on_store_failure: Option<FailurePolicy>,
     /// The items below.
     pub descriptors: Vec<DescriptorNode>,
+}
+
+/// The values of an item that has many, as written.
+#[derive(Clone, Debug, Default)]
+pub struct AmongNode {
+    /// Networks.
+    pub cidr: Vec<Placed<String>>,
+    /// Addresses, networks or texts.
+    pub values: Vec<Placed<String>>,
+    /// A file of as many lines.
+    pub file: Option<Placed<String>>,
 }
 
 /// The `rate_limit` or `rate_limits` of an item.
@@ -88,10 +144,31 @@ pub struct LimitNode {
     pub algorithm: Option<Placed<Algorithm>>,
     /// Whether refused charges are recorded too.
     pub count_refused: bool,
+    /// What a hit takes from its counter.
+    pub cost: Option<Placed<u32>>,
+    /// Of how much used, in percent, the caller is warned.
+    pub warn_at: Option<Placed<u8>>,
+    /// Waiting in place of a refusal.
+    pub delay: Option<Box<DelayNode>>,
     /// Its name, never empty.
     pub name: Option<Placed<String>>,
     /// Names of the limits it takes the place of; an item without a name is an empty text.
     pub replaces: Vec<Placed<String>>,
+}
+
+/// A `delay` as written.
+#[derive(Clone, Debug)]
+pub struct DelayNode {
+    /// Where it begins.
+    pub place: Place,
+    /// The longest wait.
+    pub max: Option<Placed<Micros>>,
+    /// The wait for each hit over the limit.
+    pub step: Option<Placed<Micros>>,
+    /// Where `beyond: admit` stands, if it does.
+    pub beyond: Option<Place>,
+    /// Who makes the request wait.
+    pub delivery: Option<Delivery>,
 }
 
 /// The most bytes a rule file may have: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.

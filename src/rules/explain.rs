@@ -3,9 +3,10 @@
 use std::fmt::{self, Write};
 
 use super::compile::label;
-use super::tree::{Child, Node};
-use super::{Domain, Rule, RuleSet};
-use crate::model::{Descriptor, Entry, Role};
+use super::reading::{Read, Readings};
+use super::tree::{self, Child, Chosen, Node, Values};
+use super::{Decides, Domain, Rule, RuleLimit, RuleSet};
+use crate::model::{Delay, Descriptor, Entry, Role};
 
 /// The most items of a level that are told when they do not match: 20. Levels may have thousands.
 const MOST_OTHERS: usize = 20;
@@ -46,7 +47,8 @@ impl Teller<'_> {
         let mut node = Some(&found.root);
         let mut last: Option<&Child> = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            self.line(level + 1, format_args!("{}", entry_text(entry)));
+            let read = tree::read(found.readings.of(&entry.key), entry);
+            self.line(level + 1, format_args!("{}", entry_text(entry, &read, &found.readings)));
             let Some(here) = node else {
                 self.line(
                     level + 2,
@@ -55,14 +57,17 @@ impl Teller<'_> {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
-            let chosen = here.child(entry);
-            self.level(level + 2, here, entry, chosen);
+            let chosen = here.child(&entry.key, &read);
+            self.level(level + 2, here, entry, &read, chosen);
             let Some(chosen) = chosen else {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
-            node = chosen.below.as_deref();
-            last = Some(chosen);
+            node = chosen.child.below.as_deref();
+            last = Some(chosen.child);
+            if chosen.child.decides().is_some() {
+                break;
+            }
         }
         match last.and_then(|child| child.rule.as_ref()) {
             Some(rule) => self.rule(domain, found, descriptor, rule),
@@ -73,7 +78,8 @@ impl Teller<'_> {
         }
     }
 
-    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, chosen: Option<&Child>) {
+    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, read: &Read<'_>, chosen: Option<Chosen<'_>>) {
+        let chosen = chosen.map(|chosen| chosen.child);
         if let Some(chosen) = chosen {
             let how = how(chosen);
             self.line(depth, format_args!("✓ {}  {how}  ({})", label(chosen), self.place(chosen)));
@@ -82,7 +88,7 @@ impl Teller<'_> {
         let same_key = |child: &&Child| child.key.matches(&entry.key);
         let mut told = 0;
         for other in others.clone().filter(same_key).take(MOST_OTHERS) {
-            let why = self.why_not(other, entry, chosen);
+            let why = why_not(other, entry, read, chosen);
             self.line(depth, format_args!("✗ {}  {why}  ({})", label(other), self.place(other)));
             told += 1;
         }
@@ -95,34 +101,28 @@ impl Teller<'_> {
         }
     }
 
-    fn why_not(&self, other: &Child, entry: &Entry, chosen: Option<&Child>) -> &'static str {
-        if !other.matches(entry) {
-            return if other.value.as_ref().is_some_and(|value| !value.is_literal()) {
-                "the pattern does not match"
-            } else {
-                "another value"
-            };
-        }
-        match chosen.map(how) {
-            Some(EXACT) => "would match, but the exact value comes first",
-            Some(WILDCARD) if other.value.is_none() && other.key.is_literal() => {
-                "would match any value, but a wildcard comes first"
-            }
-            _ => "would match, but an earlier wildcard comes first",
-        }
-    }
-
     fn rule(&mut self, domain_name: &str, domain: &Domain, descriptor: &Descriptor, rule: &Rule) {
-        let found = domain.root.find(descriptor);
+        let found = domain.root.find(&domain.readings, descriptor);
         self.line(0, format_args!("=> rule {}", rule.path()));
+        match rule.decides() {
+            Some(Decides::Deny) => {
+                self.line(1, format_args!("deny     the whole request is refused, and nothing is charged"));
+            }
+            Some(Decides::Exempt) => {
+                self.line(
+                    1,
+                    format_args!(
+                        "exempt   the whole request passes, and nothing is charged, unless another rule denies it"
+                    ),
+                );
+            }
+            None => {}
+        }
         if rule.is_unlimited() {
             self.line(1, format_args!("unlimited: admitted without counting"));
         }
         for limit in rule.limits() {
-            let (quota, algorithm) = (limit.limit.quota(), limit.limit.algorithm());
-            let burst = if algorithm.has_burst() { format!(", burst {}", quota.burst()) } else { String::new() };
-            let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
-            self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
+            self.limit(limit);
             let key = found.counter_key(domain_name, domain.colocation, descriptor, &limit.limit);
             self.line(1, format_args!("counter  {key}"));
             if limit.limit.counts_refused() {
@@ -131,6 +131,21 @@ impl Teller<'_> {
             for replaced in &limit.replaces {
                 self.line(1, format_args!("replaces {replaced}, where a request meets both"));
             }
+        }
+        if rule.request_cost().get() > 1 {
+            self.line(
+                1,
+                format_args!(
+                    "cost     every hit of the request is {} hits, on every limit that it meets",
+                    rule.request_cost()
+                ),
+            );
+        }
+        if let Some(message) = &rule.about().message {
+            self.line(1, format_args!("message  {}", message.escape_debug()));
+        }
+        if !rule.about().is_exposed {
+            self.line(1, format_args!("expose   false: no header and no body tells of it"));
         }
         for replaced in &rule.replaces {
             self.line(1, format_args!("replaces {replaced}, where a request meets both"));
@@ -144,8 +159,38 @@ impl Teller<'_> {
         if self.rules.shadow_mode {
             self.line(1, format_args!("mode     SHADOW_MODE: the request passes whatever is refused"));
         }
-        self.line(1, format_args!("charging {}", rule.charging().name()));
-        self.line(1, format_args!("failure  {}", rule.on_store_failure().name()));
+        if rule.decides().is_none() {
+            self.line(1, format_args!("charging {}", rule.charging().name()));
+            self.line(1, format_args!("failure  {}", rule.on_store_failure().name()));
+        }
+    }
+
+    fn limit(&mut self, limit: &RuleLimit) {
+        let (quota, algorithm) = (limit.limit.quota(), limit.limit.algorithm());
+        let burst = if algorithm.has_burst() { format!(", burst {}", quota.burst()) } else { String::new() };
+        let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
+        self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
+        if limit.cost.get() > 1 {
+            self.line(1, format_args!("         a hit takes {} from it", limit.cost));
+        }
+        let by = limit.delivery.name();
+        match limit.limit.delay() {
+            None => {}
+            Some(Delay::Slot { max }) => {
+                self.line(1, format_args!("         what comes too early waits for its slot, {max} at most ({by}); beyond that it is refused"));
+            }
+            Some(Delay::Growing { step, max }) => {
+                self.line(
+                    1,
+                    format_args!(
+                        "         nothing is refused: {step} of waiting for each hit over it, {max} at most ({by})"
+                    ),
+                );
+            }
+        }
+        if let Some(percent) = limit.warn_at {
+            self.line(1, format_args!("         the caller is warned when {percent}% of it are used"));
+        }
     }
 
     fn place(&self, child: &Child) -> String {
@@ -159,18 +204,48 @@ impl Teller<'_> {
 }
 
 const EXACT: &str = "exact value";
+const LISTED: &str = "in its list";
 const WILDCARD: &str = "the first wildcard that matches";
 const ANY: &str = "any value of this key";
 
 fn how(chosen: &Child) -> &'static str {
-    match &chosen.value {
+    match &chosen.values {
         _ if !chosen.key.is_literal() => WILDCARD,
-        None => ANY,
-        Some(value) if value.is_literal() => EXACT,
-        Some(_) => WILDCARD,
+        Values::Any => ANY,
+        Values::Listed(_) => LISTED,
+        Values::Pattern(value) if value.is_literal() => EXACT,
+        Values::Pattern(_) => WILDCARD,
     }
 }
 
-fn entry_text(entry: &Entry) -> String {
-    format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())
+fn why_not(other: &Child, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>) -> &'static str {
+    if matches!(other.values, Values::Listed(_)) {
+        return "not in its list, or in a smaller network of another";
+    }
+    if !other.matches(&entry.key, &read.value) {
+        let is_wild = other.pattern().is_some_and(|value| !value.is_literal());
+        return if is_wild { "the pattern does not match" } else { "another value" };
+    }
+    match chosen.map(how) {
+        Some(EXACT) => "would match, but the exact value comes first",
+        Some(LISTED) => "would match, but a list comes first",
+        Some(WILDCARD) if matches!(other.values, Values::Any) && other.key.is_literal() => {
+            "would match any value, but a wildcard comes first"
+        }
+        _ => "would match, but an earlier wildcard comes first",
+    }
+}
+
+/// `key=value`, with how the value is read where that is something else; a value that is shown nowhere by its digest.
+fn entry_text(entry: &Entry, read: &Read<'_>, readings: &Readings) -> String {
+    let key = entry.key.escape_ascii();
+    if let Some(digest) = readings.digest(entry) {
+        return format!("{key}=#{digest}  (sensitive)");
+    }
+    let value = entry.value.escape_ascii();
+    if *read.value == *entry.value {
+        format!("{key}={value}")
+    } else {
+        format!("{key}={value}  (read as {})", read.value.escape_ascii())
+    }
 }

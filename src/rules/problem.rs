@@ -1,5 +1,6 @@
 //! What is wrong with a rule file, and where.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -134,6 +135,12 @@ impl Report {
             );
             problems.push(Problem { file: self.file, place: None, severity, message, excerpt: None });
         }
+    }
+
+    /// The same for a text that may not be UTF-8; without problems it is not looked at.
+    pub(super) fn finish_bytes(self, bytes: &[u8], problems: &mut Vec<Problem>) {
+        let text = if self.found.is_empty() { Cow::Borrowed("") } else { String::from_utf8_lossy(bytes) };
+        self.finish(&text, problems);
     }
 
     fn add(&mut self, place: Place, severity: Severity, message: impl FnOnce() -> String) {

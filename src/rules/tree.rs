@@ -1,10 +1,14 @@
 //! Finding the rule of a descriptor: level by level, exact before wildcard before key-only, and no way back.
 
+use std::borrow::Cow;
+
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use super::Rule;
+use super::list::{Member, Networks};
 use super::problem::Place;
+use super::reading::{Read, Reading, Readings, parse_address};
+use super::{Decides, Rule};
 use crate::algorithm::Limit;
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
@@ -23,16 +27,17 @@ pub(super) struct Node {
     /// Children with a wildcard in the key.
     wild_keys: Wildcards,
     /// Every child with a wildcard, to notice a second one.
-    wild: HashMap<(Pattern, Option<Pattern>), usize>,
+    wild: HashMap<(Pattern, Option<Pattern>), u32>,
 }
 
 /// One item of a `descriptors` list.
 #[derive(Debug)]
 pub(super) struct Child {
     pub(super) key: Pattern,
-    /// `None` for any value.
-    pub(super) value: Option<Pattern>,
+    pub(super) values: Values,
     pub(super) is_shared: bool,
+    /// Whether its value is shown nowhere.
+    pub(super) is_hidden: bool,
     pub(super) file: u32,
     pub(super) place: Place,
     pub(super) rule: Option<Rule>,
@@ -40,10 +45,34 @@ pub(super) struct Child {
     pub(super) below: Option<Box<Node>>,
 }
 
+/// Which values an item answers for.
+#[derive(Debug)]
+pub(super) enum Values {
+    /// All that nothing else answers for.
+    Any,
+    /// One, or those that a wildcard matches.
+    Pattern(Pattern),
+    /// Those of a list.
+    Listed(Box<Listed>),
+}
+
+/// The list of an item; its members stand in the maps of its level.
+#[derive(Debug)]
+pub(super) struct Listed {
+    /// What stands for the values in a counter that they share.
+    pub(super) counted: Box<str>,
+    /// What people are shown of it.
+    pub(super) shown: Box<str>,
+    /// One of its values, where they stand in the rule file itself.
+    pub(super) example: Option<Box<str>>,
+    /// Whether they stand in a file of their own: another list may have the same.
+    pub(super) has_file: bool,
+}
+
 /// The children with one literal key.
 #[derive(Debug, Default)]
 struct OfKey {
-    any: Option<usize>,
+    any: Option<u32>,
     /// Boxed because files of many different keys have seldom a value for each.
     valued: Option<Box<Valued>>,
 }
@@ -51,14 +80,15 @@ struct OfKey {
 /// The children with one literal key that have a value.
 #[derive(Debug, Default)]
 struct Valued {
-    exact: HashMap<Box<[u8]>, usize>,
+    exact: HashMap<Box<[u8]>, u32>,
+    networks: Option<Box<Networks>>,
     wild: Wildcards,
 }
 
 /// Children with a wildcard, found by what stands before their first asterisk.
 #[derive(Debug, Default)]
 struct Wildcards {
-    by_prefix: HashMap<Box<[u8]>, Vec<usize>>,
+    by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
     /// The different lengths of those prefixes.
     lengths: Vec<usize>,
 }
@@ -73,80 +103,152 @@ pub(super) struct Pattern {
 #[derive(Debug, Default)]
 pub(super) struct Found<'a> {
     pub(super) rule: Option<&'a Rule>,
-    /// By level: the pattern that takes the place of the value in the counter key. Empty where no level shares.
-    shared: Vec<Option<&'a str>>,
+    /// By level: what stands in the place of the value in the counter key. Empty where every level counts the value as it was sent.
+    counted: Vec<Counted<'a>>,
+}
+
+/// What an entry is counted by.
+#[derive(Clone, Debug, Default)]
+enum Counted<'a> {
+    /// Its value.
+    #[default]
+    Own,
+    /// The first bytes of its value.
+    First(usize),
+    /// Another spelling of its value, or the network of its address.
+    Text(Box<[u8]>),
+    /// The digest of its value.
+    Digest(String),
+    /// The wildcard that its value matches.
+    Pattern(&'a str),
+    /// The list that its value is in.
+    List(&'a str),
+}
+
+/// The child that answers for an entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen<'a> {
+    pub(super) child: &'a Child,
+    /// How many bits of an address it was chosen by: all of them where the value is exactly that of the child.
+    bits: u8,
 }
 
 impl Node {
     /// Adds an item below all earlier ones, unless one with the same key and value stands there: then its index.
     pub(super) fn add(&mut self, child: Child) -> Result<(), usize> {
-        let index = self.children.len();
-        let is_wild = !child.key.is_literal() || child.value.as_ref().is_some_and(|value| !value.is_literal());
-        if is_wild {
-            let earlier = *self.wild.entry((child.key.clone(), child.value.clone())).or_insert(index);
-            if earlier != index {
-                return Err(earlier);
-            }
-            if child.key.is_literal() {
-                let prefix = child.value.as_ref().map_or(&[][..], Pattern::prefix);
-                self.of_key(&child.key).valued.get_or_insert_default().wild.add(prefix, index);
-            } else {
-                self.wild_keys.add(child.key.prefix(), index);
-            }
-        } else {
-            let of_key = self.of_key(&child.key);
-            let earlier = match &child.value {
-                None => *of_key.any.get_or_insert(index),
-                Some(value) => {
-                    let exact = &mut of_key.valued.get_or_insert_default().exact;
-                    *exact.entry(value.text.as_bytes().into()).or_insert(index)
+        let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
+        let pattern = child.pattern();
+        let is_wild = !child.key.is_literal() || pattern.is_some_and(|value| !value.is_literal());
+        let earlier = if is_wild {
+            let earlier = *self.wild.entry((child.key.clone(), pattern.cloned())).or_insert(index);
+            if earlier == index {
+                if child.key.is_literal() {
+                    let prefix = pattern.map_or(&[][..], Pattern::prefix);
+                    self.of_key(&child.key).valued.get_or_insert_default().wild.add(prefix, index);
+                } else {
+                    self.wild_keys.add(child.key.prefix(), index);
                 }
-            };
-            if earlier != index {
-                return Err(earlier);
             }
+            earlier
+        } else {
+            match &child.values {
+                Values::Listed(_) => index,
+                Values::Any => *self.of_key(&child.key).any.get_or_insert(index),
+                Values::Pattern(value) => {
+                    let value = Member::Text(value.text.as_bytes().into());
+                    self.put(&child, index, value).map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
+                }
+            }
+        };
+        if earlier != index {
+            return Err(place(earlier));
         }
         self.children.push(child);
         Ok(())
+    }
+
+    /// Lets the child that was added last answer for one more value, unless another does: then its index. Of two items one of which
+    /// has its values in a file, the one that refuses goes before the one that exempts, and that before all others.
+    pub(super) fn add_member(&mut self, member: Member) -> Result<(), usize> {
+        let Some(child) = self.children.pop() else { return Ok(()) };
+        let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
+        let put = self.put(&child, index, member);
+        self.children.push(child);
+        put.map_or(Ok(()), Err)
+    }
+
+    fn put(&mut self, child: &Child, index: u32, member: Member) -> Option<usize> {
+        let valued = self.by_key.entry(child.key.text.as_bytes().into()).or_default().valued.get_or_insert_default();
+        let found = match member {
+            Member::Network(network) => valued.networks.get_or_insert_default().entry(network, index),
+            Member::Text(text) => valued.exact.entry(text).or_insert(index),
+        };
+        if *found == index {
+            return None;
+        }
+        let earlier = place(*found);
+        let other = self.children.get(earlier)?;
+        if !child.has_file() && !other.has_file() {
+            return Some(earlier);
+        }
+        if child.rank() < other.rank() {
+            *found = index;
+        }
+        None
     }
 
     fn of_key(&mut self, key: &Pattern) -> &mut OfKey {
         self.by_key.entry(key.text.as_bytes().into()).or_default()
     }
 
-    /// The child that answers for an entry.
-    pub(super) fn child(&self, entry: &Entry) -> Option<&Child> {
-        let of_key = self.by_key.get(entry.key.as_ref());
+    /// The child that answers for a key and the value that was read.
+    pub(super) fn child(&self, key: &[u8], read: &Read<'_>) -> Option<Chosen<'_>> {
+        let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
+        let of_key = self.by_key.get(key);
         let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
-        if let Some(&exact) = valued.and_then(|valued| valued.exact.get(entry.value.as_ref())) {
-            return self.children.get(exact);
+        if let Some(&exact) = valued.and_then(|valued| valued.exact.get(&*read.value)) {
+            return chosen(exact, u8::MAX);
         }
-        let mut candidates = SmallVec::<[usize; 8]>::new();
+        if let Some(networks) = valued.and_then(|valued| valued.networks.as_deref())
+            && let Some(address) = read.address.or_else(|| parse_address(&read.value))
+            && let Some((index, bits)) = networks.find(address)
+        {
+            return chosen(index, bits);
+        }
+        let mut candidates = SmallVec::<[u32; 8]>::new();
         if let Some(valued) = valued {
-            valued.wild.candidates(&entry.value, &mut candidates);
+            valued.wild.candidates(&read.value, &mut candidates);
         }
-        self.wild_keys.candidates(&entry.key, &mut candidates);
+        self.wild_keys.candidates(key, &mut candidates);
         candidates.sort_unstable();
-        let wild = candidates.into_iter().filter_map(|at| self.children.get(at)).find(|child| child.matches(entry));
-        wild.or_else(|| of_key?.any.and_then(|any| self.children.get(any)))
+        let is_matched = |chosen: &Chosen<'_>| chosen.child.matches(key, &read.value);
+        let wild = candidates.into_iter().filter_map(|index| chosen(index, 0)).find(is_matched);
+        wild.or_else(|| of_key?.any.and_then(|any| chosen(any, 0)))
     }
 
-    /// The rule at the end of a descriptor's entries, if the tree is exactly that deep there.
-    pub(super) fn find<'a>(&'a self, descriptor: &Descriptor) -> Found<'a> {
-        let mut shared = Vec::new();
+    /// The rule at the end of a descriptor's entries, if the tree is exactly that deep there; on the way there, the rule that decides
+    /// the whole request.
+    pub(super) fn find<'a>(&'a self, readings: &Readings, descriptor: &Descriptor) -> Found<'a> {
+        let mut counted = Vec::new();
         let mut node = Some(self);
         let mut last = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let Some(child) = node.and_then(|node| node.child(entry)) else { return Found::default() };
-            if child.is_shared {
-                shared.resize(level, None);
-                shared.push(Some(child.value.as_ref().map_or("", |value| value.text.as_str())));
+            let reading = readings.of(&entry.key);
+            let read = read(reading, entry);
+            let Some(chosen) = node.and_then(|node| node.child(&entry.key, &read)) else { return Found::default() };
+            let by = chosen.counted(reading, entry, read);
+            if !matches!(by, Counted::Own) {
+                counted.resize(level, Counted::Own);
+                counted.push(by);
             }
-            node = child.below.as_deref();
-            last = Some(child);
+            node = chosen.child.below.as_deref();
+            last = Some(chosen.child);
+            if chosen.child.decides().is_some() {
+                break;
+            }
         }
         match last.and_then(|child| child.rule.as_ref()) {
-            Some(rule) => Found { rule: Some(rule), shared },
+            Some(rule) => Found { rule: Some(rule), counted },
             None => Found::default(),
         }
     }
@@ -156,22 +258,25 @@ impl Node {
     pub(super) fn smallest_limit(
         &self,
         root: &Self,
+        readings: &Readings,
         entries: &mut Vec<(String, String)>,
         best: &mut Option<(u32, Vec<(String, String)>)>,
     ) {
         for child in &self.children {
-            entries.push((child.key.example(), child.value.as_ref().map_or("demo".to_owned(), Pattern::example)));
+            let Some(value) = child.example() else { continue };
+            entries.push((child.key.example(), value));
             if let Some(rule) = child.rule.as_ref().filter(|rule| rule.role() == Role::Enforce)
                 && let Some(limit) = rule.limits().iter().map(|limit| limit.limit.capacity()).min()
                 && (1..=MOST_TRIED).contains(&limit)
+                && rule.limits().iter().all(|limit| limit.cost.get() == 1 && limit.limit.delay().is_none())
                 && rule.limits().iter().all(|limit| limit.limit.quota().window().length() >= TIME_TO_TRY)
                 && best.as_ref().is_none_or(|(least, _)| limit < *least)
-                && root.find(&described(entries)).rule.is_some_and(|found| found.id() == rule.id())
+                && root.find(readings, &described(entries)).rule.is_some_and(|found| found.id() == rule.id())
             {
                 *best = Some((limit, entries.clone()));
             }
             if let Some(below) = &child.below {
-                below.smallest_limit(root, entries, best);
+                below.smallest_limit(root, readings, entries, best);
             }
             entries.pop();
         }
@@ -192,10 +297,87 @@ fn described(entries: &[(String, String)]) -> Descriptor {
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
+fn place(index: u32) -> usize {
+    usize::try_from(index).unwrap_or(usize::MAX)
+}
+
+/// The value of an entry, as it is read.
+pub(super) fn read<'e>(reading: Option<&Reading>, entry: &'e Entry) -> Read<'e> {
+    reading.map_or_else(
+        || Read { value: Cow::Borrowed(&entry.value), address: None },
+        |reading| reading.read(&entry.value),
+    )
+}
+
 impl Child {
-    /// Whether the entry is one this child answers for, leaving aside that another may come first.
-    pub(super) fn matches(&self, entry: &Entry) -> bool {
-        self.key.matches(&entry.key) && self.value.as_ref().is_none_or(|value| value.matches(&entry.value))
+    /// Its value or wildcard, where it has one.
+    pub(super) fn pattern(&self) -> Option<&Pattern> {
+        match &self.values {
+            Values::Pattern(pattern) => Some(pattern),
+            Values::Any | Values::Listed(_) => None,
+        }
+    }
+
+    /// Whether the entry is one this child answers for, leaving aside that another may come first; of a list nothing is known here.
+    pub(super) fn matches(&self, key: &[u8], value: &[u8]) -> bool {
+        self.key.matches(key)
+            && match &self.values {
+                Values::Any => true,
+                Values::Pattern(pattern) => pattern.matches(value),
+                Values::Listed(_) => false,
+            }
+    }
+
+    /// What it decides of the whole request, if it does and does not only watch.
+    pub(super) fn decides(&self) -> Option<Decides> {
+        self.rule.as_ref().and_then(Rule::decides)
+    }
+
+    fn has_file(&self) -> bool {
+        matches!(&self.values, Values::Listed(listed) if listed.has_file)
+    }
+
+    /// Which of two items answers for a value of both: the lower.
+    fn rank(&self) -> u8 {
+        match self.decides() {
+            Some(Decides::Deny) => 0,
+            Some(Decides::Exempt) => 1,
+            None => 2,
+        }
+    }
+
+    /// A value that it answers for, if one is known.
+    fn example(&self) -> Option<String> {
+        match &self.values {
+            Values::Any => Some("demo".to_owned()),
+            Values::Pattern(pattern) => Some(pattern.example()),
+            Values::Listed(listed) => listed.example.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+impl<'a> Chosen<'a> {
+    /// What an entry is counted by, by the rule of this child.
+    fn counted(self, reading: Option<&Reading>, entry: &Entry, read: Read<'_>) -> Counted<'a> {
+        if self.child.is_shared {
+            return match &self.child.values {
+                Values::Any => Counted::Pattern(""),
+                Values::Pattern(pattern) => Counted::Pattern(&pattern.text),
+                Values::Listed(listed) => Counted::List(&listed.counted),
+            };
+        }
+        let Some(reading) = reading else { return Counted::Own };
+        let network = read.address.and_then(|address| reading.network(address, self.bits));
+        if let Some(sensitive) = reading.sensitive {
+            let value = network.as_deref().map_or(&*read.value, str::as_bytes);
+            return Counted::Digest(sensitive.digest(&entry.key, value));
+        }
+        match (network, read.value) {
+            (Some(network), _) => Counted::Text(network.into_bytes().into()),
+            (None, Cow::Owned(value)) => Counted::Text(value.into()),
+            (None, Cow::Borrowed(value)) if value.len() == entry.value.len() => Counted::Own,
+            (None, Cow::Borrowed(value)) => Counted::First(value.len()),
+        }
     }
 }
 
@@ -208,10 +390,14 @@ impl Found<'_> {
         descriptor: &Descriptor,
         limit: &Limit,
     ) -> CounterKey {
-        let parts = descriptor.entries.iter().enumerate().map(|(level, entry)| {
-            match self.shared.get(level).copied().flatten() {
-                Some(pattern) => KeyPart::Shared { key: &entry.key, pattern: pattern.as_bytes() },
-                None => KeyPart::Own { key: &entry.key, value: &entry.value },
+        let parts = descriptor.entries.iter().enumerate().map(|(level, Entry { key, value })| {
+            match self.counted.get(level).unwrap_or(&Counted::Own) {
+                Counted::Own => KeyPart::Own { key, value },
+                Counted::First(bytes) => KeyPart::Own { key, value: value.get(..*bytes).unwrap_or(value) },
+                Counted::Text(text) => KeyPart::Own { key, value: text },
+                Counted::Digest(digest) => KeyPart::Digest { key, digest: digest.as_bytes() },
+                Counted::Pattern(pattern) => KeyPart::Shared { key, pattern: pattern.as_bytes() },
+                Counted::List(list) => KeyPart::Listed { key, list: list.as_bytes() },
             }
         });
         CounterKey::new(domain, parts, colocation, limit.algorithm().name(), limit.quota().window().length())
@@ -219,14 +405,14 @@ impl Found<'_> {
 }
 
 impl Wildcards {
-    fn add(&mut self, prefix: &[u8], index: usize) {
+    fn add(&mut self, prefix: &[u8], index: u32) {
         if !self.lengths.contains(&prefix.len()) {
             self.lengths.push(prefix.len());
         }
         self.by_prefix.entry(prefix.into()).or_default().push(index);
     }
 
-    fn candidates(&self, text: &[u8], into: &mut SmallVec<[usize; 8]>) {
+    fn candidates(&self, text: &[u8], into: &mut SmallVec<[u32; 8]>) {
         for &length in &self.lengths {
             if let Some(indexes) = text.get(..length).and_then(|prefix| self.by_prefix.get(prefix)) {
                 into.extend_from_slice(indexes);

@@ -25,6 +25,8 @@ mod faults;
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
+/// The rule language: who is one client, who is exempt or refused, and what a request costs.
+mod language;
 /// What every algorithm obeys on every store, and an oracle that it equals.
 mod laws;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.

@@ -11,6 +11,10 @@ pub(super) enum Level {
     Limit,
     /// An item of `replaces`.
     Replaced,
+    /// What `entries` says of one key.
+    Reading,
+    /// `delay`.
+    Delay,
 }
 
 /// A key and its place.
@@ -26,14 +30,28 @@ pub(super) struct Key {
 /// Longer words are not compared, in characters: 40. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 25] = [
+static KEYS: [Key; 46] = [
     of_reference("domain", &[Level::File]),
     own("charging", &[Level::File, Level::Descriptor]),
     own("on_store_failure", &[Level::File, Level::Descriptor]),
     own("colocate", &[Level::File]),
+    own("entries", &[Level::File]),
+    own("as", &[Level::Reading]),
+    own("v4_prefix", &[Level::Reading]),
+    own("v6_prefix", &[Level::Reading]),
+    own("case", &[Level::Reading]),
+    own("sensitive", &[Level::Reading]),
     of_reference("descriptors", &[Level::File, Level::Descriptor]),
     of_reference("key", &[Level::Descriptor]),
     of_reference("value", &[Level::Descriptor]),
+    own("values", &[Level::Descriptor]),
+    own("cidr", &[Level::Descriptor]),
+    own("values_file", &[Level::Descriptor]),
+    own("deny", &[Level::Descriptor]),
+    own("exempt", &[Level::Descriptor]),
+    own("request_cost", &[Level::Descriptor]),
+    own("message", &[Level::Descriptor]),
+    own("expose", &[Level::Descriptor]),
     of_reference("rate_limit", &[Level::Descriptor]),
     own("rate_limits", &[Level::Descriptor]),
     of_reference("shadow_mode", &[Level::Descriptor]),
@@ -49,6 +67,13 @@ static KEYS: [Key; 25] = [
     own("burst", &[Level::Limit]),
     own("algorithm", &[Level::Limit]),
     own("count_refused", &[Level::Limit]),
+    own("cost", &[Level::Limit]),
+    own("warn_at", &[Level::Limit]),
+    own("delay", &[Level::Limit]),
+    own("max", &[Level::Delay]),
+    own("step", &[Level::Delay]),
+    own("beyond", &[Level::Delay]),
+    own("delivery", &[Level::Delay]),
     of_reference("unlimited", &[Level::Limit]),
     of_reference("name", &[Level::Limit, Level::Replaced]),
     of_reference("replaces", &[Level::Limit]),
@@ -62,6 +87,8 @@ impl Level {
             Self::Descriptor => "beside `key`",
             Self::Limit => "inside `rate_limit`",
             Self::Replaced => "inside `replaces`",
+            Self::Reading => "inside an item of `entries`",
+            Self::Delay => "inside `delay`",
         }
     }
 
@@ -192,7 +219,7 @@ mod tests {
 
     #[test]
     fn every_key_has_a_home() {
-        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced] {
+        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced, Level::Reading, Level::Delay] {
             for name in level.names() {
                 let key = Key::find(name).unwrap();
                 assert!(key.belongs(level) && !key.home().is_empty(), "{name}");

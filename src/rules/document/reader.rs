@@ -7,12 +7,13 @@
 use std::sync::Arc;
 
 use super::keys::{Key, Level, advice};
-use super::{DescriptorNode, Document, LimitNode, LimitsNode};
-use crate::algorithm::Algorithm;
+use super::{DescriptorNode, Document, LimitsNode};
 use crate::model::{Charging, Colocation, FailurePolicy};
-use crate::rules::problem::{Place, Placed, Report, quoted};
+use crate::rules::problem::{Place, Report, quoted};
 use crate::rules::yaml::{Content, Node, Nodes, Tree};
 
+mod limits;
+mod lists;
 mod metadata;
 mod values;
 
@@ -76,6 +77,7 @@ impl<'t> Reader<'_> {
         let mut charging = None;
         let mut on_store_failure = None;
         let mut colocate = None;
+        let mut readings = Vec::new();
         let mut descriptors = Vec::new();
         for entry in mapping.map(|mapping| self.entries(mapping, Level::File)).unwrap_or_default() {
             match entry.name {
@@ -86,6 +88,7 @@ impl<'t> Reader<'_> {
                 "charging" => charging = self.charging(entry),
                 "on_store_failure" => on_store_failure = self.on_store_failure(entry),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
+                "entries" => readings = self.readings(entry),
                 "descriptors" => descriptors = self.descriptors(entry),
                 _ => {}
             }
@@ -100,7 +103,8 @@ impl<'t> Reader<'_> {
             }),
             Some(_) => {}
         }
-        Some(Document { file: Arc::clone(file), domain: domain?, charging, on_store_failure, colocate, descriptors })
+        let (file, domain) = (Arc::clone(file), domain?);
+        Some(Document { file, domain, charging, on_store_failure, colocate, entries: readings, descriptors })
     }
 
     fn descriptors(&mut self, entry: Entry<'t>) -> Vec<DescriptorNode> {
@@ -128,6 +132,12 @@ impl<'t> Reader<'_> {
             place,
             key: None,
             value: None,
+            among: None,
+            deny: None,
+            exempt: None,
+            request_cost: None,
+            message: None,
+            quiet: None,
             limits: LimitsNode::None,
             shadow_mode: false,
             quota_mode: false,
@@ -144,6 +154,14 @@ impl<'t> Reader<'_> {
             match entry.name {
                 "key" => node.key = self.text(entry),
                 "value" => node.value = self.text(entry),
+                "cidr" => node.among.get_or_insert_default().cidr = self.texts(entry),
+                "values" => node.among.get_or_insert_default().values = self.texts(entry),
+                "values_file" => node.among.get_or_insert_default().file = self.text(entry),
+                "deny" => node.deny = self.flag(entry).then_some(entry.place),
+                "exempt" => node.exempt = self.flag(entry).then_some(entry.place),
+                "request_cost" => node.request_cost = self.number(entry),
+                "message" => node.message = self.text(entry),
+                "expose" => node.quiet = (!self.flag(entry)).then_some(entry.place),
                 "rate_limit" if entry.value.is_null() => {}
                 "rate_limit" | "rate_limits" => {
                     let limits =
@@ -172,121 +190,6 @@ impl<'t> Reader<'_> {
             }
         }
         node
-    }
-
-    fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
-        let Content::Mapping(mapping) = entry.value.content() else {
-            self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
-            return LimitsNode::None;
-        };
-        let (limit, unlimited) = self.limit(entry.value.place, mapping);
-        if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
-            return LimitsNode::Unlimited(Box::new(limit));
-        }
-        self.take(size_of::<LimitNode>(), entry.place);
-        LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })
-    }
-
-    fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
-        const EXAMPLE: &str = "`- {unit: second, requests_per_unit: 5}`";
-        let Content::List(items) = entry.value.content() else {
-            self.wrong(entry.name, entry.value, &format!("a list of mappings like {EXAMPLE}"));
-            return LimitsNode::None;
-        };
-        if items.clone().next().is_none() {
-            self.report.error(entry.place, || {
-                format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or leave it out.")
-            });
-        }
-        let mut limits = self.room_for(&items);
-        for item in items {
-            if self.is_full {
-                break;
-            }
-            let Content::Mapping(mapping) = item.content() else {
-                self.wrong_item(entry, item, EXAMPLE);
-                continue;
-            };
-            self.take(size_of::<LimitNode>(), item.place);
-            let (limit, unlimited) = self.limit(item.place, mapping);
-            if let Some((place, _)) = unlimited {
-                self.report.error(place, || {
-                    "`unlimited` cannot stand beside other limits: remove it, or write `rate_limit: {unlimited: true}` \
-                     in place of `rate_limits`."
-                        .to_owned()
-                });
-            }
-            if self.is_building {
-                limits.push(limit);
-            }
-        }
-        LimitsNode::Limited(limits)
-    }
-
-    /// A limit, and where and what its `unlimited` is.
-    fn limit(&mut self, place: Place, mapping: Nodes<'t>) -> (LimitNode, Option<(Place, bool)>) {
-        let mut node = LimitNode {
-            place,
-            unit: None,
-            unit_multiplier: None,
-            window: None,
-            requests_per_unit: 0,
-            burst: None,
-            algorithm: None,
-            count_refused: false,
-            name: None,
-            replaces: Vec::new(),
-        };
-        let mut unlimited = None;
-        let mut has_number = false;
-        for entry in self.entries(mapping, Level::Limit) {
-            match entry.name {
-                "unit" => node.unit = self.text(entry),
-                "unit_multiplier" => node.unit_multiplier = self.number(entry),
-                "window" => node.window = self.window(entry),
-                "requests_per_unit" => {
-                    has_number = true;
-                    node.requests_per_unit = self.number(entry).map_or(0, |number| number.value);
-                }
-                "burst" => node.burst = self.number(entry),
-                "algorithm" => node.algorithm = self.word(entry, &Algorithm::ALL),
-                "count_refused" => node.count_refused = self.flag(entry),
-                "unlimited" => unlimited = Some((entry.place, self.flag(entry))),
-                "name" => node.name = self.text(entry),
-                "replaces" => node.replaces = self.replaces(entry),
-                _ => {}
-            }
-        }
-        if !has_number && unlimited.is_none() {
-            self.report.warning(place, || {
-                "`requests_per_unit` is missing, so the limit is 0 and refuses everything: write how many hits a window has."
-                    .to_owned()
-            });
-        }
-        (node, unlimited)
-    }
-
-    fn replaces(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
-        let Some(items) = self.list(entry, "`- name: OTHER`") else { return Vec::new() };
-        let mut replaces = self.room_for(&items);
-        for item in items {
-            if self.is_full {
-                break;
-            }
-            let Content::Mapping(mapping) = item.content() else {
-                self.wrong_item(entry, item, "`- name: OTHER`");
-                continue;
-            };
-            self.take(size_of::<Placed<String>>(), item.place);
-            let mut name = None;
-            for entry in self.entries(mapping, Level::Replaced) {
-                name = self.text(entry);
-            }
-            if self.is_building {
-                replaces.push(name.unwrap_or(Placed { value: String::new(), place: item.place }));
-            }
-        }
-        replaces
     }
 
     fn charging(&mut self, entry: Entry<'t>) -> Option<Charging> {

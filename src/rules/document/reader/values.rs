@@ -78,7 +78,7 @@ impl<'t> Reader<'_> {
     }
 
     /// A length of time; `None` when null, empty or wrong.
-    pub(super) fn window(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
+    pub(super) fn length(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
         let text = self.spelled(entry, "a length of time")?;
         let place = entry.value.place;
         if let Some(value) = Micros::parse(text) {
@@ -90,6 +90,20 @@ impl<'t> Reader<'_> {
                 quoted(text),
                 entry.name
             )
+        });
+        None
+    }
+
+    /// A share from 1% to 100%, in percent; `None` when null, empty or wrong.
+    pub(super) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
+        let text = self.spelled(entry, "a share like `80%`")?;
+        let place = entry.value.place;
+        let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+        if let Some(value) = digits.and_then(|digits| digits.parse().ok()).filter(|value| (1..=100).contains(value)) {
+            return Some(Placed { value, place });
+        }
+        self.report.error(place, || {
+            format!("{} is no share for `{}`: write one from `1%` to `100%`.", quoted(text), entry.name)
         });
         None
     }
@@ -116,7 +130,7 @@ impl<'t> Reader<'_> {
         self.wrong_value(value, || format!("`{name}` takes {expected}, but here is {}.", found(value)));
     }
 
-    fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
+    pub(super) fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
         // What is broken is already reported.
         if !matches!(value.content(), Content::Broken) {
             self.report.error(value.place, message);

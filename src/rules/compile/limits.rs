@@ -1,0 +1,246 @@
+//! From the limits of an item as written to limits that can be counted.
+
+use std::sync::Arc;
+
+use super::{Compiler, Inherited, MOST_LIMITS};
+use crate::algorithm::Limit;
+use crate::model::{Delay, InvalidQuota, Quota, Unit, Window};
+use crate::rules::RuleLimit;
+use crate::rules::document::{DelayNode, LimitNode, LimitsNode};
+use crate::rules::problem::quoted;
+
+impl Compiler<'_> {
+    /// The limits of an item, whether it is unlimited, and what it replaces as an unlimited one; `None` without a rule.
+    pub(super) fn limits(
+        &mut self,
+        node: LimitsNode,
+        inherited: Inherited<'_>,
+    ) -> Option<(Vec<RuleLimit>, bool, Vec<Arc<str>>)> {
+        match node {
+            LimitsNode::None => None,
+            LimitsNode::Unlimited(node) => {
+                self.unlimited(&node, inherited);
+                let replaces = self.replaces(&node, inherited);
+                Some((Vec::new(), true, replaces))
+            }
+            LimitsNode::Limited(nodes) => {
+                if let Some(beyond) = nodes.get(MOST_LIMITS) {
+                    let message = format!("a descriptor has at most {MOST_LIMITS} limits: remove those from here on");
+                    self.error(inherited.file, beyond.place, message);
+                }
+                let mut limits: Vec<RuleLimit> = Vec::new();
+                for node in nodes.into_iter().take(MOST_LIMITS) {
+                    let Some(limit) = self.limit(&node, inherited) else { continue };
+                    let same = |other: &RuleLimit| {
+                        other.limit.algorithm() == limit.algorithm()
+                            && other.limit.quota().window().length() == limit.quota().window().length()
+                    };
+                    if limits.iter().any(same) {
+                        let message = format!(
+                            "two limits of one descriptor count with {} over {} and would share a counter: keep the smaller",
+                            limit.algorithm().name(),
+                            limit.quota().window().length()
+                        );
+                        self.error(inherited.file, node.place, message);
+                        continue;
+                    }
+                    let replaces = self.replaces(&node, inherited);
+                    let cost = self.at_least_one(node.cost.as_ref(), inherited.file);
+                    self.warning_is_possible(&node, &limit, inherited);
+                    limits.push(RuleLimit {
+                        limit,
+                        name: node.name.map(|name| name.value.into()),
+                        replaces,
+                        cost,
+                        delivery: node.delay.and_then(|delay| delay.delivery).unwrap_or_default(),
+                        warn_at: node.warn_at.map(|percent| percent.value),
+                    });
+                }
+                Some((limits, false, Vec::new()))
+            }
+        }
+    }
+
+    fn unlimited(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
+        if let Some(unit) = &node.unit {
+            if Unit::parse(&unit.value).is_some() {
+                let message = "should not specify a rate limit unit when unlimited: remove one of the two".to_owned();
+                self.error(inherited.file, unit.place, message);
+            } else {
+                let message =
+                    format!("{} is no unit, and an unlimited rule needs none: remove it", quoted(&unit.value));
+                self.warning(inherited.file, unit.place, message);
+            }
+        }
+        // The reference passes over a number beside it; ours are new, and mean a limit.
+        let places = [
+            ("window", node.window.as_ref().map(|window| window.place)),
+            ("algorithm", node.algorithm.as_ref().map(|algorithm| algorithm.place)),
+            ("burst", node.burst.as_ref().map(|burst| burst.place)),
+            ("cost", node.cost.as_ref().map(|cost| cost.place)),
+            ("warn_at", node.warn_at.as_ref().map(|percent| percent.place)),
+            ("delay", node.delay.as_ref().map(|delay| delay.place)),
+        ];
+        for (key, place) in places {
+            if let Some(place) = place {
+                let message = format!("`{key}` says how to limit, and the rule is unlimited: remove one of the two");
+                self.error(inherited.file, place, message);
+            }
+        }
+        if node.requests_per_unit > 0 {
+            let message = format!(
+                "`requests_per_unit: {}` is not enforced beside `unlimited`: remove one of the two",
+                node.requests_per_unit
+            );
+            self.warning(inherited.file, node.place, message);
+        }
+        if let Some(name) = &node.name {
+            let message = format!(
+                "the name '{}' of an unlimited rule is never used: it is neither shown nor replaced",
+                name.value
+            );
+            self.warning(inherited.file, name.place, message);
+        }
+    }
+
+    fn limit(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Limit> {
+        let window = self.window(node, inherited)?;
+        let algorithm = node.algorithm.as_ref().map(|algorithm| algorithm.value).unwrap_or_default();
+        let mut quota = Quota::new(node.requests_per_unit, window);
+        if let Some(burst) = &node.burst {
+            if !algorithm.has_burst() {
+                let message = format!(
+                    "{} has no burst: remove `burst`, or choose an algorithm that has one ({})",
+                    algorithm.name(),
+                    with_burst()
+                );
+                self.error(inherited.file, burst.place, message);
+                return None;
+            }
+            quota = quota.with_burst(burst.value);
+        }
+        match Limit::new(algorithm, quota) {
+            Ok(limit) => {
+                let limit = if node.count_refused { limit.counting_refused() } else { limit };
+                match &node.delay {
+                    None => Some(limit),
+                    Some(delay) => self.delay(delay, limit, inherited),
+                }
+            }
+            Err(error) => {
+                let place = match &error {
+                    InvalidQuota::Burst { .. } => node.burst.as_ref().map(|burst| burst.place),
+                    InvalidQuota::Ticks { .. } => node.window.as_ref().map(|window| window.place),
+                    _ => None,
+                };
+                self.error(inherited.file, place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()));
+                None
+            }
+        }
+    }
+
+    /// The limit that asks for this delay.
+    fn delay(&mut self, node: &DelayNode, limit: Limit, inherited: Inherited<'_>) -> Option<Limit> {
+        const EXAMPLE: &str = "`delay: {step: 100ms, max: 5s, beyond: admit}`";
+        let found = match (&node.max, &node.step, node.beyond) {
+            (None, ..) => Err((
+                node.place,
+                "the delay has no longest wait: write `max:` with a length of time such as 2s".to_owned(),
+            )),
+            (Some(_), Some(step), None) => Err((
+                step.place,
+                format!("a delay that grows by steps never refuses: write `beyond: admit` too, as in {EXAMPLE}"),
+            )),
+            (Some(_), None, Some(beyond)) => Err((
+                beyond,
+                format!(
+                    "`beyond: admit` belongs to a delay that grows: write `step` too, as in {EXAMPLE}, or remove it"
+                ),
+            )),
+            (Some(max), Some(step), Some(_)) => Ok(Delay::Growing { step: step.value, max: max.value }),
+            (Some(max), None, None) => Ok(Delay::Slot { max: max.value }),
+        };
+        let found = found.and_then(|delay| limit.delaying(delay).map_err(|error| (node.place, error.to_string())));
+        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+    }
+
+    /// A limit of 0 is never used in part.
+    fn warning_is_possible(&mut self, node: &LimitNode, limit: &Limit, inherited: Inherited<'_>) {
+        if let Some(percent) = &node.warn_at
+            && limit.is_closed()
+        {
+            let message = "a limit of 0 admits nothing, so there is nobody to warn: remove `warn_at`".to_owned();
+            self.warning(inherited.file, percent.place, message);
+        }
+    }
+
+    fn window(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Window> {
+        let found = match (&node.window, &node.unit) {
+            (Some(window), None) => {
+                if let Some(multiplier) = &node.unit_multiplier {
+                    let message = "`unit_multiplier` belongs to `unit`: write the whole length in `window`".to_owned();
+                    self.error(inherited.file, multiplier.place, message);
+                    return None;
+                }
+                Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
+            }
+            (Some(window), Some(_)) => {
+                Err((window.place, "`window` takes the place of `unit`: remove one of the two".to_owned()))
+            }
+            (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
+                (None, _) => Err((unit.place, unknown_unit(&unit.value))),
+                (Some(unit), None) => Ok(Window::of_unit(unit)),
+                (Some(unit), Some(multiplier)) => {
+                    Window::of_units(unit, multiplier.value).map_err(|error| (multiplier.place, error.to_string()))
+                }
+            },
+            (None, None) => Err((node.place, unknown_unit(""))),
+        };
+        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+    }
+
+    fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
+        let own = node.name.as_ref().map(|name| name.value.as_str());
+        let circle = own.and_then(|own| inherited.circles.not_replaced(inherited.domain, own));
+        let mut names = Vec::with_capacity(node.replaces.len());
+        for replaced in &node.replaces {
+            let name = replaced.value.as_str();
+            if name.is_empty() {
+                let message =
+                    "an item of `replaces` has no name: write `name:` with the name of another limit".to_owned();
+                self.error(inherited.file, replaced.place, message);
+            } else if own == Some(name) {
+                let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
+                self.error(inherited.file, replaced.place, message);
+            } else if circle.is_some_and(|circle| circle.contains(name)) {
+                let message = format!(
+                    "this limit and {} replace each other, directly or in a circle, so neither goes: both stay in force. Remove one",
+                    quoted(name)
+                );
+                self.warning(inherited.file, replaced.place, message);
+            } else {
+                names.push(name.into());
+            }
+        }
+        names
+    }
+}
+
+fn unknown_unit(found: &str) -> String {
+    let units = Unit::ALL.map(Unit::name).join(", ");
+    if found.is_empty() {
+        format!(
+            "the rate limit has no unit: write `unit:` with one of {units}, or `window:` with a length such as 250ms"
+        )
+    } else {
+        format!(
+            "invalid rate limit unit {}: write one of {units}, or `window:` with a length such as 250ms",
+            quoted(found)
+        )
+    }
+}
+
+fn with_burst() -> String {
+    let names = crate::algorithm::Algorithm::ALL.iter().filter(|(_, algorithm)| algorithm.has_burst());
+    names.map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,156 @@
+//! What an item limits: its quotas, what they cost, and what is asked in place of a refusal.
+
+use super::{Entry, Level, Reader};
+use crate::algorithm::Algorithm;
+use crate::model::Delivery;
+use crate::rules::document::{DelayNode, LimitNode, LimitsNode};
+use crate::rules::problem::{Place, Placed};
+use crate::rules::yaml::{Content, Nodes};
+
+impl<'t> Reader<'_> {
+    pub(super) fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
+        let Content::Mapping(mapping) = entry.value.content() else {
+            self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
+            return LimitsNode::None;
+        };
+        let (limit, unlimited) = self.limit(entry.value.place, mapping);
+        if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
+            return LimitsNode::Unlimited(Box::new(limit));
+        }
+        self.take(size_of::<LimitNode>(), entry.place);
+        LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })
+    }
+
+    pub(super) fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
+        const EXAMPLE: &str = "`- {unit: second, requests_per_unit: 5}`";
+        let Content::List(items) = entry.value.content() else {
+            self.wrong(entry.name, entry.value, &format!("a list of mappings like {EXAMPLE}"));
+            return LimitsNode::None;
+        };
+        if items.clone().next().is_none() {
+            self.report.error(entry.place, || {
+                format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or leave it out.")
+            });
+        }
+        let mut limits = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, EXAMPLE);
+                continue;
+            };
+            self.take(size_of::<LimitNode>(), item.place);
+            let (limit, unlimited) = self.limit(item.place, mapping);
+            if let Some((place, _)) = unlimited {
+                self.report.error(place, || {
+                    "`unlimited` cannot stand beside other limits: remove it, or write `rate_limit: {unlimited: true}` \
+                     in place of `rate_limits`."
+                        .to_owned()
+                });
+            }
+            if self.is_building {
+                limits.push(limit);
+            }
+        }
+        LimitsNode::Limited(limits)
+    }
+
+    /// A limit, and where and what its `unlimited` is.
+    fn limit(&mut self, place: Place, mapping: Nodes<'t>) -> (LimitNode, Option<(Place, bool)>) {
+        let mut node = LimitNode {
+            place,
+            unit: None,
+            unit_multiplier: None,
+            window: None,
+            requests_per_unit: 0,
+            burst: None,
+            algorithm: None,
+            count_refused: false,
+            cost: None,
+            warn_at: None,
+            delay: None,
+            name: None,
+            replaces: Vec::new(),
+        };
+        let mut unlimited = None;
+        let mut has_number = false;
+        for entry in self.entries(mapping, Level::Limit) {
+            match entry.name {
+                "unit" => node.unit = self.text(entry),
+                "unit_multiplier" => node.unit_multiplier = self.number(entry),
+                "window" => node.window = self.length(entry),
+                "requests_per_unit" => {
+                    has_number = true;
+                    node.requests_per_unit = self.number(entry).map_or(0, |number| number.value);
+                }
+                "burst" => node.burst = self.number(entry),
+                "algorithm" => node.algorithm = self.word(entry, &Algorithm::ALL),
+                "count_refused" => node.count_refused = self.flag(entry),
+                "cost" => node.cost = self.number(entry),
+                "warn_at" => node.warn_at = self.percent(entry),
+                "delay" => node.delay = self.delay(entry),
+                "unlimited" => unlimited = Some((entry.place, self.flag(entry))),
+                "name" => node.name = self.text(entry),
+                "replaces" => node.replaces = self.replaces(entry),
+                _ => {}
+            }
+        }
+        if !has_number && unlimited.is_none() {
+            self.report.warning(place, || {
+                "`requests_per_unit` is missing, so the limit is 0 and refuses everything: write how many hits a window has."
+                    .to_owned()
+            });
+        }
+        (node, unlimited)
+    }
+
+    fn replaces(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+        let Some(items) = self.list(entry, "`- name: OTHER`") else { return Vec::new() };
+        let mut replaces = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, "`- name: OTHER`");
+                continue;
+            };
+            self.take(size_of::<Placed<String>>(), item.place);
+            let mut name = None;
+            for entry in self.entries(mapping, Level::Replaced) {
+                name = self.text(entry);
+            }
+            if self.is_building {
+                replaces.push(name.unwrap_or(Placed { value: String::new(), place: item.place }));
+            }
+        }
+        replaces
+    }
+
+    fn delay(&mut self, entry: Entry<'t>) -> Option<Box<DelayNode>> {
+        let Content::Mapping(mapping) = entry.value.content() else {
+            if !entry.value.is_null() {
+                self.wrong(
+                    entry.name,
+                    entry.value,
+                    "a mapping like `{max: 2s}` or `{step: 100ms, max: 5s, beyond: admit}`",
+                );
+            }
+            return None;
+        };
+        self.take(size_of::<DelayNode>(), entry.place);
+        let mut node = DelayNode { place: entry.value.place, max: None, step: None, beyond: None, delivery: None };
+        for entry in self.entries(mapping, Level::Delay) {
+            match entry.name {
+                "max" => node.max = self.length(entry),
+                "step" => node.step = self.length(entry),
+                "beyond" => node.beyond = self.word(entry, &[("admit", ())]).map(|_| entry.place),
+                "delivery" => node.delivery = self.word(entry, &Delivery::ALL).map(|word| word.value),
+                _ => {}
+            }
+        }
+        Some(Box::new(node))
+    }
+}

@@ -1,0 +1,106 @@
+//! Lists of texts, and how the values of entries are read.
+
+use foldhash::HashMap;
+
+use super::values::found;
+use super::{Entry, Level, Reader, TEXT_BYTES};
+use crate::rules::document::{FormWord, ReadingNode};
+use crate::rules::problem::Placed;
+use crate::rules::yaml::{Content, Node};
+
+impl<'t> Reader<'_> {
+    /// The texts of a list; none when it is null or wrong.
+    pub(super) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+        let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
+        let Content::List(items) = entry.value.content() else {
+            if !entry.value.is_null() {
+                self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
+            }
+            return Vec::new();
+        };
+        if items.clone().next().is_none() {
+            self.report.warning(entry.place, || {
+                format!("`{}` is empty, so the item answers for nothing: write a list like `{example}`.", entry.name)
+            });
+        }
+        let mut texts = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            if let Some(text) = self.item_text(entry, item) {
+                self.take(size_of::<Placed<String>>() + TEXT_BYTES + text.len(), item.place);
+                if self.is_building {
+                    texts.push(Placed { value: text.to_owned(), place: item.place });
+                }
+            }
+        }
+        texts
+    }
+
+    fn item_text(&mut self, list: Entry<'t>, item: Node<'t>) -> Option<&'t str> {
+        match item.content() {
+            Content::Plain(text) | Content::Text(text) if !item.is_blank() => Some(text),
+            _ => {
+                self.wrong_value(item, || {
+                    format!("Each item of `{}` must be a text, but here is {}.", list.name, found(item))
+                });
+                None
+            }
+        }
+    }
+
+    /// How the values of entries are read: a mapping from their keys, which are free.
+    pub(super) fn readings(&mut self, entry: Entry<'t>) -> Vec<ReadingNode> {
+        const EXAMPLE: &str = "`remote_address: {as: ip}`";
+        let Content::Mapping(mut mapping) = entry.value.content() else {
+            if !entry.value.is_null() {
+                self.wrong(entry.name, entry.value, &format!("a mapping of the keys of entries, like {EXAMPLE}"));
+            }
+            return Vec::new();
+        };
+        let mut readings: Vec<ReadingNode> = Vec::new();
+        let mut lines: HashMap<&str, u32> = HashMap::default();
+        while !self.is_full
+            && let Some((key, value)) = mapping.next_pair()
+        {
+            let (Content::Plain(name) | Content::Text(name)) = key.content() else {
+                self.wrong_value(key, || format!("A key must be a word, but here is {}: write {EXAMPLE}.", found(key)));
+                continue;
+            };
+            let Content::Mapping(says) = value.content() else {
+                self.wrong_value(value, || {
+                    format!("Each item of `entries` must be a mapping like {EXAMPLE}, but here is {}.", found(value))
+                });
+                continue;
+            };
+            if let Some(line) = lines.insert(name, key.place.line) {
+                self.report.error(key.place, || {
+                    format!("This entry is already written in line {line}: write both in one item.")
+                });
+                continue;
+            }
+            self.take(size_of::<ReadingNode>() + TEXT_BYTES + name.len(), key.place);
+            let mut reading = ReadingNode {
+                key: Placed { value: name.to_owned(), place: key.place },
+                form: None,
+                v4_prefix: None,
+                v6_prefix: None,
+                is_lower: false,
+                sensitive: None,
+            };
+            for entry in self.entries(says, Level::Reading) {
+                match entry.name {
+                    "as" => reading.form = self.word(entry, &FormWord::ALL).map(|word| word.value),
+                    "v4_prefix" => reading.v4_prefix = self.number(entry),
+                    "v6_prefix" => reading.v6_prefix = self.number(entry),
+                    "case" => reading.is_lower = self.word(entry, &[("lower", ())]).is_some(),
+                    "sensitive" => reading.sensitive = self.flag(entry).then_some(entry.place),
+                    _ => {}
+                }
+            }
+            readings.push(reading);
+        }
+        readings
+    }
+}

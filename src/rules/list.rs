@@ -1,0 +1,172 @@
+//! Lists of values: networks, addresses and texts, of any number, found at a cost that does not depend on it.
+
+use std::net::IpAddr;
+
+use foldhash::HashMap;
+use memchr::memchr;
+
+use super::reading::{InvalidNetwork, Network, Reading};
+
+/// One line of a list, or one item of `values`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Member {
+    /// An address or a network.
+    Network(Network),
+    /// Anything else, as it is read.
+    Text(Box<[u8]>),
+}
+
+impl Member {
+    /// What a text says, read as `reading` says.
+    ///
+    /// # Errors
+    /// When it is written like a network and is none.
+    pub(super) fn parse(text: &[u8], reading: Option<&Reading>) -> Result<Self, InvalidNetwork> {
+        // Most texts are no addresses, and say so by their first letter.
+        let may_be_address = matches!(text.first(), Some(b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':'));
+        if may_be_address && let Some(network) = std::str::from_utf8(text).ok().and_then(Network::parse) {
+            return network.map(Self::Network);
+        }
+        let read = reading.map_or_else(|| text.into(), |reading| reading.read(text).value.into());
+        Ok(Self::Text(read))
+    }
+}
+
+/// The lines of a list file, by their numbers from 1: without comments, white space around them, and those that are empty then.
+pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
+    let mut rest = Some(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes));
+    let mut number = 0_u32;
+    std::iter::from_fn(move || {
+        let text = rest?;
+        let (line, after) = match memchr(b'\n', text) {
+            Some(end) => (&text[..end], Some(&text[end + 1..])),
+            None => (text, None),
+        };
+        rest = after;
+        number = number.saturating_add(1);
+        Some((number, without_comment(line).trim_ascii()))
+    })
+    .filter(|(_, line)| !line.is_empty())
+}
+
+/// A comment begins with `#` at the beginning of a line or behind white space; elsewhere it is part of a value.
+fn without_comment(line: &[u8]) -> &[u8] {
+    let begins = |at: &usize| line[*at] == b'#' && (*at == 0 || line[*at - 1].is_ascii_whitespace());
+    match memchr(b'#', line) {
+        None => line,
+        Some(first) => (first..line.len()).find(begins).map_or(line, |at| &line[..at]),
+    }
+}
+
+/// Networks, each with the place of its item among the children of a level.
+#[derive(Debug, Default)]
+pub(super) struct Networks {
+    v4: ByLength<u32>,
+    v6: ByLength<u128>,
+}
+
+/// Networks of one kind, by how many bits they have: the longest first.
+#[derive(Debug)]
+struct ByLength<K>(Vec<(u8, HashMap<K, u32>)>);
+
+impl<K> Default for ByLength<K> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl Networks {
+    /// The item at a network's place, made to be `index` if there is none.
+    pub(super) fn entry(&mut self, network: Network, index: u32) -> &mut u32 {
+        match network.address {
+            IpAddr::V4(v4) => self.v4.entry(v4.to_bits(), network.bits, index),
+            IpAddr::V6(v6) => self.v6.entry(v6.to_bits(), network.bits, index),
+        }
+    }
+
+    /// The item of the smallest network that an address is in, and how many bits that network has.
+    pub(super) fn find(&self, address: IpAddr) -> Option<(u32, u8)> {
+        match address {
+            IpAddr::V4(v4) => {
+                let bits = v4.to_bits();
+                self.v4.find(|length| bits & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0))
+            }
+            IpAddr::V6(v6) => {
+                let bits = v6.to_bits();
+                self.v6.find(|length| bits & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0))
+            }
+        }
+    }
+}
+
+impl<K: std::hash::Hash + Eq> ByLength<K> {
+    fn entry(&mut self, network: K, bits: u8, index: u32) -> &mut u32 {
+        let at = self.0.partition_point(|(length, _)| *length > bits);
+        if self.0.get(at).is_none_or(|(length, _)| *length != bits) {
+            self.0.insert(at, (bits, HashMap::default()));
+        }
+        self.0[at].1.entry(network).or_insert(index)
+    }
+
+    fn find(&self, masked: impl Fn(u8) -> K) -> Option<(u32, u8)> {
+        self.0.iter().find_map(|(length, networks)| networks.get(&masked(*length)).map(|index| (*index, *length)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_list_has_comments_and_white_space() {
+        let text = b"\xef\xbb\xbf# partners\r\n10.0.0.0/8   # ours\r\n\n  a#b  \n#\n\ta b # c # d\nlast";
+        let found: Vec<_> = lines(text).map(|(number, line)| (number, String::from_utf8_lossy(line))).collect();
+        let told: Vec<_> = found.iter().map(|(number, line)| (*number, &**line)).collect();
+        assert_eq!(told, [(2, "10.0.0.0/8"), (4, "a#b"), (6, "a b"), (7, "last")]);
+        assert_eq!(lines(b"").count() + lines(b"\n\n#x").count(), 0);
+    }
+
+    #[test]
+    fn a_member_is_a_network_or_a_text() {
+        let parse = |text: &str| Member::parse(text.as_bytes(), None);
+        let network = |text: &str| Ok(Member::Network(Network::parse(text).unwrap().unwrap()));
+        assert_eq!(parse("10.0.0.1"), network("10.0.0.1/32"));
+        assert_eq!(parse("::1"), network("::1/128"));
+        assert_eq!(parse("10.0.0.0/8"), network("10.0.0.0/8"));
+        assert_eq!(parse("10.0.0.0/40"), Err(InvalidNetwork::Bits { most: 32 }));
+        assert_eq!(parse("face"), Ok(Member::Text(b"face"[..].into())));
+        assert_eq!(parse("/login"), Ok(Member::Text(b"/login"[..].into())));
+    }
+
+    proptest! {
+        #[test]
+        fn the_smallest_network_that_holds_an_address_is_found(
+            networks in prop::collection::vec((any::<bool>(), 0_u128..64, 0_u8..=128), 0..40),
+            addresses in prop::collection::vec((any::<bool>(), 0_u128..64), 1..20),
+        ) {
+            // Few addresses, at both ends of the space, so that networks overlap.
+            let address = |is_v4: bool, seed: u128| -> IpAddr {
+                let spread = |width: u32| (seed & 7) | (seed >> 3) << (width - 3);
+                if is_v4 { std::net::Ipv4Addr::from_bits(u32::try_from(spread(32)).unwrap()).into() }
+                else { std::net::Ipv6Addr::from_bits(spread(128)).into() }
+            };
+            let mut found = Networks::default();
+            let mut all = Vec::new();
+            for (index, (is_v4, seed, bits)) in networks.into_iter().enumerate() {
+                let network = Network::of(address(is_v4, seed), bits);
+                let index = u32::try_from(index).unwrap();
+                if *found.entry(network, index) == index {
+                    all.push((network, index));
+                }
+            }
+            for (is_v4, seed) in addresses {
+                let address = address(is_v4, seed);
+                let holds = |network: &Network| network.address.is_ipv4() == address.is_ipv4() && Network::of(address, network.bits) == *network;
+                let expected = all.iter().filter(|(network, _)| holds(network)).max_by_key(|(network, _)| network.bits);
+                prop_assert_eq!(found.find(address), expected.map(|(network, index)| (*index, network.bits)));
+            }
+        }
+    }
+}

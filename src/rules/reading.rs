@@ -1,0 +1,379 @@
+//! How the values of an entry are read before they are matched and counted, so that one client has one counter.
+//!
+//! What stands in a rule file or a list is read the same way as what a client sends, so the two meet.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use foldhash::HashMap;
+
+use crate::model::Entry;
+
+mod path;
+
+pub(super) use path::canonical as canonical_path;
+
+/// Bits of an IPv6 address that tell one client from another where no rule file says otherwise: 64, what a host is commonly given to
+/// choose its own addresses from (RFC 4291, 2.5.4).
+pub(super) const V6_PREFIX: u8 = 64;
+/// Bits of an IPv4 address: all 32.
+pub(super) const V4_PREFIX: u8 = 32;
+/// The fewest bytes of a secret: 16, as many as a digest shows.
+const LEAST_SECRET: usize = 16;
+/// What the key of digests is derived for, by BLAKE3's rule: hard-coded, unique and of this application.
+const CONTEXT: &str = "tidegate 2026-11-21 digests of sensitive entries";
+
+/// What digests of sensitive values are keyed with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeySecret([u8; 32]);
+
+impl KeySecret {
+    /// Of what a secret file holds, but for white space around it; `None` below 16 bytes.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.trim_ascii();
+        (bytes.len() >= LEAST_SECRET).then(|| Self(blake3::derive_key(CONTEXT, bytes)))
+    }
+}
+
+impl fmt::Debug for KeySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// How the values of each entry of a domain are read, by the entry's key.
+#[derive(Debug, Default)]
+pub(super) struct Readings {
+    by_key: HashMap<Box<[u8]>, Reading>,
+    has_sensitive: bool,
+}
+
+/// How the values of one entry are read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    pub(super) form: Form,
+    pub(super) is_lower: bool,
+    /// Whether a value is shown nowhere.
+    pub(super) sensitive: Option<Sensitive>,
+}
+
+/// What a value that is shown nowhere is digested with: nothing where the secret is not known, as for `tidegate check`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sensitive(pub(super) Option<KeySecret>);
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Bytes.
+    #[default]
+    Text,
+    /// An address, counted by so many of its first bits.
+    Ip { v4_prefix: u8, v6_prefix: u8 },
+    /// The path of a URL.
+    Path,
+}
+
+/// A value as it is read.
+#[derive(Clone, Debug)]
+pub(super) struct Read<'e> {
+    /// What literals and wildcards are compared with.
+    pub(super) value: Cow<'e, [u8]>,
+    /// The address that it is, where it is read as one.
+    pub(super) address: Option<IpAddr>,
+}
+
+impl Readings {
+    pub(super) fn insert(&mut self, key: &str, reading: Reading) {
+        self.has_sensitive |= reading.sensitive.is_some();
+        self.by_key.insert(key.as_bytes().into(), reading);
+    }
+
+    /// How the values of this key are read, if they are not simply bytes.
+    pub(super) fn of(&self, key: &[u8]) -> Option<&Reading> {
+        if self.by_key.is_empty() { None } else { self.by_key.get(key) }
+    }
+
+    /// Whether any value is shown nowhere.
+    pub(super) fn has_sensitive(&self) -> bool {
+        self.has_sensitive
+    }
+
+    /// The digest of an entry's value, if that is shown nowhere.
+    pub(super) fn digest(&self, entry: &Entry) -> Option<String> {
+        self.of(&entry.key).and_then(|reading| reading.digest(&entry.key, &entry.value))
+    }
+}
+
+impl Reading {
+    /// Reads a value.
+    pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
+        let mut read = match self.form {
+            Form::Text => Read { value: Cow::Borrowed(value), address: None },
+            Form::Path => Read { value: canonical_path(value), address: None },
+            Form::Ip { .. } => match parse_address(value) {
+                // Four decimal numbers are written in one way only.
+                Some(address @ IpAddr::V4(_)) if value.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'.')) => {
+                    Read { value: Cow::Borrowed(value), address: Some(address) }
+                }
+                Some(address) => Read { value: Cow::Owned(address.to_string().into_bytes()), address: Some(address) },
+                None => Read { value: Cow::Borrowed(value), address: None },
+            },
+        };
+        if self.is_lower {
+            read.value = lower(read.value);
+        }
+        read
+    }
+
+    /// What an address is counted by, if not by all of it: its network, `matched` bits long or as the file says, whichever is smaller.
+    pub(super) fn network(&self, address: IpAddr, matched: u8) -> Option<String> {
+        let Form::Ip { v4_prefix, v6_prefix } = self.form else { return None };
+        let bits = match address {
+            IpAddr::V4(_) => v4_prefix,
+            IpAddr::V6(_) => v6_prefix,
+        };
+        let network = Network::of(address, bits.max(matched));
+        (!network.is_single()).then(|| network.to_string())
+    }
+
+    /// The digest of a value, if it is shown nowhere.
+    pub(super) fn digest(&self, key: &[u8], value: &[u8]) -> Option<String> {
+        self.sensitive.map(|sensitive| sensitive.digest(key, &self.read(value).value))
+    }
+}
+
+impl Sensitive {
+    /// 128 bits of a digest, of key and value, that nobody can make or try values on without the secret; a word where there is none.
+    pub(super) fn digest(self, key: &[u8], value: &[u8]) -> String {
+        let Self(Some(KeySecret(secret))) = self else { return "sensitive".to_owned() };
+        let mut hasher = blake3::Hasher::new_keyed(&secret);
+        hasher.update(&(key.len() as u64).to_le_bytes());
+        hasher.update(key);
+        hasher.update(value);
+        hasher.finalize().to_hex()[..32].to_owned()
+    }
+}
+
+/// A network: an address, and how many of its first bits count. The others are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Network {
+    pub(super) address: IpAddr,
+    pub(super) bits: u8,
+}
+
+impl Network {
+    /// The network of an address.
+    pub(super) fn of(address: IpAddr, bits: u8) -> Self {
+        match address {
+            IpAddr::V4(v4) => {
+                let bits = bits.min(32);
+                let kept = u32::try_from(masked(v4.to_bits().into(), 32, bits)).unwrap_or(0);
+                Self { address: IpAddr::V4(kept.into()), bits }
+            }
+            IpAddr::V6(v6) => {
+                let bits = bits.min(128);
+                Self { address: IpAddr::V6(masked(v6.to_bits(), 128, bits).into()), bits }
+            }
+        }
+    }
+
+    /// Whether it is one address.
+    pub(super) fn is_single(self) -> bool {
+        self.bits == if self.address.is_ipv4() { 32 } else { 128 }
+    }
+
+    /// `10.0.0.0/8`, or an address; an IPv4 network may be written as one of IPv6. `None` when it is neither.
+    pub(super) fn parse(text: &str) -> Option<Result<Self, InvalidNetwork>> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let written: IpAddr = address.parse().ok()?;
+        let address = written.to_canonical();
+        let most = if written.is_ipv4() { 32 } else { 128 };
+        let Some(bits) = bits else {
+            return Some(Ok(Self { address, bits: if address.is_ipv4() { 32 } else { 128 } }));
+        };
+        let is_number = !bits.is_empty() && bits.len() <= 3 && bits.bytes().all(|byte| byte.is_ascii_digit());
+        let Some(bits) = bits.parse().ok().filter(|bits: &u8| is_number && *bits <= most) else {
+            return Some(Err(InvalidNetwork::Bits { most }));
+        };
+        // ::ffff:0:0/96 is all of IPv4.
+        let network = if written.is_ipv6() && address.is_ipv4() {
+            let Some(bits) = bits.checked_sub(96) else { return Some(Err(InvalidNetwork::Mapped)) };
+            Self { address, bits }
+        } else {
+            Self { address, bits }
+        };
+        let masked = Self::of(network.address, network.bits);
+        Some(if masked == network { Ok(network) } else { Err(InvalidNetwork::Beyond { masked }) })
+    }
+}
+
+/// `10.0.0.0/8`; of a single address, that alone.
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_single() { self.address.fmt(f) } else { write!(f, "{}/{}", self.address, self.bits) }
+    }
+}
+
+/// What is wrong with a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InvalidNetwork {
+    /// The number behind the slash.
+    Bits { most: u8 },
+    /// An IPv4 network in IPv6 notation is larger than all of IPv4.
+    Mapped,
+    /// The address has bits that do not count.
+    Beyond { masked: Network },
+}
+
+/// The first `bits` of a number of `width` bits.
+fn masked(number: u128, width: u8, bits: u8) -> u128 {
+    let rest = u32::from(width - bits);
+    number.checked_shr(rest).and_then(|kept| kept.checked_shl(rest)).unwrap_or(0)
+}
+
+/// The address that a value is, with or without a port; an IPv4 address in IPv6 notation is the IPv4 address.
+pub(super) fn parse_address(value: &[u8]) -> Option<IpAddr> {
+    // What begins otherwise is none; most values that are none are found out so.
+    if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
+        return None;
+    }
+    let text = std::str::from_utf8(value).ok()?;
+    let address = text.parse().ok().or_else(|| {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+        bare.and_then(|bare| bare.parse().ok().map(IpAddr::V6))
+            .or_else(|| text.parse().ok().map(|address: SocketAddr| address.ip()))
+    });
+    address.map(|address: IpAddr| address.to_canonical())
+}
+
+/// In lower case: all of Unicode, and in what is not UTF-8 the letters of ASCII.
+fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    if value.iter().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) {
+        return value;
+    }
+    match std::str::from_utf8(&value) {
+        Ok(text) => Cow::Owned(text.to_lowercase().into_bytes()),
+        Err(_) => Cow::Owned(value.to_ascii_lowercase()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ip(v4_prefix: u8, v6_prefix: u8) -> Reading {
+        Reading { form: Form::Ip { v4_prefix, v6_prefix }, ..Reading::default() }
+    }
+
+    /// What a value is matched as, and what it is counted by.
+    fn told(reading: &Reading, value: &str) -> (String, String) {
+        let read = reading.read(value.as_bytes());
+        let matched = String::from_utf8(read.value.into_owned()).expect("it is text");
+        let counted = read.address.and_then(|address| reading.network(address, 0)).unwrap_or_else(|| matched.clone());
+        (matched, counted)
+    }
+
+    #[test]
+    fn an_address_has_one_spelling() {
+        let reading = ip(V4_PREFIX, V6_PREFIX);
+        for v4 in ["192.0.2.1", "::ffff:192.0.2.1", "::FFFF:c000:201", "192.0.2.1:443", "[::ffff:192.0.2.1]:443"] {
+            assert_eq!(told(&reading, v4), ("192.0.2.1".to_owned(), "192.0.2.1".to_owned()), "{v4}");
+        }
+        for v6 in [
+            "2001:db8::1",
+            "2001:DB8:0:0::1",
+            "2001:0db8:0000:0000:0000:0000:0000:0001",
+            "[2001:db8::1]",
+            "[2001:db8::1]:443",
+        ] {
+            assert_eq!(told(&reading, v6), ("2001:db8::1".to_owned(), "2001:db8::/64".to_owned()), "{v6}");
+        }
+        for other in ["", "alice", "192.0.2", "192.0.2.01", "192.0.2.1 ", "10.0.0.0/8", "1", "[", "[]", ":"] {
+            assert_eq!(told(&reading, other), (other.to_owned(), other.to_owned()), "it is no address");
+        }
+    }
+
+    #[test]
+    fn as_many_bits_count_as_the_file_says_and_no_fewer_than_were_matched() {
+        let reading = ip(24, 48);
+        assert_eq!(told(&reading, "192.0.2.77").1, "192.0.2.0/24");
+        assert_eq!(told(&reading, "2001:db8:1:2::3").1, "2001:db8:1::/48");
+        let network = |matched| reading.network(parse_address(b"192.0.2.77").unwrap(), matched);
+        assert_eq!(network(16).as_deref(), Some("192.0.2.0/24"));
+        assert_eq!(network(26).as_deref(), Some("192.0.2.64/26"));
+        assert_eq!(network(32), None, "all of it");
+        assert_eq!(ip(0, 0).network(parse_address(b"192.0.2.77").unwrap(), 0).as_deref(), Some("0.0.0.0/0"));
+        assert_eq!(ip(0, 0).network(parse_address(b"2001::1").unwrap(), 0).as_deref(), Some("::/0"));
+    }
+
+    #[test]
+    fn a_network_is_written_without_what_does_not_count() {
+        let parse = |text| Network::parse(text).map(|network| network.map(|network| network.to_string()));
+        let is = |text: &str| Some(Ok(text.to_owned()));
+        assert_eq!(parse("10.0.0.0/8"), is("10.0.0.0/8"));
+        assert_eq!(parse("10.0.0.1"), is("10.0.0.1"));
+        assert_eq!(parse("2001:DB8::/32"), is("2001:db8::/32"));
+        assert_eq!(parse("0.0.0.0/0"), is("0.0.0.0/0"));
+        assert_eq!(parse("::/0"), is("::/0"));
+        assert_eq!(parse("::ffff:10.0.0.0/104"), is("10.0.0.0/8"));
+        assert_eq!(parse("::ffff:10.0.0.0/95"), Some(Err(InvalidNetwork::Mapped)));
+        assert_eq!(parse("10.0.0.0/33"), Some(Err(InvalidNetwork::Bits { most: 32 })));
+        assert_eq!(parse("10.0.0.0/+8"), Some(Err(InvalidNetwork::Bits { most: 32 })));
+        assert_eq!(parse("::/129"), Some(Err(InvalidNetwork::Bits { most: 128 })));
+        let masked = Network::of("10.0.0.0".parse().unwrap(), 8);
+        assert_eq!(parse("10.1.2.3/8"), Some(Err(InvalidNetwork::Beyond { masked })));
+        for other in ["alice", "10.0.0/8", "", "/8"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn letters_are_lower_whether_or_not_all_bytes_are_text() {
+        let reading = Reading { is_lower: true, ..Reading::default() };
+        let read = |value: &'static [u8]| reading.read(value).value.into_owned();
+        assert_eq!(read(b"Alice"), b"alice");
+        assert_eq!(read("ÉCOLE".as_bytes()), "école".as_bytes());
+        assert_eq!(read(b"A\xffB"), b"a\xffb");
+    }
+
+    #[test]
+    fn a_digest_says_nothing_without_its_secret_and_differs_by_key() {
+        let secret = |text: &str| Sensitive(KeySecret::new(text.as_bytes()));
+        let (one, other) = (secret("0123456789abcdef"), secret("0123456789abcdeX"));
+        assert_eq!(one.digest(b"k", b"v").len(), 32);
+        assert_ne!(one.digest(b"k", b"v"), other.digest(b"k", b"v"));
+        assert_ne!(one.digest(b"k", b"v"), one.digest(b"kv", b""));
+        assert_eq!(KeySecret::new(b" 0123456789abcde\n"), None, "15 bytes are too few");
+        assert_eq!(format!("{:?}", KeySecret::new(b"0123456789abcdef")), "Some(***)");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_reads_the_same_again(value in prop::collection::vec(any::<u8>(), 0..40), is_lower: bool) {
+            for form in [Form::Text, Form::Ip { v4_prefix: 32, v6_prefix: 64 }] {
+                let reading = Reading { form, is_lower, sensitive: None };
+                let once = reading.read(&value).value.into_owned();
+                prop_assert_eq!(&*reading.read(&once).value, &*once);
+            }
+        }
+
+        #[test]
+        fn every_spelling_of_an_address_is_counted_alike(bits: u128, port: u16) {
+            let reading = ip(V4_PREFIX, V6_PREFIX);
+            let address = Ipv6Addr::from(bits);
+            let groups = address.segments().map(|group| format!("{group:04X}")).join(":");
+            let plain = told(&reading, &address.to_string());
+            for spelling in [groups.clone(), format!("[{address}]"), format!("[{groups}]:{port}")] {
+                prop_assert_eq!(&told(&reading, &spelling), &plain);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! One spelling for each path.
+
+use std::borrow::Cow;
+
+const HEX: &[u8; 16] = b"0123456789ABCDEF";
+
+/// The path of a URL in one spelling: without query and fragment; what needs no percent-encoding is not encoded and what does is, in
+/// capital digits (RFC 3986, 6.2.2); slashes in a row are one, and dot segments are resolved.
+///
+/// Servers differ in which of these spellings they take for the same path; for counting, those that any of them takes so are one.
+pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
+    let end = path.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(path.len());
+    let path = &path[..end];
+    if is_canonical(path) {
+        return Cow::Borrowed(path);
+    }
+    Cow::Owned(resolved(&spelled(path)))
+}
+
+/// Whether a path is as it should be: most are.
+fn is_canonical(path: &[u8]) -> bool {
+    let mut begins_segment = false;
+    for &byte in path {
+        if !(byte == b'/' || is_plain(byte)) || (begins_segment && matches!(byte, b'/' | b'.')) {
+            return false;
+        }
+        begins_segment = byte == b'/';
+    }
+    path.first() == Some(&b'/')
+}
+
+/// Whether a byte needs no encoding in a path (RFC 3986, 3.3: `pchar`).
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'-' | b'.'
+                | b'_'
+                | b'~'
+                | b'!'
+                | b'$'
+                | b'&'
+                | b'\''
+                | b'('
+                | b')'
+                | b'*'
+                | b'+'
+                | b','
+                | b';'
+                | b'='
+                | b':'
+                | b'@'
+        )
+}
+
+/// With each byte spelled in one way.
+fn spelled(path: &[u8]) -> Vec<u8> {
+    let mut spelled = Vec::with_capacity(path.len() + 8);
+    let mut rest = path;
+    while let Some((&first, tail)) = rest.split_first() {
+        let decoded = match (first, tail) {
+            (b'%', [high, low, ..]) => digit(*high).zip(digit(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        rest = if decoded.is_some() { &tail[2..] } else { tail };
+        match (decoded, first) {
+            (Some(byte), _) if is_plain(byte) => spelled.push(byte),
+            (None, byte) if byte == b'/' || is_plain(byte) => spelled.push(byte),
+            (decoded, first) => {
+                let byte = decoded.unwrap_or(first);
+                spelled.extend_from_slice(&[b'%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            }
+        }
+    }
+    spelled
+}
+
+fn digit(byte: u8) -> Option<u8> {
+    char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// Without empty and dot segments; `..` goes up, and above the root there is nothing.
+fn resolved(path: &[u8]) -> Vec<u8> {
+    let mut segments: Vec<&[u8]> = Vec::new();
+    let mut is_open = true;
+    for segment in path.split(|&byte| byte == b'/') {
+        is_open = matches!(segment, b"" | b"." | b"..");
+        match segment {
+            b"" | b"." => {}
+            b".." => drop(segments.pop()),
+            segment => segments.push(segment),
+        }
+    }
+    let mut resolved = Vec::with_capacity(path.len() + 1);
+    for segment in &segments {
+        resolved.push(b'/');
+        resolved.extend_from_slice(segment);
+    }
+    // A slash at the end stays.
+    if is_open {
+        resolved.push(b'/');
+    }
+    resolved
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::canonical;
+
+    fn of(path: &str) -> String {
+        String::from_utf8(canonical(path.as_bytes()).into_owned()).expect("it is ASCII")
+    }
+
+    #[test]
+    fn query_and_fragment_are_cut() {
+        for path in ["/login", "/login?", "/login?x=1", "/login?x=/../y", "/login#top", "/login?a#b", "/login#a?b"] {
+            assert_eq!(of(path), "/login", "{path}");
+        }
+    }
+
+    #[test]
+    fn slashes_and_dot_segments_collapse() {
+        for path in
+            ["//login", "/./login", "/a/../login", "/../login", "///./login", "/%2e/login", "/%2E%2e/login", "login"]
+        {
+            assert_eq!(of(path), "/login", "{path}");
+        }
+        assert_eq!(of("/a/"), "/a/", "a slash at the end stays");
+        assert_eq!(of("/a//"), "/a/");
+        assert_eq!(of("/a/."), "/a/");
+        assert_eq!(of("/a/b/.."), "/a/");
+        assert_eq!(of("/.well-known/x"), "/.well-known/x");
+        assert_eq!(of("/..."), "/...");
+        for root in ["", "/", "//", "/.", "/..", "?x", "#"] {
+            assert_eq!(of(root), "/", "{root:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_has_to_be_is_encoded() {
+        assert_eq!(of("/%6Cogin"), "/login");
+        assert_eq!(of("/%7euser/%41%2Db"), "/~user/A-b");
+        assert_eq!(of("/a%2fb"), "/a%2Fb", "an encoded slash is no slash");
+        assert_eq!(of("/a%3Fb%23"), "/a%3Fb%23");
+        assert_eq!(of("/caf\u{e9}"), "/caf%C3%A9");
+        assert_eq!(of("/caf%c3%a9"), "/caf%C3%A9");
+        assert_eq!(of("/a b"), "/a%20b");
+        assert_eq!(of("/100%"), "/100%25");
+        assert_eq!(of("/100%25"), "/100%25");
+        assert_eq!(of("/%zz%4"), "/%25zz%254");
+        assert_eq!(of("/%2561"), "/%2561", "decoded once and not twice");
+        assert_eq!(&*canonical(b"/\xff\x00"), b"/%FF%00");
+    }
+
+    proptest! {
+        #[test]
+        fn a_canonical_path_is_its_own(path in prop::collection::vec(prop_oneof![any::<u8>(), prop::sample::select(b"/.%2eE?#a".to_vec())], 0..60)) {
+            let once = canonical(&path).into_owned();
+            prop_assert_eq!(canonical(&once), &once[..]);
+            prop_assert_eq!(once.first(), Some(&b'/'));
+            prop_assert!(once.iter().all(u8::is_ascii_graphic));
+            prop_assert!(!once.windows(2).any(|pair| pair == b"//"));
+        }
+    }
+}
