@@ -18,6 +18,9 @@ use crate::proto::envoy::config::core::v3::HeaderValue;
 const MOST_ITEMS: usize = 16;
 /// The longest name of a limit in a header: 64 characters.
 const LONGEST_NAME: usize = 64;
+/// How long ago the verdict may be when its reset is told as a moment: 20 ms, Envoy's default call time-out. The end of a
+/// window is a whole second, and would be told as the next.
+const SINCE_VERDICT: Micros = Micros::from_millis(20);
 /// The headers that many services send, as they spell them.
 const X_RATE_LIMIT: [&str; 3] = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"];
 /// What a limit is called that a caller sent for a descriptor without a rule.
@@ -66,10 +69,7 @@ impl Headers {
             }
             Self::XRateLimit(clock) => {
                 let told = refusing(decision).or_else(|| described(exposed(decision)));
-                let reset = |(_, tightest): Counted<'_, '_>| {
-                    clock.now().saturating_add(tightest.verdict.duration_until_reset())
-                };
-                told.map(|told| three(X_RATE_LIMIT, told, reset(told).ceil_secs())).unwrap_or_default()
+                told.map(|told| three(X_RATE_LIMIT, told, moment_of_reset(clock.now(), told))).unwrap_or_default()
             }
             Self::Ietf => policies(decision),
         };
@@ -184,6 +184,11 @@ fn three(names: [&str; 3], (_, tightest): Counted<'_, '_>, reset: u64) -> Vec<He
 
 fn until_reset((_, tightest): Counted<'_, '_>) -> u64 {
     tightest.verdict.duration_until_reset().ceil_secs()
+}
+
+/// The second of the epoch in which the reset is over.
+fn moment_of_reset(now: Micros, (_, tightest): Counted<'_, '_>) -> u64 {
+    now.saturating_sub(SINCE_VERDICT).saturating_add(tightest.verdict.duration_until_reset()).ceil_secs()
 }
 
 /// The two headers of the draft: a list of quotas, and one of what is left of them.

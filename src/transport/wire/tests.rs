@@ -226,6 +226,20 @@ fn a_refused_client_is_told_when_to_come_back_but_not_by_the_references_own_sett
 }
 
 #[test]
+fn the_end_of_a_window_is_the_same_second_however_long_the_answer_took() {
+    let user = rule(&["user"]);
+    let moment = |reset: u64| {
+        let part = limited(&user, None, per_minute(5), admitted(4, Micros::new(reset)));
+        let [_, _, _, x_ratelimit, _] = told(&decision(Outcome::Admitted, None, [part]));
+        x_ratelimit[2].clone()
+    };
+    // It is a quarter of a second past, and the verdict is up to 20 ms old.
+    assert_eq!(moment(29_750_000), "X-RateLimit-Reset: 1700000030");
+    assert_eq!(moment(29_770_000), "X-RateLimit-Reset: 1700000030");
+    assert_eq!(moment(29_770_001), "X-RateLimit-Reset: 1700000031");
+}
+
+#[test]
 fn a_client_whose_request_never_fits_is_not_told_to_come_back() {
     let user = rule(&["user"]);
     let decision = decision(Outcome::Refused, None, [limited(&user, None, per_minute(2), refused(None))]);
