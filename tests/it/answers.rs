@@ -1,5 +1,6 @@
 //! What clients read of a decision: headers, bodies and metadata, from the binary itself and through a real Envoy.
 
+use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -175,14 +176,20 @@ async fn two_ways_of_sending_headers_stop_the_start() {
     }
 }
 
-#[tokio::test]
-async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
+/// A server with the rules of the example, whose minutes last a week, and the address of an Envoy in front of it.
+async fn behind_envoy(variables: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAddr) {
     let rules = std::fs::read_to_string(repository("examples/rules.yaml")).expect("it reads");
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
     std::fs::write(file.path(), rules.replace("unit: minute", "unit: week")).expect("it is written");
-    let tidegate = Tidegate::start(file.path(), &[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
+    let tidegate = Tidegate::start(file.path(), variables).await;
     let envoy = Proxy::start("envoy.yaml", tidegate.grpc, &[]).await;
     let edge = envoy.listener("fail_open").await;
+    (tidegate, envoy, edge)
+}
+
+#[tokio::test]
+async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
+    let (_tidegate, _envoy, edge) = behind_envoy(&[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
     for _ in 0..5 {
         let answer = get(edge, "/", "alice").await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -195,4 +202,19 @@ async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
     let body: Value = serde_json::from_str(&answer.body).expect("JSON");
     assert_eq!((&body["error"], &body["limit"], &body["window"]), (&json!("rate_limited"), &json!(5), &json!("7d")));
     assert_eq!(answer.header("retry-after").parse(), Ok(body["retry_after"].as_u64().expect("seconds")));
+}
+
+#[tokio::test]
+async fn through_envoy_a_refused_grpc_client_reads_the_sentence_as_its_message() {
+    let (_tidegate, _envoy, edge) = behind_envoy(&[("REFUSAL_BODY", "text")]).await;
+    for _ in 0..5 {
+        assert_eq!(get(edge, "/", "alice").await.status, 200);
+    }
+    let plain = get(edge, "/", "alice").await;
+    assert!(plain.body.starts_with("Too many requests: 5 per week are allowed. Try again in "), "{plain:?}");
+    // Envoy knows a gRPC client by this header.
+    let answer = get(edge, "/", "alice\r\ncontent-type: application/grpc").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, "application/grpc"), "{answer:?}");
+    assert_eq!(answer.header("grpc-status"), "8", "as the example asks");
+    assert!(answer.header("grpc-message").starts_with("Too many requests: 5 per week are allowed."), "{answer:?}");
 }
