@@ -24,13 +24,13 @@ use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::live::Live;
 use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
-use crate::settings::{LogFormat, Settings};
+use crate::settings::{BodyStyle, HeaderStyle, LogFormat, Settings};
 use crate::source::file::{self, Source, UnreadableRules};
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
-use crate::transport::wire::{Answers, HeaderNames};
+use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::transport::{
     ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, raise_open_files,
 };
@@ -54,6 +54,9 @@ const WORKERS_END: Duration = Duration::from_millis(500);
 /// Connections that the HTTP listener and the debug listener may have, each: 128, or a quarter of all room where there is
 /// little.
 const HTTP_CONNECTIONS: usize = 128;
+
+/// What is said of headers that Envoy can make as well.
+const SENT_TWICE: &str = "warning: RESPONSE_HEADERS=x-ratelimit sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
 
 /// An environment variable, where it is set and text.
 pub fn environment(name: &str) -> Option<String> {
@@ -132,6 +135,9 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     let options = Options { needs_secret: true, ..options(settings)? };
     let Loaded { rules, warnings, .. } = rules::load(&files, options)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    if settings.response_headers == HeaderStyle::XRateLimit {
+        eprintln!("{SENT_TWICE}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(settings, rules, files.len()))
 }
@@ -283,9 +289,23 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
         header(&settings.limit_remaining_header),
         header(&settings.limit_reset_header),
     )?;
+    let headers = match settings.response_headers {
+        HeaderStyle::Unset if settings.limit_response_headers_enabled => Headers::Three(names),
+        HeaderStyle::Unset => Headers::Off,
+        HeaderStyle::Reference => Headers::Reference(names),
+        HeaderStyle::XRateLimit => Headers::XRateLimit(Arc::new(SystemClock)),
+        HeaderStyle::Ietf => Headers::Ietf,
+    };
+    let refusal_body = match settings.refusal_body {
+        BodyStyle::Unset => RefusalBody::Own,
+        BodyStyle::Json => RefusalBody::Json,
+        BodyStyle::Text => RefusalBody::Text,
+    };
     Ok(Answers {
-        headers: settings.limit_response_headers_enabled.then_some(names),
+        headers,
+        refusal_body,
         dynamic_metadata: settings.response_dynamic_metadata,
+        decision_metadata: settings.decision_metadata,
     })
 }
 

@@ -19,7 +19,9 @@ pub use redis::{Address, Auth, RedisSettings, Servers, TlsSettings};
 pub use secret::{Credentials, Secret};
 pub use store::StoreChoice;
 use values::Setting;
-pub use values::{CounterCount, HeaderText, KeyPrefix, LogFormat, LogLevel, Policy, StoreDeadline, Workers};
+pub use values::{
+    BodyStyle, CounterCount, HeaderStyle, HeaderText, KeyPrefix, LogFormat, LogLevel, Policy, StoreDeadline, Workers,
+};
 
 /// One row of the table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +87,7 @@ macro_rules! settings {
             /// All settings that are wrong, and all that ask for what this version does not have.
             pub fn read(given: impl Fn(&str) -> Option<String>) -> Result<Self, InvalidSettings> {
                 let mut wrong = unsupported(&given);
+                wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let store = store::read(&given, &mut wrong);
                 match ($($field,)+ store,) {
@@ -124,11 +127,14 @@ settings! {
     local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference, without effect: no answer here needs a cache of refusals";
     shadow_mode: bool = "SHADOW_MODE", "false", "Whether nothing is refused: refusals show in the statuses only";
     quota_mode: bool = "QUOTA_MODE", "false", "Whether every limit is a quota: a request is refused when all of its limits refuse";
-    limit_response_headers_enabled: bool = "LIMIT_RESPONSE_HEADERS_ENABLED", "false", "Whether answers carry the three headers below";
+    response_headers: HeaderStyle = "RESPONSE_HEADERS", "", "Headers that tell clients of the limits, and Retry-After on a refusal";
+    refusal_body: BodyStyle = "REFUSAL_BODY", "", "Body of a refusal; unless it is set, only a rule with a message of its own gives one";
+    limit_response_headers_enabled: bool = "LIMIT_RESPONSE_HEADERS_ENABLED", "false", "Whether answers carry the three headers below and nothing else, as with the reference";
     limit_limit_header: HeaderText = "LIMIT_LIMIT_HEADER", "RateLimit-Limit", "Header with the limit";
     limit_remaining_header: HeaderText = "LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "Header with what remains of it";
     limit_reset_header: HeaderText = "LIMIT_RESET_HEADER", "RateLimit-Reset", "Header with the seconds until its reset";
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Whether answers carry the request and the metadata of its rules as dynamic metadata";
+    decision_metadata: bool = "DECISION_METADATA", "false", "Whether answers carry how they were decided, and by which rule, as dynamic metadata";
     log_level: LogLevel = "LOG_LEVEL", "warn", "The least severity that is logged";
     log_format: LogFormat = "LOG_FORMAT", "text", "How a log line is written";
 }
@@ -158,6 +164,16 @@ pub enum InvalidSetting {
         variable: &'static str,
         /// What it is.
         found: String,
+        /// What to do instead.
+        why: &'static str,
+    },
+    /// Two settings cannot both be had.
+    #[error("{one} and {other} are both set: {why}")]
+    Contradiction {
+        /// The one variable.
+        one: &'static str,
+        /// The other.
+        other: &'static str,
         /// What to do instead.
         why: &'static str,
     },
@@ -218,6 +234,15 @@ fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
     asked.collect()
 }
 
+/// The reference's headers and nothing else, and a style that sends more.
+fn contradiction(given: Given<'_>) -> Option<InvalidSetting> {
+    let (one, other) = ("RESPONSE_HEADERS", "LIMIT_RESPONSE_HEADERS_ENABLED");
+    let has_style = given(one).is_some_and(|text| !text.trim().is_empty());
+    let is_enabled = given(other).is_some_and(|text| bool::parse(text.trim()) == Some(true));
+    let why = "unset one; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After";
+    (has_style && is_enabled).then_some(InvalidSetting::Contradiction { one, other, why })
+}
+
 #[cfg(test)]
 mod tests {
     use super::{InvalidSetting, Settings};
@@ -261,6 +286,18 @@ mod tests {
         );
         assert!(read(&[("GRPC_SERVER_USE_TLS", "true")]).is_err());
         assert!(read(&[("GRPC_SERVER_USE_TLS", "false"), ("CONFIG_TYPE", "FILE")]).is_ok());
+    }
+
+    #[test]
+    fn two_ways_of_sending_headers_stop_the_start() {
+        assert_eq!(
+            wrong(&[("RESPONSE_HEADERS", "ietf"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]),
+            [
+                "RESPONSE_HEADERS and LIMIT_RESPONSE_HEADERS_ENABLED are both set: unset one; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After"
+            ]
+        );
+        assert!(read(&[("RESPONSE_HEADERS", "ietf"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "false")]).is_ok());
+        assert!(read(&[("RESPONSE_HEADERS", ""), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]).is_ok());
     }
 
     #[test]

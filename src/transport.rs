@@ -12,6 +12,7 @@ pub mod admin;
 pub mod body;
 pub mod connection;
 pub mod grpc;
+mod hold;
 pub mod json;
 pub mod limits;
 pub mod listener;

@@ -115,6 +115,55 @@ impl Setting for HeaderText {
     }
 }
 
+/// Which headers tell of the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderStyle {
+    /// Those of LIMIT_RESPONSE_HEADERS_ENABLED, or none.
+    Unset,
+    /// The reference's three.
+    Reference,
+    /// X-RateLimit-Limit, -Remaining and -Reset.
+    XRateLimit,
+    /// RateLimit-Policy and RateLimit.
+    Ietf,
+}
+
+impl Setting for HeaderStyle {
+    const TAKES: &'static str = "reference, x-ratelimit or ietf, or nothing for no such headers";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => Some(Self::Unset),
+            "reference" => Some(Self::Reference),
+            "x-ratelimit" => Some(Self::XRateLimit),
+            "ietf" => Some(Self::Ietf),
+            _ => None,
+        }
+    }
+}
+
+/// What a refused client reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyStyle {
+    /// What the rule says itself, if it says something.
+    Unset,
+    /// A JSON object.
+    Json,
+    /// A sentence.
+    Text,
+}
+
+impl Setting for BodyStyle {
+    const TAKES: &'static str = "json or text, or nothing for the message of the rule alone";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => Some(Self::Unset),
+            "json" => Some(Self::Json),
+            "text" => Some(Self::Text),
+            _ => None,
+        }
+    }
+}
+
 /// The least severity that is logged, by the reference's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLevel(pub tracing::Level);

@@ -15,6 +15,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
+use super::hold::{Caller, Held};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::Limiter;
 use crate::model::{InvalidRequest, Request};
@@ -51,10 +52,17 @@ impl Edge {
         wire: RateLimitRequest,
         patience: Option<Duration>,
     ) -> Result<RateLimitResponse, Undecided> {
+        let caller = Caller::who_waits(patience);
         let request = Request::try_from(wire)?;
-        let rules = self.limiter.rules();
-        let decision = self.limiter.decide(&rules, &request, patience).await;
-        Ok(self.answers.respond(&request, &decision)?)
+        let held = {
+            let rules = self.limiter.rules();
+            let mut decision = self.limiter.decide(&rules, &request, patience).await;
+            let length = caller.hold(&mut decision);
+            Held { response: self.answers.respond(&request, &decision)?, length }
+        };
+        // By now neither the rules nor the request are needed, however long it takes.
+        drop(request);
+        Ok(held.over().await)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository};
 use proxy::{Proxy, get};
 
-mod proxy;
+pub mod proxy;
 
 /// A server with the rules of an example, whose minutes last a week, so that none ends while a test runs.
 struct Served {

@@ -20,7 +20,7 @@ use tidegate::rules::{File, InvalidRules, Loaded, Options, load};
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
 use tidegate::transport::grpc::Edge;
-use tidegate::transport::wire::{Answers, HeaderNames};
+use tidegate::transport::wire::{Answers, HeaderNames, Headers};
 use tonic::Status;
 use tonic::metadata::KeyAndValueRef;
 use tonic::transport::Channel;
@@ -53,7 +53,8 @@ fn edge() -> Edge {
         Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let name = str::to_owned;
     let headers = HeaderNames::new(name("limit"), name("remaining"), name("reset")).expect("names");
-    Edge::new(Arc::new(limiter), Arc::new(Answers { headers: Some(headers), dynamic_metadata: true }))
+    let answers = Answers { headers: Headers::Three(headers), dynamic_metadata: true, ..Answers::default() };
+    Edge::new(Arc::new(limiter), Arc::new(answers))
 }
 
 /// What the protocol lets a caller say, with bytes in every place where a client's may stand.

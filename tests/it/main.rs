@@ -9,6 +9,8 @@
 
 /// Getting at a Redis, however it is guarded: passwords that change, TLS, sockets, and no right too many.
 mod access;
+/// What clients are told: headers, bodies and metadata they can act on.
+mod answers;
 /// The commands, as a user types them.
 mod cli;
 /// Many clients at one counter: never one too many, and nothing wasted.

@@ -15,7 +15,7 @@ use tidegate::model::Micros;
 use tidegate::store::StoreError;
 use tidegate::transport::grpc::{Edge, Services};
 use tidegate::transport::json::{Readiness, routes};
-use tidegate::transport::wire::{Answers, HeaderNames};
+use tidegate::transport::wire::{Answers, HeaderNames, Headers};
 use tonic::Status;
 use tower::ServiceExt;
 
@@ -41,7 +41,7 @@ const HALF_DAY_S: i64 = 43_200;
 fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
     let [limit, remaining, reset] = ["limit", "remaining", "reset"].map(str::to_owned);
     let headers = HeaderNames::new(limit, remaining, reset).expect("names");
-    let answers = Answers { headers: Some(headers), dynamic_metadata };
+    let answers = Answers { headers: Headers::Three(headers), dynamic_metadata, ..Answers::default() };
     Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers))
 }
 

@@ -1,0 +1,119 @@
+//! Calls that wait here before they are answered, because a limit says so.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::model::{Decision, Micros, Outcome};
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+
+/// What answering takes once a call has waited: 3 ms, as the store's deadline leaves for it.
+const OWN: Duration = Duration::from_millis(3);
+
+/// Who waits for an answer, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller(Option<(Instant, Duration)>);
+
+/// An answer, and how long it is held back.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) response: RateLimitResponse,
+    pub(super) length: Duration,
+}
+
+impl Caller {
+    /// A caller whose call has just arrived, and who waits no longer than that.
+    pub(super) fn who_waits(patience: Option<Duration>) -> Self {
+        Self(patience.map(|patience| (Instant::now(), patience)))
+    }
+
+    /// How long this decision is held back: as long as it asks, but not beyond what the caller waits. Envoy is told to wait
+    /// for so much less.
+    pub(super) fn hold(self, decision: &mut Decision<'_>) -> Duration {
+        if decision.wait.hold == Micros::ZERO || decision.outcome != Outcome::Admitted {
+            return Duration::ZERO;
+        }
+        let asked = Duration::from_micros(decision.wait.hold.get());
+        let left = |(arrived, patience): (Instant, Duration)| patience.saturating_sub(arrived.elapsed() + OWN);
+        let length = self.0.map_or(asked, |caller| asked.min(left(caller)));
+        let waited = Micros::new(u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
+        decision.wait.header = decision.wait.header.saturating_sub(waited);
+        length
+    }
+}
+
+impl Held {
+    /// The answer, when it is due. To drop this is harmless: what was charged was charged before.
+    pub(super) async fn over(self) -> RateLimitResponse {
+        if !self.length.is_zero() {
+            // Boxed, for a timer is large and hardly any call has one.
+            Box::pin(tokio::time::sleep(self.length)).await;
+        }
+        self.response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::model::Wait;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A decision that asks for 2 s here and 3 s at Envoy.
+    fn waiting(outcome: Outcome) -> Decision<'static> {
+        Decision {
+            outcome,
+            parts: Vec::new(),
+            ruling: None,
+            retry: None,
+            unavailable_for: None,
+            wait: Wait { header: Micros::from_secs(3), hold: Micros::from_secs(2) },
+            warnings: Vec::new(),
+            hidden: Vec::new(),
+            generation: 1,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_held_as_long_as_its_limit_asks_and_envoy_waits_for_the_rest() {
+        let mut decision = waiting(Outcome::Admitted);
+        let length = Caller::who_waits(None).hold(&mut decision);
+        assert_eq!((length, decision.wait.header), (2_000 * MS, Micros::from_secs(1)));
+        decision.wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
+        assert_eq!(Caller::who_waits(None).hold(&mut decision), 2_000 * MS);
+        assert_eq!(decision.wait.header, Micros::ZERO, "it has waited longer than that");
+        let began = Instant::now();
+        let response = RateLimitResponse { overall_code: 1, ..RateLimitResponse::default() };
+        assert_eq!(Held { response: response.clone(), length }.over().await, response);
+        assert_eq!(began.elapsed(), 2_000 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_never_held_beyond_what_its_caller_waits() {
+        let caller = Caller::who_waits(Some(500 * MS));
+        advance(100 * MS).await;
+        let mut decision = waiting(Outcome::Admitted);
+        assert_eq!(caller.hold(&mut decision), 397 * MS);
+        assert_eq!(decision.wait.header, Micros::from_millis(2_603), "Envoy waits for what is not waited here");
+        for waited in [397, 3, 1_000] {
+            advance(waited * MS).await;
+            let mut decision = waiting(Outcome::Admitted);
+            assert_eq!((caller.hold(&mut decision), decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
+        }
+        let patient = Caller::who_waits(Some(60_000 * MS));
+        assert_eq!(patient.hold(&mut waiting(Outcome::Admitted)), 2_000 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_refused_is_told_at_once() {
+        let caller = Caller::who_waits(None);
+        let mut decision = waiting(Outcome::Refused);
+        assert_eq!((caller.hold(&mut decision), decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
+        let began = Instant::now();
+        Held { response: RateLimitResponse::default(), length: Duration::ZERO }.over().await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,137 @@
+//! What a refused client reads.
+
+use serde_json::{Map, Value};
+
+use super::UNAVAILABLE;
+use super::headers::refusing;
+use crate::model::{About, Decision, Tightest};
+
+/// The body of a refusal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RefusalBody {
+    /// What the rule that refuses says itself, if it says something.
+    #[default]
+    Own,
+    /// A JSON object of one line.
+    Json,
+    /// A sentence. Envoy makes a gRPC client's message of it.
+    Text,
+}
+
+/// A body, and what its `content-type` is.
+pub(super) struct Body {
+    pub(super) content_type: &'static str,
+    pub(super) text: String,
+}
+
+/// Why a request is refused, as far as its client may know.
+enum Reason<'d, 'a> {
+    /// The store could not be asked.
+    Unavailable,
+    /// A rule refuses all such requests.
+    Denied,
+    /// This limit.
+    Limit(&'d Tightest<'a>),
+    /// Something that is not told of.
+    Untold,
+}
+
+/// Why a request is refused, how long until it may pass, and the words of the rule that refuses it.
+struct Refusal<'d, 'a> {
+    reason: Reason<'d, 'a>,
+    retry: Option<u64>,
+    own: Option<String>,
+}
+
+impl RefusalBody {
+    /// The body for the client of this decision, if it has one.
+    pub(super) fn of(self, decision: &Decision<'_>) -> Option<Body> {
+        if !decision.outcome.is_refused() {
+            return None;
+        }
+        let refusal = Refusal::of(decision);
+        Some(match (self, &refusal) {
+            (Self::Own, Refusal { reason: Reason::Unavailable, .. }) => {
+                Body::json(format!("{{\"error\":\"{UNAVAILABLE}\"}}\n"))
+            }
+            (Self::Own, Refusal { own, .. }) => Body::text(own.clone()?),
+            (Self::Text, _) => Body::text(refusal.message()),
+            (Self::Json, _) => Body::json(refusal.json()),
+        })
+    }
+}
+
+impl Body {
+    fn json(text: String) -> Self {
+        // Envoy puts it in the place of its own `text/plain`.
+        Self { content_type: "application/json", text }
+    }
+
+    fn text(text: String) -> Self {
+        Self { content_type: "text/plain; charset=utf-8", text }
+    }
+}
+
+impl<'d, 'a> Refusal<'d, 'a> {
+    fn of(decision: &'d Decision<'a>) -> Self {
+        let untold = || {
+            let mut refused = decision.parts.iter().filter(|part| part.outcome().is_refused());
+            (Reason::Untold, refused.find(|part| !part.is_exposed()).and_then(|part| part.rule))
+        };
+        let (reason, rule) = match (decision.unavailable_for, decision.ruling) {
+            (Some(_), _) => (Reason::Unavailable, None),
+            (None, Some(ruling)) if ruling.rule.is_exposed => (Reason::Denied, Some(ruling.rule)),
+            (None, Some(ruling)) => (Reason::Untold, Some(ruling.rule)),
+            (None, None) => {
+                refusing(decision).map_or_else(untold, |(part, tightest)| (Reason::Limit(tightest), part.rule))
+            }
+        };
+        let retry = decision.unavailable_for.or(decision.retry).map(|wait| wait.ceil_secs().max(1));
+        Self { reason, retry, own: rule.and_then(own) }
+    }
+
+    /// What the rule says itself, or else a sentence.
+    fn message(&self) -> String {
+        if let Some(own) = &self.own {
+            return own.clone();
+        }
+        let why = match self.reason {
+            Reason::Unavailable => "The rate limiter is unavailable.".to_owned(),
+            Reason::Denied => "This request is not allowed.".to_owned(),
+            Reason::Limit(Tightest { quota, .. }) => {
+                let are = if quota.limit() == 1 { "is" } else { "are" };
+                format!("Too many requests: {quota} {are} allowed.")
+            }
+            Reason::Untold => "Too many requests.".to_owned(),
+        };
+        match (&self.reason, self.retry) {
+            (Reason::Unavailable | Reason::Limit(_), Some(1)) => format!("{why} Try again in 1 second."),
+            (Reason::Unavailable | Reason::Limit(_), Some(secs)) => format!("{why} Try again in {secs} seconds."),
+            _ => why,
+        }
+    }
+
+    fn json(&self) -> String {
+        let error = match self.reason {
+            Reason::Unavailable => UNAVAILABLE,
+            Reason::Denied => "denied",
+            Reason::Limit(_) | Reason::Untold => "rate_limited",
+        };
+        let mut fields = Map::new();
+        fields.insert("error".to_owned(), error.into());
+        fields.insert("message".to_owned(), self.message().into());
+        if let Reason::Limit(Tightest { quota, .. }) = self.reason {
+            fields.insert("limit".to_owned(), quota.limit().into());
+            fields.insert("window".to_owned(), quota.window().length().to_string().into());
+        }
+        if let (Reason::Unavailable | Reason::Limit(_), Some(secs)) = (&self.reason, self.retry) {
+            fields.insert("retry_after".to_owned(), secs.into());
+        }
+        Value::Object(fields).to_string()
+    }
+}
+
+/// The rule's own words on one line, for Envoy makes a header of a gRPC client's.
+fn own(rule: &About) -> Option<String> {
+    rule.message.as_deref().filter(|own| !own.is_empty()).map(|own| own.replace(char::is_control, " "))
+}

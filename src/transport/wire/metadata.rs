@@ -1,0 +1,202 @@
+//! Dynamic metadata: what an answer says to Envoy's own filters and access log, and to no client.
+
+use std::borrow::Cow;
+
+use foldhash::HashMap;
+use prost_types::value::Kind;
+use prost_types::{ListValue, Struct, Value};
+use smallvec::SmallVec;
+
+use super::headers::{Counted, counted, described};
+use super::{Answers, UNAVAILABLE, current_limit};
+use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Provenance, Request, Tightest, Verdict};
+
+/// The most text of entries that is repeated: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too large
+/// for its caller would be an error.
+const MOST_TEXT: usize = 1 << 20;
+
+/// The metadata of an answer, if it has any.
+pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Option<Struct> {
+    // Said whether or not metadata is asked for: what was not counted must not pass for what was.
+    let mut fields = unasked(decision);
+    if answers.decision_metadata {
+        fields.push(("decision", decided(decision)));
+    }
+    if answers.dynamic_metadata {
+        fields.extend(asked(request, decision));
+    }
+    (!fields.is_empty()).then(|| object(fields))
+}
+
+/// What metadata says of answers that no store gave: the policies that answered in its place, and whether the request is
+/// refused for that reason alone.
+fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
+    let mut policies: SmallVec<[&str; 4]> = SmallVec::new();
+    for part in &decision.parts {
+        if let Finding::Limited(Tightest { verdict: Verdict { provenance, .. }, .. }) = &part.finding
+            && *provenance != Provenance::Store
+            && !policies.contains(&provenance.name())
+        {
+            policies.push(provenance.name());
+        }
+    }
+    if policies.is_empty() {
+        return Vec::new();
+    }
+    let mut fields = vec![("on_store_failure", list(policies.into_iter().map(text)))];
+    if decision.unavailable_for.is_some() {
+        fields.push((UNAVAILABLE, value(Kind::BoolValue(true))));
+    }
+    fields
+}
+
+/// How it was decided, and by which rule: the one that decides the whole request, else the first that refuses it, else the
+/// one that headers describe.
+fn decided(decision: &Decision<'_>) -> Value {
+    let deciding = refused(decision).or_else(|| described(counted(decision))).or_else(|| limited(decision).next());
+    let (outcome, provenance, rule) = match decision.ruling {
+        Some(ruling) => (outcome_of_ruling(decision, ruling.is_denied), "rule", Some(ruling.rule)),
+        None => {
+            let outcome = match decision.outcome {
+                _ if decision.unavailable_for.is_some() => "unavailable",
+                Outcome::Refused => "refused",
+                Outcome::Admitted | Outcome::Failed => "admitted",
+            };
+            let provenance = deciding.map_or("rule", |(_, tightest)| tightest.verdict.provenance.name());
+            (outcome, provenance, deciding.and_then(|(part, _)| part.rule))
+        }
+    };
+    let mut fields = vec![("outcome", text(outcome)), ("provenance", text(provenance))];
+    fields.push(("generation", number(decision.generation)));
+    fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
+    let limit = deciding.filter(|_| decision.ruling.is_none()).and_then(|(_, tightest)| tightest.name);
+    fields.extend(limit.map(|name| ("limit", text(name))));
+    structure(fields)
+}
+
+/// In shadow mode a rule that denies lets the request pass.
+fn outcome_of_ruling(decision: &Decision<'_>, is_denied: bool) -> &'static str {
+    match (is_denied, decision.outcome.is_refused()) {
+        (true, true) => "denied",
+        (true, false) => "admitted",
+        (false, _) => "exempt",
+    }
+}
+
+/// The first descriptor that refuses the request by itself, or else the first of the quotas that refuse it together.
+fn refused<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
+    let is_refused = decision.outcome.is_refused();
+    let mut refused = limited(decision).filter(|(part, _)| is_refused && part.outcome().is_refused());
+    let alone = refused.clone().find(|(_, tightest)| !tightest.role.is_quota());
+    alone.or_else(|| refused.next())
+}
+
+fn limited<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
+    decision.parts.iter().filter_map(|part| match &part.finding {
+        Finding::Limited(tightest) => Some((part, tightest)),
+        _ => None,
+    })
+}
+
+/// The request, and the metadata of the rules that let it pass: the first rule's where two say the same.
+fn asked(request: &Request, decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
+    let mut room = MOST_TEXT;
+    let hidden = hidden(decision);
+    let descriptors = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
+        let entries = descriptor.entries.iter().enumerate().map(|(number, entry)| {
+            let digest = hidden.get(&(index, number)).copied();
+            text(&entry_text(entry, digest, &mut room))
+        });
+        let mut fields = vec![("entries", list(entries))];
+        if let Some(sent) = descriptor.limit {
+            let limit = current_limit(sent.quota(), None);
+            fields.push((
+                "limit",
+                text(&format!("requests_per_unit:{} unit:{}", limit.requests_per_unit, limit.unit().as_str_name())),
+            ));
+        }
+        if let Some(hits) = descriptor.hits_addend {
+            fields.push(("hitsAddend", number(hits)));
+        }
+        structure(fields)
+    });
+    let mut fields = vec![("domain", text(request.domain())), ("descriptors", list(descriptors))];
+    if request.hits_addend() != 0 {
+        fields.push(("hitsAddend", number(u64::from(request.hits_addend()))));
+    }
+    let mut merged = Metadata::new();
+    for part in decision.parts.iter().filter(|part| !part.outcome().is_refused()) {
+        if let Some(metadata) = &part.metadata {
+            merge(&mut merged, metadata);
+        }
+    }
+    if !merged.is_empty() {
+        fields.push(("metadata", json_value(&serde_json::Value::Object(merged))));
+    }
+    fields
+}
+
+/// What is shown in place of the values that are shown nowhere, by descriptor and entry.
+fn hidden<'d>(decision: &'d Decision<'_>) -> HashMap<(usize, usize), &'d str> {
+    decision.hidden.iter().map(|hidden| ((hidden.descriptor, hidden.entry), hidden.digest.as_str())).collect()
+}
+
+fn merge(into: &mut Metadata, from: &Metadata) {
+    use serde_json::Value::Object;
+    for (name, value) in from {
+        match (into.get_mut(name), value) {
+            (None, value) => drop(into.insert(name.clone(), value.clone())),
+            (Some(Object(into)), Object(from)) => merge(into, from),
+            (Some(_), _) => {}
+        }
+    }
+}
+
+/// `key=value`; a string of the protocol is UTF-8, so other bytes show as replacement characters here, and only here.
+/// A value that is shown nowhere is its digest. What `room` does not hold is cut off.
+fn entry_text(entry: &Entry, digest: Option<&str>, room: &mut usize) -> String {
+    let value = digest.map_or_else(|| String::from_utf8_lossy(&entry.value), Cow::Borrowed);
+    let mut text = format!("{}={value}", String::from_utf8_lossy(&entry.key));
+    text.truncate(text.floor_char_boundary(*room));
+    *room -= text.len();
+    text
+}
+
+fn value(kind: Kind) -> Value {
+    Value { kind: Some(kind) }
+}
+
+fn text(text: &str) -> Value {
+    value(Kind::StringValue(text.to_owned()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the protocol's only number is a double")]
+fn number(number: u64) -> Value {
+    value(Kind::NumberValue(number as f64))
+}
+
+fn list(values: impl Iterator<Item = Value>) -> Value {
+    value(Kind::ListValue(ListValue { values: values.collect() }))
+}
+
+fn object(fields: Vec<(&str, Value)>) -> Struct {
+    Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
+}
+
+fn structure(fields: Vec<(&str, Value)>) -> Value {
+    value(Kind::StructValue(object(fields)))
+}
+
+fn json_value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => value(Kind::NullValue(0)),
+        Json::Bool(flag) => value(Kind::BoolValue(*flag)),
+        Json::Number(number) => value(Kind::NumberValue(number.as_f64().unwrap_or_default())),
+        Json::String(string) => text(string),
+        Json::Array(items) => list(items.iter().map(json_value)),
+        Json::Object(fields) => {
+            structure(fields.iter().map(|(name, value)| (name.as_str(), json_value(value))).collect())
+        }
+    }
+}

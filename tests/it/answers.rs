@@ -1,0 +1,220 @@
+//! What clients read of a decision: headers, bodies and metadata, from the binary itself and through a real Envoy.
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tonic::transport::Channel;
+
+use crate::envoy::proxy::{Proxy, get};
+use crate::support::{Tidegate, in_time, output, repository};
+use crate::wire::{object, plain};
+
+const RULES: &str = "domain: edge
+descriptors:
+  - key: plan
+    value: free
+    descriptors:
+      - { key: user, rate_limit: { unit: week, requests_per_unit: 2, name: per-user } }
+  - { key: path, rate_limit: { unit: week, requests_per_unit: 9 } }
+";
+
+/// A server with these rules, and a client of it.
+struct Served {
+    tidegate: Tidegate,
+    client: RateLimitServiceClient<Channel>,
+}
+
+impl Served {
+    async fn with(variables: &[(&str, &str)]) -> Self {
+        let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+        std::fs::write(rules.path(), RULES).expect("it is written");
+        let tidegate = Tidegate::start(rules.path(), variables).await;
+        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
+        Self { tidegate, client: client.expect("the server answers") }
+    }
+
+    /// The answer for a user of the free plan, who asks for a path.
+    async fn ask(&mut self) -> RateLimitResponse {
+        let descriptor = |entries: &[(&str, &str)]| RateLimitDescriptor {
+            entries: entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() }).collect(),
+            ..RateLimitDescriptor::default()
+        };
+        let descriptors = vec![descriptor(&[("plan", "free"), ("user", "alice")]), descriptor(&[("path", "/")])];
+        let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+        in_time("it is answered", self.client.should_rate_limit(request)).await.expect("no error").into_inner()
+    }
+
+    /// The same of the third call, the first that is refused.
+    async fn refused(&mut self) -> RateLimitResponse {
+        for _ in 0..2 {
+            assert_eq!(self.ask().await.overall_code(), Code::Ok);
+        }
+        let answer = self.ask().await;
+        assert_eq!(answer.overall_code(), Code::OverLimit);
+        answer
+    }
+}
+
+fn lines(answer: &RateLimitResponse) -> Vec<String> {
+    answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect()
+}
+
+/// The seconds until the reset of each descriptor, as its status says.
+fn resets(answer: &RateLimitResponse) -> Vec<i64> {
+    answer.statuses.iter().map(|status| status.duration_until_reset.expect("a limit").seconds).collect()
+}
+
+/// The seconds of the epoch.
+fn now_s() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("it has begun");
+    i64::try_from(since_epoch.as_secs()).expect("it fits")
+}
+
+#[tokio::test]
+async fn the_drafts_headers_name_each_limit_and_what_is_left_of_it() {
+    let mut served = Served::with(&[("RESPONSE_HEADERS", "ietf")]).await;
+    let answer = served.ask().await;
+    let policy = r#"RateLimit-Policy: "per-user";q=2;w=604800, "path";q=9;w=604800"#;
+    let left = |resets: &[i64], [user, path]: [u32; 2]| {
+        format!(r#"RateLimit: "per-user";r={user};t={}, "path";r={path};t={}"#, resets[0], resets[1])
+    };
+    assert_eq!(lines(&answer), [policy, &left(&resets(&answer), [1, 8])]);
+    assert_eq!(served.ask().await.overall_code(), Code::Ok);
+    let answer = served.ask().await;
+    let resets = resets(&answer);
+    assert_eq!(answer.overall_code(), Code::OverLimit);
+    assert_eq!(lines(&answer), [policy, &left(&resets, [0, 6]), &format!("retry-after: {}", resets[0])]);
+    assert_eq!(answer.raw_body, b"", "nobody asked for one");
+}
+
+#[tokio::test]
+async fn the_reset_of_x_ratelimit_is_a_moment_and_the_start_says_that_envoy_sends_it_too() {
+    let mut served = Served::with(&[("RESPONSE_HEADERS", "x-ratelimit")]).await;
+    let before = now_s();
+    let answer = served.refused().await;
+    let after = now_s();
+    let reset_s = resets(&answer)[0];
+    let [limit, remaining, reset, retry] = &lines(&answer)[..] else { panic!("{answer:?}") };
+    assert_eq!([limit, remaining], ["X-RateLimit-Limit: 2", "X-RateLimit-Remaining: 0"]);
+    let moment: i64 = reset.strip_prefix("X-RateLimit-Reset: ").and_then(|text| text.parse().ok()).expect("a moment");
+    assert!(
+        (before + reset_s - 1..=after + reset_s + 1).contains(&moment),
+        "{moment} is not {reset_s} s after {after}"
+    );
+    assert_eq!(retry, &format!("retry-after: {reset_s}"));
+    let said = served.tidegate.errors();
+    assert!(said.contains("warning:") && said.contains("enable_x_ratelimit_headers"), "{said}");
+}
+
+#[tokio::test]
+async fn retry_after_comes_with_the_style_and_not_with_the_references_own_variable() {
+    let names = [("LIMIT_LIMIT_HEADER", "My-Limit")];
+    for (variable, value, has_retry_after) in
+        [("RESPONSE_HEADERS", "reference", true), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true", false)]
+    {
+        let mut served = Served::with(&[names[0], (variable, value)]).await;
+        let answer = served.refused().await;
+        let reset_s = resets(&answer)[0];
+        let mut expected =
+            vec!["My-Limit: 2".to_owned(), "RateLimit-Remaining: 0".to_owned(), format!("RateLimit-Reset: {reset_s}")];
+        expected.extend(has_retry_after.then(|| format!("retry-after: {reset_s}")));
+        assert_eq!(lines(&answer), expected, "{variable}");
+        assert!(!served.tidegate.errors().contains("enable_x_ratelimit_headers"), "nothing is sent twice");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_has_a_body_that_a_program_or_a_person_reads() {
+    let mut served = Served::with(&[("REFUSAL_BODY", "json")]).await;
+    let answer = served.refused().await;
+    let reset_s = resets(&answer)[0];
+    let sentence = format!("Too many requests: 2 per week are allowed. Try again in {reset_s} seconds.");
+    assert_eq!(
+        serde_json::from_slice::<Value>(&answer.raw_body).expect("JSON"),
+        json!({"error": "rate_limited", "message": sentence, "limit": 2, "window": "7d", "retry_after": reset_s})
+    );
+    assert_eq!(lines(&answer), ["content-type: application/json"], "and no header that was not asked for");
+
+    let mut served = Served::with(&[("REFUSAL_BODY", "text")]).await;
+    assert_eq!(served.ask().await.raw_body, b"", "who passes reads nothing");
+    assert_eq!(served.ask().await.overall_code(), Code::Ok);
+    let answer = served.ask().await;
+    let sentence = format!("Too many requests: 2 per week are allowed. Try again in {} seconds.", resets(&answer)[0]);
+    assert_eq!(String::from_utf8_lossy(&answer.raw_body), sentence);
+    assert_eq!(lines(&answer), ["content-type: text/plain; charset=utf-8"]);
+}
+
+#[tokio::test]
+async fn metadata_says_which_rule_decided() {
+    let mut served = Served::with(&[("DECISION_METADATA", "true")]).await;
+    let decided = |answer: RateLimitResponse| plain(&object(answer.dynamic_metadata.expect("it is asked for")));
+    let said = |outcome: &str| {
+        format!(
+            r#"{{"decision": {{"generation": 1, "limit": "per-user", "outcome": "{outcome}", "provenance": "store", "rule": "edge.plan_free.user"}}}}"#
+        )
+    };
+    assert_eq!(decided(served.ask().await), said("admitted"));
+    assert_eq!(decided(served.ask().await), said("admitted"));
+    assert_eq!(decided(served.ask().await), said("refused"));
+}
+
+#[tokio::test]
+async fn two_ways_of_sending_headers_stop_the_start() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["serve", "--response-headers", "ietf"]).env_clear().env("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
+    let (status, _, said) = output(&mut command).await;
+    assert!(!status.success());
+    for name in ["RESPONSE_HEADERS and LIMIT_RESPONSE_HEADERS_ENABLED", "unset one"] {
+        assert!(said.contains(name), "{said}");
+    }
+}
+
+/// A server with the rules of the example, whose minutes last a week, and the address of an Envoy in front of it.
+async fn behind_envoy(variables: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAddr) {
+    let rules = std::fs::read_to_string(repository("examples/rules.yaml")).expect("it reads");
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), rules.replace("unit: minute", "unit: week")).expect("it is written");
+    let tidegate = Tidegate::start(file.path(), variables).await;
+    let envoy = Proxy::start("envoy.yaml", tidegate.grpc, &[]).await;
+    let edge = envoy.listener("fail_open").await;
+    (tidegate, envoy, edge)
+}
+
+#[tokio::test]
+async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
+    let (_tidegate, _envoy, edge) = behind_envoy(&[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
+    for _ in 0..5 {
+        let answer = get(edge, "/", "alice").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert!(answer.header("ratelimit").contains(r#""per-user";r="#), "{answer:?}");
+    }
+    let answer = get(edge, "/", "alice").await;
+    assert_eq!((answer.status, answer.header("content-type")), (429, "application/json"), "{answer:?}");
+    assert!(answer.header("ratelimit-policy").contains(r#""per-user";q=5;w=604800"#), "{answer:?}");
+    assert!(answer.header("ratelimit").contains(r#""per-user";r=0;t="#), "{answer:?}");
+    let body: Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!((&body["error"], &body["limit"], &body["window"]), (&json!("rate_limited"), &json!(5), &json!("7d")));
+    assert_eq!(answer.header("retry-after").parse(), Ok(body["retry_after"].as_u64().expect("seconds")));
+}
+
+#[tokio::test]
+async fn through_envoy_a_refused_grpc_client_reads_the_sentence_as_its_message() {
+    let (_tidegate, _envoy, edge) = behind_envoy(&[("REFUSAL_BODY", "text")]).await;
+    for _ in 0..5 {
+        assert_eq!(get(edge, "/", "alice").await.status, 200);
+    }
+    let plain = get(edge, "/", "alice").await;
+    assert!(plain.body.starts_with("Too many requests: 5 per week are allowed. Try again in "), "{plain:?}");
+    // Envoy knows a gRPC client by this header.
+    let answer = get(edge, "/", "alice\r\ncontent-type: application/grpc").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, "application/grpc"), "{answer:?}");
+    assert_eq!(answer.header("grpc-status"), "8", "as the example asks");
+    assert!(answer.header("grpc-message").starts_with("Too many requests: 5 per week are allowed."), "{answer:?}");
+}

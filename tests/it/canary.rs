@@ -1,0 +1,119 @@
+//! A value that is sensitive stands nowhere: not in Redis, in a log, in an answer or in an explanation.
+
+use std::process::Stdio;
+
+use prost::Message;
+use rustix::process::Signal;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::process::Command;
+
+use crate::redis::Single;
+use crate::support::{Tidegate, eventually, output};
+
+/// What is looked for: in clear, and as it would stand where bytes are spelled by their numbers.
+const CANARY: &str = "Canary-7f3a9";
+const SPELLED: [&str; 4] = ["canary-7f3a9", "43616e6172792d", "43,61,6e,61", "Q2FuYXJ5LTdmM2E5"];
+
+const RULES: &str = "domain: edge
+charging: all_or_nothing
+entries: { api_key: { sensitive: true }, ip: { as: ip, sensitive: true } }
+descriptors:
+  - key: api_key
+    rate_limits:
+      - { name: per-key, unit: week, requests_per_unit: 3, warn_at: 1% }
+      - { unit: day, requests_per_unit: 100, algorithm: sliding_log }
+    descriptors: [{ key: path, on_store_failure: closed, rate_limit: { unit: week, requests_per_unit: 2, algorithm: gcra } }]
+  - { key: ip, values: [192.0.2.77], deny: true, message: No. }
+  - { key: \"api_*\", value: never*, rate_limit: { unit: week, requests_per_unit: 2 } }
+";
+
+/// Nothing of the canary in these bytes, in any case.
+fn is_clean(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes).to_lowercase();
+    !SPELLED.iter().any(|spelled| text.contains(&spelled.to_lowercase()))
+}
+
+fn request(key: &str, more: &[(&str, &str)]) -> RateLimitRequest {
+    let entry = |(key, value): (&str, &str)| Entry { key: key.to_owned().into(), value: value.to_owned().into() };
+    let descriptor = |entries: &[(&str, &str)]| RateLimitDescriptor {
+        entries: entries.iter().copied().map(entry).collect(),
+        ..RateLimitDescriptor::default()
+    };
+    let deep = [&[("api_key", key)], more].concat();
+    RateLimitRequest {
+        domain: "edge".to_owned(),
+        descriptors: vec![descriptor(&[("api_key", key)]), descriptor(&deep)],
+        hits_addend: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (rules, secret) = (directory.path().join("edge.yaml"), directory.path().join("secret"));
+    std::fs::write(&rules, RULES).expect("it is written");
+    std::fs::write(&secret, "a secret of some length").expect("it is written");
+    let secret = secret.to_str().expect("a path");
+
+    for level in ["trace", "debug", "info", "warn", "error"] {
+        let mut redis = Single::start(&[]).await;
+        let settings = [
+            ("REDIS_URL", redis.url()),
+            ("KEY_SECRET_FILE", secret.to_owned()),
+            ("LOG_LEVEL", level.to_owned()),
+            ("RESPONSE_DYNAMIC_METADATA", "true".to_owned()),
+            ("DECISION_METADATA", "true".to_owned()),
+            ("RESPONSE_HEADERS", "ietf".to_owned()),
+            ("REFUSAL_BODY", "json".to_owned()),
+            ("STORE_DEADLINE", "2s".to_owned()),
+        ];
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let tidegate = Tidegate::start(&rules, &settings).await;
+        let mut client =
+            RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await.expect("it answers");
+        let mut refused = 0;
+        for _ in 0..5 {
+            for more in [&[("path", "/")][..], &[]] {
+                let answer = client.should_rate_limit(request(CANARY, more)).await.expect("an answer").into_inner();
+                refused += u32::from(answer.overall_code == 2);
+                assert!(is_clean(&answer.encode_to_vec()), "{level}: {answer:?}");
+            }
+        }
+        assert!(refused > 0, "some were refused");
+
+        let keys = redis.cli(&["KEYS", "*"]).await;
+        assert!(keys.contains("api_key=#") && is_clean(keys.as_bytes()), "{keys}");
+        redis.cli(&["SAVE"]).await;
+        let dump = std::fs::read(redis.directory().join("dump.rdb")).expect("a dump");
+        assert!(!dump.is_empty() && is_clean(&dump));
+
+        redis.signal(Signal::KILL);
+        redis.ended().await;
+        eventually("a failure of the store is answered", async || {
+            let answer = client.should_rate_limit(request(CANARY, &[("path", "/")])).await;
+            answer.map_or_else(|status| Some(is_clean(status.message().as_bytes())), |_| None)
+        })
+        .await;
+        let log = tidegate.errors();
+        assert!(is_clean(log.as_bytes()), "{level}: {log}");
+        assert!(level == "error" || !log.is_empty(), "something was logged: {level}");
+    }
+
+    let mut explain = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    explain.args(["explain", "--domain", "edge", "--descriptor", &format!("api_key={CANARY},path=/")]);
+    explain.arg(&rules).env("KEY_SECRET_FILE", secret).stdin(Stdio::null());
+    let (status, told, errors) = output(&mut explain).await;
+    assert!(status.success() && told.contains("api_key=#"), "{told}{errors}");
+    assert!(is_clean(told.as_bytes()) && is_clean(errors.as_bytes()), "{told}{errors}");
+}
+
+#[test]
+fn the_canary_would_be_seen() {
+    for seen in ["x CANARY-7F3A9 y", "Canary-7f3a9", "43616E6172792D37"] {
+        assert!(!is_clean(seen.as_bytes()), "{seen}");
+    }
+    assert!(is_clean(b"another"));
+}
