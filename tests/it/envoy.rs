@@ -15,6 +15,7 @@ use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository};
 use proxy::{Proxy, get};
 
+mod meaning;
 pub mod proxy;
 
 /// A server with the rules of an example, whose minutes last a week, so that none ends while a test runs.
@@ -29,9 +30,14 @@ async fn serve(example: &str) -> Served {
 
 async fn serve_and(example: &str, more: &str) -> Served {
     let text = std::fs::read_to_string(repository("examples").join(example)).expect("it reads");
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), text.replace("unit: minute", "unit: week") + more).expect("it is written");
-    Served { tidegate: Tidegate::start(rules.path(), &[]).await, _rules: rules }
+    serve_text(&(text.replace("unit: minute", "unit: week") + more), &[]).await
+}
+
+/// A server with these rules and settings.
+async fn serve_text(rules: &str, variables: &[(&str, &str)]) -> Served {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), rules).expect("it is written");
+    Served { tidegate: Tidegate::start(file.path(), variables).await, _rules: file }
 }
 
 /// Another client of the same server.

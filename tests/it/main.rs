@@ -11,6 +11,8 @@
 mod access;
 /// What clients are told: headers, bodies and metadata they can act on.
 mod answers;
+/// A value that is sensitive stands nowhere.
+mod canary;
 /// The commands, as a user types them.
 mod cli;
 /// Many clients at one counter: never one too many, and nothing wasted.

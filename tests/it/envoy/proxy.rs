@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 
@@ -28,7 +28,9 @@ impl Proxy {
         let ports = [("8081", port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
         let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
         let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
-        for (from, to) in ports.chain([("timeout: 0.05s", "timeout: 30s")]).chain(changes.iter().copied()) {
+        let patient = ["timeout: 0.05s", "timeout: 3s"].into_iter().filter(|written| text.contains(written));
+        let patient: Vec<_> = patient.map(|written| (written, "timeout: 30s")).collect();
+        for (from, to) in ports.chain(patient).chain(changes.iter().copied()) {
             assert!(text.contains(from), "{example} has no {from:?}");
             text = text.replace(from, to);
         }
@@ -48,6 +50,11 @@ impl Proxy {
         })
         .await;
         Self { process, admin, _upstream: upstream, _directory: directory }
+    }
+
+    /// What it has written to standard error: its access log.
+    pub fn log(&self) -> String {
+        self.process.errors()
     }
 
     /// The address of a listener of the example.
@@ -83,7 +90,7 @@ fn port_of(port: u16) -> String {
 }
 
 /// What came back.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
     pub status: u16,
@@ -115,6 +122,38 @@ pub async fn get(at: SocketAddr, path: &str, user: impl AsRef<[u8]>) -> Answer {
     let user = user.as_ref();
     let header = if user.is_empty() { Vec::new() } else { [b"x-user-id: ", user, b"\r\n"].concat() };
     in_time("there is an answer", exchange(at, path, &header)).await.expect("an answer of HTTP")
+}
+
+/// Asks with these headers, each a line without its end.
+pub async fn get_with(at: SocketAddr, path: &str, headers: &[&str]) -> Answer {
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    in_time("there is an answer", exchange(at, path, headers.as_bytes())).await.expect("an answer of HTTP")
+}
+
+/// Asks for each of these paths, with each of these headers, one after the other on one connection.
+pub async fn statuses(at: SocketAddr, asked: impl IntoIterator<Item = (String, String)>) -> Vec<u16> {
+    let mut socket = BufReader::new(TcpStream::connect(at).await.expect("Envoy listens"));
+    let mut statuses = Vec::new();
+    for (path, header) in asked {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{header}\r\n\r\n");
+        socket.write_all(request.as_bytes()).await.expect("it is sent");
+        let (mut status, mut length) = (0, 0);
+        loop {
+            let mut line = String::new();
+            in_time("there is an answer", socket.read_line(&mut line)).await.expect("a line");
+            let line = line.trim_end().to_ascii_lowercase();
+            if let Some(rest) = line.strip_prefix("http/1.1 ") {
+                status = rest[..3].parse().expect("a status");
+            } else if let Some(rest) = line.strip_prefix("content-length: ") {
+                length = rest.parse().expect("a length");
+            } else if line.is_empty() {
+                break;
+            }
+        }
+        socket.read_exact(&mut vec![0; length]).await.expect("a body");
+        statuses.push(status);
+    }
+    statuses
 }
 
 async fn ask(at: SocketAddr, path: &str) -> Option<Answer> {
