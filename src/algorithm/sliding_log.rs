@@ -49,6 +49,7 @@ impl Count for SlidingLog {
     type State = Box<State>;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
+    const MOST_OVER: u32 = MOST_LOGGED;
 
     fn check(quota: Quota) -> Result<(), InvalidQuota> {
         quota.is_at_most(MOST_LOGGED)
