@@ -6,8 +6,8 @@
 use std::num::NonZeroU32;
 
 use crate::model::{
-    Ballot, Charging, CounterKey, Delay, FailurePolicy, Hits, InvalidQuota, Micros, Outcome, Override, Quota, Role,
-    Unit, Verdict, Window,
+    Ballot, Charging, CounterKey, Delay, FailurePolicy, Hits, InvalidDelay, InvalidQuota, Micros, Outcome, Override,
+    Quota, Role, Unit, Verdict, Window,
 };
 
 mod fixed_window;
@@ -56,6 +56,19 @@ macro_rules! algorithms {
                 }
             }
 
+            /// Whether a charge that comes too early may wait for a slot.
+            pub const fn has_slots(self) -> bool {
+                match self {
+                    $(Self::$variant => <$count as Count>::HAS_SLOTS,)+
+                }
+            }
+
+            const fn most_over(self) -> u32 {
+                match self {
+                    $(Self::$variant => <$count as Count>::MOST_OVER,)+
+                }
+            }
+
             const fn counts_refused_when_each(self) -> bool {
                 match self {
                     $(Self::$variant => <$count as Count>::COUNTS_REFUSED_WHEN_EACH,)+
@@ -79,6 +92,12 @@ macro_rules! algorithms {
             fn verdict(&self, now: Micros, hits: Hits, quota: Quota) -> Verdict {
                 match self {
                     $(Self::$variant(state) => <$count as Count>::verdict(state, now, hits, quota),)+
+                }
+            }
+
+            fn slot(&self, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+                match self {
+                    $(Self::$variant(state) => <$count as Count>::slot(state, now, hits, quota, max),)+
                 }
             }
 
@@ -154,7 +173,9 @@ impl Limit {
             first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused, first.delay));
         let can_count = algorithm.check(sent.quota()).is_ok();
         let algorithm = if can_count { algorithm } else { Algorithm::FixedWindow };
-        Self { algorithm, quota: sent.quota(), count_refused, delay: delay.filter(|_| can_count) }
+        let limit = Self { algorithm, quota: sent.quota(), count_refused, delay: None };
+        // What cannot wait as the rule asks is refused as without a delay.
+        delay.and_then(|delay| limit.delaying(delay).ok()).unwrap_or(limit)
     }
 
     /// The same limit, recording refused charges too.
@@ -163,14 +184,32 @@ impl Limit {
         Self { count_refused: true, ..self }
     }
 
-    /// The same limit, asking what comes too early to wait.
-    pub const fn delaying(self, delay: Delay) -> Result<Self, InvalidQuota> {
-        Ok(Self { delay: Some(delay), ..self })
+    /// The same limit, asking what comes too early to wait. One of 0 refuses all the same.
+    ///
+    /// # Errors
+    /// What keeps the limit from asking so.
+    pub fn delaying(self, delay: Delay) -> Result<Self, InvalidDelay> {
+        delay.check()?;
+        let (capacity, over, most) = (self.capacity(), delay.hits_over(), self.algorithm.most_over());
+        match delay {
+            Delay::Slot { .. } if !self.algorithm.has_slots() => {
+                Err(InvalidDelay::NoSlots { algorithm: self.algorithm.name() })
+            }
+            Delay::Growing { .. } if u64::from(capacity) + over > u64::from(most) => {
+                Err(InvalidDelay::Over { capacity, over, most })
+            }
+            _ => Ok(Self { delay: Some(delay), ..self }),
+        }
     }
 
     /// How it asks what comes too early to wait, if it does.
     pub const fn delay(&self) -> Option<Delay> {
         self.delay
+    }
+
+    /// How it asks a charge of these hits to wait: who gives back does not wait, and for a limit of 0 waiting does not help.
+    pub fn delay_of(&self, hits: Hits) -> Option<Delay> {
+        if hits.given_back() > 0 || self.is_closed() { None } else { self.delay }
     }
 
     /// How hits are counted.
@@ -214,14 +253,21 @@ impl Limit {
             return self.fresh().verdict(now, hits, self.quota.with_burst(0));
         }
         match state {
-            Some(state) => state.verdict(now, hits, self.quota),
-            None => self.fresh().verdict(now, hits, self.quota),
+            Some(state) => self.told(state, now, hits),
+            None => self.told(&self.fresh(), now, hits),
         }
     }
 
     /// Decides a charge of `hits` at `now`, puts them on the counter if they stay there, and says what the charge is told, and
     /// whether they stay. Those of a look never do, and a closed limit has no counter.
     pub fn charge(&self, state: &mut State, now: Micros, hits: Hits, charging: Charging) -> (Verdict, bool) {
+        if let Some(Delay::Growing { step, max }) = self.delay_of(hits) {
+            let (verdict, is_kept) = self.growing(state, now, hits, step, max);
+            if is_kept {
+                state.charge(now, self.counted(hits), self.quota);
+            }
+            return (verdict, is_kept);
+        }
         let verdict = self.verdict(Some(state), now, hits);
         let is_refused = verdict.outcome.is_refused();
         let is_kept = !is_refused || self.records_refused(charging);
@@ -231,6 +277,46 @@ impl Limit {
         state.charge(now, hits, self.quota);
         // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
         (if is_refused { self.verdict(Some(state), now, hits) } else { verdict }, true)
+    }
+
+    /// As many of the hits of one charge as are counted: all of them, but at most 2^31 where none are refused.
+    pub fn counted(&self, hits: Hits) -> Hits {
+        match self.delay_of(hits) {
+            Some(Delay::Growing { .. }) => Hits::take(hits.taken().min(MOST_OVER.into())),
+            _ => hits,
+        }
+    }
+
+    /// Its quota with room for more hits than a counter ever has under it: what remains of that tells how many there are.
+    #[must_use]
+    pub const fn widened(&self) -> Quota {
+        if self.algorithm.has_burst() { self.quota.with_burst(u32::MAX) } else { self.quota.with_limit(u32::MAX) }
+    }
+
+    fn told(&self, state: &State, now: Micros, hits: Hits) -> Verdict {
+        match self.delay_of(hits) {
+            None => state.verdict(now, hits, self.quota),
+            Some(Delay::Slot { max }) => state.slot(now, hits, self.quota, max),
+            Some(Delay::Growing { step, max }) => self.growing(state, now, hits, step, max).0,
+        }
+    }
+
+    /// What a charge is told where none is refused, and whether its hits stay.
+    fn growing(&self, state: &State, now: Micros, hits: Hits, step: Micros, max: Micros) -> (Verdict, bool) {
+        let (hits, widened, capacity) = (self.counted(hits), self.widened(), u64::from(self.capacity()));
+        let told = state.verdict(now, hits, widened);
+        let used = u64::from(u32::MAX - told.remaining);
+        let most = capacity + Delay::Growing { step, max }.hits_over();
+        // What does not even fit so stands higher than this delay lets it, under another limit.
+        if told.outcome.is_refused() || used - hits.taken() >= most {
+            // More would only prolong the debt.
+            let left = state.verdict(now, Hits::LOOK, widened);
+            let verdict = Verdict { outcome: Outcome::Admitted, remaining: 0, retry: None, delay: max, ..left };
+            return (verdict, false);
+        }
+        let delay = Micros::new(used.saturating_sub(capacity).saturating_mul(step.get())).min(max);
+        let verdict = Verdict { remaining: hits32(capacity.saturating_sub(used)), delay, ..told };
+        (verdict, hits != Hits::LOOK)
     }
 
     /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against.
@@ -280,6 +366,12 @@ pub trait Count {
     /// Whether a quota may have a burst of its own.
     const HAS_BURST: bool;
 
+    /// Whether a charge that comes too early may wait for a slot.
+    const HAS_SLOTS: bool = false;
+
+    /// The most hits of a counter that goes on counting above its limit.
+    const MOST_OVER: u32 = MOST_OVER;
+
     /// Whether refused hits stay where each limit is charged on its own.
     const COUNTS_REFUSED_WHEN_EACH: bool;
 
@@ -288,6 +380,12 @@ pub trait Count {
 
     /// What a charge is told.
     fn verdict(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Verdict;
+
+    /// What a charge is told that may wait for its slot, `max` at most. Only asked where there are slots.
+    fn slot(state: &Self::State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+        let _ = max;
+        Self::verdict(state, now, hits, quota)
+    }
 
     /// Puts the hits on the counter, whatever the verdict says of them: what it says remains when they are admitted is then
     /// what a look finds.
@@ -301,6 +399,10 @@ pub trait Count {
 /// The most that is ever counted on one counter: 2^52, exact in Lua's numbers with one more charge on top.
 const MOST_COUNTED: u64 = 1 << 52;
 
+/// The most hits of a counter that goes on counting above its limit, and of one charge on it: 2^31, so that both together
+/// are told in the 32 bits of what remains.
+const MOST_OVER: u32 = 1 << 31;
+
 /// The largest limit of a log, and the most entries it has: 10,000 (`docs/algorithms.md` says what that many take).
 const MOST_LOGGED: u32 = 10_000;
 
@@ -311,10 +413,79 @@ fn hits32(hits: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::State;
+    use super::{Algorithm, Limit, State};
+    use crate::model::{Charging, Delay, Hits, InvalidDelay, Micros, Quota, Unit, Window};
+
+    const NOON: Micros = Micros::from_secs(1_795_262_400);
+
+    fn per_hour(algorithm: Algorithm, hits: u32) -> Limit {
+        Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Hour))).expect("it can be counted")
+    }
+
+    fn growing(step_ms: u64, max_ms: u64) -> Delay {
+        Delay::Growing { step: Micros::from_millis(step_ms), max: Micros::from_millis(max_ms) }
+    }
 
     #[test]
     fn a_state_takes_32_bytes_whatever_the_algorithm() {
         assert_eq!(size_of::<State>(), 32);
+    }
+
+    #[test]
+    fn each_hit_over_the_limit_waits_a_step_longer_and_what_would_wait_longer_than_the_longest_is_not_recorded() {
+        for (name, algorithm) in Algorithm::ALL {
+            let limit = per_hour(algorithm, 3).delaying(growing(100, 250)).expect("it can wait");
+            let mut state = limit.fresh();
+            let mut charge = |hits| {
+                let (told, is_kept) = limit.charge(&mut state, NOON, hits, Charging::AllOrNothing);
+                assert!(!told.outcome.is_refused() && told.retry.is_none(), "{name}");
+                (told.remaining, told.delay.get() / 1_000, is_kept)
+            };
+            let one = Hits::take(1);
+            assert_eq!([charge(one), charge(one), charge(one)], [(2, 0, true), (1, 0, true), (0, 0, true)], "{name}");
+            assert_eq!([charge(one), charge(one)], [(0, 100, true), (0, 200, true)], "{name}");
+            assert_eq!(charge(Hits::LOOK), (0, 200, false), "{name}");
+            assert_eq!(
+                [charge(one), charge(one), charge(Hits::LOOK)],
+                [(0, 250, true), (0, 250, false), (0, 250, false)]
+            );
+            // Six stand on it, and the last was not recorded.
+            assert_eq!(charge(Hits::give_back(4)), (1, 0, true), "{name}");
+            // The most that one charge can cost: 2^31 of it are counted.
+            assert_eq!(charge(Hits::take(Hits::MOST)), (0, 250, true), "{name}");
+            assert_eq!(charge(Hits::take(Hits::MOST)), (0, 250, false), "{name}");
+            assert_eq!(charge(Hits::give_back(1 << 31)), (1, 0, true), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_delay_that_cannot_be_counted_is_refused_with_what_to_write_instead() {
+        for (name, algorithm) in Algorithm::ALL {
+            let has_slots = matches!(algorithm, Algorithm::Gcra | Algorithm::LeakyBucket);
+            assert_eq!(algorithm.has_slots(), has_slots, "{name}");
+            let told = per_hour(algorithm, 3).delaying(Delay::Slot { max: Micros::from_secs(1) });
+            assert_eq!(told.err(), (!has_slots).then_some(InvalidDelay::NoSlots { algorithm: name }));
+            let most = if algorithm == Algorithm::SlidingLog { 10_000 } else { 1 << 31 };
+            assert!(per_hour(algorithm, most - 3).delaying(growing(100, 250)).is_ok(), "{name}");
+            let over = InvalidDelay::Over { capacity: most - 2, over: 3, most };
+            assert_eq!(per_hour(algorithm, most - 2).delaying(growing(100, 250)), Err(over));
+        }
+        let told = per_hour(Algorithm::SlidingLog, 10_000).delaying(growing(100, 250)).expect_err("it is full");
+        let text = "a delay that reaches its longest wait 3 hits above a limit of 10000 cannot be counted: together at \
+            most 10000; a larger step takes fewer hits";
+        assert_eq!(told.to_string(), text);
+        let told = per_hour(Algorithm::TokenBucket, 1).delaying(Delay::Slot { max: Micros::from_secs(1) });
+        let text =
+            "token_bucket has no slots to wait for: gcra and leaky_bucket have; every algorithm has delays that grow";
+        assert_eq!(told.expect_err("it has none").to_string(), text);
+    }
+
+    #[test]
+    fn a_limit_of_nothing_refuses_whatever_is_asked_of_others() {
+        for (_, algorithm) in Algorithm::ALL {
+            let limit = per_hour(algorithm, 0).delaying(growing(100, 250)).expect("it can be said");
+            let told = limit.charge(&mut limit.fresh(), NOON, Hits::take(1), Charging::Each);
+            assert!(told.0.outcome.is_refused() && !told.1 && told.0.delay == Micros::ZERO);
+        }
     }
 }

@@ -21,7 +21,7 @@ pub mod time;
 pub mod verdict;
 
 pub use decision::{Decision, Finding, Hidden, Metadata, Part, Ruling, Tightest, Wait, Warning};
-pub use delay::{Delay, Delivery};
+pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
 pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role};

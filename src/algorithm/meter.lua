@@ -2,6 +2,11 @@
 -- slowest is the smallest limit it was charged against, under which it is idle last.
 -- Above 2^53 a number is no longer exact; 2^52 is the most that is ever counted (algorithm.rs); 2^32 - 1 is the largest
 -- limit, and whatever is charged first is no faster.
+--
+-- `ahead(level, wanted, room)` is `Slots::ahead` of the Rust twin: what has to drain before it is the turn of a charge, and
+-- before there is a slot for it at all; 0 or less is nothing. Without it nobody waits.
+
+local ahead = ...
 
 local function load(text, _, tick_us)
   local tick, level, slowest = string.match(text, '^(%d+) (%d+) (%d+)$')
@@ -29,26 +34,46 @@ local function drained(state, now, limit, tick_us)
 end
 
 -- How long from `now` until so many grains have drained since `tick`: ten years at most, as in meter.rs. The ticks are cut
--- first, so that no product leaves 2^53.
+-- first, so that no product leaves 2^53; by the longest delay later, 300 s, for `now` may be the moment after one.
 local function wait(grains, now, tick, limit, tick_us)
   local longest = 315360000 * 1000000
-  local ticks = limit > 0 and math.min(math.ceil(grains / limit), longest / tick_us + 1) or 0
+  local ticks = limit > 0 and math.min(math.ceil(grains / limit), (longest + 300 * 1000000) / tick_us + 1) or 0
   return math.min(math.max((tick + ticks) * tick_us - now, 0), longest)
 end
 
-local function step(state, now, hits, back, limit, burst, length, tick_us)
+-- Whether a charge gets a slot of which the wait is `max` at most, and that wait; or how long until it gets one, -1 for
+-- never.
+local function slot(level, cost, room, now, tick, limit, tick_us, max)
+  local of_turn, of_slot = ahead(level, level + cost, room)
+  local delay = of_turn > 0 and wait(of_turn, now, tick, limit, tick_us) or 0
+  if of_slot <= 0 and delay <= max then
+    return true, delay
+  end
+  local idle_turn, idle_slot = ahead(0, cost, room)
+  if idle_slot > 0 or math.ceil(idle_turn / limit) > math.ceil(max / tick_us) then
+    return false, -1
+  end
+  -- Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
+  local until_turn = of_turn > 0 and wait(of_turn, now + max, tick, limit, tick_us) or 0
+  local until_slot = of_slot > 0 and wait(of_slot, now, tick, limit, tick_us) or 0
+  return false, math.max(until_turn, until_slot)
+end
+
+local function step(state, now, hits, back, limit, burst, length, tick_us, max)
   local grains = length / tick_us
   local tick, level = drained(state, now, limit, tick_us)
   local room, wanted = burst * grains, level + hits * grains
   -- Hits given back are taken back whatever is used.
   local is_admitted = wanted <= room or back > 0
+  local reset, waits = 0, -1
+  if max then
+    is_admitted, waits = slot(level, hits * grains, room, now, tick, limit, tick_us, max)
+  elseif not is_admitted and hits <= burst and limit > 0 then
+    waits = wait(wanted - room, now, tick, limit, tick_us)
+  end
   local charged = wanted - back * grains
   if charged < 0 then charged = 0 elseif charged > 2^52 then charged = 2^52 end
   local left = is_admitted and charged or level
-  local reset, retry = 0, -1
-  if not is_admitted and hits <= burst and limit > 0 then
-    retry = wait(wanted - room, now, tick, limit, tick_us)
-  end
   if left > 0 then
     reset = wait(left, now, tick, limit, tick_us)
   end
@@ -56,7 +81,7 @@ local function step(state, now, hits, back, limit, burst, length, tick_us)
   if free < 0 then free = 0 end
   local slowest = state[3]
   if limit < slowest then slowest = limit end
-  return is_admitted, (free - free % grains) / grains, reset, retry, { tick, charged, slowest }
+  return is_admitted, (free - free % grains) / grains, reset, waits, { tick, charged, slowest }
 end
 
 local function idle_at(state, _, tick_us)

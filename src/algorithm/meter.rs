@@ -6,6 +6,11 @@
 //!
 //! A hit is as many grains as its window has ticks, and `limit` grains drain per tick, so the level knows nothing of the
 //! limit. Every product stays below 2^53.
+//!
+//! Where a charge may wait for a slot it is admitted before there is room for it, and told how long it has to wait. The
+//! algorithms differ in what it waits for, and say so in their files.
+
+use std::marker::PhantomData;
 
 use super::{Count, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
@@ -13,8 +18,30 @@ use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdi
 /// The longest wait that is ever promised: ten years. Beyond that no clock is worth a promise.
 const LONGEST_WAIT: Micros = Micros::from_secs(315_360_000);
 
-/// A level of hits that drains.
-pub struct Meter;
+/// A level of hits that drains, and how a charge waits for its slot.
+pub struct Meter<S>(PhantomData<S>);
+
+/// How a charge waits for its slot.
+pub trait Slots {
+    /// Whether there are slots to wait for.
+    const ARE_THERE: bool;
+
+    /// What has to drain for a charge that finds this `level` and makes it as high as `wanted`, where there is `room` up to
+    /// the burst.
+    fn ahead(level: u64, wanted: u64, room: u64) -> Ahead;
+}
+
+/// What has to drain, in grains.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// Before it is the turn of a charge: so long it waits in its slot.
+    pub of_turn: u64,
+    /// Before there is a slot for it at all.
+    pub of_slot: u64,
+}
+
+/// Nobody waits: what does not fit is refused.
+pub struct NoSlots;
 
 /// A level, and the tick at which it stood there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +52,24 @@ pub struct State {
     slowest: u32,
 }
 
+impl Slots for NoSlots {
+    const ARE_THERE: bool = false;
+
+    fn ahead(_: u64, wanted: u64, room: u64) -> Ahead {
+        Ahead { of_turn: 0, of_slot: wanted.saturating_sub(room) }
+    }
+}
+
 impl Default for State {
     fn default() -> Self {
         Self { tick: 0, level: 0, slowest: u32::MAX }
     }
 }
 
-impl Count for Meter {
+impl<S: Slots> Count for Meter<S> {
     type State = State;
     const HAS_BURST: bool = true;
+    const HAS_SLOTS: bool = S::ARE_THERE;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
 
     fn check(quota: Quota) -> Result<(), InvalidQuota> {
@@ -42,28 +78,11 @@ impl Count for Meter {
     }
 
     fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
-        let (limit, burst, grains) = (u64::from(quota.limit()), u64::from(quota.burst()), quota.ticks());
-        let State { tick, level, .. } = state.at(now, quota);
-        let (room, wanted) = (burst * grains, level + hits.taken() * grains);
-        // Hits given back are taken back whatever is used.
-        let outcome = Outcome::admitted_if(wanted <= room || hits.given_back() > 0);
-        let left = if outcome.is_refused() { level } else { charged(level, hits, quota) };
+        told::<NoSlots>(state, now, hits, quota, Micros::ZERO)
+    }
 
-        let wait = |grains: u64| {
-            let ticks = if limit == 0 { 0 } else { grains.div_ceil(limit) };
-            Micros::new(tick.saturating_add(ticks).saturating_mul(quota.tick().get()))
-                .saturating_sub(now)
-                .min(LONGEST_WAIT)
-        };
-        let fits_ever = hits.taken() <= burst && limit > 0;
-        Verdict {
-            outcome,
-            remaining: hits32(room.saturating_sub(left) / grains),
-            reset: if left == 0 { Micros::ZERO } else { wait(left) },
-            retry: (outcome.is_refused() && fits_ever).then(|| wait(wanted - room)),
-            delay: Micros::ZERO,
-            provenance: Provenance::Store,
-        }
+    fn slot(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+        told::<S>(state, now, hits, quota, max)
     }
 
     fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {
@@ -87,7 +106,47 @@ impl State {
     }
 }
 
+/// What a charge is told that waits for its slot, `max` at most.
+fn told<S: Slots>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+    let (limit, burst, grains) = (u64::from(quota.limit()), u64::from(quota.burst()), quota.ticks());
+    let State { tick, level, .. } = state.at(now, quota);
+    let (room, cost) = (burst * grains, hits.taken() * grains);
+    let ticks = |grains: u64| if limit == 0 { 0 } else { grains.div_ceil(limit) };
+    let wait = |grains: u64| {
+        if grains == 0 {
+            return Micros::ZERO;
+        }
+        Micros::new(tick.saturating_add(ticks(grains)).saturating_mul(quota.tick().get())).saturating_sub(now)
+    };
+
+    let Ahead { of_turn, of_slot } = S::ahead(level, level + cost, room);
+    let delay = wait(of_turn);
+    // Hits given back are taken back whatever is used.
+    let outcome = Outcome::admitted_if((of_slot == 0 && delay <= max) || hits.given_back() > 0);
+    let is_refused = outcome.is_refused();
+    let fits_ever = || {
+        let idle = S::ahead(0, cost, room);
+        idle.of_slot == 0 && ticks(idle.of_turn) <= max.get().div_ceil(quota.tick().get()) && limit > 0
+    };
+    // Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
+    let fits_in = || wait(of_slot).max(delay.saturating_sub(max)).min(LONGEST_WAIT);
+    let left = if is_refused { level } else { charged(level, hits, quota) };
+    Verdict {
+        outcome,
+        remaining: hits32(room.saturating_sub(left) / grains),
+        reset: wait(left).min(LONGEST_WAIT),
+        retry: (is_refused && fits_ever()).then(fits_in),
+        delay: if is_refused { Micros::ZERO } else { delay },
+        provenance: Provenance::Store,
+    }
+}
+
 fn charged(level: u64, hits: Hits, quota: Quota) -> u64 {
     let grains = quota.ticks();
     (level + hits.taken() * grains).saturating_sub(hits.given_back() * grains).min(MOST_COUNTED)
+}
+
+/// The most that a level can be: what would stand above it has no slot.
+pub const fn above_the_highest(wanted: u64) -> u64 {
+    wanted.saturating_sub(MOST_COUNTED)
 }

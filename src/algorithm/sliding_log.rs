@@ -49,6 +49,7 @@ impl Count for SlidingLog {
     type State = Box<State>;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
+    const MOST_OVER: u32 = MOST_LOGGED;
 
     fn check(quota: Quota) -> Result<(), InvalidQuota> {
         quota.is_at_most(MOST_LOGGED)
@@ -151,4 +152,24 @@ impl Live<'_> {
 
 fn charged(used: u64, hits: Hits) -> u64 {
     (used + hits.taken()).saturating_sub(hits.given_back()).min(MOST_HITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::algorithm::{Algorithm, Limit};
+    use crate::model::{Delay, Micros, Override, Quota, Unit, Window};
+
+    #[test]
+    fn a_limit_that_a_request_sends_waits_as_the_rule_does_where_it_can() {
+        let few = Limit::new(Algorithm::SlidingLog, Quota::new(5, Window::of_unit(Unit::Minute)));
+        let delay = Delay::Growing { step: Micros::from_millis(100), max: Micros::from_millis(250) };
+        let rule = few.map(|few| few.delaying(delay)).expect("it can be counted").expect("it can wait");
+        let sent = |hits| {
+            let limit = Limit::of_override(Some(rule), Override::new(hits, 2, 1).expect("an override"));
+            (limit.algorithm(), limit.delay().is_some())
+        };
+        assert_eq!(sent(9_997), (Algorithm::SlidingLog, true));
+        assert_eq!(sent(9_998), (Algorithm::SlidingLog, false), "three hits more are not counted in a log");
+        assert_eq!(sent(10_001), (Algorithm::FixedWindow, true), "counted in windows");
+    }
 }

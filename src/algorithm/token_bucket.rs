@@ -4,7 +4,7 @@
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
 //! Choose `sliding_window` where no window may see more than the limit, a full bucket's burst included.
 
+use super::meter::{Meter, NoSlots};
+
 /// A bucket of tokens: the level of a [`Meter`] is what is missing from it.
-///
-/// [`Meter`]: super::meter::Meter
-pub type TokenBucket = super::meter::Meter;
+pub type TokenBucket = Meter<NoSlots>;

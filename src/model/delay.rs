@@ -1,5 +1,7 @@
 //! Waiting instead of being refused.
 
+use thiserror::Error;
+
 use super::time::Micros;
 
 /// What is asked of a request whose charge comes too early.
@@ -29,6 +31,71 @@ impl Delay {
             Self::Slot { max } | Self::Growing { max, .. } => max,
         }
     }
+
+    /// Whether its lengths are such as can be waited.
+    ///
+    /// # Errors
+    /// [`InvalidDelay::Max`] and [`InvalidDelay::Step`].
+    pub fn check(self) -> Result<(), InvalidDelay> {
+        let max = self.max();
+        if max == Micros::ZERO || max > Self::LONGEST {
+            return Err(InvalidDelay::Max { found: max });
+        }
+        match self {
+            Self::Growing { step, .. } if step == Micros::ZERO || step > max => {
+                Err(InvalidDelay::Step { found: step, max })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How many hits over its limit a counter stands when a delay that grows has become the longest; 0 for a slot.
+    pub const fn hits_over(self) -> u64 {
+        match self {
+            Self::Growing { step, max } if step.get() > 0 => max.get().div_ceil(step.get()),
+            _ => 0,
+        }
+    }
+}
+
+/// Why a limit cannot ask anybody to wait so.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InvalidDelay {
+    /// The algorithm has no slots.
+    #[error("{algorithm} has no slots to wait for: gcra and leaky_bucket have; every algorithm has delays that grow")]
+    NoSlots {
+        /// The algorithm.
+        algorithm: &'static str,
+    },
+    /// The longest wait is nothing, or too long.
+    #[error("a longest wait of {found} cannot be asked for: it must be from {} to {}", Micros::new(1), Delay::LONGEST)]
+    Max {
+        /// The longest wait asked for.
+        found: Micros,
+    },
+    /// The step is nothing, or more than the longest wait.
+    #[error(
+        "a step of {found} for each hit cannot be asked for: it must be from {} to the longest wait, {max}",
+        Micros::new(1)
+    )]
+    Step {
+        /// The step asked for.
+        found: Micros,
+        /// The longest wait.
+        max: Micros,
+    },
+    /// The hits that may stand on the counter are more than it can hold.
+    #[error(
+        "a delay that reaches its longest wait {over} hits above a limit of {capacity} cannot be counted: together at most {most}; a larger step takes fewer hits"
+    )]
+    Over {
+        /// The most hits that the limit admits at once.
+        capacity: u32,
+        /// How many hits above that the delay grows.
+        over: u64,
+        /// The most hits on a counter.
+        most: u32,
+    },
 }
 
 /// Who makes a request wait.
@@ -51,5 +118,41 @@ impl Delivery {
             Self::Header => "header",
             Self::Hold => "hold",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Delay, InvalidDelay};
+    use crate::model::Micros;
+
+    #[test]
+    fn a_delay_that_nobody_can_wait_is_refused_with_what_can_be_asked_for() {
+        let told = |delay: Delay| delay.check().map_err(|invalid| invalid.to_string());
+        let (longest, none) = (Delay::LONGEST, Micros::ZERO);
+        let more = longest.saturating_add(Micros::new(1));
+        let growing = |step, max| Delay::Growing { step, max };
+        for valid in [Delay::Slot { max: longest }, growing(Micros::new(1), longest), growing(longest, longest)] {
+            assert_eq!(told(valid), Ok(()));
+        }
+        for max in [none, more] {
+            for delay in [Delay::Slot { max }, growing(Micros::new(1), max)] {
+                assert_eq!(delay.check(), Err(InvalidDelay::Max { found: max }));
+            }
+        }
+        for step in [none, more] {
+            let invalid = InvalidDelay::Step { found: step, max: longest };
+            assert_eq!(growing(step, longest).check(), Err(invalid));
+        }
+        let text = "a longest wait of 0s cannot be asked for: it must be from 1us to 5m";
+        assert_eq!(told(Delay::Slot { max: none }), Err(text.to_owned()));
+        let text = "a step of 0s for each hit cannot be asked for: it must be from 1us to the longest wait, 2s";
+        assert_eq!(told(growing(none, Micros::from_secs(2))), Err(text.to_owned()));
+    }
+
+    #[test]
+    fn a_delay_has_grown_to_its_longest_after_as_many_steps_as_that_takes() {
+        let over = |step, max| Delay::Growing { step: Micros::new(step), max: Micros::new(max) }.hits_over();
+        assert_eq!([over(10, 10), over(10, 11), over(10, 20), over(1, 20)], [1, 2, 2, 20]);
     }
 }

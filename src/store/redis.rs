@@ -344,7 +344,7 @@ impl Group {
                 left.push((member, remaining, reset));
             }
             let is_admitted = row.answer.is_some_and(|verdict| verdict.outcome == Outcome::Admitted);
-            if is_admitted && charge.hits.taken() > 0 {
+            if is_admitted && !row.is_unrecorded && charge.hits.taken() > 0 {
                 taken.push(charge.clone());
             }
         }

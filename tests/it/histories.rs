@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
 use tidegate::model::{
-    Charging, Colocation, CounterKey, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window,
+    Charging, Colocation, CounterKey, Delay, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window,
 };
 
 use crate::world::NOON;
@@ -173,6 +173,66 @@ pub fn limit(algorithm: Algorithm, window: Window, hits: u32, burst: u16) -> Lim
     }
 }
 
+/// Waiting instead of refusals, by the limit that asks for it.
+#[derive(Clone, Copy, Debug)]
+pub enum Waiting {
+    None,
+    /// So many thousandths of what the capacity takes to drain, and so many microseconds less or more.
+    Slot(u16, i8),
+    /// So many thousandths of the window for each hit, and so many of that at most, and microseconds less or more.
+    Growing(u16, u16, i8),
+    /// Any lengths.
+    Lengths(bool, u64, u64),
+}
+
+impl Waiting {
+    /// The limit with that delay, or without one where it cannot have it.
+    pub fn on(self, limit: Limit) -> Limit {
+        let (window, most) = (limit.quota().window().length().get(), Delay::LONGEST.get());
+        let micros = |length: u64, off: i8| Micros::new(length.saturating_add_signed(i64::from(off)).clamp(1, most));
+        let delay = match self {
+            Self::None => return limit,
+            Self::Slot(share, off) => {
+                let drained =
+                    u128::from(window) * u128::from(limit.capacity()) / u128::from(limit.quota().limit().max(1));
+                Delay::Slot { max: micros(thousandths(u64::try_from(drained).unwrap_or(most), share), off) }
+            }
+            Self::Growing(share, times, off) => {
+                let step = micros(thousandths(window, share), 0);
+                Delay::Growing { step, max: micros(step.get() * u64::from(times), off) }
+            }
+            Self::Lengths(true, max, _) => Delay::Slot { max: Micros::new(max) },
+            Self::Lengths(false, step, max) => {
+                Delay::Growing { step: Micros::new(step.min(max)), max: Micros::new(max) }
+            }
+        };
+        limit.delaying(delay).unwrap_or(limit)
+    }
+}
+
+/// Waiting for a slot: twice as long as the capacity takes to drain at most, or for any length.
+pub fn slot() -> impl Strategy<Value = Waiting> {
+    prop_oneof![
+        3 => (0_u16..2_000, -1_i8..=1).prop_map(|(share, off)| Waiting::Slot(share, off)),
+        1 => (1..=Delay::LONGEST.get()).prop_map(|max| Waiting::Lengths(true, max, 0)),
+    ]
+}
+
+/// Waiting the longer the more hits there are over the limit.
+pub fn growing() -> impl Strategy<Value = Waiting> {
+    let longest = 1..=Delay::LONGEST.get();
+    prop_oneof![
+        3 => (0_u16..100, 1_u16..10, -1_i8..=1).prop_map(|(share, times, off)| Waiting::Growing(share, times, off)),
+        1 => (longest.clone(), longest).prop_map(|(step, max)| Waiting::Lengths(false, step, max)),
+    ]
+}
+
+/// Waiting of every kind that the algorithm has, and mostly none.
+pub fn waiting(algorithm: Algorithm) -> impl Strategy<Value = Waiting> {
+    let slots = u32::from(algorithm.has_slots());
+    prop_oneof![3 => Just(Waiting::None), 2 => growing(), 2 * slots => slot()]
+}
+
 pub fn any_limit() -> impl Strategy<Value = Limit> {
     algorithm().prop_flat_map(limit_of)
 }
@@ -232,19 +292,23 @@ pub fn amount() -> impl Strategy<Value = Amount> {
     ]
 }
 
-/// Everything that can happen to a counter: limits that change and are nothing, refusals that are kept, hits given back,
-/// clocks that step back.
+/// Everything that can happen to a counter: limits that change, are nothing or make hits wait, refusals that are kept, hits
+/// given back, clocks that step back.
 pub fn history(algorithm: Algorithm) -> impl Strategy<Value = History> {
     let limits = prop_oneof![
-        3 => prop::collection::vec((hits_per_window(), burst()), 1),
-        2 => prop::collection::vec((prop_oneof![6 => hits_per_window(), 1 => Just(0)], burst()), 2..4),
+        3 => prop::collection::vec((hits_per_window(), burst(), waiting(algorithm)), 1),
+        2 => prop::collection::vec(
+            (prop_oneof![6 => hits_per_window(), 1 => Just(0)], burst(), waiting(algorithm)),
+            2..4,
+        ),
     ];
     let event = (unsteady_pause(), amount(), prop_oneof![3 => Just(0_usize), 1 => 0_usize..4]);
     let event = event.prop_map(|(after, amount, turn)| Event { after, amount, turn });
     let counts_refused = prop::bool::weighted(0.2);
     (charging(), window(), limits, counts_refused, moment(), prop::collection::vec(event, 1..40)).prop_map(
         move |(charging, window, limits, counts_refused, begin, events)| {
-            let limits = limits.into_iter().map(|(hits, burst)| limit(algorithm, window, hits, burst));
+            let limits = limits.into_iter();
+            let limits = limits.map(|(hits, burst, waiting)| waiting.on(limit(algorithm, window, hits, burst)));
             let limits = limits.map(|limit| if counts_refused { limit.counting_refused() } else { limit }).collect();
             History { algorithm, charging, limits, begin, events }
         },
@@ -308,13 +372,14 @@ pub fn role() -> impl Strategy<Value = Role> {
 /// A counter of this algorithm, with one limit or with some that hold by turns. Where the burst is apart they are as fast
 /// or nothing: what is idle under one limit is not under a slower one, and the embedded store may have forgotten it.
 fn counter(algorithm: Algorithm) -> impl Strategy<Value = Vec<Limit>> {
-    let limit_of = || (hits_per_window(), prop::bool::weighted(0.1), burst(), prop::bool::weighted(0.2));
+    let limit_of =
+        || (hits_per_window(), prop::bool::weighted(0.1), burst(), prop::bool::weighted(0.2), waiting(algorithm));
     let limits = prop_oneof![3 => prop::collection::vec(limit_of(), 1), 1 => prop::collection::vec(limit_of(), 2..4)];
     (window(), limits).prop_map(move |(window, limits)| {
         let first = limits[0].0;
-        let limits = limits.into_iter().map(|(hits, is_closed, burst, counts_refused)| {
+        let limits = limits.into_iter().map(|(hits, is_closed, burst, counts_refused, waiting)| {
             let hits = if algorithm.has_burst() { first } else { hits };
-            let limit = limit(algorithm, window, if is_closed { 0 } else { hits }, burst);
+            let limit = waiting.on(limit(algorithm, window, if is_closed { 0 } else { hits }, burst));
             if counts_refused { limit.counting_refused() } else { limit }
         });
         limits.collect()

@@ -18,10 +18,18 @@ use changes::{
     a_changed_algorithm_or_window_starts_a_new_counter, a_changed_limit_keeps_the_hits_already_used,
     a_refused_charge_that_is_counted_stays, what_is_left_under_another_limit_is_that_limit_less_what_was_used,
 };
+use delays::{
+    a_charge_that_finds_no_slot_spends_nothing, a_charge_that_is_to_wait_leaves_nothing_when_its_request_is_refused,
+    a_delay_that_grows_refuses_nothing_and_is_a_step_for_each_hit_over_the_limit,
+    hits_that_wait_out_their_delays_pass_no_faster_than_the_limit,
+    what_makes_the_longest_wait_no_longer_is_not_recorded,
+    who_finds_no_slot_is_told_the_first_moment_at_which_there_is_one,
+};
 use oracle::{Oracle, Told};
 use stores::{Counters, Store};
 
 mod changes;
+mod delays;
 mod long_logs;
 mod oracle;
 mod stores;
@@ -76,6 +84,12 @@ on_every_store! {
     what_is_left_under_another_limit_is_that_limit_less_what_was_used,
     a_changed_algorithm_or_window_starts_a_new_counter,
     a_refused_charge_that_is_counted_stays,
+    hits_that_wait_out_their_delays_pass_no_faster_than_the_limit,
+    who_finds_no_slot_is_told_the_first_moment_at_which_there_is_one,
+    a_delay_that_grows_refuses_nothing_and_is_a_step_for_each_hit_over_the_limit,
+    what_makes_the_longest_wait_no_longer_is_not_recorded,
+    a_charge_that_finds_no_slot_spends_nothing,
+    a_charge_that_is_to_wait_leaves_nothing_when_its_request_is_refused,
 }
 
 /// How many examples of each law the embedded store is tried on.
@@ -88,9 +102,20 @@ fn hold<S: Strategy<Value: Debug>>(
     examples: impl Fn(Algorithm) -> S,
     law: impl Fn(S::Value) -> TestCaseResult,
 ) {
-    let algorithms = u32::try_from(Algorithm::ALL.len()).expect("they are few");
-    let cases = store.cases(embedded).div_ceil(algorithms);
-    for (name, algorithm) in Algorithm::ALL {
+    hold_of(&Algorithm::ALL.map(|(_, algorithm)| algorithm), store, embedded, examples, law);
+}
+
+/// The same, of some algorithms.
+fn hold_of<S: Strategy<Value: Debug>>(
+    algorithms: &[Algorithm],
+    store: &Store,
+    embedded: u32,
+    examples: impl Fn(Algorithm) -> S,
+    law: impl Fn(S::Value) -> TestCaseResult,
+) {
+    let cases = store.cases(embedded).div_ceil(u32::try_from(algorithms.len()).expect("they are few"));
+    for &algorithm in algorithms {
+        let name = algorithm.name();
         let config = ProptestConfig { source_file: Some(file!()), ..ProptestConfig::with_cases(cases) };
         let held = TestRunner::new(config).run(&examples(algorithm), &law);
         held.unwrap_or_else(|failed| panic!("{name}: {failed}"));

@@ -10,10 +10,11 @@
 --                                            and the server's error
 --   save(state, key)                         the text, or the commands that write what has changed; what they write every later
 --                                            version reads; numbers by string.format('%.0f')
---   step(state, now, hits, back, limit, burst, window, tick)
---                                            is admitted, remaining, reset, retry (-1: none), the state with the hits on
---                                            it whatever the answer; equal to `Count::verdict` and `Count::charge` of the
---                                            Rust twin
+--   step(state, now, hits, back, limit, burst, window, tick, max)
+--                                            is admitted, remaining, reset, wait, the state with the hits on it whatever the
+--                                            answer; equal to `Count::verdict` and `Count::charge` of the Rust twin, and where
+--                                            there is a `max`, the longest wait for a slot, to `Count::slot`. The wait: until
+--                                            what is refused fits, and until what is admitted may go on (-1: none)
 --   idle_at(state, window, tick)             the first moment at which forgetting the state changes no answer
 --   undo(state, now, at, hits, limit, window, tick)
 --                                            the state without a charge of `at`, never less than if it had not been asked
@@ -22,18 +23,22 @@
 -- KEYS are the counters, each once. ARGV: a moment in the clock of this node, which is the deadline, or to `undo` that of
 -- the charges; the mode; and the charges, packed as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
 -- has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back, descriptor, role, records (1: a
--- refused charge stays), kept (1: the charge stays although its request is refused).
+-- refused charge stays), kept (1: the charge stays although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one
+-- that grows). Behind a 1 stands the longest wait, as `slot` says; behind a 2 the longest wait, the wait for each hit over
+-- the limit, and the most hits the limit admits at once, as `growing` says: its limit, or its burst where the algorithm has
+-- one, is the largest number then, so that what remains of it tells how many hits stand on the counter.
 --
 -- each: no charge is taken back. all: these are all charges of the request, and when it is refused only what is kept stays.
 -- take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and otherwise
 -- the caller undoes them if he must. undo: takes back the hits of charges; there is no deadline.
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
--- `undo`; then for each charge 0 (admitted), 1 (refused) or 2 (its key holds nothing of ours, and is left alone; or it was
--- to be admitted beside one that is refused, and there is no memory), remaining, reset, retry, as `row` says; in the mode
--- take also what would remain and the reset if these charges are taken back.
+-- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
+-- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait,
+-- as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
-local record, row, left = '<I4sI4I4I8I8I8I8I4sBB', '<BI4I8i8', '<I4I8'
+local record, slot, growing = '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
+local row, left = '<BI4I8i8', '<I4I8'
 local pack, unpacked = struct.pack, struct.unpack
 
 local time = redis.call('TIME')
@@ -78,26 +83,50 @@ local function written(state, charge)
   return algorithm.save(state, KEYS[charge.key]), string.format('%.0f', ttl)
 end
 
--- Decides a charge: code, remaining, reset, retry, and the state where it changes.
+-- What a charge of a limit that refuses nothing is told: code, remaining, reset, wait, and the state with the hits on it.
+local function grown(charge, state, hits)
+  local step, limit, burst, window, tick = charge.algorithm.step, charge.limit, charge.burst, charge.window, charge.tick
+  local capacity, growth, max = charge.capacity, charge.growth, charge.max
+  local fits, remaining, reset, _, charged = step(state, now, hits, 0, limit, burst, window, tick)
+  local used, steps = 2^32 - 1 - remaining, math.ceil(max / growth)
+  -- What does not even fit so stands higher than this delay lets it, under another limit.
+  if not fits or used - hits >= capacity + steps then
+    -- More would only prolong the debt.
+    _, _, reset = step(state, now, 0, 0, limit, burst, window, tick)
+    return 3, 0, reset, max
+  end
+  local over = math.max(used - capacity, 0)
+  return 0, math.max(capacity - used, 0), reset, over < steps and over * growth or max, charged
+end
+
+-- Decides a charge: code, remaining, reset, wait, and the state where it changes.
 local function decide(charge, state)
   if state == false then
     return 2, 0, 0, -1
   end
-  local step, hits, back = charge.algorithm.step, charge.hits, charge.back
-  local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
-  local is_admitted, remaining, reset, retry, charged = step(state, now, hits, back, limit, burst, window, tick)
-  if not is_admitted then
-    if charge.records == 0 or charge.key == 0 then
-      return 1, remaining, reset, retry
+  local hits, back = charge.hits, charge.back
+  local code, remaining, reset, wait, charged
+  if charge.growth then
+    code, remaining, reset, wait, charged = grown(charge, state, hits)
+  else
+    local step, max = charge.algorithm.step, charge.max
+    local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
+    local is_admitted
+    is_admitted, remaining, reset, wait, charged = step(state, now, hits, back, limit, burst, window, tick, max)
+    if not is_admitted then
+      if charge.records == 0 or charge.key == 0 then
+        return 1, remaining, reset, wait
+      end
+      -- The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
+      is_admitted, remaining, reset, wait = step(charged, now, hits, back, limit, burst, window, tick, max)
     end
-    -- The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
-    is_admitted, remaining, reset, retry = step(charged, now, hits, back, limit, burst, window, tick)
+    code = is_admitted and 0 or 1
   end
   -- A look saves nothing, a limit of nothing has no counter, and giving back creates none.
   if charge.key == 0 or (hits == 0 and (back == 0 or state == charge.algorithm.fresh)) then
     charged = nil
   end
-  return is_admitted and 0 or 1, remaining, reset, retry, charged
+  return code, remaining, reset, wait, charged
 end
 
 -- Saves a counter: what the server says where it does not.
@@ -134,8 +163,9 @@ local loaded, states, firsts = {}, {}, {}
 
 local at = 1
 while at <= #packed do
-  local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept
-  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, at = unpacked(record, packed, at)
+  local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, delay
+  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, delay, at =
+    unpacked(record, packed, at)
   local algorithm = twins[name]
   if not algorithm then
     algorithm = twin(name)
@@ -145,6 +175,11 @@ while at <= #packed do
     key = key, algorithm = algorithm, limit = limit, burst = burst, window = window, tick = tick, hits = hits,
     back = back, descriptor = descriptor, role = role, records = records, kept = kept,
   }
+  if delay == 1 then
+    charge.max, at = unpacked(slot, packed, at)
+  elseif delay == 2 then
+    charge.max, charge.growth, charge.capacity, at = unpacked(growing, packed, at)
+  end
   count = count + 1
   charges[count] = charge
   if key > 0 and not firsts[key] then
@@ -163,7 +198,7 @@ if count == 1 and (mode == 'each' or mode == 'all') then
   if key > 0 then
     state = states[key]
   end
-  local code, remaining, reset, retry, charged = decide(charge, state)
+  local code, remaining, reset, wait, charged = decide(charge, state)
   if charged then
     local made, ttl = written(charged, charge)
     local failed = put(key, made, ttl)
@@ -172,7 +207,7 @@ if count == 1 and (mode == 'each' or mode == 'all') then
       return failed
     end
   end
-  return pack('<I8BI4I8i8', now, code, remaining, reset, retry)
+  return pack('<I8BI4I8i8', now, code, remaining, reset, wait)
 end
 
 -- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
@@ -223,18 +258,18 @@ local function state_of(charge)
   return states[charge.key]
 end
 
--- Charges the working table: code, remaining, reset, retry.
+-- Charges the working table: code, remaining, reset, wait.
 local function take(charge)
-  local code, remaining, reset, retry, charged = decide(charge, state_of(charge))
+  local code, remaining, reset, wait, charged = decide(charge, state_of(charge))
   if charged then
     states[charge.key] = charged
   end
-  return code, remaining, reset, retry
+  return code, remaining, reset, wait
 end
 
 for index = 1, count do
   local charge = charges[index]
-  charge.code, charge.remaining, charge.reset, charge.retry = take(charge)
+  charge.code, charge.remaining, charge.reset, charge.wait = take(charge)
 end
 
 -- The same as `is_request_refused` of policy.rs, over the charges that were answered; where the request has more charges
@@ -270,8 +305,13 @@ local function look(charge)
   if not state then
     return 0, 0
   end
-  local _, remaining, reset =
-    charge.algorithm.step(state, now, 0, 0, charge.limit, charge.burst, charge.window, charge.tick)
+  local _, remaining, reset
+  if charge.growth then
+    _, remaining, reset = grown(charge, state, 0)
+  else
+    _, remaining, reset =
+      charge.algorithm.step(state, now, 0, 0, charge.limit, charge.burst, charge.window, charge.tick)
+  end
   return remaining, reset
 end
 
@@ -311,8 +351,8 @@ if failed then
   -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
   for index = 1, count do
     local charge = charges[index]
-    if not is_refused and charge.code == 0 then
-      charge.code, charge.remaining, charge.reset, charge.retry = 2, 0, 0, -1
+    if not is_refused and charge.code ~= 1 then
+      charge.code, charge.remaining, charge.reset, charge.wait = 2, 0, 0, -1
     end
   end
 end
@@ -320,7 +360,7 @@ end
 local reply = { pack('<I8', now) }
 for index = 1, count do
   local charge = charges[index]
-  local answer = pack(row, charge.code, charge.remaining, charge.reset, charge.retry)
+  local answer = pack(row, charge.code, charge.remaining, charge.reset, charge.wait)
   if mode == 'take' then
     answer = answer .. pack(left, charge.left, charge.left_reset)
   end

@@ -8,7 +8,7 @@ use redis::{Cmd, RedisWrite, Script, Value};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Algorithm, Charge, SHARED_TWINS};
-use crate::model::{CounterKey, Micros, Outcome, Provenance, Role, Verdict};
+use crate::model::{CounterKey, Delay, Micros, Outcome, Provenance, Role, Verdict};
 
 /// How the charges of one call belong together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ impl Rows {
 pub struct Row {
     /// The answer; `None` when its key holds nothing of ours, which is left as it is.
     pub answer: Option<Verdict>,
+    /// Whether its hits are not on the counter although it is admitted: there is nothing to take back.
+    pub is_unrecorded: bool,
     /// In [`Mode::Take`], what remains and when it is reset if the charges of this call are taken back.
     pub left: Option<(u32, Micros)>,
 }
@@ -72,17 +74,21 @@ const ROW: usize = 21;
 /// Bytes that it answers for each charge in [`Mode::Take`]: `left` behind it.
 const TAKE_ROW: usize = ROW + 12;
 /// How it says that waiting does not help, or that there is nothing to wait for.
-const NO_RETRY: i64 = -1;
-/// Bytes that the longest charge takes, so that charges are packed without growing: 50 of numbers, and two words of up to 15
+const NO_WAIT: i64 = -1;
+/// The kinds of its `delay`.
+const NO_DELAY: u8 = 0;
+const SLOT: u8 = 1;
+const GROWING: u8 = 2;
+/// Bytes that the longest charge takes, so that charges are packed without growing: 63 of numbers, and two words of up to 15
 /// letters with an end each.
-const LONGEST: usize = 82;
+const LONGEST: usize = 95;
 /// Bytes that the other arguments take but for the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment
 /// of 16, a mode of 4.
 const HEAD: usize = 74;
 
 /// `twin(name)`, which makes the twin of that name and no other, and the driver behind it.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
-    let shared = SHARED_TWINS.map(|(name, body)| format!("local function {name}()\n{body}end\n"));
+    let shared = SHARED_TWINS.map(|(name, body)| format!("local function {name}(...)\n{body}end\n"));
     let twins = Algorithm::TWINS.map(|(name, body)| format!("if name == '{name}' then\n{body}end\n"));
     let driver = include_str!("driver.lua");
     format!("local function twin(name)\n{}{}end\n{driver}", shared.concat(), twins.concat())
@@ -176,11 +182,14 @@ fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
 /// Packs a charge as the script's `record` says.
 fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     let Charge { key, limit, hits, .. } = charge;
-    let (place, quota) = if limit.is_closed() {
-        (0, limit.quota().with_burst(0))
-    } else {
-        (keys.partition_point(|known| *known < key) + 1, limit.quota())
+    let delay = limit.delay_of(*hits);
+    let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
+    let quota = match delay {
+        _ if limit.is_closed() => limit.quota().with_burst(0),
+        Some(Delay::Growing { .. }) => limit.widened(),
+        _ => limit.quota(),
     };
+    let hits = limit.counted(*hits);
     let word = |writer: &mut _, word: &str| {
         write(writer, word.as_bytes());
         write(writer, b"\0");
@@ -194,7 +203,25 @@ fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     }
     write(writer, &small(charge.descriptor).to_le_bytes());
     word(writer, role_name(charge.role));
-    write(writer, &[u8::from(limit.records_refused(charge.charging)), u8::from(charge.is_kept())]);
+    let (records, kept) = (limit.records_refused(charge.charging), charge.is_kept());
+    let kind = match delay {
+        None => NO_DELAY,
+        Some(Delay::Slot { .. }) => SLOT,
+        Some(Delay::Growing { .. }) => GROWING,
+    };
+    write(writer, &[u8::from(records), u8::from(kept), kind]);
+    if let Some(delay) = delay {
+        write(writer, &short(delay.max()).to_le_bytes());
+        if let Delay::Growing { step, .. } = delay {
+            write(writer, &short(step).to_le_bytes());
+            write(writer, &limit.capacity().to_le_bytes());
+        }
+    }
+}
+
+/// A wait: the longest that may be asked for has 29 bits.
+fn short(wait: Micros) -> u32 {
+    u32::try_from(wait.get()).unwrap_or(u32::MAX)
 }
 
 /// A place within a request: the largest that is read, 4 MiB, has far fewer.
@@ -210,20 +237,23 @@ fn write(writer: &mut impl Write, bytes: &[u8]) {
 fn row(mut bytes: &[u8]) -> Option<Row> {
     let [code] = take(&mut bytes)?;
     let outcome = match code {
-        0 => Some(Outcome::Admitted),
+        0 | 3 => Some(Outcome::Admitted),
         1 => Some(Outcome::Refused),
         2 => None,
         _ => return None,
     };
     let (remaining, reset) = look(&mut bytes)?;
-    let retry = match i64::from_le_bytes(take(&mut bytes)?) {
-        NO_RETRY => None,
+    let wait = match i64::from_le_bytes(take(&mut bytes)?) {
+        NO_WAIT => None,
         wait => Some(Micros::new(wait.try_into().ok()?)),
     };
-    let provenance = Provenance::Store;
-    let answer = outcome.map(|outcome| Verdict { outcome, remaining, reset, retry, delay: Micros::ZERO, provenance });
+    let answer = outcome.map(|outcome| {
+        let (retry, delay) = if outcome.is_refused() { (wait, None) } else { (None, wait) };
+        let (delay, provenance) = (delay.unwrap_or_default(), Provenance::Store);
+        Verdict { outcome, remaining, reset, retry, delay, provenance }
+    });
     let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
-    Some(Row { answer, left })
+    Some(Row { answer, is_unrecorded: code == 3, left })
 }
 
 /// What remains, and when it is reset.
@@ -270,12 +300,28 @@ mod tests {
         for length in (0..whole.len()).filter(|length| *length != 8) {
             assert!(!is_read(&whole[..length], 1, Mode::Each), "only {length} bytes");
         }
-        for wrong in [(3, 1, 2, -1), (0, 1, 2, -2)] {
+        for wrong in [(4, 1, 2, -1), (0, 1, 2, -2)] {
             assert!(!is_read(&reply(&[wrong]), 1, Mode::Each), "{wrong:?}");
         }
         for other in [Value::Nil, Value::Okay, Value::Int(7), Value::Array(vec![Value::Int(7)])] {
             assert_eq!(read(other, 1, Mode::Each), None);
         }
+    }
+
+    #[test]
+    fn who_is_admitted_waits_before_going_on_and_who_is_refused_before_trying_again() {
+        let told = |code, wait| {
+            let read = read(Value::BulkString(reply(&[(code, 1, 2, wait)])), 1, Mode::Each);
+            let Some(Reply::Done { rows, .. }) = read else { panic!("{read:?}") };
+            let row = rows.iter().next().expect("a row");
+            let verdict = row.answer.expect("its key is ours");
+            (verdict.delay.get(), verdict.retry.map(Micros::get), row.is_unrecorded)
+        };
+        assert_eq!(told(0, -1), (0, None, false));
+        assert_eq!(told(0, 5), (5, None, false));
+        assert_eq!(told(3, 5), (5, None, true));
+        assert_eq!(told(1, 5), (0, Some(5), false));
+        assert_eq!(told(1, -1), (0, None, false));
     }
 
     #[test]

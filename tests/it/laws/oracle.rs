@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidegate::algorithm::{Algorithm, Limit};
-use tidegate::model::{Charging, Hits, Micros, Outcome, Verdict};
+use tidegate::model::{Charging, Delay, Hits, Micros, Outcome, Verdict};
 
 /// The longest wait that is promised: ten years.
 const TEN_YEARS: u128 = 315_360_000 * 1_000_000_000;
@@ -19,12 +19,13 @@ pub struct Told {
     pub remaining: u32,
     pub reset: Micros,
     pub retry: Option<Micros>,
+    pub delay: Micros,
 }
 
 impl From<Verdict> for Told {
     fn from(verdict: Verdict) -> Self {
-        let Verdict { outcome, remaining, reset, retry, .. } = verdict;
-        Self { is_refused: outcome == Outcome::Refused, remaining, reset, retry }
+        let Verdict { outcome, remaining, reset, retry, delay, .. } = verdict;
+        Self { is_refused: outcome == Outcome::Refused, remaining, reset, retry, delay }
     }
 }
 
@@ -82,9 +83,21 @@ impl Oracle {
             given_back: u128::from(hits.given_back()),
             keeps_refused: limit.counts_refused(),
         };
+        match limit.delay() {
+            Some(delay) if quota.limit() > 0 && asked.given_back == 0 => match delay {
+                Delay::Slot { max } => return self.slot(limit.algorithm(), asked, max),
+                Delay::Growing { step, max } => return self.growing(limit, charging, asked, step, max),
+            },
+            _ => {}
+        }
+        self.plain(limit, charging, asked)
+    }
+
+    /// Decides a charge of which nobody waits.
+    fn plain(&mut self, limit: &Limit, charging: Charging, asked: Asked) -> Told {
         // A limit of nothing asks no counter and leaves none.
         let mut nobodys = Self::new(limit.algorithm());
-        let counter = if quota.limit() == 0 { &mut nobodys } else { self };
+        let counter = if limit.is_closed() { &mut nobodys } else { self };
         match counter {
             Self::Windows(counts) => {
                 windows(counts, Asked { keeps_refused: asked.keeps_refused || charging == Charging::Each, ..asked })
@@ -94,6 +107,106 @@ impl Oracle {
             Self::Level(level) => {
                 level_of(level, Asked { burst: if asked.limit == 0 { 0 } else { asked.burst }, ..asked })
             }
+        }
+    }
+}
+
+impl Oracle {
+    /// Refuses nothing: how many hits over the limit there are tells the delay, and those stay that can make it longer.
+    fn growing(&mut self, limit: &Limit, charging: Charging, asked: Asked, step: Micros, max: Micros) -> Told {
+        let capacity = u128::from(limit.capacity());
+        let (step, max) = (u128::from(step.get()), u128::from(max.get()));
+        let delay = |used: u128| (used.saturating_sub(capacity) * step).min(max);
+        let taken = asked.taken.min(1 << 31);
+        let used = self.used(asked);
+        // So many hits that even one of them would be enough.
+        let stays = (used.saturating_sub(capacity)) * step < max;
+        // Room for all that comes.
+        let endless = Asked { limit: 1 << 60, burst: 1 << 60, keeps_refused: false, ..asked };
+        let endless = match self {
+            Self::Level(_) => Asked { limit: asked.limit, ..endless },
+            _ => endless,
+        };
+        let told = self.plain(limit, charging, Asked { taken: if stays { taken } else { 0 }, ..endless });
+        assert!(!told.is_refused);
+        Told {
+            remaining: small(capacity.saturating_sub(self.used(asked))),
+            delay: Micros::new(u64::try_from(delay(used + taken)).expect("at most the longest")),
+            ..told
+        }
+    }
+
+    /// How many hits stand on the counter; a part of one counts as a whole.
+    fn used(&self, asked: Asked) -> u128 {
+        let Asked { now, window, tick, limit, .. } = asked;
+        match self {
+            Self::Windows(counts) => {
+                let number = (now / window).max(counts.last_key_value().map_or(0, |(last, _)| *last));
+                counts.get(&number).copied().unwrap_or(0)
+            }
+            Self::Sliding(counts) => {
+                let begin = counts.last_key_value().map_or(0, |(last, _)| last * window).max(now / tick * tick);
+                let of = |number: Option<u128>| number.and_then(|number| counts.get(&number)).copied().unwrap_or(0);
+                let number = begin / window;
+                of(Some(number)) + (of(number.checked_sub(1)) * (window - begin % window)).div_ceil(window)
+            }
+            Self::Log(entries) => {
+                let clock = entries.last().map_or(now, |(last, _)| now.max(*last));
+                entries.iter().filter(|(at, _)| at + window > clock).map(|(_, hits)| hits).sum()
+            }
+            Self::Level(level) => {
+                let (at, stood) = level.unwrap_or((0, 0));
+                stood.saturating_sub(((now / tick * tick).max(at) - at) * limit).div_ceil(window)
+            }
+        }
+    }
+
+    /// Reserves a slot: it is the first moment at which what has to drain has drained.
+    fn slot(&mut self, algorithm: Algorithm, asked: Asked, max: Micros) -> Told {
+        let Self::Level(level) = self else { panic!("{algorithm:?} has no slots") };
+        let Asked { now, window, tick, limit, burst, taken, keeps_refused, .. } = asked;
+        let (room, cost, max) = (burst * window, taken * window, u128::from(max.get()) * 1_000);
+        let begin = level.map_or(now, |(at, _)| now.max(at)) / tick * tick;
+        // What stands at the beginning of a tick, if nobody hits.
+        let at = |level: Option<(u128, u128)>, moment: u128| {
+            level.map_or(0, |(at, stood)| stood.saturating_sub((moment.max(at) - at) * limit))
+        };
+        // From a moment: until it is the turn of the charge, and whether there is a slot for it.
+        let slot = |level: Option<(u128, u128)>, now: u128| {
+            let begin = level.map_or(now, |(at, _)| now.max(at)) / tick * tick;
+            let stands = at(level, begin);
+            let (over, has_room) = match algorithm {
+                Algorithm::Gcra => ((stands + cost).saturating_sub(room), stands + cost <= MOST * tick),
+                _ => (stands, stands + cost <= room),
+            };
+            let turn = begin + over.div_ceil(tick * limit) * tick;
+            (if over > 0 { turn.saturating_sub(now) } else { 0 }, has_room)
+        };
+        let fits = |level, now| matches!(slot(level, now), (wait, true) if wait <= max);
+        let is_refused = !fits(*level, now);
+        let delay = if is_refused { 0 } else { slot(*level, now).0 };
+        if taken > 0 && (!is_refused || keeps_refused) {
+            *level = Some((begin, (at(*level, begin) + cost).min(MOST * tick)));
+        }
+        let stands = at(*level, begin);
+        let idle = begin + stands.div_ceil(tick * limit) * tick;
+        // While the level sinks the wait shrinks, and then within each tick alike: if it does not fit in the first, it never does.
+        let first = |from: u128, upto: u128| {
+            let (mut low, mut high) = (from / 1_000, upto / 1_000);
+            while low < high {
+                let middle = low.midpoint(high);
+                if fits(*level, middle * 1_000) { high = middle } else { low = middle + 1 }
+            }
+            (low < upto / 1_000).then_some(low * 1_000)
+        };
+        let retry = || first(now, idle).or_else(|| first(now.max(idle), idle + tick));
+        let retry = is_refused.then(retry).flatten();
+        Told {
+            is_refused,
+            remaining: small(room.saturating_sub(stands) / window),
+            reset: if stands == 0 { Micros::ZERO } else { micros(idle.saturating_sub(now).min(TEN_YEARS)) },
+            retry: retry.map(|moment| micros((moment - now).min(TEN_YEARS))),
+            delay: micros(delay),
         }
     }
 }
@@ -111,7 +224,7 @@ fn windows(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
     }
     let reset = micros((number + 1) * window - now);
     let retry = (is_refused && taken <= limit).then_some(reset);
-    Told { is_refused, remaining: small(limit.saturating_sub(after)), reset, retry }
+    Told { is_refused, remaining: small(limit.saturating_sub(after)), reset, retry, delay: Micros::ZERO }
 }
 
 fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
@@ -134,7 +247,7 @@ fn level_of(level: &mut Option<(u128, u128)>, asked: Asked) -> Told {
     // A refused charge that is kept has to wait for itself as well.
     let retry = (is_refused && limit > 0 && taken <= burst).then(|| until_drained(after + taken * window - room));
     let reset = if after == 0 || limit == 0 { Micros::ZERO } else { until_drained(after) };
-    Told { is_refused, remaining: small(room.saturating_sub(after) / window), reset, retry }
+    Told { is_refused, remaining: small(room.saturating_sub(after) / window), reset, retry, delay: Micros::ZERO }
 }
 
 fn sliding(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
@@ -176,6 +289,7 @@ fn sliding(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
         remaining: small(remaining),
         reset: if is_idle { Micros::ZERO } else { first_at(0) },
         retry: (is_refused && taken <= limit).then(|| first_at(limit - taken)),
+        delay: Micros::ZERO,
     }
 }
 
@@ -227,6 +341,7 @@ fn log(entries: &mut Vec<(u128, u128)>, asked: Asked) -> Told {
         remaining: small(limit.saturating_sub(used)),
         reset: until_left(0),
         retry: (is_refused && taken <= limit).then(|| until_left(limit - taken)),
+        delay: Micros::ZERO,
     }
 }
 
