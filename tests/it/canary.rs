@@ -25,7 +25,7 @@ descriptors:
     rate_limits:
       - { name: per-key, unit: week, requests_per_unit: 3, warn_at: 1% }
       - { unit: day, requests_per_unit: 100, algorithm: sliding_log }
-    descriptors: [{ key: path, on_store_failure: closed, rate_limit: { unit: week, requests_per_unit: 2, algorithm: gcra } }]
+    descriptors: [{ key: path, rate_limit: { unit: week, requests_per_unit: 2, algorithm: gcra } }]
   - { key: ip, values: [192.0.2.77], deny: true, message: No. }
   - { key: \"api_*\", value: never*, rate_limit: { unit: week, requests_per_unit: 2 } }
 ";
