@@ -75,6 +75,17 @@ mod tests {
     }
 
     #[test]
+    fn hits_that_fit_at_the_end_of_a_tick_only_are_promised_that() {
+        // A hit is two ticks of 100 us.
+        let quota = Quota::new(300_000, Window::of_unit(Unit::Minute)).with_burst(1);
+        let limit = Limit::new(Algorithm::Gcra, quota).expect("it can be counted");
+        let limit = limit.delaying(Delay::Slot { max: Micros::new(150) }).expect("it has slots");
+        let told = |after| limit.verdict(None, NOON.saturating_add(Micros::new(after)), Hits::take(2));
+        assert_eq!((told(0).outcome.is_refused(), told(0).retry), (true, Some(Micros::new(50))));
+        assert_eq!([told(50), told(99)].map(|told| told.delay.get()), [150, 101]);
+    }
+
+    #[test]
     fn a_look_tells_how_long_the_next_waits_at_least_and_what_is_given_back_waits_for_nothing() {
         let limit = five_per_second(1, Micros::from_secs(2));
         let mut state = limit.fresh();

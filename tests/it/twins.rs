@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
-use tidegate::algorithm::{Algorithm, Charge};
-use tidegate::model::{Charging, Hits, Micros, Unit, Window};
+use tidegate::algorithm::{Algorithm, Charge, Limit};
+use tidegate::model::{Charging, Delay, Hits, Micros, Quota, Unit, Window};
 
 use crate::histories::{History, charge, history, limit, requests};
 use crate::world::{Counters, NOON};
@@ -79,6 +79,41 @@ async fn hits_given_back_and_taken_by_one_request_of_a_clock_that_stepped_back_a
             (before.saturating_add(Micros::new(1)), vec![take(1)]),
         ];
         are_equal(&mut bench, &requests).unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+    }
+}
+
+/// What the edges of slots are is told by the examples beside `gcra.rs` and `leaky_bucket.rs`.
+#[tokio::test]
+async fn waits_for_slots_are_told_the_same_at_their_edges() {
+    let mut bench = Bench::start(&[]).await;
+    let slots = |algorithm, hits, unit, burst, max| {
+        let limit = Limit::new(algorithm, Quota::new(hits, Window::of_unit(unit)).with_burst(burst));
+        limit.expect("it can be counted").delaying(Delay::Slot { max: Micros::new(max) }).expect("it has slots")
+    };
+    let (longest, most) = (Delay::LONGEST.get(), u32::MAX);
+    for algorithm in [Algorithm::Gcra, Algorithm::LeakyBucket] {
+        for (limit, hits) in [
+            // The longest wait ends where that of a hit does, and a little before.
+            (slots(algorithm, 5, Unit::Second, 11, 2_000_000), &[(0, 1); 16][..]),
+            (slots(algorithm, 5, Unit::Second, 1, 1_999_999), &[(0, 1); 16]),
+            (slots(algorithm, 5, Unit::Second, 1, 2_000_000), &[(0, 11), (0, 12), (0, 1), (200_000, 1), (300_000, 12)]),
+            // A hit is two ticks of 100 us, and two of them fit at the end of a tick only.
+            (slots(algorithm, 300_000, Unit::Minute, 1, 150), &[(0, 2), (49, 2), (50, 2), (51, 1), (99, 2)]),
+            // The highest level drains sooner than the longest wait ends.
+            (slots(algorithm, most, Unit::Second, most, longest), &[(0, most), (0, most), (1_000_000, most)]),
+            // The longest wait that is promised is that until the longest wait for a slot.
+            (
+                slots(algorithm, 1, Unit::Year, 1, longest).counting_refused(),
+                &[(0, 1), (0, most), (0, 1), (50_000_000, 1)],
+            ),
+        ] {
+            let request = |&(after, hits): &(u64, u32)| {
+                let charge = charge("only", limit, Charging::AllOrNothing, Hits::take(hits.into()));
+                (NOON.saturating_add(Micros::new(after)), vec![charge])
+            };
+            let requests: Vec<_> = hits.iter().map(request).collect();
+            are_equal(&mut bench, &requests).unwrap_or_else(|error| panic!("{limit:?}: {error}"));
+        }
     }
 }
 
