@@ -254,11 +254,14 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
 async fn a_link_further_up_the_path_may_be_turned() {
     let made = directory(&[("1/rules.yaml", &rules(10)), ("2/rules.yaml", &rules(20))]);
     symlink("1", made.path().join("current")).expect("a link");
-    let server = Tidegate::start(&made.path().join("current/rules.yaml"), &[]).await;
+    let server = Tidegate::start(&made.path().join("current/rules.yaml"), &[("LOG_LEVEL", "debug")]).await;
     let scene = Scene { directory: made, server };
-    symlink("2", scene.at("next")).expect("a link");
-    fs::rename(scene.at("next"), scene.at("current")).expect("the link is turned");
-    scene.shows(&[("d.one", 20), ("d.two", 20)]).await;
+    scene.looks_after(1).await;
+    for (release, limit) in [("2", 20), ("1", 10), ("2", 20)] {
+        symlink(release, scene.at("next")).expect("a link");
+        fs::rename(scene.at("next"), scene.at("current")).expect("the link is turned");
+        scene.shows(&[("d.one", limit), ("d.two", limit)]).await;
+    }
     // What it leads to now is watched as well.
     scene.edit("2/rules.yaml", &rules(30));
     scene.shows(&[("d.one", 30), ("d.two", 30)]).await;
