@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
@@ -26,6 +27,7 @@ use crate::rules::live::Live;
 use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
 use crate::settings::{BodyStyle, HeaderStyle, LogFormat, Settings};
 use crate::source::file::{self, Source, UnreadableRules};
+use crate::source::load::Loader;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::transport::grpc::{Edge, Health, Services};
@@ -35,6 +37,7 @@ use crate::transport::{
     ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, raise_open_files,
 };
 
+mod reload;
 mod store;
 pub mod summary;
 
@@ -131,18 +134,20 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
-    let files = read(source)?;
     let options = Options { needs_secret: true, ..options(settings)? };
-    let Loaded { rules, warnings, .. } = rules::load(&files, options)?;
+    let (loader, Loaded { rules, warnings, .. }, files) = Loader::start(source.clone(), options)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     if settings.response_headers == HeaderStyle::XRateLimit {
         eprintln!("{SENT_TWICE}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(run(settings, rules, files.len()))
+    let code = runtime.block_on(run(settings, loader, rules, files));
+    // A load that is under way is not waited for.
+    runtime.shutdown_background();
+    code
 }
 
-async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
+async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
     let room = connection_cap(raise_open_files());
@@ -162,7 +167,9 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let worker_count = worker_count(settings);
     // Beside the workers this thread asks too: it looks after the servers.
     let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1)?;
-    let limiter = Arc::new(Limiter::new(Arc::new(Live::new(rules)), Arc::new(guard)));
+    let live = Arc::new(Live::new(rules));
+    let (loaded, since) = watch::channel(Instant::now());
+    let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
     let (services, health) = Services::new(edge.clone()).await?;
     let readiness = Readiness::default();
@@ -175,11 +182,12 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let http_routes = json::routes(edge, readiness.clone())?;
     let http =
         listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), workers.clone(), stopped.clone());
-    let debug_routes = admin::routes(Arc::clone(&limiter));
+    let debug_routes = admin::routes(Arc::clone(&limiter), since);
     let debug =
         listener("debug", debug, http_slots()).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
     let (grpc, http, debug) = (tokio::spawn(grpc), tokio::spawn(http), tokio::spawn(debug));
     let sweeper = tokio::spawn(sweep(memory));
+    let reloader = tokio::spawn(reload::follow(loader, live, loaded));
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
@@ -200,6 +208,7 @@ async fn run(settings: &Settings, rules: RuleSet, files: usize) -> anyhow::Resul
     let _ = write!(std::io::stdout(), "{summary}");
 
     signals.wait().await;
+    reloader.abort();
     follower.iter().for_each(JoinHandle::abort);
     signs.show(false).await;
     eprintln!("stopping: calls in flight have {} to finish; a second signal stops at once", settings.drain_timeout);
@@ -319,7 +328,10 @@ fn log_to_stderr(settings: &Settings) {
     };
     // Below `info`, what HTTP/2 does frame by frame hides what Tidegate says.
     let level = settings.log_level.0;
-    let filter = Targets::new().with_target("tidegate", level).with_default(level.min(tracing::Level::INFO));
+    let filter = Targets::new()
+        .with_target("tidegate", level)
+        .with_target(reload::TARGET, level.max(tracing::Level::INFO))
+        .with_default(level.min(tracing::Level::INFO));
     // A second start in one process keeps the first's.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }

@@ -1,3 +1,5 @@
 //! Where rules come from.
 
 pub mod file;
+pub mod load;
+pub mod watch;

@@ -27,8 +27,9 @@ impl Live {
     }
 
     /// Puts others in force, as the next load. To be called by one at a time.
-    pub fn replace(&self, rules: RuleSet) {
+    /// Hands back those before, for the caller to drop: where there are many, that takes a while.
+    pub fn replace(&self, rules: RuleSet) -> Arc<RuleSet> {
         let generation = self.current.load().generation.saturating_add(1);
-        self.current.store(Arc::new(RuleSet { generation, ..rules }));
+        self.current.swap(Arc::new(RuleSet { generation, ..rules }))
     }
 }

@@ -1,5 +1,6 @@
 //! Rule files: named ones, or a directory laid out as the reference has it.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,48 +61,65 @@ pub enum UnreadableRules {
     },
 }
 
+/// What there is to read, and where it was looked for.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The rule files.
+    pub(super) files: Vec<PathBuf>,
+    /// The directories whose files count.
+    pub(super) directories: Vec<PathBuf>,
+    wrong: Vec<UnreadableRules>,
+}
+
 impl Source {
     /// Reads every rule file, sorted by path within each directory.
     ///
     /// # Errors
     /// Every path that could not be read.
     pub fn read(&self) -> Result<Vec<File>, Vec<UnreadableRules>> {
-        let mut wrong = Vec::new();
-        let mut paths = Vec::new();
+        self.find().read()
+    }
+
+    /// What the operator named: paths, or the one directory.
+    pub(super) fn roots(&self) -> Vec<PathBuf> {
         match self {
-            Self::Paths(named) => {
-                for path in named {
-                    if path.is_dir() {
-                        let before = paths.len();
-                        let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
-                        walk(
-                            path,
-                            DEEPEST,
-                            true,
-                            &mut |found| is_rule_file(&found).then(|| paths.push(found)),
-                            &mut wrong,
-                        );
-                        if paths.len() == before && wrong.is_empty() {
-                            wrong.push(UnreadableRules::NoRuleFile { path: path.clone() });
-                        }
-                    } else {
-                        paths.push(path.clone());
-                    }
-                }
-            }
-            Self::Runtime { directory, app_directory, is_root_watched, ignores_dot_files } => {
-                let top = if *is_root_watched { directory.clone() } else { directory.join(app_directory) };
-                if !top.is_dir() {
-                    return Err(vec![UnreadableRules::NoDirectory { path: top }]);
-                }
-                let prefix = format!("{app_directory}.");
-                let mut take = |found: PathBuf| {
-                    let is_app = !is_root_watched || runtime_key(directory, &found).starts_with(&prefix);
-                    is_app.then(|| paths.push(found))
-                };
-                walk(&top, DEEPEST, *ignores_dot_files, &mut take, &mut wrong);
+            Self::Paths(named) => named.clone(),
+            Self::Runtime { directory, app_directory, is_root_watched, .. } => {
+                vec![if *is_root_watched { directory.clone() } else { directory.join(app_directory) }]
             }
         }
+    }
+
+    /// Looks for rule files.
+    pub(super) fn find(&self) -> Found {
+        let mut found = Found::default();
+        for root in self.roots() {
+            match self {
+                Self::Paths(_) if !root.is_dir() => found.files.push(root),
+                Self::Paths(_) => {
+                    let before = found.files.len();
+                    let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
+                    found.walk(&root, DEEPEST, true, &is_rule_file);
+                    if found.files.len() == before && found.wrong.is_empty() {
+                        found.wrong.push(UnreadableRules::NoRuleFile { path: root });
+                    }
+                }
+                Self::Runtime { .. } if !root.is_dir() => found.wrong.push(UnreadableRules::NoDirectory { path: root }),
+                Self::Runtime { directory, app_directory, is_root_watched, ignores_dot_files } => {
+                    let prefix = format!("{app_directory}.");
+                    let is_app = |path: &Path| !is_root_watched || runtime_key(directory, path).starts_with(&prefix);
+                    found.walk(&root, DEEPEST, *ignores_dot_files, &is_app);
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Found {
+    /// Reads the files.
+    pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
+        let Self { files: paths, mut wrong, .. } = self;
         let mut files = Vec::with_capacity(paths.len());
         for path in paths {
             match fs::read(&path) {
@@ -111,16 +129,76 @@ impl Source {
         }
         if wrong.is_empty() { Ok(files) } else { Err(wrong) }
     }
+
+    /// Adds the files below a directory that count, sorted; links to directories are not followed, as in the reference.
+    fn walk(&mut self, directory: &Path, depth: usize, ignores_dot_files: bool, counts: &dyn Fn(&Path) -> bool) {
+        self.directories.push(directory.to_owned());
+        let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let mut entries = match entries {
+            Ok(entries) => entries,
+            Err(error) => return self.wrong.push(UnreadableRules::Path { path: directory.to_owned(), error }),
+        };
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(KUBERNETES) || (ignores_dot_files && name.starts_with('.')) {
+                continue;
+            }
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if depth > 0 {
+                    self.walk(&path, depth - 1, ignores_dot_files, counts);
+                } else {
+                    let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
+                    self.wrong.push(UnreadableRules::Path { path, error });
+                }
+            } else if path.is_file() && counts(&path) {
+                self.files.push(path);
+            }
+        }
+    }
 }
 
 /// The most bytes a list of values may have: 256 MiB. A million addresses take 16 MB.
 const MAX_LIST_BYTES: u64 = 256 << 20;
+
+thread_local! {
+    /// The lists that this thread reads while [`noting_lists`] runs.
+    static NOTED: RefCell<Option<Vec<(PathBuf, ListPrint)>>> = const { RefCell::new(None) };
+}
+
+/// What a list said, or why it could not be read.
+pub(super) type ListPrint = Result<blake3::Hash, String>;
 
 /// Reads a file that a rule file names.
 ///
 /// # Errors
 /// What the system says, and that it is too large.
 pub fn read_list(path: &Path) -> io::Result<Vec<u8>> {
+    let read = read_bounded(path);
+    NOTED.with_borrow_mut(|noted| noted.as_mut().map(|noted| noted.push((path.to_owned(), print_of(&read)))));
+    read
+}
+
+/// Runs a load, and tells which lists it read and what was in them.
+/// To read them again for that would tell what is in them then, and a change between the two would never be seen.
+pub(super) fn noting_lists<T>(load: impl FnOnce() -> T) -> (T, Vec<(PathBuf, ListPrint)>) {
+    NOTED.set(Some(Vec::new()));
+    let loaded = load();
+    (loaded, NOTED.take().unwrap_or_default())
+}
+
+/// What is in a list now.
+pub(super) fn list_print(path: &Path) -> ListPrint {
+    print_of(&read_bounded(path))
+}
+
+fn print_of(read: &io::Result<Vec<u8>>) -> ListPrint {
+    read.as_ref().map(|bytes| blake3::hash(bytes)).map_err(ToString::to_string)
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::metadata(path)?.len();
     if bytes > MAX_LIST_BYTES {
         return Err(io::Error::other(format!("it has {bytes} bytes, and at most {MAX_LIST_BYTES} are read")));
@@ -136,39 +214,4 @@ fn extension(path: &Path) -> &str {
 fn runtime_key(directory: &Path, path: &Path) -> String {
     let below = path.strip_prefix(directory).unwrap_or(path);
     below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join(".")
-}
-
-/// Hands every file below a directory to `take`, sorted; links to directories are not followed, as in the reference.
-fn walk(
-    directory: &Path,
-    depth: usize,
-    ignores_dot_files: bool,
-    take: &mut dyn FnMut(PathBuf) -> Option<()>,
-    wrong: &mut Vec<UnreadableRules>,
-) {
-    let unreadable = |error| UnreadableRules::Path { path: directory.to_owned(), error };
-    let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
-    let mut entries = match entries {
-        Ok(entries) => entries,
-        Err(error) => return wrong.push(unreadable(error)),
-    };
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(KUBERNETES) || (ignores_dot_files && name.starts_with('.')) {
-            continue;
-        }
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            if depth > 0 {
-                walk(&path, depth - 1, ignores_dot_files, take, wrong);
-            } else {
-                let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
-                wrong.push(UnreadableRules::Path { path, error });
-            }
-        } else if path.is_file() {
-            take(path);
-        }
-    }
 }

@@ -6,16 +6,20 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::get;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::limiter::Limiter;
 
-/// The routes of the debug listener.
-pub fn routes(limiter: Arc<Limiter>) -> Router {
-    Router::new().route("/", get(index)).route("/rlconfig", get(rlconfig)).with_state(limiter)
+/// The routes of the debug listener. `since` is when the rules in force were loaded.
+pub fn routes(limiter: Arc<Limiter>, since: watch::Receiver<Instant>) -> Router {
+    let about = get(index).with_state((Arc::clone(&limiter), since));
+    Router::new().route("/", about).route("/rlconfig", get(rlconfig)).with_state(limiter)
 }
 
-async fn index() -> &'static str {
-    "/rlconfig: the rate limits in force, one per line\n"
+async fn index(State((limiter, since)): State<(Arc<Limiter>, watch::Receiver<Instant>)>) -> String {
+    let (load, age) = (limiter.rules().generation(), since.borrow().elapsed().as_secs());
+    format!("rules in force: load {load}, {age} s ago\n/rlconfig: the rate limits in force, one per line\n")
 }
 
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {

@@ -41,6 +41,8 @@ mod path;
 mod policy;
 /// A client in another language, with nothing but the address.
 mod python;
+/// Rules that change while they are in force: whole or not at all, and nobody waits.
+mod reload;
 /// Many instances, one cluster: never one hit over.
 mod shared;
 /// Which files of a directory are rule files.

@@ -116,28 +116,29 @@ impl Process {
 pub struct Tidegate {
     /// Its gRPC listener.
     pub grpc: SocketAddr,
+    /// Its debug listener.
+    pub debug: SocketAddr,
     process: Process,
 }
 
 impl Tidegate {
     /// Starts it with rule files or a directory of them, and with these variables only.
     pub async fn start(rules: &Path, variables: &[(&str, &str)]) -> Self {
+        Self::start_with(Some(rules), variables).await
+    }
+
+    /// Starts it with what is named, if anything is, and with these variables only.
+    pub async fn start_with(named: Option<&Path>, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve").arg(rules).env_clear().envs(variables.iter().copied());
+        command.arg("serve").args(named).env_clear().envs(variables.iter().copied());
         for listener in ["GRPC", "DEBUG"] {
             command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
         }
         command.env("HOST", "127.0.0.1").env("PORT", "0");
         let mut process = Process::start(&mut command);
-        loop {
-            let line = process.line().await;
-            let line = line.unwrap_or_else(|| panic!("the server does not start: {}", process.errors()));
-            let mut words = line.split_whitespace();
-            if words.next() == Some("gRPC") {
-                let grpc = words.next().and_then(|address| address.parse().ok());
-                return Self { grpc: grpc.unwrap_or_else(|| panic!("no address in {line:?}")), process };
-            }
-        }
+        let grpc = listener(&mut process, "gRPC").await;
+        let debug = listener(&mut process, "debug").await;
+        Self { grpc, debug, process }
     }
 
     /// What it has logged.
@@ -175,5 +176,18 @@ impl Tidegate {
     /// How it ended.
     pub async fn ended(&mut self) -> ExitStatus {
         self.process.ended().await
+    }
+}
+
+/// The address that the start says of a listener.
+async fn listener(process: &mut Process, name: &str) -> SocketAddr {
+    loop {
+        let line = process.line().await;
+        let line = line.unwrap_or_else(|| panic!("the server does not start: {}", process.errors()));
+        let mut words = line.split_whitespace();
+        if words.next() == Some(name) {
+            let address = words.next().and_then(|address| address.parse().ok());
+            return address.unwrap_or_else(|| panic!("no address in {line:?}"));
+        }
     }
 }

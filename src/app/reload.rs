@@ -1,0 +1,87 @@
+//! The wiring of rules that change while they are in force.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::summary::counted;
+use crate::rules::live::Live;
+use crate::rules::{Loaded, RuleSet};
+use crate::source::load::{Loader, Look};
+use crate::source::watch::{Watch, Why};
+
+/// Where the lines that tell of a reload come from: they are shown whatever the level of the log, for a reload is as rare
+/// as a start, and somebody waits for it.
+pub(super) const TARGET: &str = module_path!();
+/// The most rule sets that are kept until nobody decides by them any more: 8. One kept no longer is dropped by whoever
+/// has it last.
+const MOST_RETIRED: usize = 8;
+
+/// Follows the rule files, for as long as it is run.
+pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender<Instant>) {
+    let (watch, error) = Watch::new();
+    if let Some(error) = error {
+        tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
+    }
+    let watch = Arc::new(watch);
+    let reload = Reload { loader, live, since, watch: Arc::clone(&watch), retired: Vec::new(), complaint: None };
+    let reload = Arc::new(Mutex::new(reload));
+    let mut why = Why::Told;
+    loop {
+        // What this takes grows with the rules, and a file system may not answer at all.
+        let once = {
+            let reload = Arc::clone(&reload);
+            move || reload.lock().once(why)
+        };
+        if let Err(error) = tokio::task::spawn_blocking(once).await {
+            tracing::error!("the rules in force stay, for loading others did not end well: {error}");
+        }
+        why = watch.changed().await;
+    }
+}
+
+struct Reload {
+    loader: Loader,
+    live: Arc<Live>,
+    since: watch::Sender<Instant>,
+    watch: Arc<Watch>,
+    /// Rules that are no longer in force and by which somebody may still decide.
+    retired: Vec<Arc<RuleSet>>,
+    /// What was last said of directories that are not watched.
+    complaint: Option<String>,
+}
+
+impl Reload {
+    fn once(&mut self, why: Why) {
+        let look = self.loader.look();
+        if why == Why::Unasked && !matches!(look, Look::Same) {
+            tracing::info!("nothing told of this change, so it was seen only by the look of every 10 seconds");
+        }
+        match look {
+            Look::Same => tracing::debug!("the rule files were read again and say the same"),
+            Look::Loaded { loaded: Loaded { rules, warnings, .. }, files } => {
+                warnings.iter().for_each(|warning| eprintln!("{warning}"));
+                let rules_from_files = counted(&rules, files);
+                self.retired.push(self.live.replace(rules));
+                self.since.send_replace(Instant::now());
+                let load = self.live.snapshot().generation();
+                tracing::info!(load, "other rules are in force: {rules_from_files}");
+            }
+            Look::Refused(why) => {
+                tracing::error!("the rules in force stay, for the files cannot be loaded as they are now:\n{why}");
+            }
+            Look::Restored => tracing::info!("the rule files say again what is in force"),
+        }
+        // Nobody can get hold of them any more, so what this thread alone has it may drop.
+        self.retired.retain(|rules| Arc::strong_count(rules) > 1);
+        let surplus = self.retired.len().saturating_sub(MOST_RETIRED);
+        self.retired.drain(..surplus);
+        let complaint = self.watch.follow(&self.loader.places()).err().map(|error| error.to_string());
+        if let Some(complaint) = complaint.as_ref().filter(|_| complaint != self.complaint) {
+            tracing::warn!("changes of some rule files are seen only every 10 seconds: {complaint}");
+        }
+        self.complaint = complaint;
+    }
+}
