@@ -33,6 +33,8 @@ mod laws;
 mod literature;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// The example of plans, each limit to its last hit.
+mod plans;
 /// What is answered while the store cannot be asked.
 mod policy;
 /// A client in another language, with nothing but the address.
