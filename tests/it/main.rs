@@ -21,6 +21,8 @@ mod edges;
 mod envoy;
 /// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
 mod faults;
+/// Rule files with mistakes that people make, and what `tidegate check` says of them.
+mod golden_rules;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
