@@ -239,8 +239,11 @@ impl Builder<'_> {
             },
             Event::UnresolvedAlias(name) => {
                 self.report.error(place, || {
-                    let name = quoted(&format!("&{name}"));
-                    format!("This alias stands for nothing: write its anchor {name} somewhere above it.")
+                    let (anchor, text) = (quoted(&format!("&{name}")), quoted(&format!("\"*{name}\"")));
+                    format!(
+                        "This alias stands for nothing: write its anchor {anchor} somewhere above it, or, if it is a text, \
+                         quotes around it: {text}."
+                    )
                 });
                 self.add(place, Kind::Broken, 1, 0).map(drop)
             }
@@ -335,8 +338,43 @@ impl Builder<'_> {
     fn syntax_error(&mut self, place: Place, error: &ErrorKind) {
         self.report.error(place, || match error {
             ErrorKind::RecursionLimitExceeded => too_deep(),
-            error => format!("This is not YAML: {error}."),
+            error => format!("This is not YAML: {error}{}.", advice(error)),
         });
+    }
+}
+
+/// What to do about the errors that are made most, in words that need no knowledge of YAML.
+fn advice(error: &ErrorKind) -> &'static str {
+    match error {
+        ErrorKind::TabNotAllowed
+        | ErrorKind::TabInBlockIndentation
+        | ErrorKind::TabInIndentation
+        | ErrorKind::TabInPlainScalar
+        | ErrorKind::TabAtBlockScalarStart => ". Indent with spaces, here and on the lines below",
+        ErrorKind::UnexpectedEofFlowMapping
+        | ErrorKind::UnexpectedEofFlowSequence
+        | ErrorKind::ExpectedFlowMappingSeparator
+        | ErrorKind::ExpectedFlowSequenceSeparator
+        | ErrorKind::UnclosedFlowCollection { .. } => ". A `{` or `[` above is not closed, or a comma is missing",
+        ErrorKind::MissingAnchorOrAliasName => ". Write quotes around a text that begins with `*` or `&`",
+        ErrorKind::UnexpectedCharacter { .. } => ". Write quotes around a text that begins with this character",
+        ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
+            ". Close the quotes that are open, here or above"
+        }
+        ErrorKind::MappingValueNotAllowed => {
+            ". Write quotes around a text that has a colon and a space in it; if it is none, the keys of one item must \
+             begin in one column"
+        }
+        ErrorKind::InvalidIndentation
+        | ErrorKind::ExpectedBlockMappingKey
+        | ErrorKind::ExpectedBlockSequenceEntry
+        | ErrorKind::BlockSequenceEntryNotAllowed
+        | ErrorKind::MappingKeyNotAllowed
+        | ErrorKind::SimpleKeyExpected
+        | ErrorKind::InvalidSimpleKey => {
+            ". The keys of one item must begin in one column, and so must the `-` of the items of one list"
+        }
+        _ => "",
     }
 }
 
@@ -346,7 +384,8 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
         Some(Ok((Event::DocumentStart(..), span))) => place_of(&span.start),
         Some(Err(error)) => {
             report.error(place_of(error.marker()), || {
-                format!("This is not YAML, and the rules below it would be lost: {}.", error.kind())
+                let kind = error.kind();
+                format!("This is not YAML, and the rules below it would be lost: {kind}{}.", advice(kind))
             });
             return Err(Stop);
         }

@@ -306,3 +306,53 @@ async fn nothing_a_client_sends_turns_a_refusal_into_an_error_that_envoy_lets_pa
     }
     assert_eq!(get(edge, "/many", "alice").await.status, 429);
 }
+
+/// Tokens of the user ann, signed with the key in the example, but for the last: its key is another.
+const FREE: &str = "eyJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJzaG9wIiwic3ViIjoiYW5uIiwicGxhbiI6ImZyZWUifQ.wPFYGesP17OhzTz6Kmyvf4yHnjVYsr0y5VxxXBennD4";
+const PREMIUM: &str = "eyJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJzaG9wIiwic3ViIjoiYW5uIiwicGxhbiI6InByZW1pdW0ifQ.vVkW8mVlwumkrEJRk5lUQ9kMEGG9eFfYLzn1zLgsrUI";
+const WITHOUT_A_PLAN: &str =
+    "eyJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJzaG9wIiwic3ViIjoiYW5uIn0.24W_GdSli4gX4U_cRMtTmt6WFEWri5K3BNDHMJ1PwMw";
+const FORGED: &str = "eyJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJzaG9wIiwic3ViIjoiYW5uIiwicGxhbiI6InByZW1pdW0ifQ.yHj1a7l04szAN5ye3CCQM4WpFexxFAqlKjNX285hQHU";
+
+#[tokio::test]
+async fn the_plan_is_what_the_token_says_and_nothing_else_that_a_client_sends() {
+    let served = serve("plans/rules.yaml").await;
+    let envoy = Proxy::start("plans/envoy.yaml", served.tidegate.grpc, &[]).await;
+    let shop = envoy.listener("shop").await;
+    let with =
+        async |token: &str, path: &str| get(shop, path, format!("premium\r\nauthorization: Bearer {token}")).await;
+    for (token, path, left, name) in [
+        (FREE, "/", 99, "free"),
+        (FREE, "/?plan=premium", 98, "free"),
+        (PREMIUM, "/", 9_999, "premium"),
+        (WITHOUT_A_PLAN, "/", 9, "other-plan"),
+        (PREMIUM, "/api/search?q=ebb", 99, "search"),
+        (PREMIUM, "//api/%73earch?q=flow", 98, "search"),
+    ] {
+        let answer = with(token, path).await;
+        assert_eq!((answer.status, answer.remaining()), (200, left), "{path}: {answer:?}");
+        assert!(answer.header("x-ratelimit-limit").contains(&format!("name=\"{name}\"")), "{path}: {answer:?}");
+    }
+    assert_eq!(with(FORGED, "/").await.status, 401);
+    assert_eq!(get(shop, "/", "premium").await.status, 401, "a header names no plan");
+    assert_eq!(with(PREMIUM, "/").await.remaining(), 9_996, "what was not let in was not counted");
+}
+
+#[tokio::test]
+async fn who_logs_in_needs_no_token_and_is_counted_by_address_however_the_path_is_spelled() {
+    let served = serve("plans/rules.yaml").await;
+    let envoy = Proxy::start("plans/envoy.yaml", served.tidegate.grpc, &[]).await;
+    let shop = envoy.listener("shop").await;
+    for (path, left) in [("/login", 4), ("/login?a", 3), ("/login?b=%2e", 2), ("/login", 1), ("/login", 0)] {
+        let answer = get(shop, path, "").await;
+        assert_eq!((answer.status, answer.remaining()), (200, left), "{path}: {answer:?}");
+    }
+    for path in ["/login", "/login?c"] {
+        assert_eq!(get(shop, path, "").await.status, 429, "{path}");
+    }
+    for path in ["//login", "/./login?d", "/%6Cogin"] {
+        assert_eq!(get(shop, path, "").await.status, 401, "{path} is not let in without a token");
+        let answer = get(shop, path, format!("ann\r\nauthorization: Bearer {PREMIUM}")).await;
+        assert_eq!((answer.status, answer.remaining()), (429, 0), "{path}: {answer:?}");
+    }
+}

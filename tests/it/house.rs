@@ -212,7 +212,8 @@ fn every_algorithm_has_its_section_and_its_picture_on_the_page() {
 #[test]
 fn every_link_in_the_documents_leads_somewhere() {
     let mut documents = files("docs", "md");
-    documents.extend([root().join("README.md"), root().join("CHANGELOG.md"), root().join("examples/README.md")]);
+    documents.extend(files("examples", "md"));
+    documents.extend([root().join("README.md"), root().join("CHANGELOG.md")]);
     for path in documents {
         for (link, target) in links(&read(&path)) {
             let file = path.parent().expect("a directory").join(target.split('#').next().unwrap_or(""));

@@ -25,6 +25,8 @@ mod edges;
 mod envoy;
 /// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
 mod faults;
+/// Rule files with mistakes that people make, and what `tidegate check` says of them.
+mod golden_rules;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
@@ -37,6 +39,8 @@ mod laws;
 mod literature;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
+/// The example of plans, each limit to its last hit.
+mod plans;
 /// What is answered while the store cannot be asked.
 mod policy;
 /// A client in another language, with nothing but the address.

@@ -305,7 +305,9 @@ fn invalid(text: &str, error: InvalidNetwork) -> String {
             format!("{text} is no network: behind the slash stands a number from 0 to {most}")
         }
         InvalidNetwork::Mapped => {
-            format!("{text} is an IPv4 network in IPv6 notation and larger than all of IPv4: write it as `0.0.0.0/0`")
+            format!(
+                "{text} is larger than all of IPv4, for in IPv6 notation 96 bits stand before its address: write an IPv4 network like `10.0.0.0/8`"
+            )
         }
         InvalidNetwork::Beyond { masked } => {
             format!("{text} is an address within a network, not a network: write `{masked}`, or the address alone")

@@ -132,12 +132,15 @@ const fn own(name: &'static str, levels: &'static [Level]) -> Key {
 pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(word, known.clone()) {
         Some(near) => format!("did you mean `{near}`?"),
+        None if known.clone().nth(1).is_none() => {
+            format!("write {}.", known.map(|word| format!("`{word}`")).collect::<String>())
+        }
         None => format!("write one of {}.", known.map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")),
     }
 }
 
 /// The known word that `word` was probably meant to be: the one with the fewest mistakes, if there are few.
-fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if word.chars().nth(MAX_WORD).is_some() {
         return None;
     }

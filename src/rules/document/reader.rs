@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, Level, advice};
+use super::keys::{Key, Level, advice, nearest};
 use super::{DescriptorNode, Document, LimitsNode};
 use crate::model::{Charging, Colocation, FailurePolicy};
 use crate::rules::problem::{Place, Report, quoted};
@@ -204,6 +204,7 @@ impl<'t> Reader<'_> {
     fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<Entry<'t>> {
         let mut entries: Vec<Entry<'t>> = Vec::new();
         let mut merges = Vec::new();
+        let mut guesses = Vec::new();
         while !self.is_full
             && let Some((key, value)) = mapping.next_pair()
         {
@@ -211,8 +212,12 @@ impl<'t> Reader<'_> {
                 merges.push((key, value));
                 continue;
             }
-            let Some(name) = self.key(key, level) else { continue };
+            let Some((name, is_guess)) = self.key(key, level) else { continue };
             let entry = Entry { name, place: key.place, value };
+            if is_guess {
+                guesses.push(entry);
+                continue;
+            }
             if let Some(first) = entries.iter().position(|other| other.name == name) {
                 let first = entries.remove(first);
                 self.report.warning(entry.place, || {
@@ -223,6 +228,12 @@ impl<'t> Reader<'_> {
                 });
             }
             entries.push(entry);
+        }
+        // What is wrong below a mistyped key is said in the same load, and nothing is said to be missing that is there.
+        for guess in guesses {
+            if entries.iter().all(|entry| entry.name != guess.name) {
+                entries.push(guess);
+            }
         }
         let written = entries.len();
         // Of two merges the later wins, as in yaml.v2.
@@ -281,8 +292,8 @@ impl<'t> Reader<'_> {
         mappings
     }
 
-    /// The name of a key that belongs at `level`.
-    fn key(&mut self, key: Node<'t>, level: Level) -> Option<&'static str> {
+    /// The name of a key that belongs at `level`, and whether it was mistyped, which is reported, and only probably meant.
+    fn key(&mut self, key: Node<'t>, level: Level) -> Option<(&'static str, bool)> {
         let word = match key.content() {
             Content::Plain(word) | Content::Text(word) => word,
             Content::Broken => return None,
@@ -298,7 +309,7 @@ impl<'t> Reader<'_> {
         };
         let inside = level.inside();
         match Key::find(word) {
-            Some(key) if key.belongs(level) => Some(key.name),
+            Some(key) if key.belongs(level) => Some((key.name, false)),
             Some(known) => {
                 let (name, home) = (known.name, known.home());
                 if known.is_of_reference {
@@ -310,9 +321,15 @@ impl<'t> Reader<'_> {
             }
             None => {
                 self.report.error(key.place, || {
-                    format!("{} is no key {inside}: {}", quoted(word), advice(word, level.names()))
+                    let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+                    let advice = if is_number {
+                        "a comma ends what stands before it, so write a large number without one.".to_owned()
+                    } else {
+                        advice(word, level.names())
+                    };
+                    format!("{} is no key {inside}: {advice}", quoted(word))
                 });
-                None
+                nearest(word, level.names()).map(|name| (name, true))
             }
         }
     }

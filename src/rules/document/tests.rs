@@ -213,7 +213,7 @@ fn numbers_are_whole_and_unquoted() {
         ("[]", "a list"),
     ] {
         let found = refused(&limit(&format!("burst: {spelling}")));
-        assert_says(&found, &["4:25: `burst` takes a whole number from 0 to 4294967295"]);
+        assert_says(&found, &["4:25: `burst` takes a whole number from 1 to 4294967295"]);
         assert!(found.iter().all(|message| message.contains(said)), "{found:?}");
     }
 }
@@ -357,7 +357,7 @@ fn a_wrong_kind_of_value_is_an_error() {
         (descriptor("metadata: {? [a] : 1}"), "4:18: A key of `metadata` must be a text"),
         (descriptor("value: {a: b}"), "4:12: `value` takes a text, but here is a mapping."),
         (descriptor("charging: eech"), "4:15: `eech` is no word for `charging`: did you mean `each`?"),
-        ("domain: d\ncolocate: rule".to_owned(), "2:11: `rule` is no word for `colocate`: write one of `domain`."),
+        ("domain: d\ncolocate: rule".to_owned(), "2:11: `rule` is no word for `colocate`: write `domain`."),
         (
             descriptor("on_store_failure: off"),
             "4:23: `off` is no word for `on_store_failure`: write one of `error`, `open`, `closed`, `local`.",

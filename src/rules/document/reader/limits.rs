@@ -82,7 +82,7 @@ impl<'t> Reader<'_> {
                 "unit_multiplier" => node.unit_multiplier = self.number(entry),
                 "window" => node.window = self.length(entry),
                 "requests_per_unit" => {
-                    has_number = true;
+                    has_number = !entry.value.is_null();
                     node.requests_per_unit = self.number(entry).map_or(0, |number| number.value);
                 }
                 "burst" => node.burst = self.number(entry),

@@ -41,10 +41,16 @@ impl<'t> Reader<'_> {
             }
         }
         let hint = match node.content() {
-            Content::Text(text) if matches!(resolve(text), Scalar::Int { .. }) => ": write it without quotes",
+            Content::Text(text) if matches!(resolve(text), Scalar::Int { .. }) => ", without quotes",
             _ => "",
         };
-        self.wrong(name, node, &format!("a whole number from 0 to {}{hint}", u32::MAX));
+        let (least, most) = match name {
+            "v4_prefix" => (0, 32),
+            "v6_prefix" => (0, 128),
+            "burst" | "cost" | "request_cost" | "unit_multiplier" => (1, u32::MAX),
+            _ => (0, u32::MAX),
+        };
+        self.wrong(name, node, &format!("a whole number from {least} to {most}{hint}"));
         None
     }
 
