@@ -266,7 +266,7 @@ impl Compiler<'_> {
             let among = item.among.take();
             let Some(child) = self.child(item, among.as_deref(), path, inherited) else { continue };
             let reading = inherited.readings.of(child.key.text().as_bytes());
-            let added = node.add(child);
+            let added = node.add(child, reading);
             if added.is_ok()
                 && let Some(among) = &among
             {

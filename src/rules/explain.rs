@@ -222,7 +222,7 @@ fn why_not(other: &Child, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>
     if matches!(other.values, Values::Listed(_)) {
         return "not in its list, or in a smaller network of another";
     }
-    if !other.matches(&entry.key, &read.value) {
+    if !other.matches(&entry.key, &read.text()) {
         let is_wild = other.pattern().is_some_and(|value| !value.is_literal());
         return if is_wild { "the pattern does not match" } else { "another value" };
     }
@@ -243,9 +243,9 @@ fn entry_text(entry: &Entry, read: &Read<'_>, readings: &Readings) -> String {
         return format!("{key}=#{digest}  (sensitive)");
     }
     let value = entry.value.escape_ascii();
-    if *read.value == *entry.value {
+    if *read.text() == *entry.value {
         format!("{key}={value}")
     } else {
-        format!("{key}={value}  (read as {})", read.value.escape_ascii())
+        format!("{key}={value}  (read as {})", read.text().escape_ascii())
     }
 }

@@ -27,7 +27,7 @@ impl Member {
         if may_be_address && let Some(network) = std::str::from_utf8(text).ok().and_then(Network::parse) {
             return network.map(Self::Network);
         }
-        let read = reading.map_or_else(|| text.into(), |reading| reading.read(text).value.into());
+        let read = reading.map_or_else(|| text.into(), |reading| reading.read(text).text().into());
         Ok(Self::Text(read))
     }
 }

@@ -4,14 +4,17 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use foldhash::HashMap;
 
 use crate::model::Entry;
 
+mod address;
 mod path;
 
+use address::Text;
+pub(super) use address::parse as parse_address;
 pub(super) use path::canonical as canonical_path;
 
 /// Bits of an IPv6 address that tell one client from another where no rule file says otherwise: 64, what a host is commonly given to
@@ -77,10 +80,39 @@ pub(super) enum Form {
 /// A value as it is read.
 #[derive(Clone, Debug)]
 pub(super) struct Read<'e> {
-    /// What literals and wildcards are compared with.
-    pub(super) value: Cow<'e, [u8]>,
+    /// What was sent, or what it is read as, but for addresses.
+    value: Cow<'e, [u8]>,
     /// The address that it is, where it is read as one.
     pub(super) address: Option<IpAddr>,
+}
+
+impl<'e> Read<'e> {
+    /// A value that is simply bytes.
+    pub(super) fn plain(value: &'e [u8]) -> Self {
+        Self { value: Cow::Borrowed(value), address: None }
+    }
+
+    /// What wildcards and texts are compared with: of an address its one spelling.
+    pub(super) fn text(&self) -> Cow<'_, [u8]> {
+        match self.address {
+            Some(address) if address::v4(&self.value).is_none() => {
+                let mut text = Text::new();
+                address::write(address, &mut text);
+                Cow::Owned(text.to_vec())
+            }
+            _ => Cow::Borrowed(&self.value),
+        }
+    }
+
+    /// The bytes of `sent` that it is, if it is nothing else.
+    pub(super) fn first_of(&self, sent: &[u8]) -> Option<usize> {
+        match (&self.value, self.address) {
+            // Four decimal numbers are written in one way only.
+            (Cow::Borrowed(value), Some(IpAddr::V4(_))) => address::v4(value).map(|_| sent.len()),
+            (Cow::Borrowed(value), None) => Some(value.len()),
+            (Cow::Owned(_), _) | (_, Some(IpAddr::V6(_))) => None,
+        }
+    }
 }
 
 impl Readings {
@@ -106,40 +138,38 @@ impl Readings {
 }
 
 impl Reading {
+    /// Whether its values are addresses.
+    pub(super) fn is_of_addresses(&self) -> bool {
+        matches!(self.form, Form::Ip { .. })
+    }
+
     /// Reads a value.
     pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
         let mut read = match self.form {
-            Form::Text => Read { value: Cow::Borrowed(value), address: None },
+            Form::Text => Read::plain(value),
             Form::Path => Read { value: canonical_path(value), address: None },
-            Form::Ip { .. } => match parse_address(value) {
-                // Four decimal numbers are written in one way only.
-                Some(address @ IpAddr::V4(_)) if value.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'.')) => {
-                    Read { value: Cow::Borrowed(value), address: Some(address) }
-                }
-                Some(address) => Read { value: Cow::Owned(address.to_string().into_bytes()), address: Some(address) },
-                None => Read { value: Cow::Borrowed(value), address: None },
-            },
+            Form::Ip { .. } => Read { value: Cow::Borrowed(value), address: parse_address(value) },
         };
-        if self.is_lower {
+        if self.is_lower && read.address.is_none() {
             read.value = lower(read.value);
         }
         read
     }
 
     /// What an address is counted by, if not by all of it: its network, `matched` bits long or as the file says, whichever is smaller.
-    pub(super) fn network(&self, address: IpAddr, matched: u8) -> Option<String> {
+    pub(super) fn network(&self, address: IpAddr, matched: u8) -> Option<Text> {
         let Form::Ip { v4_prefix, v6_prefix } = self.form else { return None };
         let bits = match address {
             IpAddr::V4(_) => v4_prefix,
             IpAddr::V6(_) => v6_prefix,
         };
         let network = Network::of(address, bits.max(matched));
-        (!network.is_single()).then(|| network.to_string())
+        (!network.is_single()).then(|| network.text())
     }
 
     /// The digest of a value, if it is shown nowhere.
     pub(super) fn digest(&self, key: &[u8], value: &[u8]) -> Option<String> {
-        self.sensitive.map(|sensitive| sensitive.digest(key, &self.read(value).value))
+        self.sensitive.map(|sensitive| sensitive.digest(key, &self.read(value).text()))
     }
 }
 
@@ -183,6 +213,17 @@ impl Network {
         self.bits == if self.address.is_ipv4() { 32 } else { 128 }
     }
 
+    /// Its text; of a single address, that alone.
+    fn text(self) -> Text {
+        let mut text = Text::new();
+        address::write(self.address, &mut text);
+        if !self.is_single() {
+            text.push(b'/');
+            address::write_number(self.bits, &mut text);
+        }
+        text
+    }
+
     /// `10.0.0.0/8`, or an address; an IPv4 network may be written as one of IPv6. `None` when it is neither.
     pub(super) fn parse(text: &str) -> Option<Result<Self, InvalidNetwork>> {
         let (address, bits) = match text.split_once('/') {
@@ -214,7 +255,7 @@ impl Network {
 /// `10.0.0.0/8`; of a single address, that alone.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_single() { self.address.fmt(f) } else { write!(f, "{}/{}", self.address, self.bits) }
+        f.write_str(&String::from_utf8_lossy(&self.text()))
     }
 }
 
@@ -233,21 +274,6 @@ pub(super) enum InvalidNetwork {
 fn masked(number: u128, width: u8, bits: u8) -> u128 {
     let rest = u32::from(width - bits);
     number.checked_shr(rest).and_then(|kept| kept.checked_shl(rest)).unwrap_or(0)
-}
-
-/// The address that a value is, with or without a port; an IPv4 address in IPv6 notation is the IPv4 address.
-pub(super) fn parse_address(value: &[u8]) -> Option<IpAddr> {
-    // What begins otherwise is none; most values that are none are found out so.
-    if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
-        return None;
-    }
-    let text = std::str::from_utf8(value).ok()?;
-    let address = text.parse().ok().or_else(|| {
-        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
-        bare.and_then(|bare| bare.parse().ok().map(IpAddr::V6))
-            .or_else(|| text.parse().ok().map(|address: SocketAddr| address.ip()))
-    });
-    address.map(|address: IpAddr| address.to_canonical())
 }
 
 /// In lower case: all of Unicode, and in what is not UTF-8 the letters of ASCII.
@@ -276,8 +302,10 @@ mod tests {
     /// What a value is matched as, and what it is counted by.
     fn told(reading: &Reading, value: &str) -> (String, String) {
         let read = reading.read(value.as_bytes());
-        let matched = String::from_utf8(read.value.into_owned()).expect("it is text");
-        let counted = read.address.and_then(|address| reading.network(address, 0)).unwrap_or_else(|| matched.clone());
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it is text");
+        let matched = text(&read.text());
+        let network = read.address.and_then(|address| reading.network(address, 0));
+        let counted = network.map_or_else(|| matched.clone(), |network| text(&network));
         (matched, counted)
     }
 
@@ -306,12 +334,14 @@ mod tests {
         let reading = ip(24, 48);
         assert_eq!(told(&reading, "192.0.2.77").1, "192.0.2.0/24");
         assert_eq!(told(&reading, "2001:db8:1:2::3").1, "2001:db8:1::/48");
-        let network = |matched| reading.network(parse_address(b"192.0.2.77").unwrap(), matched);
+        let text = |network: Text| String::from_utf8(network.to_vec()).unwrap();
+        let network = |matched| reading.network(parse_address(b"192.0.2.77").unwrap(), matched).map(text);
         assert_eq!(network(16).as_deref(), Some("192.0.2.0/24"));
         assert_eq!(network(26).as_deref(), Some("192.0.2.64/26"));
         assert_eq!(network(32), None, "all of it");
-        assert_eq!(ip(0, 0).network(parse_address(b"192.0.2.77").unwrap(), 0).as_deref(), Some("0.0.0.0/0"));
-        assert_eq!(ip(0, 0).network(parse_address(b"2001::1").unwrap(), 0).as_deref(), Some("::/0"));
+        let all = |address: &[u8]| ip(0, 0).network(parse_address(address).unwrap(), 0).map(text);
+        assert_eq!(all(b"192.0.2.77").as_deref(), Some("0.0.0.0/0"));
+        assert_eq!(all(b"2001::1").as_deref(), Some("::/0"));
     }
 
     #[test]
@@ -338,7 +368,7 @@ mod tests {
     #[test]
     fn letters_are_lower_whether_or_not_all_bytes_are_text() {
         let reading = Reading { is_lower: true, ..Reading::default() };
-        let read = |value: &'static [u8]| reading.read(value).value.into_owned();
+        let read = |value: &'static [u8]| reading.read(value).text().into_owned();
         assert_eq!(read(b"Alice"), b"alice");
         assert_eq!(read("ÉCOLE".as_bytes()), "école".as_bytes());
         assert_eq!(read(b"A\xffB"), b"a\xffb");
@@ -360,8 +390,9 @@ mod tests {
         fn what_is_read_reads_the_same_again(value in prop::collection::vec(any::<u8>(), 0..40), is_lower: bool) {
             for form in [Form::Text, Form::Ip { v4_prefix: 32, v6_prefix: 64 }] {
                 let reading = Reading { form, is_lower, sensitive: None };
-                let once = reading.read(&value).value.into_owned();
-                prop_assert_eq!(&*reading.read(&once).value, &*once);
+                let once = reading.read(&value).text().into_owned();
+                let twice = reading.read(&once).text().into_owned();
+                prop_assert_eq!(twice, once);
             }
         }
 

@@ -104,7 +104,7 @@ pub(super) struct Pattern {
 pub(super) struct Found<'a> {
     pub(super) rule: Option<&'a Rule>,
     /// By level: what stands in the place of the value in the counter key. Empty where every level counts the value as it was sent.
-    counted: Vec<Counted<'a>>,
+    counted: SmallVec<[Counted<'a>; 1]>,
 }
 
 /// What an entry is counted by.
@@ -116,7 +116,7 @@ enum Counted<'a> {
     /// The first bytes of its value.
     First(usize),
     /// Another spelling of its value, or the network of its address.
-    Text(Box<[u8]>),
+    Text(SmallVec<[u8; 48]>),
     /// The digest of its value.
     Digest(String),
     /// The wildcard that its value matches.
@@ -135,7 +135,7 @@ pub(super) struct Chosen<'a> {
 
 impl Node {
     /// Adds an item below all earlier ones, unless one with the same key and value stands there: then its index.
-    pub(super) fn add(&mut self, child: Child) -> Result<(), usize> {
+    pub(super) fn add(&mut self, child: Child, reading: Option<&Reading>) -> Result<(), usize> {
         let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
         let pattern = child.pattern();
         let is_wild = !child.key.is_literal() || pattern.is_some_and(|value| !value.is_literal());
@@ -155,8 +155,13 @@ impl Node {
                 Values::Listed(_) => index,
                 Values::Any => *self.of_key(&child.key).any.get_or_insert(index),
                 Values::Pattern(value) => {
-                    let value = Member::Text(value.text.as_bytes().into());
-                    self.put(&child, index, value).map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
+                    let text = value.text.as_bytes();
+                    // Where addresses are read, one that stands alone is found as one.
+                    let member = reading
+                        .filter(|reading| reading.is_of_addresses())
+                        .and_then(|_| Member::parse(text, reading).ok());
+                    let member = member.unwrap_or_else(|| Member::Text(text.into()));
+                    self.put(&child, index, member).map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
                 }
             }
         };
@@ -206,37 +211,48 @@ impl Node {
         let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
         let of_key = self.by_key.get(key);
         let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
-        if let Some(&exact) = valued.and_then(|valued| valued.exact.get(&*read.value)) {
-            return chosen(exact, u8::MAX);
-        }
-        if let Some(networks) = valued.and_then(|valued| valued.networks.as_deref())
-            && let Some(address) = read.address.or_else(|| parse_address(&read.value))
-            && let Some((index, bits)) = networks.find(address)
-        {
-            return chosen(index, bits);
-        }
-        let mut candidates = SmallVec::<[u32; 8]>::new();
         if let Some(valued) = valued {
-            valued.wild.candidates(&read.value, &mut candidates);
+            // No text in the map is an address where addresses are read.
+            if read.address.is_none()
+                && let Some(&exact) = valued.exact.get(&*read.text())
+            {
+                return chosen(exact, u8::MAX);
+            }
+            if let Some(networks) = valued.networks.as_deref()
+                && let Some(address) = read.address.or_else(|| parse_address(&read.text()))
+                && let Some((index, bits)) = networks.find(address)
+            {
+                return chosen(index, bits);
+            }
         }
-        self.wild_keys.candidates(key, &mut candidates);
-        candidates.sort_unstable();
-        let is_matched = |chosen: &Chosen<'_>| chosen.child.matches(key, &read.value);
-        let wild = candidates.into_iter().filter_map(|index| chosen(index, 0)).find(is_matched);
-        wild.or_else(|| of_key?.any.and_then(|any| chosen(any, 0)))
+        if !self.wild.is_empty() {
+            let text = read.text();
+            let mut candidates = SmallVec::<[u32; 8]>::new();
+            if let Some(valued) = valued {
+                valued.wild.candidates(&text, &mut candidates);
+            }
+            self.wild_keys.candidates(key, &mut candidates);
+            candidates.sort_unstable();
+            let is_matched = |chosen: &Chosen<'_>| chosen.child.matches(key, &text);
+            let wild = candidates.into_iter().filter_map(|index| chosen(index, 0)).find(is_matched);
+            if wild.is_some() {
+                return wild;
+            }
+        }
+        of_key?.any.and_then(|any| chosen(any, 0))
     }
 
     /// The rule at the end of a descriptor's entries, if the tree is exactly that deep there; on the way there, the rule that decides
     /// the whole request.
     pub(super) fn find<'a>(&'a self, readings: &Readings, descriptor: &Descriptor) -> Found<'a> {
-        let mut counted = Vec::new();
+        let mut counted = SmallVec::new();
         let mut node = Some(self);
         let mut last = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
             let reading = readings.of(&entry.key);
             let read = read(reading, entry);
             let Some(chosen) = node.and_then(|node| node.child(&entry.key, &read)) else { return Found::default() };
-            let by = chosen.counted(reading, entry, read);
+            let by = chosen.counted(reading, entry, &read);
             if !matches!(by, Counted::Own) {
                 counted.resize(level, Counted::Own);
                 counted.push(by);
@@ -303,10 +319,7 @@ fn place(index: u32) -> usize {
 
 /// The value of an entry, as it is read.
 pub(super) fn read<'e>(reading: Option<&Reading>, entry: &'e Entry) -> Read<'e> {
-    reading.map_or_else(
-        || Read { value: Cow::Borrowed(&entry.value), address: None },
-        |reading| reading.read(&entry.value),
-    )
+    reading.map_or_else(|| Read::plain(&entry.value), |reading| reading.read(&entry.value))
 }
 
 impl Child {
@@ -358,7 +371,7 @@ impl Child {
 
 impl<'a> Chosen<'a> {
     /// What an entry is counted by, by the rule of this child.
-    fn counted(self, reading: Option<&Reading>, entry: &Entry, read: Read<'_>) -> Counted<'a> {
+    fn counted(self, reading: Option<&Reading>, entry: &Entry, read: &Read<'_>) -> Counted<'a> {
         if self.child.is_shared {
             return match &self.child.values {
                 Values::Any => Counted::Pattern(""),
@@ -369,14 +382,14 @@ impl<'a> Chosen<'a> {
         let Some(reading) = reading else { return Counted::Own };
         let network = read.address.and_then(|address| reading.network(address, self.bits));
         if let Some(sensitive) = reading.sensitive {
-            let value = network.as_deref().map_or(&*read.value, str::as_bytes);
-            return Counted::Digest(sensitive.digest(&entry.key, value));
+            let value = network.as_deref().map_or_else(|| read.text(), Cow::Borrowed);
+            return Counted::Digest(sensitive.digest(&entry.key, &value));
         }
-        match (network, read.value) {
-            (Some(network), _) => Counted::Text(network.into_bytes().into()),
-            (None, Cow::Owned(value)) => Counted::Text(value.into()),
-            (None, Cow::Borrowed(value)) if value.len() == entry.value.len() => Counted::Own,
-            (None, Cow::Borrowed(value)) => Counted::First(value.len()),
+        match (network, read.first_of(&entry.value)) {
+            (Some(network), _) => Counted::Text(network),
+            (None, Some(all)) if all == entry.value.len() => Counted::Own,
+            (None, Some(first)) => Counted::First(first),
+            (None, None) => Counted::Text(read.text().as_ref().into()),
         }
     }
 }

@@ -461,3 +461,26 @@ async fn a_file_system_that_never_answers_holds_up_neither_answers_nor_the_stop(
     scene.server.terminate();
     assert!(scene.server.ended().await.success());
 }
+
+#[tokio::test]
+async fn a_list_of_values_is_followed_like_the_rules_that_name_it() {
+    let rules = "domain: d
+descriptors:
+  - { key: one, values_file: blocked.txt, deny: true }
+  - { key: one, rate_limit: { unit: year, requests_per_unit: 9 } }
+";
+    let scene = Scene::of_file(&rules.replace("values_file: blocked.txt", "values: [w]")).await;
+    scene.edit("blocked.txt", "w\n");
+    scene.edit("rules.yaml", rules);
+    let mut client = scene.client().await;
+    let mut is_denied = async || ask(&mut client, vec![descriptor("one", 0)]).await.overall_code() == Code::OverLimit;
+    assert!(!is_denied().await);
+    scene.edit("blocked.txt", "w\nv # the value that is asked for\n");
+    eventually("it is denied", async || is_denied().await.then_some(())).await;
+    scene.edit("blocked.txt", "v/32\n10.0.0.0/99\n");
+    scene.says("blocked.txt:2:1: error: `10.0.0.0/99` is no network").await;
+    assert!(is_denied().await, "a list with an error changes nothing");
+    scene.replace("blocked.txt", "w\n");
+    eventually("it is denied no longer", async || (!is_denied().await).then_some(())).await;
+    assert!(!scene.server.log().contains("nothing told"), "{}", scene.server.log());
+}

@@ -160,7 +160,7 @@ impl Compiler<'_> {
                 }
             }
         }
-        let read = reading.read(value.value.as_bytes()).value.into_owned();
+        let read = reading.read(value.value.as_bytes()).text().into_owned();
         Values::Pattern(Pattern::new(String::from_utf8(read).unwrap_or_else(|_| value.value.clone())))
     }
 

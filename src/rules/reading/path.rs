@@ -9,24 +9,63 @@ const HEX: &[u8; 16] = b"0123456789ABCDEF";
 ///
 /// Servers differ in which of these spellings they take for the same path; for counting, those that any of them takes so are one.
 pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
-    let end = path.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(path.len());
-    let path = &path[..end];
-    if is_canonical(path) {
-        return Cow::Borrowed(path);
+    if let Some(end) = end_of_canonical(path) {
+        return Cow::Borrowed(&path[..end]);
     }
-    Cow::Owned(resolved(&spelled(path)))
+    let end = path.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(path.len());
+    Cow::Owned(resolved(&spelled(&path[..end])))
 }
 
-/// Whether a path is as it should be: most are.
-fn is_canonical(path: &[u8]) -> bool {
-    let mut begins_segment = false;
-    for &byte in path {
-        if !(byte == b'/' || is_plain(byte)) || (begins_segment && matches!(byte, b'/' | b'.')) {
-            return false;
-        }
-        begins_segment = byte == b'/';
+/// What a byte is to a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It stands for itself.
+    Plain,
+    /// The same, but at the beginning of a segment something has to be done.
+    Dot,
+    Slash,
+    /// The path ends before it.
+    End,
+    /// It is written otherwise.
+    Encoded,
+}
+
+static KINDS: [Kind; 256] = kinds();
+
+#[expect(clippy::cast_possible_truncation, reason = "there are 256 bytes")]
+const fn kinds() -> [Kind; 256] {
+    let mut kinds = [Kind::Encoded; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        kinds[byte] = match byte as u8 {
+            b'/' => Kind::Slash,
+            b'.' => Kind::Dot,
+            b'?' | b'#' => Kind::End,
+            plain if is_plain(plain) => Kind::Plain,
+            _ => Kind::Encoded,
+        };
+        byte += 1;
     }
-    path.first() == Some(&b'/')
+    kinds
+}
+
+/// Where a path ends that is as it should be, as most are; `None` when it is not.
+fn end_of_canonical(path: &[u8]) -> Option<usize> {
+    if path.first() != Some(&b'/') {
+        return None;
+    }
+    let mut before = Kind::Plain;
+    for (at, &byte) in path.iter().enumerate() {
+        let kind = KINDS[usize::from(byte)];
+        match kind {
+            Kind::Plain => {}
+            Kind::Dot | Kind::Slash if before != Kind::Slash => {}
+            Kind::End => return Some(at),
+            Kind::Dot | Kind::Slash | Kind::Encoded => return None,
+        }
+        before = kind;
+    }
+    Some(path.len())
 }
 
 /// Whether a byte needs no encoding in a path (RFC 3986, 3.3: `pchar`).

@@ -1,0 +1,240 @@
+//! Addresses and their text, both ways, at the cost of a few instructions a byte: every request may have one.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use smallvec::SmallVec;
+
+/// The text of an address or network: 43 bytes at most.
+pub type Text = SmallVec<[u8; 48]>;
+
+/// The address that a value is, with or without a port; an IPv4 address in IPv6 notation is the IPv4 address.
+pub fn parse(value: &[u8]) -> Option<IpAddr> {
+    // What begins otherwise is none; most values that are none are found out so.
+    if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
+        return None;
+    }
+    if let Some(v4) = v4(value) {
+        return Some(IpAddr::V4(v4));
+    }
+    if let Some(v6) = v6(value) {
+        return Some(IpAddr::V6(v6).to_canonical());
+    }
+    // With a dotted end, brackets or a port.
+    let text = std::str::from_utf8(value).ok()?;
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let address = match bare {
+        Some(bare) => bare.parse().ok().map(IpAddr::V6),
+        None => text.parse().ok().or_else(|| text.parse().ok().map(|address: SocketAddr| address.ip())),
+    };
+    address.map(|address| address.to_canonical())
+}
+
+/// `192.0.2.1`: the only way to write it.
+pub fn v4(text: &[u8]) -> Option<Ipv4Addr> {
+    let (mut bits, mut octet, mut digits, mut dots) = (0_u32, 0_u32, 0, 0);
+    for &byte in text {
+        match byte {
+            b'0'..=b'9' => {
+                // No octet begins with a zero that it could do without.
+                if digits > 0 && octet == 0 {
+                    return None;
+                }
+                octet = octet * 10 + u32::from(byte - b'0');
+                digits += 1;
+                if octet > 255 {
+                    return None;
+                }
+            }
+            b'.' if digits > 0 && dots < 3 => {
+                bits = bits << 8 | octet;
+                (octet, digits) = (0, 0);
+                dots += 1;
+            }
+            _ => return None,
+        }
+    }
+    (dots == 3 && digits > 0).then(|| Ipv4Addr::from_bits(bits << 8 | octet))
+}
+
+/// `2001:db8::1`, without a dotted end.
+fn v6(text: &[u8]) -> Option<Ipv6Addr> {
+    // The groups before `::` and those behind it, each run from its end.
+    let (mut bits, mut groups) = (0_u128, 0_u32);
+    let mut gap: Option<u32> = None;
+    let (mut group, mut digits) = (0_u32, 0);
+    let mut rest = text;
+    if let Some(tail) = rest.strip_prefix(b"::") {
+        (gap, rest) = (Some(0), tail);
+    }
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'A'..=b'F' => byte - b'A' + 10,
+            b':' if digits > 0 => {
+                bits = bits << 16 | u128::from(group);
+                (group, digits) = (0, 0);
+                groups += 1;
+                match rest.first() {
+                    Some(b':') if gap.is_none() => (gap, rest) = (Some(groups), &rest[1..]),
+                    // A colon stands between groups.
+                    None => return None,
+                    Some(_) => {}
+                }
+                continue;
+            }
+            _ => return None,
+        };
+        group = group << 4 | u32::from(digit);
+        digits += 1;
+        if digits > 4 {
+            return None;
+        }
+    }
+    if digits > 0 {
+        bits = bits << 16 | u128::from(group);
+        groups += 1;
+    }
+    match gap {
+        None => (groups == 8).then(|| Ipv6Addr::from_bits(bits)),
+        // The gap is one group at least.
+        Some(before) if groups < 8 => {
+            let behind = (groups - before) * 16;
+            let low = bits & ((1 << behind) - 1);
+            let high = if before == 0 { 0 } else { (bits >> behind) << ((8 - before) * 16) };
+            Some(Ipv6Addr::from_bits(high | low))
+        }
+        Some(_) => None,
+    }
+}
+
+/// The text of an address, as RFC 5952 has it.
+pub fn write(address: IpAddr, text: &mut Text) {
+    match address {
+        IpAddr::V4(v4) => {
+            for (index, octet) in v4.octets().into_iter().enumerate() {
+                if index > 0 {
+                    text.push(b'.');
+                }
+                write_number(octet, text);
+            }
+        }
+        IpAddr::V6(v6) => write_v6(v6, text),
+    }
+}
+
+/// A number in decimal digits.
+pub fn write_number(number: u8, text: &mut Text) {
+    if number >= 100 {
+        text.push(b'0' + number / 100);
+    }
+    if number >= 10 {
+        text.push(b'0' + number / 10 % 10);
+    }
+    text.push(b'0' + number % 10);
+}
+
+fn write_v6(address: Ipv6Addr, text: &mut Text) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let groups = address.segments();
+    // The first of the longest runs of zeros, if it is longer than one.
+    let (mut begin, mut length, mut run) = (0, 1, 0);
+    for (index, group) in groups.into_iter().enumerate() {
+        run = if group == 0 { run + 1 } else { 0 };
+        if run > length {
+            (begin, length) = (index + 1 - run, run);
+        }
+    }
+    let gap = if length > 1 { begin..begin + length } else { 8..8 };
+    for (index, group) in groups.into_iter().enumerate() {
+        if gap.contains(&index) {
+            if index == gap.start {
+                text.extend_from_slice(b"::");
+            }
+            continue;
+        }
+        if index > 0 && index != gap.end {
+            text.push(b':');
+        }
+        let digits = (16 - group.leading_zeros()).div_ceil(4).max(1);
+        for digit in (0..digits).rev() {
+            text.push(HEX[usize::from(group >> (digit * 4) & 15)]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(address: IpAddr) -> String {
+        let mut text = Text::new();
+        write(address, &mut text);
+        String::from_utf8(text.to_vec()).expect("it is ASCII")
+    }
+
+    /// Addresses whose groups are often zeros.
+    fn address() -> impl Strategy<Value = IpAddr> {
+        let group = prop_oneof![Just(0_u16), any::<u16>(), 0_u16..16];
+        let v6 = prop::array::uniform8(group).prop_map(|groups| IpAddr::V6(groups.into()));
+        prop_oneof![any::<u32>().prop_map(|bits| IpAddr::V4(bits.into())), v6]
+    }
+
+    /// Texts that are nearly addresses.
+    fn text() -> impl Strategy<Value = String> {
+        let piece = prop::sample::select(vec![
+            ":",
+            "::",
+            "0",
+            "1",
+            "12",
+            "a",
+            "FF",
+            "db8",
+            "ffff",
+            "12345",
+            ".",
+            "255",
+            "256",
+            "01",
+            "[",
+            "]",
+            "192.0.2.1",
+            "/",
+            "%1",
+            " ",
+            "+1",
+        ]);
+        prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn an_address_is_written_as_the_library_writes_it(address in address()) {
+            prop_assert_eq!(written(address), address.to_string());
+        }
+
+        #[test]
+        fn what_the_library_takes_for_an_address_is_one_and_nothing_else(text in text()) {
+            prop_assert_eq!(v4(text.as_bytes()), text.parse().ok());
+            let library: Option<Ipv6Addr> = text.parse().ok();
+            if !text.contains('.') {
+                prop_assert_eq!(v6(text.as_bytes()), library, "{}", text);
+            }
+            let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).and_then(|bare| bare.parse().ok()).map(IpAddr::V6);
+            let any: Option<IpAddr> = text.parse().ok().or(bare).or(text.parse().ok().map(|address: SocketAddr| address.ip()));
+            prop_assert_eq!(parse(text.as_bytes()), any.map(|address| address.to_canonical()), "{}", text);
+        }
+
+        #[test]
+        fn what_is_written_is_read(address in address()) {
+            prop_assert_eq!(parse(written(address).as_bytes()), Some(address.to_canonical()));
+            prop_assert_eq!(parse(written(address).to_uppercase().as_bytes()), Some(address.to_canonical()));
+        }
+    }
+}
