@@ -1,20 +1,36 @@
 //! What clients read of a decision: headers, bodies and metadata, from the binary itself and through a real Envoy.
 
 use std::net::SocketAddr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::body::Body;
+use axum::http::Request;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use serde_json::{Value, json};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as OurEntry;
+use tidegate::proto::envoy::service::ratelimit::v3 as ours;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
+use tidegate::rules::live::Live;
+use tidegate::rules::{Options, load};
+use tidegate::store::memory::Memory;
+use tidegate::transport::grpc::Edge;
+use tidegate::transport::json::{Readiness, routes};
+use tidegate::transport::wire::Answers;
 use tokio::process::Command;
+use tokio::time::{Instant, timeout};
 use tonic::transport::Channel;
+use tower::ServiceExt;
 
 use crate::envoy::proxy::{Proxy, get};
 use crate::support::{Tidegate, in_time, output, repository};
 use crate::wire::{object, plain};
+use crate::world::{HandClock, NOON, file, guard};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -23,6 +39,13 @@ descriptors:
     descriptors:
       - { key: user, rate_limit: { unit: week, requests_per_unit: 2, name: per-user } }
   - { key: path, rate_limit: { unit: week, requests_per_unit: 9 } }
+";
+
+/// Hits a minute apart. What comes earlier is held.
+const HELD: &str = "domain: edge
+descriptors:
+  - key: user
+    rate_limit: { unit: minute, requests_per_unit: 1, algorithm: gcra, delay: { max: 4m, delivery: hold } }
 ";
 
 /// A server with these rules, and a client of it.
@@ -217,4 +240,63 @@ async fn through_envoy_a_refused_grpc_client_reads_the_sentence_as_its_message()
     assert_eq!((answer.status, answer.header("content-type")), (200, "application/grpc"), "{answer:?}");
     assert_eq!(answer.header("grpc-status"), "8", "as the example asks");
     assert!(answer.header("grpc-message").starts_with("Too many requests: 5 per week are allowed."), "{answer:?}");
+}
+
+/// An edge with the rules that hold calls. The clock of its counters stands still.
+fn holding() -> Edge {
+    let loaded = load(&[file("rules.yaml", HELD)], Options::default()).unwrap_or_else(|invalid| panic!("{invalid}"));
+    let store = Arc::new(Memory::new(HandClock::at(NOON), 10_000));
+    let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(store, 1)));
+    Edge::new(Arc::new(limiter), Arc::new(Answers::default()))
+}
+
+/// A call for this user, and how long it waits for its answer.
+async fn held(edge: &Edge, user: &str, patience: Option<&str>) -> (i32, Duration) {
+    let entry = OurEntry { key: "user".into(), value: user.to_owned().into() };
+    let descriptors = vec![OurDescriptor { entries: vec![entry], ..OurDescriptor::default() }];
+    let request = ours::RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    let mut call = tonic::Request::new(request);
+    if let Some(patience) = patience {
+        call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
+    }
+    let began = Instant::now();
+    let answer = edge.should_rate_limit(call).await.expect("no error").into_inner();
+    (answer.overall_code, began.elapsed())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_call_is_answered_when_it_is_due_or_just_before_its_caller_gives_up() {
+    let edge = holding();
+    let (ok, minute) = (i32::from(Code::Ok), Duration::from_secs(60));
+    assert_eq!(held(&edge, "alice", Some("20m")).await, (ok, Duration::ZERO), "the first is not early");
+    assert_eq!(held(&edge, "alice", None).await, (ok, minute));
+    assert_eq!(held(&edge, "alice", Some("1H")).await, (ok, 2 * minute));
+    assert_eq!(held(&edge, "alice", Some("1S")).await, (ok, Duration::from_millis(997)));
+    assert_eq!(held(&edge, "alice", Some("20m")).await, (ok, Duration::from_millis(17)));
+    let refused = (i32::from(Code::OverLimit), Duration::ZERO);
+    assert_eq!(held(&edge, "alice", None).await, refused, "five minutes are too long, and a refusal is told at once");
+    assert_eq!(held(&edge, "bob", None).await, (ok, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
+    let edge = holding();
+    let (ok, minute) = (i32::from(Code::Ok), Duration::from_secs(60));
+    assert_eq!(held(&edge, "alice", None).await, (ok, Duration::ZERO));
+    timeout(Duration::from_secs(1), held(&edge, "alice", None)).await.expect_err("it is held for a minute");
+    assert_eq!(held(&edge, "alice", None).await, (ok, 2 * minute), "its turn is the one after");
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_json_a_call_is_held_as_well() {
+    let router = routes(holding(), Readiness::default()).expect("the messages of this build");
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;
+        let request = Request::post("/json").body(Body::from(body)).expect("a request");
+        let began = Instant::now();
+        assert_eq!(router.clone().oneshot(request).await.expect("an answer").status(), 200);
+        waits.push(began.elapsed().as_secs());
+    }
+    assert_eq!(waits, [0, 60, 120]);
 }

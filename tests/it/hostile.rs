@@ -20,7 +20,7 @@ use tidegate::rules::{File, InvalidRules, Loaded, Options, load};
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
 use tidegate::transport::grpc::Edge;
-use tidegate::transport::wire::{Answers, HeaderNames, Headers};
+use tidegate::transport::wire::{Answers, Headers, RefusalBody};
 use tonic::Status;
 use tonic::metadata::KeyAndValueRef;
 use tonic::transport::Channel;
@@ -51,9 +51,8 @@ fn edge() -> Edge {
     let store = Memory::new(HandClock::at(NOON) as Arc<dyn Clock>, 10_000);
     let limiter =
         Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
-    let name = str::to_owned;
-    let headers = HeaderNames::new(name("limit"), name("remaining"), name("reset")).expect("names");
-    let answers = Answers { headers: Headers::Three(headers), dynamic_metadata: true, ..Answers::default() };
+    let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
+    let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true };
     Edge::new(Arc::new(limiter), Arc::new(answers))
 }
 
@@ -104,6 +103,26 @@ fn damaged(whole: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<u
     })
 }
 
+/// Only the rules' own words reach a client: what it sent is in no header and no body.
+fn told(answer: &RateLimitResponse) -> Result<(), TestCaseError> {
+    const NAMES: [&str; 5] = ["\"k", "\"smooth", "\"wild", "\"nested.k", "\"override"];
+    for header in &answer.response_headers_to_add {
+        prop_assert!(header.value.bytes().all(|byte| (0x20..=0x7e).contains(&byte)), "{:?}", header);
+        if header.key.starts_with("RateLimit") {
+            for item in header.value.split(", ") {
+                let name = item.split("\";").next().unwrap_or_default();
+                let name = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-');
+                prop_assert!(NAMES.contains(&name), "{:?}", header);
+            }
+        }
+    }
+    if !answer.raw_body.is_empty() {
+        let body: serde_json::Value = serde_json::from_slice(&answer.raw_body).expect("JSON");
+        prop_assert!(body["message"].as_str().is_some_and(|text| text.starts_with("Too many requests")), "{}", body);
+    }
+    Ok(())
+}
+
 fn decided(edge: &Edge, bytes: &[u8]) -> Result<(), TestCaseError> {
     let Ok(request) = RateLimitRequest::decode(bytes) else { return Ok(()) };
     let is_sound = !request.domain.is_empty() && !request.descriptors.is_empty();
@@ -116,6 +135,7 @@ fn decided(edge: &Edge, bytes: &[u8]) -> Result<(), TestCaseError> {
             prop_assert!(answer.overall_code() != Code::Unknown, "Envoy lets what is unknown pass");
             prop_assert!(answer.statuses.iter().all(|status| status.code() != Code::Unknown));
             prop_assert!(!RateLimitResponse::encode_to_vec(&answer).is_empty());
+            told(&answer)?;
         }
         Err(status) => {
             prop_assert!(!is_sound || has_override, "an error is a yes: {}", status);
