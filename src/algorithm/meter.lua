@@ -41,24 +41,6 @@ local function wait(grains, now, tick, limit, tick_us)
   return math.min(math.max((tick + ticks) * tick_us - now, 0), longest)
 end
 
--- Whether a charge gets a slot of which the wait is `max` at most, and that wait; or how long until it gets one, -1 for
--- never.
-local function slot(level, cost, room, now, tick, limit, tick_us, max)
-  local of_turn, of_slot = ahead(level, level + cost, room)
-  local delay = of_turn > 0 and wait(of_turn, now, tick, limit, tick_us) or 0
-  if of_slot <= 0 and delay <= max then
-    return true, delay
-  end
-  local idle_turn, idle_slot = ahead(0, cost, room)
-  if idle_slot > 0 or math.ceil(idle_turn / limit) > math.ceil(max / tick_us) then
-    return false, -1
-  end
-  -- Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
-  local until_turn = of_turn > 0 and wait(of_turn, now + max, tick, limit, tick_us) or 0
-  local until_slot = of_slot > 0 and wait(of_slot, now, tick, limit, tick_us) or 0
-  return false, math.max(until_turn, until_slot)
-end
-
 local function step(state, now, hits, back, limit, burst, length, tick_us, max)
   local grains = length / tick_us
   local tick, level = drained(state, now, limit, tick_us)
@@ -67,7 +49,19 @@ local function step(state, now, hits, back, limit, burst, length, tick_us, max)
   local is_admitted = wanted <= room or back > 0
   local reset, waits = 0, -1
   if max then
-    is_admitted, waits = slot(level, hits * grains, room, now, tick, limit, tick_us, max)
+    local of_turn, of_slot = ahead(level, wanted, room)
+    waits = of_turn > 0 and wait(of_turn, now, tick, limit, tick_us) or 0
+    is_admitted = of_slot <= 0 and waits <= max
+    if not is_admitted then
+      local idle_turn, idle_slot = ahead(0, hits * grains, room)
+      if idle_slot > 0 or math.ceil(idle_turn / limit) > math.ceil(max / tick_us) then
+        waits = -1
+      else
+        -- Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
+        waits = of_turn > 0 and wait(of_turn, now + max, tick, limit, tick_us) or 0
+        waits = math.max(waits, of_slot > 0 and wait(of_slot, now, tick, limit, tick_us) or 0)
+      end
+    end
   elseif not is_admitted and hits <= burst and limit > 0 then
     waits = wait(wanted - room, now, tick, limit, tick_us)
   end

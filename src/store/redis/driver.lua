@@ -83,35 +83,15 @@ local function written(state, charge)
   return algorithm.save(state, KEYS[charge.key]), string.format('%.0f', ttl)
 end
 
--- What a charge of a limit that refuses nothing is told: code, remaining, reset, wait, and the state with the hits on it.
-local function grown(charge, state, hits)
-  local step, limit, burst, window, tick = charge.algorithm.step, charge.limit, charge.burst, charge.window, charge.tick
-  local capacity, growth, max = charge.capacity, charge.growth, charge.max
-  local fits, remaining, reset, _, charged = step(state, now, hits, 0, limit, burst, window, tick)
-  local used, steps = 2^32 - 1 - remaining, math.ceil(max / growth)
-  -- What does not even fit so stands higher than this delay lets it, under another limit.
-  if not fits or used - hits >= capacity + steps then
-    -- More would only prolong the debt.
-    _, _, reset = step(state, now, 0, 0, limit, burst, window, tick)
-    return 3, 0, reset, max
-  end
-  local over = math.max(used - capacity, 0)
-  return 0, math.max(capacity - used, 0), reset, over < steps and over * growth or max, charged
-end
-
--- Decides a charge: code, remaining, reset, wait, and the state where it changes.
-local function decide(charge, state)
+-- Decides a charge of so many hits: code, remaining, reset, wait, and the state where it changes.
+local function decide(charge, state, hits, back)
   if state == false then
     return 2, 0, 0, -1
   end
-  local hits, back = charge.hits, charge.back
-  local code, remaining, reset, wait, charged
-  if charge.growth then
-    code, remaining, reset, wait, charged = grown(charge, state, hits)
-  else
-    local step, max = charge.algorithm.step, charge.max
-    local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
-    local is_admitted
+  local step, max = charge.algorithm.step, charge.max
+  local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
+  local code, is_admitted, remaining, reset, wait, charged = 0
+  if not charge.growth then
     is_admitted, remaining, reset, wait, charged = step(state, now, hits, back, limit, burst, window, tick, max)
     if not is_admitted then
       if charge.records == 0 or charge.key == 0 then
@@ -119,8 +99,19 @@ local function decide(charge, state)
       end
       -- The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
       is_admitted, remaining, reset, wait = step(charged, now, hits, back, limit, burst, window, tick, max)
+      code = is_admitted and 0 or 1
     end
-    code = is_admitted and 0 or 1
+  else
+    is_admitted, remaining, reset, wait, charged = step(state, now, hits, 0, limit, burst, window, tick)
+    local used, capacity, steps = 2^32 - 1 - remaining, charge.capacity, math.ceil(max / charge.growth)
+    -- What does not even fit so stands higher than this delay lets it, under another limit.
+    if not is_admitted or used - hits >= capacity + steps then
+      -- More would only prolong the debt.
+      local _, _, idle = step(state, now, 0, 0, limit, burst, window, tick)
+      return 3, 0, idle, max
+    end
+    local over = math.max(used - capacity, 0)
+    remaining, wait = math.max(capacity - used, 0), over < steps and over * charge.growth or max
   end
   -- A look saves nothing, a limit of nothing has no counter, and giving back creates none.
   if charge.key == 0 or (hits == 0 and (back == 0 or state == charge.algorithm.fresh)) then
@@ -198,7 +189,7 @@ if count == 1 and (mode == 'each' or mode == 'all') then
   if key > 0 then
     state = states[key]
   end
-  local code, remaining, reset, wait, charged = decide(charge, state)
+  local code, remaining, reset, wait, charged = decide(charge, state, charge.hits, charge.back)
   if charged then
     local made, ttl = written(charged, charge)
     local failed = put(key, made, ttl)
@@ -260,7 +251,7 @@ end
 
 -- Charges the working table: code, remaining, reset, wait.
 local function take(charge)
-  local code, remaining, reset, wait, charged = decide(charge, state_of(charge))
+  local code, remaining, reset, wait, charged = decide(charge, state_of(charge), charge.hits, charge.back)
   if charged then
     states[charge.key] = charged
   end
@@ -299,22 +290,6 @@ local function is_request_refused()
   return mode == 'all' and quota_refuses and not quota_has_room
 end
 
--- What a look says of a charge's counter: remaining, reset.
-local function look(charge)
-  local state = state_of(charge)
-  if not state then
-    return 0, 0
-  end
-  local _, remaining, reset
-  if charge.growth then
-    _, remaining, reset = grown(charge, state, 0)
-  else
-    _, remaining, reset =
-      charge.algorithm.step(state, now, 0, 0, charge.limit, charge.burst, charge.window, charge.tick)
-  end
-  return remaining, reset
-end
-
 local is_refused = mode ~= 'each' and is_request_refused()
 if is_refused or mode == 'take' then
   local taken = states
@@ -329,7 +304,8 @@ if is_refused or mode == 'take' then
   end
   for index = 1, count do
     local charge = charges[index]
-    charge.left, charge.left_reset = look(charge)
+    local _, remaining, reset = decide(charge, state_of(charge), 0, 0)
+    charge.left, charge.left_reset = remaining, reset
     if is_refused and charge.code ~= 2 then
       -- Each keeps its outcome; what is left is what nobody has taken.
       charge.remaining, charge.reset = charge.left, charge.left_reset
