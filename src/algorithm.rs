@@ -475,9 +475,8 @@ mod tests {
             most 10000; a larger step takes fewer hits";
         assert_eq!(told.to_string(), text);
         let told = per_hour(Algorithm::TokenBucket, 1).delaying(Delay::Slot { max: Micros::from_secs(1) });
-        let text =
-            "token_bucket has no slots to wait for: gcra and leaky_bucket have; every algorithm has delays that grow";
-        assert_eq!(told.expect_err("it has none").to_string(), text);
+        let text = told.expect_err("it has none").to_string();
+        assert!(text.starts_with("token_bucket has no slots to wait for: choose gcra or leaky_bucket"), "{text}");
     }
 
     #[test]

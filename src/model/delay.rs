@@ -62,7 +62,9 @@ impl Delay {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidDelay {
     /// The algorithm has no slots.
-    #[error("{algorithm} has no slots to wait for: gcra and leaky_bucket have; every algorithm has delays that grow")]
+    #[error(
+        "{algorithm} has no slots to wait for: choose gcra or leaky_bucket, or a delay that grows, as in `delay: {{step: 100ms, max: 5s, beyond: admit}}`"
+    )]
     NoSlots {
         /// The algorithm.
         algorithm: &'static str,
