@@ -265,8 +265,9 @@ impl Compiler<'_> {
             let place = item.place;
             let among = item.among.take();
             let Some(child) = self.child(item, among.as_deref(), path, inherited) else { continue };
-            let reading = inherited.readings.of(child.key.text().as_bytes());
-            let added = node.add(child, reading);
+            let shared = inherited.readings.of(child.key.text().as_bytes());
+            let reading = shared.map(AsRef::as_ref);
+            let added = node.add(child, shared);
             if added.is_ok()
                 && let Some(among) = &among
             {
@@ -307,7 +308,7 @@ impl Compiler<'_> {
             return None;
         };
         let key = key.value.clone();
-        let reading = inherited.readings.of(key.as_bytes());
+        let reading = inherited.readings.of(key.as_bytes()).map(AsRef::as_ref);
         let values = self.values(&item, among, &key, reading, inherited.file);
         let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref()));
         let mut child = Child {

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::compile::label;
 use super::reading::{Read, Readings};
-use super::tree::{self, Child, Chosen, Node, Values};
+use super::tree::{self, Child, Node, Values};
 use super::{Decides, Domain, Rule, RuleLimit, RuleSet};
 use crate::model::{Delay, Descriptor, Entry, Role};
 
@@ -47,7 +47,7 @@ impl Teller<'_> {
         let mut node = Some(&found.root);
         let mut last: Option<&Child> = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let read = tree::read(found.readings.of(&entry.key), entry);
+            let read = tree::read(found.readings.of(&entry.key).map(AsRef::as_ref), entry);
             self.line(level + 1, format_args!("{}", entry_text(entry, &read, &found.readings)));
             let Some(here) = node else {
                 self.line(
@@ -57,15 +57,15 @@ impl Teller<'_> {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
-            let chosen = here.child(&entry.key, &read);
+            let chosen = here.child(&found.readings, entry);
             self.level(level + 2, here, entry, &read, chosen);
             let Some(chosen) = chosen else {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
-            node = chosen.child.below.as_deref();
-            last = Some(chosen.child);
-            if chosen.child.decides().is_some() {
+            node = chosen.below.as_deref();
+            last = Some(chosen);
+            if chosen.decides().is_some() {
                 break;
             }
         }
@@ -78,8 +78,7 @@ impl Teller<'_> {
         }
     }
 
-    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, read: &Read<'_>, chosen: Option<Chosen<'_>>) {
-        let chosen = chosen.map(|chosen| chosen.child);
+    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>) {
         if let Some(chosen) = chosen {
             let how = how(chosen);
             self.line(depth, format_args!("✓ {}  {how}  ({})", label(chosen), self.place(chosen)));

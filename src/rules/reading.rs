@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 
@@ -48,7 +49,7 @@ impl fmt::Debug for KeySecret {
 /// How the values of each entry of a domain are read, by the entry's key.
 #[derive(Debug, Default)]
 pub(super) struct Readings {
-    by_key: HashMap<Box<[u8]>, Reading>,
+    by_key: HashMap<Box<[u8]>, Arc<Reading>>,
     has_sensitive: bool,
 }
 
@@ -84,18 +85,20 @@ pub(super) struct Read<'e> {
     value: Cow<'e, [u8]>,
     /// The address that it is, where it is read as one.
     pub(super) address: Option<IpAddr>,
+    /// Whether the address is spelled otherwise than it should be.
+    is_misspelled: bool,
 }
 
 impl<'e> Read<'e> {
     /// A value that is simply bytes.
     pub(super) fn plain(value: &'e [u8]) -> Self {
-        Self { value: Cow::Borrowed(value), address: None }
+        Self { value: Cow::Borrowed(value), address: None, is_misspelled: false }
     }
 
     /// What wildcards and texts are compared with: of an address its one spelling.
     pub(super) fn text(&self) -> Cow<'_, [u8]> {
         match self.address {
-            Some(address) if address::v4(&self.value).is_none() => {
+            Some(address) if self.is_misspelled => {
                 let mut text = Text::new();
                 address::write(address, &mut text);
                 Cow::Owned(text.to_vec())
@@ -104,13 +107,11 @@ impl<'e> Read<'e> {
         }
     }
 
-    /// The bytes of `sent` that it is, if it is nothing else.
-    pub(super) fn first_of(&self, sent: &[u8]) -> Option<usize> {
-        match (&self.value, self.address) {
-            // Four decimal numbers are written in one way only.
-            (Cow::Borrowed(value), Some(IpAddr::V4(_))) => address::v4(value).map(|_| sent.len()),
-            (Cow::Borrowed(value), None) => Some(value.len()),
-            (Cow::Owned(_), _) | (_, Some(IpAddr::V6(_))) => None,
+    /// How many bytes of what was sent it is, if it is nothing else.
+    pub(super) fn first_of(&self) -> Option<usize> {
+        match &self.value {
+            Cow::Borrowed(value) if !self.is_misspelled => Some(value.len()),
+            Cow::Borrowed(_) | Cow::Owned(_) => None,
         }
     }
 }
@@ -118,11 +119,11 @@ impl<'e> Read<'e> {
 impl Readings {
     pub(super) fn insert(&mut self, key: &str, reading: Reading) {
         self.has_sensitive |= reading.sensitive.is_some();
-        self.by_key.insert(key.as_bytes().into(), reading);
+        self.by_key.insert(key.as_bytes().into(), Arc::new(reading));
     }
 
     /// How the values of this key are read, if they are not simply bytes.
-    pub(super) fn of(&self, key: &[u8]) -> Option<&Reading> {
+    pub(super) fn of(&self, key: &[u8]) -> Option<&Arc<Reading>> {
         if self.by_key.is_empty() { None } else { self.by_key.get(key) }
     }
 
@@ -147,8 +148,15 @@ impl Reading {
     pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
         let mut read = match self.form {
             Form::Text => Read::plain(value),
-            Form::Path => Read { value: canonical_path(value), address: None },
-            Form::Ip { .. } => Read { value: Cow::Borrowed(value), address: parse_address(value) },
+            Form::Path => Read { value: canonical_path(value), ..Read::plain(value) },
+            Form::Ip { .. } => match address::v4(value) {
+                // Four decimal numbers are written in one way only.
+                Some(v4) => Read { address: Some(v4.into()), ..Read::plain(value) },
+                None => {
+                    let address = parse_address(value);
+                    Read { address, is_misspelled: address.is_some(), ..Read::plain(value) }
+                }
+            },
         };
         if self.is_lower && read.address.is_none() {
             read.value = lower(read.value);

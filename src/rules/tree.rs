@@ -1,6 +1,7 @@
 //! Finding the rule of a descriptor: level by level, exact before wildcard before key-only, and no way back.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
@@ -12,6 +13,11 @@ use super::{Decides, Rule};
 use crate::algorithm::Limit;
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
+
+mod pattern;
+
+pub(super) use pattern::Pattern;
+use pattern::Wildcards;
 
 /// The most hits that somebody would try by hand: 100.
 const MOST_TRIED: u32 = 100;
@@ -72,6 +78,8 @@ pub(super) struct Listed {
 /// The children with one literal key.
 #[derive(Debug, Default)]
 struct OfKey {
+    /// How its values are read, if they are not simply bytes.
+    reading: Option<Arc<Reading>>,
     any: Option<u32>,
     /// Boxed because files of many different keys have seldom a value for each.
     valued: Option<Box<Valued>>,
@@ -83,20 +91,6 @@ struct Valued {
     exact: HashMap<Box<[u8]>, u32>,
     networks: Option<Box<Networks>>,
     wild: Wildcards,
-}
-
-/// Children with a wildcard, found by what stands before their first asterisk.
-#[derive(Debug, Default)]
-struct Wildcards {
-    by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
-    /// The different lengths of those prefixes.
-    lengths: Vec<usize>,
-}
-
-/// A text in which `*` stands for any bytes, none included.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Pattern {
-    text: String,
 }
 
 /// What a walk down the tree found.
@@ -127,17 +121,20 @@ enum Counted<'a> {
 
 /// The child that answers for an entry.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen<'a> {
-    pub(super) child: &'a Child,
+struct Chosen<'a> {
+    child: &'a Child,
     /// How many bits of an address it was chosen by: all of them where the value is exactly that of the child.
     bits: u8,
 }
 
 impl Node {
     /// Adds an item below all earlier ones, unless one with the same key and value stands there: then its index.
-    pub(super) fn add(&mut self, child: Child, reading: Option<&Reading>) -> Result<(), usize> {
+    pub(super) fn add(&mut self, child: Child, reading: Option<&Arc<Reading>>) -> Result<(), usize> {
         let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
         let pattern = child.pattern();
+        if child.key.is_literal() {
+            self.of_key(&child.key).reading = reading.map(Arc::clone);
+        }
         let is_wild = !child.key.is_literal() || pattern.is_some_and(|value| !value.is_literal());
         let earlier = if is_wild {
             let earlier = *self.wild.entry((child.key.clone(), pattern.cloned())).or_insert(index);
@@ -155,11 +152,10 @@ impl Node {
                 Values::Listed(_) => index,
                 Values::Any => *self.of_key(&child.key).any.get_or_insert(index),
                 Values::Pattern(value) => {
-                    let text = value.text.as_bytes();
+                    let text = value.text().as_bytes();
                     // Where addresses are read, one that stands alone is found as one.
-                    let member = reading
-                        .filter(|reading| reading.is_of_addresses())
-                        .and_then(|_| Member::parse(text, reading).ok());
+                    let reading = reading.map(AsRef::as_ref).filter(|reading| reading.is_of_addresses());
+                    let member = reading.and_then(|_| Member::parse(text, reading).ok());
                     let member = member.unwrap_or_else(|| Member::Text(text.into()));
                     self.put(&child, index, member).map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
                 }
@@ -183,7 +179,7 @@ impl Node {
     }
 
     fn put(&mut self, child: &Child, index: u32, member: Member) -> Option<usize> {
-        let valued = self.by_key.entry(child.key.text.as_bytes().into()).or_default().valued.get_or_insert_default();
+        let valued = self.by_key.entry(child.key.text().as_bytes().into()).or_default().valued.get_or_insert_default();
         let found = match member {
             Member::Network(network) => valued.networks.get_or_insert_default().entry(network, index),
             Member::Text(text) => valued.exact.entry(text).or_insert(index),
@@ -203,13 +199,29 @@ impl Node {
     }
 
     fn of_key(&mut self, key: &Pattern) -> &mut OfKey {
-        self.by_key.entry(key.text.as_bytes().into()).or_default()
+        self.by_key.entry(key.text().as_bytes().into()).or_default()
     }
 
-    /// The child that answers for a key and the value that was read.
-    pub(super) fn child(&self, key: &[u8], read: &Read<'_>) -> Option<Chosen<'_>> {
+    /// The child that answers for an entry, and what the entry is counted by then.
+    fn answer(&self, readings: &Readings, entry: &Entry) -> Option<(&Child, Counted<'_>)> {
+        let of_key = self.by_key.get(entry.key.as_ref());
+        let reading = match of_key {
+            Some(of_key) => of_key.reading.as_deref(),
+            // Only an item with a wildcard in its key may answer.
+            None => readings.of(&entry.key).map(AsRef::as_ref),
+        };
+        let read = read(reading, entry);
+        let chosen = self.choose(of_key, &entry.key, &read)?;
+        Some((chosen.child, chosen.counted(reading, entry, &read)))
+    }
+
+    /// The child that answers for an entry.
+    pub(super) fn child(&self, readings: &Readings, entry: &Entry) -> Option<&Child> {
+        self.answer(readings, entry).map(|(child, _)| child)
+    }
+
+    fn choose<'a>(&'a self, of_key: Option<&'a OfKey>, key: &[u8], read: &Read<'_>) -> Option<Chosen<'a>> {
         let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
-        let of_key = self.by_key.get(key);
         let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
         if let Some(valued) = valued {
             // No text in the map is an address where addresses are read.
@@ -249,17 +261,14 @@ impl Node {
         let mut node = Some(self);
         let mut last = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let reading = readings.of(&entry.key);
-            let read = read(reading, entry);
-            let Some(chosen) = node.and_then(|node| node.child(&entry.key, &read)) else { return Found::default() };
-            let by = chosen.counted(reading, entry, &read);
+            let Some((child, by)) = node.and_then(|node| node.answer(readings, entry)) else { return Found::default() };
             if !matches!(by, Counted::Own) {
                 counted.resize(level, Counted::Own);
                 counted.push(by);
             }
-            node = chosen.child.below.as_deref();
-            last = Some(chosen.child);
-            if chosen.child.decides().is_some() {
+            node = child.below.as_deref();
+            last = Some(child);
+            if child.decides().is_some() {
                 break;
             }
         }
@@ -375,7 +384,7 @@ impl<'a> Chosen<'a> {
         if self.child.is_shared {
             return match &self.child.values {
                 Values::Any => Counted::Pattern(""),
-                Values::Pattern(pattern) => Counted::Pattern(&pattern.text),
+                Values::Pattern(pattern) => Counted::Pattern(pattern.text()),
                 Values::Listed(listed) => Counted::List(&listed.counted),
             };
         }
@@ -385,7 +394,7 @@ impl<'a> Chosen<'a> {
             let value = network.as_deref().map_or_else(|| read.text(), Cow::Borrowed);
             return Counted::Digest(sensitive.digest(&entry.key, &value));
         }
-        match (network, read.first_of(&entry.value)) {
+        match (network, read.first_of()) {
             (Some(network), _) => Counted::Text(network),
             (None, Some(all)) if all == entry.value.len() => Counted::Own,
             (None, Some(first)) => Counted::First(first),
@@ -414,81 +423,5 @@ impl Found<'_> {
             }
         });
         CounterKey::new(domain, parts, colocation, limit.algorithm().name(), limit.quota().window().length())
-    }
-}
-
-impl Wildcards {
-    fn add(&mut self, prefix: &[u8], index: u32) {
-        if !self.lengths.contains(&prefix.len()) {
-            self.lengths.push(prefix.len());
-        }
-        self.by_prefix.entry(prefix.into()).or_default().push(index);
-    }
-
-    fn candidates(&self, text: &[u8], into: &mut SmallVec<[u32; 8]>) {
-        for &length in &self.lengths {
-            if let Some(indexes) = text.get(..length).and_then(|prefix| self.by_prefix.get(prefix)) {
-                into.extend_from_slice(indexes);
-            }
-        }
-    }
-}
-
-impl Pattern {
-    pub(super) fn new(text: String) -> Self {
-        Self { text }
-    }
-
-    pub(super) fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// A text that it matches.
-    fn example(&self) -> String {
-        let shortest = self.text.replace('*', "");
-        if shortest.is_empty() { "demo".to_owned() } else { shortest }
-    }
-
-    pub(super) fn is_literal(&self) -> bool {
-        !self.text.contains('*')
-    }
-
-    fn prefix(&self) -> &[u8] {
-        self.text.split('*').next().unwrap_or("").as_bytes()
-    }
-
-    /// Whether `bytes` starts with the first piece, ends with the last and has the others between them, in order and
-    /// apart. Each piece is taken at its first place, which leaves the most room for the rest.
-    pub(super) fn matches(&self, bytes: &[u8]) -> bool {
-        let Some((first, rest)) = self.text.split_once('*') else { return self.text.as_bytes() == bytes };
-        let Some(bytes) = bytes.strip_prefix(first.as_bytes()) else { return false };
-        let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
-        let Some(mut bytes) = bytes.strip_suffix(last.as_bytes()) else { return false };
-        for piece in middle.split('*') {
-            match memchr::memmem::find(bytes, piece.as_bytes()) {
-                Some(at) => bytes = &bytes[at + piece.len()..],
-                None => return false,
-            }
-        }
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Pattern;
-
-    #[test]
-    fn pieces_match_in_order_and_apart() {
-        let matches = |pattern: &str, text: &str| Pattern::new(pattern.to_owned()).matches(text.as_bytes());
-        assert!(matches("*", ""));
-        assert!(matches("ab*ba", "abba"));
-        assert!(!matches("ab*ba", "aba"));
-        assert!(!matches("ab*ba", "abXYbaZ"));
-        assert!(matches("/v*/users/*/edit", "/v/users//edit"));
-        assert!(!matches("/v*/users/*/edit", "/v1/users/edit"));
-        assert!(matches("*.example.org", ".example.org"));
-        assert!(!matches("*a*a*", "a"));
-        assert!(matches("**", "x"));
     }
 }

@@ -1,0 +1,94 @@
+//! Texts with asterisks, and finding those that may match.
+
+use foldhash::HashMap;
+use smallvec::SmallVec;
+
+/// Children with a wildcard, found by what stands before their first asterisk.
+#[derive(Debug, Default)]
+pub struct Wildcards {
+    by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
+    /// The different lengths of those prefixes.
+    lengths: Vec<usize>,
+}
+
+/// A text in which `*` stands for any bytes, none included.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pattern {
+    text: String,
+}
+
+impl Wildcards {
+    pub fn add(&mut self, prefix: &[u8], index: u32) {
+        if !self.lengths.contains(&prefix.len()) {
+            self.lengths.push(prefix.len());
+        }
+        self.by_prefix.entry(prefix.into()).or_default().push(index);
+    }
+
+    pub fn candidates(&self, text: &[u8], into: &mut SmallVec<[u32; 8]>) {
+        for &length in &self.lengths {
+            if let Some(indexes) = text.get(..length).and_then(|prefix| self.by_prefix.get(prefix)) {
+                into.extend_from_slice(indexes);
+            }
+        }
+    }
+}
+
+impl Pattern {
+    pub fn new(text: String) -> Self {
+        Self { text }
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// A text that it matches.
+    pub fn example(&self) -> String {
+        let shortest = self.text.replace('*', "");
+        if shortest.is_empty() { "demo".to_owned() } else { shortest }
+    }
+
+    pub fn is_literal(&self) -> bool {
+        !self.text.contains('*')
+    }
+
+    pub fn prefix(&self) -> &[u8] {
+        self.text.split('*').next().unwrap_or("").as_bytes()
+    }
+
+    /// Whether `bytes` starts with the first piece, ends with the last and has the others between them, in order and
+    /// apart. Each piece is taken at its first place, which leaves the most room for the rest.
+    pub fn matches(&self, bytes: &[u8]) -> bool {
+        let Some((first, rest)) = self.text.split_once('*') else { return self.text.as_bytes() == bytes };
+        let Some(bytes) = bytes.strip_prefix(first.as_bytes()) else { return false };
+        let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+        let Some(mut bytes) = bytes.strip_suffix(last.as_bytes()) else { return false };
+        for piece in middle.split('*') {
+            match memchr::memmem::find(bytes, piece.as_bytes()) {
+                Some(at) => bytes = &bytes[at + piece.len()..],
+                None => return false,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Pattern;
+
+    #[test]
+    fn pieces_match_in_order_and_apart() {
+        let matches = |pattern: &str, text: &str| Pattern::new(pattern.to_owned()).matches(text.as_bytes());
+        assert!(matches("*", ""));
+        assert!(matches("ab*ba", "abba"));
+        assert!(!matches("ab*ba", "aba"));
+        assert!(!matches("ab*ba", "abXYbaZ"));
+        assert!(matches("/v*/users/*/edit", "/v/users//edit"));
+        assert!(!matches("/v*/users/*/edit", "/v1/users/edit"));
+        assert!(matches("*.example.org", ".example.org"));
+        assert!(!matches("*a*a*", "a"));
+        assert!(matches("**", "x"));
+    }
+}
