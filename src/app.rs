@@ -170,8 +170,9 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let live = Arc::new(Live::new(rules));
     let (loaded, since) = watch::channel(Instant::now());
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
-    let edge = Edge::new(Arc::clone(&limiter), Arc::new(answers(settings)?));
-    let (services, health) = Services::new(edge.clone()).await?;
+    let answers = Arc::new(answers(settings)?);
+    let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), most_held);
+    let (services, health) = Services::new(edge(settings.max_held_calls)).await?;
     let readiness = Readiness::default();
     let workers = Workers::start(worker_count)?;
 
@@ -179,7 +180,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let listener = |name, socket, slots| Listener::new(name, socket, slots, limits);
     let grpc =
         listener("gRPC", grpc, grpc_slots).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
-    let http_routes = json::routes(edge, readiness.clone())?;
+    let http_routes = json::routes(edge(spare / 4), readiness.clone())?;
     let http =
         listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), workers.clone(), stopped.clone());
     let debug_routes = admin::routes(Arc::clone(&limiter), since);

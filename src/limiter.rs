@@ -73,7 +73,9 @@ fn fold<'a>(matched: &Matched<'a>, verdicts: &Verdicts, generation: u64) -> Deci
     };
     let is_refused = outcome.is_refused();
     let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
-    let (wait, warnings) = if outcome == Outcome::Admitted { asked(matched, verdicts) } else { Default::default() };
+    // Where refusals are only watched, so is what would be asked in their place.
+    let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
+    let (wait, warnings) = if is_asked { asked(matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
     Decision {
         outcome,
@@ -115,7 +117,8 @@ fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'
         let capacity = charge.limit.capacity();
         let used = capacity.saturating_sub(verdict.remaining);
         let is_much = |percent: u8| u64::from(used) * 100 >= u64::from(capacity) * u64::from(percent);
-        if verdict.provenance.is_counted() && limit.warn_at.is_some_and(is_much) {
+        // Of an instance's own part of a limit nobody is warned.
+        if verdict.provenance == Provenance::Store && limit.warn_at.is_some_and(is_much) {
             let (rule, name) = (rule.about(), limit.name.as_deref());
             warnings.push(Warning { rule, name, capacity, verdict: *verdict });
         }
@@ -155,7 +158,7 @@ fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v 
     let finding = match &item.kind {
         MatchedKind::Unmatched => Finding::Unmatched,
         MatchedKind::Unlimited => Finding::Unlimited,
-        MatchedKind::Denied(role) => Finding::Denied(*role),
+        MatchedKind::Denied => Finding::Denied,
         MatchedKind::Limited(limits) => {
             let own = limits.iter().zip(answers);
             let tightest = own.min_by(|(_, (one, a)), (_, (other, b))| tightness(one, a, other, b));

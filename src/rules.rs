@@ -137,7 +137,7 @@ pub enum MatchedKind<'a> {
     /// Nothing, and the caller is told that it is free.
     Unlimited,
     /// Nothing: it refuses the request.
-    Denied(Role),
+    Denied,
     /// The next charges: one for each of these, which is the limit of the rule it comes from, if it comes from one.
     Limited(SmallVec<[Option<&'a RuleLimit>; 1]>),
 }
@@ -266,7 +266,15 @@ impl RuleSet {
             matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
             return matched;
         };
-        let find = |descriptor| domain.root.find(&domain.readings, descriptor);
+        let find = |descriptor: &Descriptor| {
+            let found = domain.root.find(&domain.readings, descriptor);
+            // A limit that the request sends is counted where no rule answers too.
+            if found.rule.is_none() && descriptor.limit.is_some() {
+                found.unruled(&domain.readings, descriptor)
+            } else {
+                found
+            }
+        };
         let places: Vec<_> = request.descriptors().iter().map(find).collect();
         if domain.readings.has_sensitive() {
             matched.hidden = hidden(request, &domain.readings);
@@ -299,7 +307,7 @@ impl RuleSet {
             } else if descriptor.limit.is_none() && place.rule.is_some_and(Rule::is_unlimited) {
                 MatchedKind::Unlimited
             } else {
-                denied(place).map_or(MatchedKind::Unmatched, MatchedKind::Denied)
+                MatchedKind::Unmatched
             };
             matched.items.push(MatchedItem { rule: place.rule, is_overridden: descriptor.limit.is_some(), kind });
         }
@@ -355,7 +363,7 @@ fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
 fn ruling<'a>(places: &[tree::Found<'a>]) -> Option<Ruling<'a>> {
     let first = |wanted: Decides| {
         let rules = places.iter().filter_map(|place| place.rule);
-        rules.clone().find(|rule| rule.decides == Some(wanted) && !rule.role.is_shadow())
+        rules.clone().find(|rule| rule.decides == Some(wanted))
     };
     let denied = first(Decides::Deny).map(|rule| Ruling { is_denied: true, rule: &rule.about });
     denied.or_else(|| first(Decides::Exempt).map(|rule| Ruling { is_denied: false, rule: &rule.about }))
@@ -376,11 +384,7 @@ fn request_cost(places: &[tree::Found<'_>]) -> u64 {
 
 /// What is said of a descriptor when its request is decided before anything is charged.
 fn undecided<'a>(place: &tree::Found<'a>) -> MatchedItem<'a> {
-    let kind = denied(place).map_or(MatchedKind::Unmatched, MatchedKind::Denied);
+    let is_denied = place.rule.is_some_and(|rule| rule.decides == Some(Decides::Deny));
+    let kind = if is_denied { MatchedKind::Denied } else { MatchedKind::Unmatched };
     MatchedItem { rule: place.rule, is_overridden: false, kind }
-}
-
-/// Whether the rule of a descriptor denies the request, and whether it only watches.
-fn denied(place: &tree::Found<'_>) -> Option<Role> {
-    place.rule.filter(|rule| rule.decides == Some(Decides::Deny)).map(|rule| rule.role)
 }

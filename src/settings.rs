@@ -133,6 +133,7 @@ settings! {
     limit_limit_header: HeaderText = "LIMIT_LIMIT_HEADER", "RateLimit-Limit", "Header with the limit";
     limit_remaining_header: HeaderText = "LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "Header with what remains of it";
     limit_reset_header: HeaderText = "LIMIT_RESET_HEADER", "RateLimit-Reset", "Header with the seconds until its reset";
+    max_held_calls: usize = "MAX_HELD_CALLS", "256", "How many calls wait here at once because a limit has delivery: hold; what would wait beyond that is refused";
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Whether answers carry the request and the metadata of its rules as dynamic metadata";
     decision_metadata: bool = "DECISION_METADATA", "false", "Whether answers carry how they were decided, and by which rule, as dynamic metadata";
     log_level: LogLevel = "LOG_LEVEL", "warn", "The least severity that is logged";

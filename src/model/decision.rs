@@ -96,8 +96,8 @@ pub enum Finding<'a> {
     Unmatched,
     /// A rule that frees the descriptor.
     Unlimited,
-    /// A rule that refuses the request. In shadow mode it only watches.
-    Denied(Role),
+    /// A rule that refuses the whole request.
+    Denied,
     /// At least one limit.
     Limited(Tightest<'a>),
 }
@@ -123,7 +123,7 @@ impl Part<'_> {
     pub fn outcome(&self) -> Outcome {
         match &self.finding {
             Finding::Limited(tightest) if !tightest.role.is_shadow() => tightest.verdict.outcome,
-            Finding::Denied(role) if !role.is_shadow() => Outcome::Refused,
+            Finding::Denied => Outcome::Refused,
             _ => Outcome::Admitted,
         }
     }

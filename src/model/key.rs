@@ -48,6 +48,13 @@ pub enum KeyPart<'a> {
         /// The list in the rule.
         list: &'a [u8],
     },
+    /// A key and the network of the address that the value is: one counter for all addresses of it.
+    Network {
+        /// The entry's key.
+        key: &'a [u8],
+        /// The network.
+        network: &'a [u8],
+    },
     /// A key and the digest of a value that stands nowhere: one counter for each value.
     Digest {
         /// The entry's key.
@@ -64,6 +71,7 @@ impl<'a> KeyPart<'a> {
             Self::Own { key, value } => (key, b"=", value),
             Self::Shared { key, pattern } => (key, b"~", pattern),
             Self::Listed { key, list } => (key, b"~~", list),
+            Self::Network { key, network } => (key, b"~=", network),
             Self::Digest { key, digest } => (key, b"=#", digest),
         }
     }

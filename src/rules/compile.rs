@@ -309,7 +309,7 @@ impl Compiler<'_> {
         };
         let key = key.value.clone();
         let reading = inherited.readings.of(key.as_bytes()).map(AsRef::as_ref);
-        let values = self.values(&item, among, &key, reading, inherited.file);
+        let values = self.values(&item, among, &key, inherited.readings, inherited.file);
         let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref()));
         let mut child = Child {
             key: Pattern::new(key),
@@ -389,7 +389,7 @@ impl Compiler<'_> {
             (item.request_cost.is_some(), "`request_cost`"),
             (item.quota_mode, "`quota_mode`"),
             (item.share_threshold.is_some(), "`share_threshold`"),
-            (decides == Decides::Exempt && item.shadow_mode, "`shadow_mode`"),
+            (item.shadow_mode, "`shadow_mode`"),
             (decides == Decides::Exempt && item.message.is_some(), "`message`"),
         ];
         for (_, what) in beside.into_iter().filter(|(is_there, _)| *is_there) {

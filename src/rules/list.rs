@@ -27,8 +27,13 @@ impl Member {
         if may_be_address && let Some(network) = std::str::from_utf8(text).ok().and_then(Network::parse) {
             return network.map(Self::Network);
         }
-        let read = reading.map_or_else(|| text.into(), |reading| reading.read(text).text().into());
-        Ok(Self::Text(read))
+        let Some(reading) = reading else { return Ok(Self::Text(text.into())) };
+        let read = reading.read(text);
+        Ok(match read.address {
+            // With a port or in brackets, as a client's may be.
+            Some(address) => Self::Network(Network::of(address, u8::MAX)),
+            None => Self::Text(read.text().into()),
+        })
     }
 }
 

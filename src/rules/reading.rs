@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use super::tree::Pattern;
 use crate::model::Entry;
 
 mod address;
@@ -127,6 +128,12 @@ impl Readings {
         if self.by_key.is_empty() { None } else { self.by_key.get(key) }
     }
 
+    /// A key that a wildcard matches and whose values are not simply bytes.
+    pub(super) fn key_that_matches(&self, pattern: &Pattern) -> Option<String> {
+        let key = self.by_key.keys().filter(|key| pattern.matches(key)).min()?;
+        Some(String::from_utf8_lossy(key).into_owned())
+    }
+
     /// Whether any value is shown nowhere.
     pub(super) fn has_sensitive(&self) -> bool {
         self.has_sensitive
@@ -148,6 +155,11 @@ impl Reading {
     pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
         let mut read = match self.form {
             Form::Text => Read::plain(value),
+            Form::Path if self.is_lower => {
+                // Letters beyond ASCII are encoded in a path.
+                let lower = lower(Cow::Owned(path::decoded(&canonical_path(value))));
+                return Read { value: Cow::Owned(canonical_path(&lower).into_owned()), ..Read::plain(value) };
+            }
             Form::Path => Read { value: canonical_path(value), ..Read::plain(value) },
             Form::Ip { .. } => match address::v4(value) {
                 // Four decimal numbers are written in one way only.
@@ -184,11 +196,18 @@ impl Reading {
 impl Sensitive {
     /// 128 bits of a digest, of key and value, that nobody can make or try values on without the secret; a word where there is none.
     pub(super) fn digest(self, key: &[u8], value: &[u8]) -> String {
+        self.digest_of(b"value", key, value)
+    }
+
+    /// The same of a wildcard or a list whose values share a counter: no value has the same.
+    pub(super) fn digest_of_shared(self, key: &[u8], text: &[u8]) -> String {
+        self.digest_of(b"share", key, text)
+    }
+
+    fn digest_of(self, kind: &[u8; 5], key: &[u8], value: &[u8]) -> String {
         let Self(Some(KeySecret(secret))) = self else { return "sensitive".to_owned() };
         let mut hasher = blake3::Hasher::new_keyed(&secret);
-        hasher.update(&(key.len() as u64).to_le_bytes());
-        hasher.update(key);
-        hasher.update(value);
+        hasher.update(kind).update(&(key.len() as u64).to_le_bytes()).update(key).update(value);
         hasher.finalize().to_hex()[..32].to_owned()
     }
 }
@@ -284,15 +303,26 @@ fn masked(number: u128, width: u8, bits: u8) -> u128 {
     number.checked_shr(rest).and_then(|kept| kept.checked_shl(rest)).unwrap_or(0)
 }
 
-/// In lower case: all of Unicode, and in what is not UTF-8 the letters of ASCII.
+/// In lower case, letter by letter, so that a part of a text is the same part in lower case. What is no letter of Unicode, and what
+/// is no text, stays.
 fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     if value.iter().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) {
         return value;
     }
-    match std::str::from_utf8(&value) {
-        Ok(text) => Cow::Owned(text.to_lowercase().into_bytes()),
-        Err(_) => Cow::Owned(value.to_ascii_lowercase()),
+    let mut lower = String::with_capacity(value.len());
+    let mut bytes = Vec::with_capacity(value.len());
+    for chunk in value.utf8_chunks() {
+        lower.clear();
+        lower.extend(chunk.valid().chars().flat_map(char::to_lowercase));
+        bytes.extend_from_slice(lower.as_bytes());
+        bytes.extend_from_slice(chunk.invalid());
     }
+    Cow::Owned(bytes)
+}
+
+/// A text of a rule in lower case, as the values that it is compared with.
+pub(super) fn lower_text(text: &str) -> String {
+    text.chars().flat_map(char::to_lowercase).collect()
 }
 
 #[cfg(test)]

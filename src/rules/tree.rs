@@ -109,8 +109,10 @@ enum Counted<'a> {
     Own,
     /// The first bytes of its value.
     First(usize),
-    /// Another spelling of its value, or the network of its address.
+    /// Another spelling of its value.
     Text(SmallVec<[u8; 48]>),
+    /// The network of its address.
+    Network(SmallVec<[u8; 48]>),
     /// The digest of its value.
     Digest(String),
     /// The wildcard that its value matches.
@@ -293,6 +295,7 @@ impl Node {
             if let Some(rule) = child.rule.as_ref().filter(|rule| rule.role() == Role::Enforce)
                 && let Some(limit) = rule.limits().iter().map(|limit| limit.limit.capacity()).min()
                 && (1..=MOST_TRIED).contains(&limit)
+                && rule.request_cost().get() == 1
                 && rule.limits().iter().all(|limit| limit.cost.get() == 1 && limit.limit.delay().is_none())
                 && rule.limits().iter().all(|limit| limit.limit.quota().window().length() >= TIME_TO_TRY)
                 && best.as_ref().is_none_or(|(least, _)| limit < *least)
@@ -350,7 +353,7 @@ impl Child {
             }
     }
 
-    /// What it decides of the whole request, if it does and does not only watch.
+    /// What it decides of the whole request, if it does.
     pub(super) fn decides(&self) -> Option<Decides> {
         self.rule.as_ref().and_then(Rule::decides)
     }
@@ -372,6 +375,7 @@ impl Child {
     fn example(&self) -> Option<String> {
         match &self.values {
             Values::Any => Some("demo".to_owned()),
+            Values::Pattern(_) if self.is_hidden => None,
             Values::Pattern(pattern) => Some(pattern.example()),
             Values::Listed(listed) => listed.example.as_deref().map(str::to_owned),
         }
@@ -381,25 +385,44 @@ impl Child {
 impl<'a> Chosen<'a> {
     /// What an entry is counted by, by the rule of this child.
     fn counted(self, reading: Option<&Reading>, entry: &Entry, read: &Read<'_>) -> Counted<'a> {
-        if self.child.is_shared {
-            return match &self.child.values {
-                Values::Any => Counted::Pattern(""),
-                Values::Pattern(pattern) => Counted::Pattern(pattern.text()),
-                Values::Listed(listed) => Counted::List(&listed.counted),
-            };
+        if !self.child.is_shared {
+            return counted_as_read(reading, entry, read, self.bits);
         }
-        let Some(reading) = reading else { return Counted::Own };
-        let network = read.address.and_then(|address| reading.network(address, self.bits));
-        if let Some(sensitive) = reading.sensitive {
-            let value = network.as_deref().map_or_else(|| read.text(), Cow::Borrowed);
-            return Counted::Digest(sensitive.digest(&entry.key, &value));
-        }
-        match (network, read.first_of()) {
-            (Some(network), _) => Counted::Text(network),
-            (None, Some(all)) if all == entry.value.len() => Counted::Own,
-            (None, Some(first)) => Counted::First(first),
-            (None, None) => Counted::Text(read.text().as_ref().into()),
-        }
+        let (text, shared) = match &self.child.values {
+            Values::Any => ("", Counted::Pattern("")),
+            Values::Pattern(pattern) => (pattern.text(), Counted::Pattern(pattern.text())),
+            Values::Listed(listed) => (&*listed.counted, Counted::List(&listed.counted)),
+        };
+        // What stands in a rule for a value that is shown nowhere is shown nowhere either.
+        let sensitive = reading.and_then(|reading| reading.sensitive);
+        sensitive.map_or(shared, |sensitive| Counted::Digest(sensitive.digest_of_shared(&entry.key, text.as_bytes())))
+    }
+}
+
+/// What an entry is counted by that is counted by its own value, chosen by so many bits of an address.
+fn counted_as_read<'a>(reading: Option<&Reading>, entry: &Entry, read: &Read<'_>, bits: u8) -> Counted<'a> {
+    let Some(reading) = reading else { return Counted::Own };
+    let network = read.address.and_then(|address| reading.network(address, bits));
+    if let Some(sensitive) = reading.sensitive {
+        let value = network.as_deref().map_or_else(|| read.text(), Cow::Borrowed);
+        return Counted::Digest(sensitive.digest(&entry.key, &value));
+    }
+    match (network, read.first_of()) {
+        (Some(network), _) => Counted::Network(network),
+        (None, Some(all)) if all == entry.value.len() => Counted::Own,
+        (None, Some(first)) => Counted::First(first),
+        (None, None) => Counted::Text(read.text().as_ref().into()),
+    }
+}
+
+impl<'a> Found<'a> {
+    /// For a descriptor that no rule answers for: its entries as they are read.
+    pub(super) fn unruled(self, readings: &Readings, descriptor: &Descriptor) -> Self {
+        let counted = descriptor.entries.iter().map(|entry| {
+            let reading = readings.of(&entry.key).map(AsRef::as_ref);
+            counted_as_read(reading, entry, &read(reading, entry), 0)
+        });
+        Self { rule: None, counted: counted.collect() }
     }
 }
 
@@ -417,6 +440,7 @@ impl Found<'_> {
                 Counted::Own => KeyPart::Own { key, value },
                 Counted::First(bytes) => KeyPart::Own { key, value: value.get(..*bytes).unwrap_or(value) },
                 Counted::Text(text) => KeyPart::Own { key, value: text },
+                Counted::Network(network) => KeyPart::Network { key, network },
                 Counted::Digest(digest) => KeyPart::Digest { key, digest: digest.as_bytes() },
                 Counted::Pattern(pattern) => KeyPart::Shared { key, pattern: pattern.as_bytes() },
                 Counted::List(list) => KeyPart::Listed { key, list: list.as_bytes() },

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -153,11 +153,17 @@ impl Found {
                     let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
                     self.wrong.push(UnreadableRules::Path { path, error });
                 }
-            } else if path.is_file() && counts(&path) {
+            } else if is_to_be_read(&path, &name) && counts(&path) {
                 self.files.push(path);
             }
         }
     }
+}
+
+/// Whether there is a file, or a link to one that is not there: to pass that over would be to drop its rules without a word. Some
+/// editors mark a file that is being edited by such a link.
+fn is_to_be_read(path: &Path, name: &str) -> bool {
+    fs::metadata(path).map_or(!name.starts_with(".#"), |found| found.is_file())
 }
 
 /// The most bytes a list of values may have: 256 MiB. A million addresses take 16 MB.
@@ -199,11 +205,13 @@ fn print_of(read: &io::Result<Vec<u8>>) -> ListPrint {
 }
 
 fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let bytes = fs::metadata(path)?.len();
-    if bytes > MAX_LIST_BYTES {
-        return Err(io::Error::other(format!("it has {bytes} bytes, and at most {MAX_LIST_BYTES} are read")));
+    let mut bytes = Vec::new();
+    // What is no file may have no end, and tells no length.
+    fs::File::open(path)?.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_LIST_BYTES {
+        return Err(io::Error::other(format!("it is too large: at most {MAX_LIST_BYTES} bytes are read")));
     }
-    fs::read(path)
+    Ok(bytes)
 }
 
 fn extension(path: &Path) -> &str {

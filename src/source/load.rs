@@ -12,6 +12,8 @@ use crate::rules::{self, File, Loaded, Options};
 
 /// How many links in a row are followed to see where they lead: 40, as in Linux.
 const MOST_LINKS: usize = 40;
+/// How often a load is done again whose files change meanwhile: 3 times.
+const MOST_RELOADS: usize = 3;
 
 /// Reads the rules of a source whenever it is asked to.
 #[derive(Debug)]
@@ -101,19 +103,36 @@ impl Loader {
         if self.refused.as_ref().is_some_and(|refused| refused.is_of(print)) {
             return Look::Same;
         }
-        // A load that panics is not tried again with the same files.
-        self.refused = Some(Print { files: print, lists: Vec::new() });
-        let (loaded, lists) = noting_lists(|| rules::load(&files, self.options));
-        let print = Print { files: print, lists };
-        match loaded {
-            Ok(loaded) => {
-                (self.in_force, self.refused) = (print, None);
-                Look::Loaded { loaded, files: files.len() }
+        self.load(files, print)
+    }
+
+    /// Compiles what was read. A load whose files change meanwhile may have the rules of before and the lists of after, so it is done
+    /// again, a few times; what changes after that the next look sees.
+    fn load(&mut self, mut files: Vec<File>, mut printed: blake3::Hash) -> Look {
+        let mut again = MOST_RELOADS;
+        loop {
+            // A load that panics is not tried again with the same files.
+            self.refused = Some(Print { files: printed, lists: Vec::new() });
+            let (loaded, lists) = noting_lists(|| rules::load(&files, self.options));
+            let compiled = Print { files: printed, lists };
+            if again > 0
+                && let Ok(now) = read(self.source.find())
+                && !compiled.is_of(print(&now))
+            {
+                again -= 1;
+                (printed, files) = (print(&now), now);
+                continue;
             }
-            Err(invalid) => {
-                self.refused = Some(print);
-                Look::Refused(NotLoaded(invalid.to_string()))
-            }
+            return match loaded {
+                Ok(loaded) => {
+                    (self.in_force, self.refused) = (compiled, None);
+                    Look::Loaded { loaded, files: files.len() }
+                }
+                Err(invalid) => {
+                    self.refused = Some(compiled);
+                    Look::Refused(NotLoaded(invalid.to_string()))
+                }
+            };
         }
     }
 

@@ -15,7 +15,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
-use super::hold::{Caller, Held};
+use super::hold::{Caller, Held, Seats};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::Limiter;
 use crate::model::{InvalidRequest, Request};
@@ -35,12 +35,13 @@ const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 pub struct Edge {
     limiter: Arc<Limiter>,
     answers: Arc<Answers>,
+    seats: Arc<Seats>,
 }
 
 impl Edge {
-    /// An edge that asks this limiter and answers so.
-    pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>) -> Self {
-        Self { limiter, answers }
+    /// An edge that asks this limiter and answers so, and holds back so many calls at once.
+    pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, most_held: usize) -> Self {
+        Self { limiter, answers, seats: Seats::new(most_held) }
     }
 
     /// Decides one request of the wire, for a caller who waits no longer than `patience`.
@@ -57,8 +58,8 @@ impl Edge {
         let held = {
             let rules = self.limiter.rules();
             let mut decision = self.limiter.decide(&rules, &request, patience).await;
-            let length = caller.hold(&mut decision);
-            Held { response: self.answers.respond(&request, &decision)?, length }
+            let hold = caller.hold(&mut decision, &self.seats);
+            Held { response: self.answers.respond(&request, &decision)?, hold }
         };
         // By now neither the rules nor the request are needed, however long it takes.
         drop(request);

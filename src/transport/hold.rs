@@ -1,5 +1,7 @@
-//! Calls that wait here before they are answered, because a limit says so.
+//! Calls that wait here before they are answered, because a limit says so: so many at once, and those beyond are refused.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,7 +20,44 @@ pub(super) struct Caller(Option<(Instant, Duration)>);
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) response: RateLimitResponse,
-    pub(super) length: Duration,
+    pub(super) hold: Hold,
+}
+
+/// How long a call is held back, and its seat meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    length: Duration,
+    _seat: Option<Seat>,
+}
+
+/// Room for the calls that are held back. Each of them is a stream of its connection and one of the calls that its caller has in
+/// flight, and without a bound one client could take all of them, so that those of others fail.
+#[derive(Debug)]
+pub(super) struct Seats {
+    taken: AtomicUsize,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Seat(Arc<Seats>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Seats {
+    /// Room for so many.
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { taken: AtomicUsize::new(0), most })
+    }
+
+    fn take(self: &Arc<Self>) -> Option<Seat> {
+        let seat = |taken: usize| (taken < self.most).then_some(taken + 1);
+        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, seat);
+        taken.is_ok().then(|| Seat(Arc::clone(self)))
+    }
 }
 
 impl Caller {
@@ -28,26 +67,31 @@ impl Caller {
     }
 
     /// How long this decision is held back: as long as it asks, but not beyond what the caller waits. Envoy is told to wait
-    /// for so much less.
-    pub(super) fn hold(self, decision: &mut Decision<'_>) -> Duration {
+    /// for so much less. Where there is no room to wait in, it becomes a refusal.
+    pub(super) fn hold(self, decision: &mut Decision<'_>, seats: &Arc<Seats>) -> Hold {
         if decision.wait.hold == Micros::ZERO || decision.outcome != Outcome::Admitted {
-            return Duration::ZERO;
+            return Hold::default();
         }
+        let Some(seat) = seats.take() else {
+            decision.outcome = Outcome::Refused;
+            decision.retry = Some(decision.wait.hold);
+            return Hold::default();
+        };
         let asked = Duration::from_micros(decision.wait.hold.get());
         let left = |(arrived, patience): (Instant, Duration)| patience.saturating_sub(arrived.elapsed() + OWN);
         let length = self.0.map_or(asked, |caller| asked.min(left(caller)));
         let waited = Micros::new(u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
         decision.wait.header = decision.wait.header.saturating_sub(waited);
-        length
+        Hold { length, _seat: Some(seat) }
     }
 }
 
 impl Held {
     /// The answer, when it is due. To drop this is harmless: what was charged was charged before.
     pub(super) async fn over(self) -> RateLimitResponse {
-        if !self.length.is_zero() {
+        if !self.hold.length.is_zero() {
             // Boxed, for a timer is large and hardly any call has one.
-            Box::pin(tokio::time::sleep(self.length)).await;
+            Box::pin(tokio::time::sleep(self.hold.length)).await;
         }
         self.response
     }
@@ -80,14 +124,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_is_held_as_long_as_its_limit_asks_and_envoy_waits_for_the_rest() {
         let mut decision = waiting(Outcome::Admitted);
-        let length = Caller::who_waits(None).hold(&mut decision);
-        assert_eq!((length, decision.wait.header), (2_000 * MS, Micros::from_secs(1)));
+        let seats = Seats::new(8);
+        let hold = Caller::who_waits(None).hold(&mut decision, &seats);
+        assert_eq!((hold.length, decision.wait.header), (2_000 * MS, Micros::from_secs(1)));
         decision.wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
-        assert_eq!(Caller::who_waits(None).hold(&mut decision), 2_000 * MS);
+        assert_eq!(Caller::who_waits(None).hold(&mut decision, &seats).length, 2_000 * MS);
         assert_eq!(decision.wait.header, Micros::ZERO, "it has waited longer than that");
         let began = Instant::now();
         let response = RateLimitResponse { overall_code: 1, ..RateLimitResponse::default() };
-        assert_eq!(Held { response: response.clone(), length }.over().await, response);
+        assert_eq!(Held { response: response.clone(), hold }.over().await, response);
         assert_eq!(began.elapsed(), 2_000 * MS);
     }
 
@@ -96,24 +141,41 @@ mod tests {
         let caller = Caller::who_waits(Some(500 * MS));
         advance(100 * MS).await;
         let mut decision = waiting(Outcome::Admitted);
-        assert_eq!(caller.hold(&mut decision), 397 * MS);
+        let seats = Seats::new(8);
+        assert_eq!(caller.hold(&mut decision, &seats).length, 397 * MS);
         assert_eq!(decision.wait.header, Micros::from_millis(2_603), "Envoy waits for what is not waited here");
         for waited in [397, 3, 1_000] {
             advance(waited * MS).await;
             let mut decision = waiting(Outcome::Admitted);
-            assert_eq!((caller.hold(&mut decision), decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
+            let hold = caller.hold(&mut decision, &seats);
+            assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         }
         let patient = Caller::who_waits(Some(60_000 * MS));
-        assert_eq!(patient.hold(&mut waiting(Outcome::Admitted)), 2_000 * MS);
+        assert_eq!(patient.hold(&mut waiting(Outcome::Admitted), &seats).length, 2_000 * MS);
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_told_at_once() {
         let caller = Caller::who_waits(None);
         let mut decision = waiting(Outcome::Refused);
-        assert_eq!((caller.hold(&mut decision), decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
+        let hold = caller.hold(&mut decision, &Seats::new(8));
+        assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         let began = Instant::now();
-        Held { response: RateLimitResponse::default(), length: Duration::ZERO }.over().await;
+        Held { response: RateLimitResponse::default(), hold }.over().await;
         assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_would_wait_beyond_the_room_there_is_is_refused_and_not_let_pass_early() {
+        let seats = Seats::new(2);
+        let hold = |decision: &mut Decision<'_>| Caller::who_waits(None).hold(decision, &seats);
+        let first = hold(&mut waiting(Outcome::Admitted));
+        let second = hold(&mut waiting(Outcome::Admitted));
+        assert_eq!([first.length, second.length], [2_000 * MS; 2]);
+        let mut third = waiting(Outcome::Admitted);
+        assert_eq!(hold(&mut third).length, Duration::ZERO);
+        assert_eq!((third.outcome, third.retry), (Outcome::Refused, Some(Micros::from_secs(2))));
+        drop(first);
+        assert_eq!(hold(&mut waiting(Outcome::Admitted)).length, 2_000 * MS, "a caller that went away leaves its seat");
     }
 }

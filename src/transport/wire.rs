@@ -114,7 +114,7 @@ fn status(part: &Part) -> DescriptorStatus {
         return DescriptorStatus { code, ..DescriptorStatus::default() };
     }
     match &part.finding {
-        Finding::Unmatched | Finding::Denied(_) => DescriptorStatus { code, ..DescriptorStatus::default() },
+        Finding::Unmatched | Finding::Denied => DescriptorStatus { code, ..DescriptorStatus::default() },
         Finding::Unlimited => DescriptorStatus { code, limit_remaining: UNLIMITED, ..DescriptorStatus::default() },
         // No limit was looked at. Envoy makes its own Retry-After of the time.
         Finding::Limited(tightest) if !tightest.verdict.provenance.is_counted() => DescriptorStatus {

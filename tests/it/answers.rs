@@ -247,7 +247,7 @@ fn holding() -> Edge {
     let loaded = load(&[file("rules.yaml", HELD)], Options::default()).unwrap_or_else(|invalid| panic!("{invalid}"));
     let store = Arc::new(Memory::new(HandClock::at(NOON), 10_000));
     let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(store, 1)));
-    Edge::new(Arc::new(limiter), Arc::new(Answers::default()))
+    Edge::new(Arc::new(limiter), Arc::new(Answers::default()), 8)
 }
 
 /// A call for this user, and how long it waits for its answer.

@@ -27,7 +27,7 @@ descriptors:
       - { unit: day, requests_per_unit: 100, algorithm: sliding_log }
     descriptors: [{ key: path, rate_limit: { unit: week, requests_per_unit: 2, algorithm: gcra } }]
   - { key: ip, values: [192.0.2.77], deny: true, message: No. }
-  - { key: \"api_*\", value: never*, rate_limit: { unit: week, requests_per_unit: 2 } }
+  - { key: \"other_*\", value: never*, rate_limit: { unit: week, requests_per_unit: 2 } }
 ";
 
 /// Nothing of the canary in these bytes, in any case.

@@ -53,7 +53,7 @@ fn edge() -> Edge {
         Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
     let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true };
-    Edge::new(Arc::new(limiter), Arc::new(answers))
+    Edge::new(Arc::new(limiter), Arc::new(answers), 8)
 }
 
 /// What the protocol lets a caller say, with bytes in every place where a client's may stand.

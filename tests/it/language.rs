@@ -4,7 +4,7 @@ use std::io::Write;
 
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
-use tidegate::model::{Decision, Descriptor, Finding, Outcome};
+use tidegate::model::{Decision, Descriptor, Entry, Finding, Outcome, Override};
 use tidegate::rules::{KeySecret, Options, explain, load};
 
 use crate::world::{World, descriptor, file, request};
@@ -291,7 +291,6 @@ descriptors:
   - { key: ip, rate_limit: { unit: week, requests_per_unit: 1 } }
   - { key: tier, rate_limit: { unit: week, requests_per_unit: 2 } }
   - { key: user, value: mallory, deny: true }
-  - { key: user, value: watched, deny: true, shadow_mode: true }
   - { key: user, rate_limit: { unit: week, requests_per_unit: 2 } }
 ";
 
@@ -305,8 +304,7 @@ fn a_denied_request_charges_nothing_and_says_why() {
     assert!(ruling.is_denied);
     assert_eq!(ruling.rule.message.as_deref(), Some("Go away."));
     assert!(
-        matches!(decision.parts[0].finding, Finding::Unmatched)
-            && matches!(decision.parts[1].finding, Finding::Denied(_))
+        matches!(decision.parts[0].finding, Finding::Unmatched) && matches!(decision.parts[1].finding, Finding::Denied)
     );
     assert_eq!(decision.parts[1].outcome(), Outcome::Refused);
     assert_eq!((decision.retry, world.store.counters()), (None, 0));
@@ -342,18 +340,113 @@ fn a_smaller_network_is_carved_out_of_a_larger_and_of_two_entries_the_denied_one
 }
 
 #[test]
-fn a_deny_rule_in_shadow_mode_only_watches() {
-    let world = world(TIERS);
-    let asked = request(["user=watched", "tier=all"].map(descriptor));
-    let decision = world.ask(&asked);
-    assert_eq!((decision.outcome, decision.ruling.is_some()), (Outcome::Admitted, false));
-    assert!(matches!(decision.parts[0].finding, Finding::Denied(role) if role.is_shadow()));
-    assert_eq!(decision.parts[0].outcome(), Outcome::Admitted);
-    assert_eq!(world.look("tier=all").remaining, 1, "the others are charged as ever");
+fn where_refusals_are_only_watched_a_denial_is_too_and_nobody_waits_or_is_warned() {
     let shadowed = World::with(TIERS, Options { shadow_mode: true, ..options() });
     let asked = request([descriptor("user=mallory")]);
     let decision = shadowed.ask(&asked);
     assert_eq!((decision.outcome, decision.parts[0].outcome()), (Outcome::Admitted, Outcome::Refused));
+
+    let rules = "domain: d
+descriptors: [{ key: user, rate_limit: { unit: week, requests_per_unit: 1, warn_at: 1%, delay: { step: 1s, max: 9s, beyond: admit } } }]
+";
+    for (shadow_mode, waits) in [(false, 1_000_000), (true, 0)] {
+        let world = World::with(rules, Options { shadow_mode, ..options() });
+        let asked = request([descriptor("user=alice")]);
+        let _ = world.ask(&asked);
+        let decision = world.ask(&asked);
+        assert_eq!((decision.wait.header.get(), decision.warnings.is_empty()), (waits, shadow_mode));
+    }
+}
+
+#[test]
+fn an_address_with_a_port_or_in_brackets_is_one_in_a_list_too() {
+    let world = world(
+        "domain: d
+entries: { ip: { as: ip } }
+descriptors:
+  - { key: ip, values: [\"192.0.2.1:443\", \"[2001:db8::1]\"], deny: true }
+  - { key: ip, rate_limit: { unit: week, requests_per_unit: 9 } }
+",
+    );
+    for address in ["192.0.2.1", "192.0.2.1:443", "::ffff:192.0.2.1", "2001:db8::1", "[2001:db8:0::1]:443"] {
+        assert!(world.hit(&format!("ip={address}"), 1).refused, "{address}");
+    }
+    world.hit("ip=2001:db8::2", 1).admitted(8);
+}
+
+#[test]
+fn a_limit_that_is_sent_where_no_rule_answers_is_counted_by_what_is_read() {
+    let rules = "domain: d
+entries: { path: { as: path }, ip: { as: ip }, api_key: { sensitive: true } }
+descriptors: [{ key: path, value: /x }, { key: ip, value: 192.0.2.1 }, { key: api_key, value: x }]
+";
+    let world = world(rules);
+    for (left, path) in [(2, "/login"), (1, "/login?1"), (0, "//login")] {
+        assert_eq!(world.overridden(&format!("path={path}"), 3, 7).remaining, left, "{path}");
+    }
+    assert!(world.overridden("path=/login?2", 3, 7).refused);
+    for left in [2, 1, 0] {
+        assert_eq!(world.overridden(&format!("ip=2001:db8::{left}"), 3, 7).remaining, left);
+    }
+    let loaded = load(&[file("rules.yaml", rules)], options()).expect("rules").rules;
+    let limit = Override::new(1, 1, 1).ok();
+    let asked = request([Descriptor { limit, ..descriptor("api_key=k-123") }]);
+    assert!(loaded.find(&asked).charges[0].key.to_string().starts_with("{d|api_key=#"));
+}
+
+#[test]
+fn what_stands_for_shared_values_is_neither_shown_nor_taken_for_another() {
+    let rules = |reading: &str| {
+        format!(
+            "domain: d
+entries: {{ k: {{ {reading} }} }}
+descriptors:
+  - {{ key: k, values: [k-one, k-two], share_threshold: true, rate_limit: {{ unit: week, requests_per_unit: 5 }} }}
+  - {{ key: k, value: k-live*, share_threshold: true, rate_limit: {{ unit: week, requests_per_unit: 5 }} }}
+  - {{ key: k, rate_limit: {{ unit: week, requests_per_unit: 5 }} }}
+"
+        )
+    };
+    let hidden = load(&[file("rules.yaml", &rules("sensitive: true"))], options()).expect("rules").rules;
+    let keys = ["k=k-one", "k=k-two", "k=k-live1", "k=k-live2", "k=k-live*", "k=k-one,k-two"].map(|entries| {
+        let asked = request([descriptor(&entries.replace("one,k-two", "one%2Ck-two"))]);
+        let key = hidden.find(&asked).charges[0].key.to_string();
+        assert!(key.starts_with("{d|k=#") && !key.contains("k-"), "{key}");
+        key
+    });
+    assert_eq!((&keys[0], &keys[2], &keys[2]), (&keys[1], &keys[3], &keys[4]));
+    assert!(keys[0] != keys[2] && keys[5] != keys[0]);
+    assert!(hidden.example().is_none_or(|example| example.entries.iter().all(|(_, value)| !value.contains("k-"))));
+
+    // A network that is counted, and the same letters as a text.
+    let world = world(
+        "domain: d\nentries: { k: { as: ip } }\ndescriptors: [{ key: k, rate_limit: { unit: week, requests_per_unit: 5 } }]\n",
+    );
+    world.hit("k=2001:db8::1", 1).admitted(4);
+    world.hit("k=2001:db8::/64", 1).admitted(4);
+}
+
+#[test]
+fn letters_beyond_ascii_have_a_case_too_in_paths_and_beside_bytes_that_are_no_text() {
+    let world = world(
+        "domain: d
+entries: { path: { as: path, case: lower }, name: { case: lower } }
+descriptors:
+  - { key: path, value: /École, deny: true }
+  - { key: path, rate_limit: { unit: week, requests_per_unit: 9 } }
+  - { key: name, value: É*, deny: true }
+  - { key: name, value: \"*ΟΔΟΣ*\", deny: true }
+  - { key: name, rate_limit: { unit: week, requests_per_unit: 9 } }
+",
+    );
+    for path in ["/École", "/école", "/%C3%89COLE", "/%c3%a9cole"] {
+        assert!(world.hit(&format!("path={path}"), 1).refused, "{path}");
+    }
+    for name in ["É", "éa", "xΟΔΟΣ", "ΟΔΟΣx", "οδοσ"] {
+        assert!(world.hit(&format!("name={name}"), 1).refused, "{name}");
+    }
+    let broken = Entry::new("name", [b"\xc3\x89".to_vec(), vec![0xff]].concat());
+    assert!(world.one(Descriptor { entries: vec![broken], ..Descriptor::default() }).refused);
 }
 
 #[test]
@@ -439,6 +532,9 @@ descriptors:
   - { key: path, value: b, request_cost: 0 }
   - { key: path, value: c, rate_limit: { unit: day, requests_per_unit: 1, cost: 0, warn_at: 101% } }
   - { key: \"p*\", values: [a] }
+  - { key: \"i*\", value: 10.0.0.1 }
+  - { key: ip, deny: , cidr: }
+  - { key: path, value: d, deny: true, shadow_mode: true }
 "
         ),
         [
@@ -455,6 +551,10 @@ descriptors:
             "rules.yaml:12:42: error: a cost of 0 would only look: write at least 1, or `exempt: true` on the item for requests that are free",
             "rules.yaml:13:93: error: `101%` is no share for `warn_at`: write one from `1%` to `100%`.",
             "rules.yaml:14:5: error: the key `p*` is a wildcard, and a list needs the one key whose values it lists",
+            "rules.yaml:15:25: error: the key `i*` is a wildcard, and `entries` says how values of `ip` are read, so this value may never be met: write an item for that key",
+            "rules.yaml:16:20: error: `deny` takes `true` or `false`, but here is nothing.",
+            "rules.yaml:16:28: error: `cidr` takes a list like `[10.0.0.0/8, 2001:db8::/32]`, but here is nothing.",
+            "rules.yaml:17:28: error: `deny` decides the whole request, so `shadow_mode` beside it is never used: remove one of the two",
         ]
     );
 }

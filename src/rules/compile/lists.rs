@@ -10,11 +10,16 @@ use super::{Compiler, Inherited};
 use crate::rules::document::{AmongNode, DescriptorNode, Document, FormWord, ReadingNode};
 use crate::rules::list::{self, Member};
 use crate::rules::problem::{Place, Placed, Report, quoted};
-use crate::rules::reading::{Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX};
+use crate::rules::reading::{
+    Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX, lower_text,
+};
 use crate::rules::tree::{Listed, Node, Pattern, Values};
 
 /// How many values of a list people are shown: 3.
 const MOST_SHOWN: usize = 3;
+
+/// The longest list that stands as it is in a counter that its values share: 80 bytes.
+const LONGEST_COUNTED: usize = 80;
 
 /// The files that rule files name, each read once.
 #[derive(Debug, Default)]
@@ -29,6 +34,10 @@ impl Compiler<'_> {
     pub(super) fn readings(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Readings> {
         let mut domains: HashMap<String, Readings> = HashMap::default();
         let mut said: HashSet<(&str, &str)> = HashSet::default();
+        let mut keys: HashMap<&str, Keys<'_>> = HashMap::default();
+        for (_, document) in documents {
+            keys.entry(&document.domain.value).or_default().gather(&document.descriptors);
+        }
         for (file, document) in documents {
             let domain = document.domain.value.as_str();
             for node in &document.entries {
@@ -38,8 +47,7 @@ impl Compiler<'_> {
                         format!("{} is in `entries` of an earlier file of this domain: say it once", quoted(key));
                     self.error(*file, place, message);
                 }
-                if !documents.iter().any(|(_, other)| other.domain.value == domain && has_key(&other.descriptors, key))
-                {
+                if !keys.get(domain).is_some_and(|keys| keys.has(key)) {
                     let message = format!(
                         "no descriptor of this domain has the key {}, so this is for nothing: check its spelling",
                         quoted(key)
@@ -116,9 +124,10 @@ impl Compiler<'_> {
         item: &DescriptorNode,
         among: Option<&AmongNode>,
         key: &str,
-        reading: Option<&Reading>,
+        readings: &Readings,
         file: usize,
     ) -> Values {
+        let reading = readings.of(key.as_bytes()).map(AsRef::as_ref);
         if let Some(among) = among {
             if let Some(value) = &item.value {
                 let message = format!("`value` stands beside a list: write {} into `values` too", quoted(&value.value));
@@ -134,9 +143,19 @@ impl Compiler<'_> {
             return Values::Listed(Box::new(listed(among, reading)));
         }
         let Some(value) = &item.value else { return Values::Any };
+        if key.contains('*')
+            && let Some(of) = readings.key_that_matches(&Pattern::new(key.to_owned()))
+        {
+            let message = format!(
+                "the key {} is a wildcard, and `entries` says how values of {} are read, so this value may never be met: write an item for that key",
+                quoted(key),
+                quoted(&of)
+            );
+            self.error(file, value.place, message);
+        }
         let Some(reading) = reading else { return Values::Pattern(Pattern::new(value.value.clone())) };
         if value.value.contains('*') {
-            let text = if reading.is_lower { value.value.to_lowercase() } else { value.value.clone() };
+            let text = if reading.is_lower { lower_text(&value.value) } else { value.value.clone() };
             return Values::Pattern(Pattern::new(text));
         }
         if matches!(reading.form, Form::Ip { .. }) {
@@ -196,6 +215,13 @@ impl Compiler<'_> {
                 continue;
             }
             match Member::parse(value.as_bytes(), reading) {
+                Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
+                    let message = format!(
+                        "{} is no address and no network, and the list is one of addresses: nobody meets it",
+                        quoted(value)
+                    );
+                    self.warning(file, *place, message);
+                }
                 Ok(member) => self.member(node, member, *place, file),
                 Err(error) => self.error(file, *place, invalid(value, error)),
             }
@@ -229,6 +255,14 @@ impl Compiler<'_> {
             is_empty = false;
             let shown = || String::from_utf8_lossy(text).into_owned();
             match Member::parse(text, reading) {
+                Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
+                    report.warning(Place { line, column: 1 }, || {
+                        format!(
+                            "{} is no address and no network, and the list is one of addresses: nobody meets it",
+                            quoted(&shown())
+                        )
+                    });
+                }
                 // A list is made elsewhere, perhaps by many hands.
                 Ok(member) => {
                     let _ = node.add_member(member);
@@ -265,12 +299,28 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether a descriptor may have this key.
-fn has_key(items: &[DescriptorNode], key: &str) -> bool {
-    items.iter().any(|item| {
-        let is_it = item.key.as_ref().is_some_and(|of| Pattern::new(of.value.clone()).matches(key.as_bytes()));
-        is_it || has_key(&item.descriptors, key)
-    })
+/// The keys that the descriptors of a domain may have.
+#[derive(Default)]
+struct Keys<'a> {
+    literal: HashSet<&'a str>,
+    wild: Vec<Pattern>,
+}
+
+impl<'a> Keys<'a> {
+    fn gather(&mut self, items: &'a [DescriptorNode]) {
+        for item in items {
+            match &item.key {
+                Some(key) if key.value.contains('*') => self.wild.push(Pattern::new(key.value.clone())),
+                Some(key) => drop(self.literal.insert(&key.value)),
+                None => {}
+            }
+            self.gather(&item.descriptors);
+        }
+    }
+
+    fn has(&self, key: &str) -> bool {
+        self.literal.contains(key) || self.wild.iter().any(|pattern| pattern.matches(key.as_bytes()))
+    }
 }
 
 fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
@@ -284,14 +334,20 @@ fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
         shown.push("…");
     }
     shown.extend(file);
-    // A comma in a value is not one between values.
-    let counted: Vec<String> = own().chain(file).map(|text| text.replace('\\', "\\\\").replace(',', "\\,")).collect();
+    // A comma in a value is not one between values, and a file's name is no value.
+    let mut counted: Vec<String> = own().map(|text| text.replace('\\', "\\\\").replace(',', "\\,")).collect();
+    counted.extend(file.map(|name| format!("\\@{name}")));
+    let mut counted = counted.join(",");
+    // Every request would write it into a key, or digest it there.
+    if counted.len() > LONGEST_COUNTED {
+        counted = format!("{} values {}", own().count(), &blake3::hash(counted.as_bytes()).to_hex()[..32]);
+    }
     let example = own().next().filter(|_| !is_hidden);
     let address = |text: &str| {
         Network::parse(text).and_then(Result::ok).map_or(text.to_owned(), |network| network.address.to_string())
     };
     Listed {
-        counted: counted.join(",").into(),
+        counted: counted.into(),
         shown: format!("[{}]", shown.join(", ")).into(),
         example: example.map(|text| address(text).into()),
         has_file: among.file.is_some(),

@@ -156,12 +156,12 @@ impl<'t> Reader<'_> {
                 "value" => node.value = self.text(entry),
                 "cidr" => node.among.get_or_insert_default().cidr = self.texts(entry),
                 "values" => node.among.get_or_insert_default().values = self.texts(entry),
-                "values_file" => node.among.get_or_insert_default().file = self.text(entry),
-                "deny" => node.deny = self.flag(entry).then_some(entry.place),
-                "exempt" => node.exempt = self.flag(entry).then_some(entry.place),
+                "values_file" => node.among.get_or_insert_default().file = self.file_name(entry),
+                "deny" => node.deny = self.said(entry).unwrap_or(false).then_some(entry.place),
+                "exempt" => node.exempt = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "request_cost" => node.request_cost = self.number(entry),
                 "message" => node.message = self.text(entry),
-                "expose" => node.quiet = (!self.flag(entry)).then_some(entry.place),
+                "expose" => node.quiet = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
                 "rate_limit" if entry.value.is_null() => {}
                 "rate_limit" | "rate_limits" => {
                     let limits =

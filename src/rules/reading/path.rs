@@ -7,7 +7,8 @@ const HEX: &[u8; 16] = b"0123456789ABCDEF";
 /// The path of a URL in one spelling: without query and fragment; what needs no percent-encoding is not encoded and what does is, in
 /// capital digits (RFC 3986, 6.2.2); slashes in a row are one, and dot segments are resolved.
 ///
-/// Servers differ in which of these spellings they take for the same path; for counting, those that any of them takes so are one.
+/// Some servers take still more spellings for one path: a `;` and what follows it, an encoded slash, capital letters, a slash at the
+/// end. Those differ here.
 pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
     if let Some(end) = end_of_canonical(path) {
         return Cow::Borrowed(&path[..end]);
@@ -112,6 +113,29 @@ fn spelled(path: &[u8]) -> Vec<u8> {
         }
     }
     spelled
+}
+
+/// A canonical path with the bytes that are no ASCII as themselves.
+pub fn decoded(path: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&first, tail)) = rest.split_first() {
+        let byte = match (first, tail) {
+            (b'%', [high, low, ..]) => digit(*high).zip(digit(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        match byte.filter(|byte| !byte.is_ascii()) {
+            Some(byte) => {
+                decoded.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                decoded.push(first);
+                rest = tail;
+            }
+        }
+    }
+    decoded
 }
 
 fn digit(byte: u8) -> Option<u8> {

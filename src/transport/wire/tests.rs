@@ -81,7 +81,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
 
 /// The request is refused by the rule, before anything is charged.
 fn denied(rule: &About) -> Decision<'_> {
-    let part = Part { rule: Some(rule), finding: Finding::Denied(Role::Enforce), metadata: None };
+    let part = Part { rule: Some(rule), finding: Finding::Denied, metadata: None };
     let ruling = Some(Ruling { is_denied: true, rule });
     Decision { ruling, ..decision(Outcome::Refused, None, [part, Part::UNMATCHED]) }
 }

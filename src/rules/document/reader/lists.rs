@@ -13,9 +13,7 @@ impl<'t> Reader<'_> {
     pub(super) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
         let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
         let Content::List(items) = entry.value.content() else {
-            if !entry.value.is_null() {
-                self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
-            }
+            self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
             return Vec::new();
         };
         if items.clone().next().is_none() {
@@ -36,6 +34,14 @@ impl<'t> Reader<'_> {
             }
         }
         texts
+    }
+
+    /// The name of a file of values.
+    pub(super) fn file_name(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+        if entry.value.is_blank() {
+            self.wrong(entry.name, entry.value, "the name of a file like `partners.txt`");
+        }
+        self.text(entry)
     }
 
     fn item_text(&mut self, list: Entry<'t>, item: Node<'t>) -> Option<&'t str> {

@@ -69,6 +69,15 @@ impl<'t> Reader<'_> {
         false
     }
 
+    /// A yes or no that has to be said: nothing behind the colon is an error.
+    pub(super) fn said(&mut self, entry: Entry<'t>) -> Option<bool> {
+        if entry.value.is_null() {
+            self.wrong(entry.name, entry.value, "`true` or `false`");
+            return None;
+        }
+        Some(self.flag(entry))
+    }
+
     /// One of some words; `None` when null, empty or wrong.
     pub(super) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
         let text = self.spelled(entry, "one word")?;
