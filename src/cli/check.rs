@@ -22,13 +22,24 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     match loaded {
         Ok(Loaded { rules, warnings, .. }) => {
             warnings.iter().for_each(|warning| eprintln!("{warning}"));
-            println!("ok: {}", summary::counted(&rules, files));
+            let with = if warnings.is_empty() {
+                String::new()
+            } else {
+                format!(", with {}", counted(warnings.len(), "warning"))
+            };
+            println!("ok{with}: {}", summary::counted(&rules, files));
             Ok(ExitCode::SUCCESS)
         }
         Err(invalid) => {
             let errors = invalid.errors();
-            eprintln!("{invalid}\n{errors} {}", if errors == 1 { "error" } else { "errors" });
+            let warnings = invalid.problems.len() - errors;
+            let and = if warnings == 0 { String::new() } else { format!(", {}", counted(warnings, "warning")) };
+            eprintln!("{invalid}\n{}{and}", counted(errors, "error"));
             Ok(ExitCode::FAILURE)
         }
     }
+}
+
+fn counted(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -404,7 +404,7 @@ impl Compiler<'_> {
     fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
         let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
         NonZeroU32::new(*value).unwrap_or_else(|| {
-            let message = "a cost of 0 would only look: write at least 1, or `exempt: true` on the item for requests that are free";
+            let message = "a cost of 0 would count nothing: write at least 1, or `exempt: true` on the item for requests that are free";
             self.error(file, *place, message.to_owned());
             NonZeroU32::MIN
         })

@@ -246,9 +246,7 @@ fn what_is_wrong_with_a_list_is_said_with_its_line() {
     );
     assert_eq!(
         found[1],
-        format!(
-            "{name}:3:1: warning: `10.1.2.3/16` is an address within a network, not a network: write `10.1.0.0/16`, or the address alone"
-        )
+        format!("{name}:3:1: warning: `10.1.2.3/16` is an address within a network: it is taken as `10.1.0.0/16`")
     );
     assert!(
         found[2].starts_with("rules.yaml:4:29: error: the list /no/such/list cannot be read: No such file"),
@@ -548,9 +546,9 @@ descriptors:
             "rules.yaml:9:38: error: `10.*` has a `*`, and `values` are taken as they stand: write an item with `value:` for a wildcard",
             "rules.yaml:10:30: error: `deny` and `exempt` stand on one item: remove one of the two",
             "rules.yaml:11:28: error: `deny` decides the whole request, so a limit beside it is never used: remove one of the two",
-            "rules.yaml:12:42: error: a cost of 0 would only look: write at least 1, or `exempt: true` on the item for requests that are free",
+            "rules.yaml:12:42: error: a cost of 0 would count nothing: write at least 1, or `exempt: true` on the item for requests that are free",
             "rules.yaml:13:93: error: `101%` is no share for `warn_at`: write one from `1%` to `100%`.",
-            "rules.yaml:14:5: error: the key `p*` is a wildcard, and a list needs the one key whose values it lists",
+            "rules.yaml:14:5: error: a list belongs to one key, and `p*` is a wildcard: write the whole key, or `value` in place of the list",
             "rules.yaml:15:25: error: the key `i*` is a wildcard, and `entries` says how values of `ip` are read, so this value may never be met: write an item for that key",
             "rules.yaml:16:20: error: `deny` takes `true` or `false`, but here is nothing.",
             "rules.yaml:16:28: error: `cidr` takes a list like `[10.0.0.0/8, 2001:db8::/32]`, but here is nothing.",

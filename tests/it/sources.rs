@@ -86,3 +86,24 @@ fn an_empty_runtime_directory_is_no_rules_and_a_missing_one_an_error() {
     let wrong = runtime(&made.path().join("nowhere"), true, false).read().expect_err("there is none");
     assert!(matches!(wrong.as_slice(), [UnreadableRules::NoDirectory { .. }]));
 }
+
+#[test]
+fn a_link_that_leads_nowhere_is_an_error_unless_an_editor_made_it() {
+    let made = directory(&["config/a.yaml"]);
+    let config = made.path().join("config");
+    symlink("somebody@somewhere.4711", config.join(".#a.yaml")).expect("a link");
+    let sources = [runtime(made.path(), true, false), Source::Paths(vec![config.clone()])];
+    for source in &sources {
+        assert_eq!(source.read().expect("the lock of an editor is no rule file").len(), 1);
+    }
+    symlink("nowhere", config.join("b.yaml")).expect("a link");
+    for source in &sources {
+        let wrong = source.read().expect_err("its rules would be missed");
+        assert!(
+            matches!(wrong.as_slice(), [UnreadableRules::Path { path, .. }] if path.ends_with("b.yaml")),
+            "{wrong:?}"
+        );
+    }
+    symlink("nowhere", config.join("notes.txt")).expect("a link");
+    assert_eq!(sources[1].read().expect_err("as before").len(), 1, "what is no rule file may lead nowhere");
+}

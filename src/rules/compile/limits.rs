@@ -29,15 +29,17 @@ impl Compiler<'_> {
                     self.error(inherited.file, beyond.place, message);
                 }
                 let mut limits: Vec<RuleLimit> = Vec::new();
+                let mut lines = Vec::new();
                 for node in nodes.into_iter().take(MOST_LIMITS) {
                     let Some(limit) = self.limit(&node, inherited) else { continue };
                     let same = |other: &RuleLimit| {
                         other.limit.algorithm() == limit.algorithm()
                             && other.limit.quota().window().length() == limit.quota().window().length()
                     };
-                    if limits.iter().any(same) {
+                    if let Some(first) = limits.iter().position(same) {
                         let message = format!(
-                            "two limits of one descriptor count with {} over {} and would share a counter: keep the smaller",
+                            "this limit and the one on line {} count with {} over {} and would share a counter: keep the smaller",
+                            lines.get(first).copied().unwrap_or_default(),
                             limit.algorithm().name(),
                             limit.quota().window().length()
                         );
@@ -47,6 +49,7 @@ impl Compiler<'_> {
                     let replaces = self.replaces(&node, inherited);
                     let cost = self.at_least_one(node.cost.as_ref(), inherited.file);
                     self.warning_is_possible(&node, &limit, inherited);
+                    lines.push(node.place.line);
                     limits.push(RuleLimit {
                         limit,
                         name: node.name.map(|name| name.value.into()),
@@ -154,7 +157,7 @@ impl Compiler<'_> {
             (Some(_), None, Some(beyond)) => Err((
                 beyond,
                 format!(
-                    "`beyond: admit` belongs to a delay that grows: write `step` too, as in {EXAMPLE}, or remove it"
+                    "`beyond: admit` belongs to a delay that grows: write `step` too, as in {EXAMPLE}, or remove it and count with gcra or leaky_bucket"
                 ),
             )),
             (Some(max), Some(step), Some(_)) => Ok(Delay::Growing { step: step.value, max: max.value }),
@@ -190,9 +193,9 @@ impl Compiler<'_> {
             (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
                 (None, _) => Err((unit.place, unknown_unit(&unit.value))),
                 (Some(unit), None) => Ok(Window::of_unit(unit)),
-                (Some(unit), Some(multiplier)) => {
-                    Window::of_units(unit, multiplier.value).map_err(|error| (multiplier.place, error.to_string()))
-                }
+                (Some(unit), Some(multiplier)) => Window::of_units(unit, multiplier.value).map_err(|error| {
+                    (multiplier.place, format!("`unit_multiplier: {}` cannot be: {error}", multiplier.value))
+                }),
             },
             (None, None) => Err((node.place, unknown_unit(""))),
         };

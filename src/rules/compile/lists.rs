@@ -97,7 +97,7 @@ impl Compiler<'_> {
         if let Some(place) = node.sensitive
             && self.options.key_secret.is_none()
         {
-            let message = "`sensitive: true` needs a secret, so that nobody can find out values by trying them: set KEY_SECRET_FILE to the path of a file with at least 16 random bytes".to_owned();
+            let message = "`sensitive: true` needs a secret, without which Tidegate does not start: set the environment variable KEY_SECRET_FILE to the path of a file with at least 16 random bytes".to_owned();
             if self.options.needs_secret {
                 self.error(file, place, message);
             } else {
@@ -135,7 +135,7 @@ impl Compiler<'_> {
             }
             if key.contains('*') {
                 let message = format!(
-                    "the key {} is a wildcard, and a list needs the one key whose values it lists",
+                    "a list belongs to one key, and {} is a wildcard: write the whole key, or `value` in place of the list",
                     quoted(key)
                 );
                 self.error(file, item.place, message);
@@ -267,8 +267,10 @@ impl Compiler<'_> {
                 Ok(member) => {
                     let _ = node.add_member(member);
                 }
-                Err(error @ InvalidNetwork::Beyond { masked }) => {
-                    report.warning(Place { line, column: 1 }, || invalid(&shown(), error));
+                Err(InvalidNetwork::Beyond { masked }) => {
+                    report.warning(Place { line, column: 1 }, || {
+                        format!("{} is an address within a network: it is taken as `{masked}`", quoted(&shown()))
+                    });
                     let _ = node.add_member(Member::Network(masked));
                 }
                 Err(error) => report.error(Place { line, column: 1 }, || invalid(&shown(), error)),

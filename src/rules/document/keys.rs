@@ -114,6 +114,7 @@ impl Key {
         match self.levels {
             [Level::File, Level::Descriptor] => "at the top of the file or beside `key`",
             [Level::Descriptor] if self.name == "key" => "in an item of `descriptors`",
+            [Level::Descriptor] => "beside `key` in an item of `descriptors`",
             [level, ..] => level.inside(),
             [] => "",
         }

@@ -162,7 +162,9 @@ impl<'t> Reader<'_> {
                 "request_cost" => node.request_cost = self.number(entry),
                 "message" => node.message = self.text(entry),
                 "expose" => node.quiet = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
-                "rate_limit" if entry.value.is_null() => {}
+                "rate_limit" if entry.value.is_null() => self.report.warning(entry.place, || {
+                    "`rate_limit` is empty, so nothing is limited here: write its keys below it, indented further than it.".to_owned()
+                }),
                 "rate_limit" | "rate_limits" => {
                     let limits =
                         if entry.name == "rate_limit" { self.rate_limit(entry) } else { self.rate_limits(entry) };

@@ -180,7 +180,12 @@ fn nothing_is_nothing() {
     for fields in ["value:", "value: ~", "value: ''", "value: null"] {
         assert!(first(&clean(&descriptor(fields))).value.is_none(), "{fields}");
     }
-    for fields in ["rate_limit:", "rate_limit: ~", "descriptors:", "metadata: ~", "shadow_mode:", "on_store_failure:"] {
+    for fields in ["rate_limit:", "rate_limit: ~"] {
+        let (document, problems) = accepted(&descriptor(fields));
+        assert!(matches!(first(&document).limits, LimitsNode::None), "{fields}");
+        assert!(problems[0].message.starts_with("`rate_limit` is empty"), "{fields}");
+    }
+    for fields in ["descriptors:", "metadata: ~", "shadow_mode:", "on_store_failure:"] {
         let document = clean(&descriptor(fields));
         assert!(matches!(first(&document).limits, LimitsNode::None) && first(&document).metadata.is_none(), "{fields}");
     }
@@ -272,7 +277,7 @@ descriptors:
             "2:1: `unit` does nothing at the top of the file: write it inside `rate_limit`.",
             "5:5: `unlimited` does nothing beside `key`: write it inside `rate_limit`.",
             "6:5: `name` does nothing beside `key`: write it inside `rate_limit`.",
-            "7:51: `shadow_mode` does nothing inside `rate_limit`: write it beside `key`.",
+            "7:51: `shadow_mode` does nothing inside `rate_limit`: write it beside `key` in an item of `descriptors`.",
             "7:67: `key` does nothing inside `rate_limit`: write it in an item of `descriptors`.",
         ],
     );

@@ -101,7 +101,7 @@ impl<'t> Reader<'_> {
         }
         self.report.error(place, || {
             format!(
-                "{} is no length of time for `{}`: write a number and its unit, like `250ms`, `90s`, `1h30m` or `2d`.",
+                "{} is no length of time for `{}`: write numbers with `ms`, `s`, `m`, `h` or `d` behind them, like `250ms`, `2s` or `1h30m`.",
                 quoted(text),
                 entry.name
             )
@@ -118,7 +118,10 @@ impl<'t> Reader<'_> {
             return Some(Placed { value, place });
         }
         self.report.error(place, || {
-            format!("{} is no share for `{}`: write one from `1%` to `100%`.", quoted(text), entry.name)
+            let meant = text.parse().ok().filter(|percent| (1..=100_u8).contains(percent));
+            let advice =
+                meant.map_or("write one from `1%` to `100%`.".to_owned(), |meant| format!("did you mean `{meant}%`?"));
+            format!("{} is no share for `{}`: {advice}", quoted(text), entry.name)
         });
         None
     }
