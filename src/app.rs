@@ -135,7 +135,7 @@ pub fn runtime_source(settings: &Settings) -> Source {
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     log_to_stderr(settings);
     let options = Options { needs_secret: true, ..options(settings)? };
-    let (loader, Loaded { rules, warnings, .. }, files) = Loader::start(source.clone(), options)?;
+    let (loader, Loaded { rules, warnings }, files) = Loader::start(source.clone(), options)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     if settings.response_headers == HeaderStyle::XRateLimit {
         eprintln!("{SENT_TWICE}");

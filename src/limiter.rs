@@ -35,15 +35,15 @@ impl Limiter {
     pub async fn decide<'a>(&self, rules: &'a RuleSet, request: &Request, patience: Option<Duration>) -> Decision<'a> {
         let matched = rules.find(request);
         if let Some(ruling) = matched.ruling {
-            return ruled(&matched, ruling, rules.generation());
+            return ruled(matched, ruling, rules.generation());
         }
         let verdicts = self.guard.charge(&matched.charges, patience).await;
-        fold(&matched, &verdicts, rules.generation())
+        fold(matched, &verdicts, rules.generation())
     }
 }
 
 /// The decision of a rule that decides the whole request.
-fn ruled<'a>(matched: &Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decision<'a> {
+fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decision<'a> {
     Decision {
         outcome: Outcome::admitted_if(!ruling.is_denied || matched.is_shadowed),
         parts: matched.items.iter().map(|item| part(item, &mut std::iter::empty())).collect(),
@@ -52,12 +52,12 @@ fn ruled<'a>(matched: &Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Deci
         unavailable_for: None,
         wait: Wait::default(),
         warnings: Vec::new(),
-        hidden: matched.hidden.clone(),
+        hidden: matched.hidden,
         generation,
     }
 }
 
-fn fold<'a>(matched: &Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decision<'a> {
+fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decision<'a> {
     let answers = matched.charges.iter().zip(verdicts);
     let ballots = answers.clone().map(|(charge, verdict)| charge.ballot(verdict.outcome));
     // What only watches neither refuses nor makes the call fail.
@@ -75,17 +75,17 @@ fn fold<'a>(matched: &Matched<'a>, verdicts: &Verdicts, generation: u64) -> Deci
     let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
     // Where refusals are only watched, so is what would be asked in their place.
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
-    let (wait, warnings) = if is_asked { asked(matched, verdicts) } else { Default::default() };
+    let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
     Decision {
         outcome,
         parts: matched.items.iter().map(|item| part(item, &mut rest)).collect(),
         ruling: None,
-        retry: is_refused.then(|| retry(matched, answers)).flatten(),
+        retry: is_refused.then(|| retry(&matched, answers)).flatten(),
         unavailable_for,
         wait,
         warnings,
-        hidden: matched.hidden.clone(),
+        hidden: matched.hidden,
         generation,
     }
 }

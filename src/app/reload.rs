@@ -61,7 +61,7 @@ impl Reload {
         }
         match look {
             Look::Same => tracing::debug!("the rule files were read again and say the same"),
-            Look::Loaded { loaded: Loaded { rules, warnings, .. }, files } => {
+            Look::Loaded { loaded: Loaded { rules, warnings }, files } => {
                 warnings.iter().for_each(|warning| eprintln!("{warning}"));
                 let rules_from_files = counted(&rules, files);
                 self.retired.push(self.live.replace(rules));

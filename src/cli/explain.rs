@@ -18,7 +18,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let Loaded { rules, warnings, .. } = super::load(matches)?.1?;
+    let Loaded { rules, warnings } = super::load(matches)?.1?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let domain = matches.get_one::<String>("domain").context("no domain")?;
     let descriptor = matches.get_one::<Descriptor>("descriptor").context("no descriptor")?;

@@ -26,54 +26,47 @@ const ORDINARY: usize = 96;
 
 /// One entry of a counter key.
 #[derive(Clone, Copy, Debug)]
-pub enum KeyPart<'a> {
-    /// A key and the value sent: one counter for each value.
-    Own {
-        /// The entry's key.
-        key: &'a [u8],
-        /// The entry's value.
-        value: &'a [u8],
-    },
-    /// A key and the pattern that the value matched: one counter for all of them (`share_threshold`).
-    Shared {
-        /// The entry's key.
-        key: &'a [u8],
-        /// The pattern in the rule.
-        pattern: &'a [u8],
-    },
-    /// A key and the list that the value is in: one counter for all of them.
-    Listed {
-        /// The entry's key.
-        key: &'a [u8],
-        /// The list in the rule.
-        list: &'a [u8],
-    },
-    /// A key and the network of the address that the value is: one counter for all addresses of it.
-    Network {
-        /// The entry's key.
-        key: &'a [u8],
-        /// The network.
-        network: &'a [u8],
-    },
-    /// A key and the digest of a value that stands nowhere: one counter for each value.
-    Digest {
-        /// The entry's key.
-        key: &'a [u8],
-        /// The value's digest.
-        digest: &'a [u8],
-    },
+pub struct KeyPart<'a> {
+    /// The entry's key.
+    pub key: &'a [u8],
+    /// What stands for its value.
+    pub by: CountedBy,
+    /// That itself.
+    pub text: &'a [u8],
+}
+
+/// What stands for the value of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedBy {
+    /// Itself: one counter for each value.
+    Value,
+    /// The pattern that it matched: one counter for all of them (`share_threshold`).
+    Pattern,
+    /// The list that it is in: one counter for all of them.
+    List,
+    /// The network of the address that it is: one counter for all addresses of it.
+    Network,
+    /// The digest of a value that stands nowhere: one counter for each value.
+    Digest,
+}
+
+impl CountedBy {
+    /// What stands behind the key for it, and in no key or value.
+    const fn separator(self) -> &'static [u8] {
+        match self {
+            Self::Value => b"=",
+            Self::Pattern => b"~",
+            Self::List => b"~~",
+            Self::Network => b"~=",
+            Self::Digest => b"=#",
+        }
+    }
 }
 
 impl<'a> KeyPart<'a> {
-    /// The key, what stands behind it and in no key or value, and what stands for the value.
-    const fn fields(self) -> (&'a [u8], &'static [u8], &'a [u8]) {
-        match self {
-            Self::Own { key, value } => (key, b"=", value),
-            Self::Shared { key, pattern } => (key, b"~", pattern),
-            Self::Listed { key, list } => (key, b"~~", list),
-            Self::Network { key, network } => (key, b"~=", network),
-            Self::Digest { key, digest } => (key, b"=#", digest),
-        }
+    /// An entry that is counted by its value.
+    pub const fn own(key: &'a [u8], value: &'a [u8]) -> Self {
+        Self { key, by: CountedBy::Value, text: value }
     }
 }
 
@@ -134,11 +127,10 @@ impl fmt::Debug for CounterKey {
 /// Writes the parts; false, with the work done cut short, when the text from `start` on becomes too long.
 fn write_parts<'a>(text: &mut Vec<u8>, start: usize, mut parts: impl Iterator<Item = KeyPart<'a>>) -> bool {
     parts.all(|part| {
-        let (key, separator, value) = part.fields();
         text.push(b'|');
-        write_plain(text, start, key) && {
-            text.extend_from_slice(separator);
-            write_plain(text, start, value)
+        write_plain(text, start, part.key) && {
+            text.extend_from_slice(part.by.separator());
+            write_plain(text, start, part.text)
         }
     })
 }
@@ -180,10 +172,9 @@ fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String
     };
     feed(domain);
     for part in parts {
-        let (key, separator, value) = part.fields();
-        feed(key);
-        feed(separator);
-        feed(value);
+        feed(part.key);
+        feed(part.by.separator());
+        feed(part.text);
     }
     hasher.finalize().to_hex()[..32].to_owned()
 }
@@ -192,14 +183,16 @@ fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String
 mod tests {
     use proptest::prelude::*;
 
-    use super::{CounterKey, KeyPart};
+    use super::{CountedBy, CounterKey, KeyPart};
     use crate::model::{Colocation, Micros};
 
     type Tuple = (Colocation, String, Vec<(Vec<u8>, Vec<u8>, bool)>);
 
     fn key((colocation, domain, entries): &Tuple) -> CounterKey {
-        let parts = entries.iter().map(|(key, value, shared)| {
-            if *shared { KeyPart::Shared { key, pattern: value } } else { KeyPart::Own { key, value } }
+        let parts = entries.iter().map(|(key, value, shared)| KeyPart {
+            key,
+            by: if *shared { CountedBy::Pattern } else { CountedBy::Value },
+            text: value,
         });
         CounterKey::new(domain, parts, *colocation, "fixed_window", Micros::from_secs(60))
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path as FilePath, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -16,8 +17,6 @@ use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern, Values};
 use super::{Decides, Domain, KeySecret, Rule, RuleSet};
 use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId};
-
-use lists::ListFiles;
 
 mod limits;
 mod lists;
@@ -77,8 +76,6 @@ pub struct Loaded {
     pub rules: RuleSet,
     /// Things the files probably do not mean.
     pub warnings: Vec<Problem>,
-    /// The files that the rule files name, to be watched like them.
-    pub lists: Vec<PathBuf>,
 }
 
 /// All that is wrong with a load; nothing of it is in force.
@@ -130,7 +127,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         options,
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
-        list_files: ListFiles::default(),
+        list_files: HashMap::default(),
         of_lists: Vec::new(),
         set: RuleSet {
             files: files.iter().map(|file| Arc::clone(&file.name)).collect(),
@@ -144,7 +141,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     for (file, document) in documents {
         compiler.domain(file, document, &circles, &domains, &readings);
     }
-    let Compiler { reports, rules, mut set, list_files, of_lists, .. } = compiler;
+    let Compiler { reports, rules, mut set, of_lists, .. } = compiler;
     set.rules = rules;
     for (name, domain) in &mut set.domains {
         domain.readings = readings.remove(&**name).unwrap_or_default();
@@ -161,7 +158,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
-    Ok(Loaded { rules: set, warnings: problems, lists: list_files.paths })
+    Ok(Loaded { rules: set, warnings: problems })
 }
 
 struct Compiler<'a> {
@@ -170,7 +167,8 @@ struct Compiler<'a> {
     /// What is wrong beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
-    list_files: ListFiles,
+    /// The files that rule files name, each read once.
+    list_files: HashMap<PathBuf, Option<Rc<Vec<u8>>>>,
     /// What is wrong with the files that rule files name.
     of_lists: Vec<Problem>,
     set: RuleSet,

@@ -309,18 +309,15 @@ fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     if value.iter().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) {
         return value;
     }
-    let mut lower = String::with_capacity(value.len());
     let mut bytes = Vec::with_capacity(value.len());
     for chunk in value.utf8_chunks() {
-        lower.clear();
-        lower.extend(chunk.valid().chars().flat_map(char::to_lowercase));
-        bytes.extend_from_slice(lower.as_bytes());
+        bytes.extend_from_slice(lower_text(chunk.valid()).as_bytes());
         bytes.extend_from_slice(chunk.invalid());
     }
     Cow::Owned(bytes)
 }
 
-/// A text of a rule in lower case, as the values that it is compared with.
+/// A text in lower case, letter by letter.
 pub(super) fn lower_text(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect()
 }

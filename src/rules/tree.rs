@@ -11,7 +11,7 @@ use super::problem::Place;
 use super::reading::{Read, Reading, Readings, parse_address};
 use super::{Decides, Rule};
 use crate::algorithm::Limit;
-use crate::model::key::KeyPart;
+use crate::model::key::{CountedBy, KeyPart};
 use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
 
 mod pattern;
@@ -159,7 +159,8 @@ impl Node {
                     let reading = reading.map(AsRef::as_ref).filter(|reading| reading.is_of_addresses());
                     let member = reading.and_then(|_| Member::parse(text, reading).ok());
                     let member = member.unwrap_or_else(|| Member::Text(text.into()));
-                    self.put(&child, index, member).map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
+                    let earlier = put(&mut self.by_key, &self.children, &child, member);
+                    earlier.map_or(index, |earlier| u32::try_from(earlier).unwrap_or(index))
                 }
             }
         };
@@ -173,31 +174,9 @@ impl Node {
     /// Lets the child that was added last answer for one more value, unless another does: then its index. Of two items one of which
     /// has its values in a file, the one that refuses goes before the one that exempts, and that before all others.
     pub(super) fn add_member(&mut self, member: Member) -> Result<(), usize> {
-        let Some(child) = self.children.pop() else { return Ok(()) };
-        let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
-        let put = self.put(&child, index, member);
-        self.children.push(child);
-        put.map_or(Ok(()), Err)
-    }
-
-    fn put(&mut self, child: &Child, index: u32, member: Member) -> Option<usize> {
-        let valued = self.by_key.entry(child.key.text().as_bytes().into()).or_default().valued.get_or_insert_default();
-        let found = match member {
-            Member::Network(network) => valued.networks.get_or_insert_default().entry(network, index),
-            Member::Text(text) => valued.exact.entry(text).or_insert(index),
-        };
-        if *found == index {
-            return None;
-        }
-        let earlier = place(*found);
-        let other = self.children.get(earlier)?;
-        if !child.has_file() && !other.has_file() {
-            return Some(earlier);
-        }
-        if child.rank() < other.rank() {
-            *found = index;
-        }
-        None
+        let Self { children, by_key, .. } = self;
+        let Some((child, earlier)) = children.split_last() else { return Ok(()) };
+        put(by_key, earlier, child, member).map_or(Ok(()), Err)
     }
 
     fn of_key(&mut self, key: &Pattern) -> &mut OfKey {
@@ -325,6 +304,28 @@ fn described(entries: &[(String, String)]) -> Descriptor {
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
+/// Lets `child`, which comes behind `earlier`, answer for one more value: the index of the one that does already and goes on to.
+fn put(by_key: &mut HashMap<Box<[u8]>, OfKey>, earlier: &[Child], child: &Child, member: Member) -> Option<usize> {
+    let index = u32::try_from(earlier.len()).unwrap_or(u32::MAX);
+    let valued = by_key.get_mut(child.key.text().as_bytes())?.valued.get_or_insert_default();
+    let found = match member {
+        Member::Network(network) => valued.networks.get_or_insert_default().entry(network, index),
+        Member::Text(text) => valued.exact.entry(text).or_insert(index),
+    };
+    if *found == index {
+        return None;
+    }
+    let known = place(*found);
+    let other = earlier.get(known)?;
+    if !child.has_file() && !other.has_file() {
+        return Some(known);
+    }
+    if child.rank() < other.rank() {
+        *found = index;
+    }
+    None
+}
+
 fn place(index: u32) -> usize {
     usize::try_from(index).unwrap_or(usize::MAX)
 }
@@ -436,15 +437,16 @@ impl Found<'_> {
         limit: &Limit,
     ) -> CounterKey {
         let parts = descriptor.entries.iter().enumerate().map(|(level, Entry { key, value })| {
-            match self.counted.get(level).unwrap_or(&Counted::Own) {
-                Counted::Own => KeyPart::Own { key, value },
-                Counted::First(bytes) => KeyPart::Own { key, value: value.get(..*bytes).unwrap_or(value) },
-                Counted::Text(text) => KeyPart::Own { key, value: text },
-                Counted::Network(network) => KeyPart::Network { key, network },
-                Counted::Digest(digest) => KeyPart::Digest { key, digest: digest.as_bytes() },
-                Counted::Pattern(pattern) => KeyPart::Shared { key, pattern: pattern.as_bytes() },
-                Counted::List(list) => KeyPart::Listed { key, list: list.as_bytes() },
-            }
+            let (by, text) = match self.counted.get(level).unwrap_or(&Counted::Own) {
+                Counted::Own => (CountedBy::Value, &value[..]),
+                Counted::First(bytes) => (CountedBy::Value, value.get(..*bytes).unwrap_or(value)),
+                Counted::Text(text) => (CountedBy::Value, &text[..]),
+                Counted::Network(network) => (CountedBy::Network, &network[..]),
+                Counted::Digest(digest) => (CountedBy::Digest, digest.as_bytes()),
+                Counted::Pattern(pattern) => (CountedBy::Pattern, pattern.as_bytes()),
+                Counted::List(list) => (CountedBy::List, list.as_bytes()),
+            };
+            KeyPart { key, by, text }
         });
         CounterKey::new(domain, parts, colocation, limit.algorithm().name(), limit.quota().window().length())
     }

@@ -375,7 +375,8 @@ mod tests {
     }
 
     fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
-        let part = KeyPart::Own { key: b"k", value: &value.to_le_bytes() };
+        let bytes = value.to_le_bytes();
+        let part = KeyPart::own(b"k", &bytes);
         let window = limit.quota().window().length();
         let key = CounterKey::new("d", std::iter::once(part), Colocation::Descriptor, limit.algorithm().name(), window);
         let on_store_failure = FailurePolicy::Error;

@@ -97,7 +97,7 @@ fn thousandths(of: u64, share: u16) -> u64 {
 
 /// A charge that is the whole of its request, on the counter of that name.
 pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charge {
-    let part = KeyPart::Own { key: b"tier", value: name.as_bytes() };
+    let part = KeyPart::own(b"tier", name.as_bytes());
     let key = CounterKey::new(
         "d",
         std::iter::once(part),

@@ -12,7 +12,7 @@ pub fn limit(algorithm: Algorithm, hits: u32, window: Window) -> Limit {
 /// One hit on the counter of a user.
 pub fn charge(limit: Limit, user: usize) -> Charge {
     let value = format!("u{user:07}");
-    let part = KeyPart::Own { key: b"user", value: value.as_bytes() };
+    let part = KeyPart::own(b"user", value.as_bytes());
     let (algorithm, window) = (limit.algorithm().name(), limit.quota().window().length());
     Charge {
         key: CounterKey::new("bench", std::iter::once(part), Colocation::Descriptor, algorithm, window),

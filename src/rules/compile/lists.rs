@@ -1,6 +1,6 @@
 //! How the values of entries are read, and the values that an item answers for.
 
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,14 +20,6 @@ const MOST_SHOWN: usize = 3;
 
 /// The longest list that stands as it is in a counter that its values share: 80 bytes.
 const LONGEST_COUNTED: usize = 80;
-
-/// The files that rule files name, each read once.
-#[derive(Debug, Default)]
-pub(super) struct ListFiles {
-    read: HashMap<PathBuf, Option<Rc<Vec<u8>>>>,
-    /// In the order in which they were asked for.
-    pub(super) paths: Vec<PathBuf>,
-}
 
 impl Compiler<'_> {
     /// How the values of each domain's entries are read, by the name of the domain.
@@ -158,7 +150,7 @@ impl Compiler<'_> {
             let text = if reading.is_lower { lower_text(&value.value) } else { value.value.clone() };
             return Values::Pattern(Pattern::new(text));
         }
-        if matches!(reading.form, Form::Ip { .. }) {
+        if reading.is_of_addresses() {
             match Network::parse(&value.value) {
                 Some(Ok(network)) if network.is_single() => {}
                 Some(_) => {
@@ -216,11 +208,7 @@ impl Compiler<'_> {
             }
             match Member::parse(value.as_bytes(), reading) {
                 Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
-                    let message = format!(
-                        "{} is no address and no network, and the list is one of addresses: nobody meets it",
-                        quoted(value)
-                    );
-                    self.warning(file, *place, message);
+                    self.warning(file, *place, nobody_meets(value));
                 }
                 Ok(member) => self.member(node, member, *place, file),
                 Err(error) => self.error(file, *place, invalid(value, error)),
@@ -256,12 +244,7 @@ impl Compiler<'_> {
             let shown = || String::from_utf8_lossy(text).into_owned();
             match Member::parse(text, reading) {
                 Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
-                    report.warning(Place { line, column: 1 }, || {
-                        format!(
-                            "{} is no address and no network, and the list is one of addresses: nobody meets it",
-                            quoted(&shown())
-                        )
-                    });
+                    report.warning(Place { line, column: 1 }, || nobody_meets(&shown()));
                 }
                 // A list is made elsewhere, perhaps by many hands.
                 Ok(member) => {
@@ -284,10 +267,9 @@ impl Compiler<'_> {
     }
 
     fn list_file(&mut self, path: &FilePath, named: &Placed<String>, file: usize) -> Option<Rc<Vec<u8>>> {
-        if let Some(read) = self.list_files.read.get(path) {
+        if let Some(read) = self.list_files.get(path) {
             return read.clone();
         }
-        self.list_files.paths.push(path.to_owned());
         let read = match (self.options.read_list)(path) {
             Ok(bytes) => Some(Rc::new(bytes)),
             Err(error) => {
@@ -296,7 +278,7 @@ impl Compiler<'_> {
                 None
             }
         };
-        self.list_files.read.insert(path.to_owned(), read.clone());
+        self.list_files.insert(path.to_owned(), read.clone());
         read
     }
 }
@@ -354,6 +336,11 @@ fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
         example: example.map(|text| address(text).into()),
         has_file: among.file.is_some(),
     }
+}
+
+/// Of a text in a list of addresses.
+fn nobody_meets(text: &str) -> String {
+    format!("{} is no address and no network, and the list is one of addresses: nobody meets it", quoted(text))
 }
 
 fn invalid(text: &str, error: InvalidNetwork) -> String {
