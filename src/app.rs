@@ -12,7 +12,7 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
@@ -34,12 +34,13 @@ use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::transport::{
-    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, raise_open_files,
+    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, metrics, raise_open_files,
 };
 
 mod reload;
 mod store;
 pub mod summary;
+mod watched;
 
 /// The time between two sweeps of the memory store: 10 s. A new counter sweeps a little by itself; this is for stores
 /// that have gone quiet.
@@ -152,7 +153,8 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
     let room = connection_cap(raise_open_files());
     let spare = HTTP_CONNECTIONS.min(room / 4);
-    let (grpc_slots, http_slots) = (Slots::new(room - 2 * spare), || Slots::new(spare));
+    let apart = if settings.use_prometheus { 3 } else { 2 };
+    let (grpc_slots, http_slots) = (Slots::new(room - apart * spare), || Slots::new(spare));
     let limits = ConnectionLimits {
         age: unless_zero(settings.grpc_max_connection_age),
         grace: unless_zero(settings.grpc_max_connection_age_grace),
@@ -162,33 +164,55 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let grpc = bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?;
     let http = bind("PORT", settings.host, settings.port).await?;
     let debug = bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?;
+    let prometheus = match settings.use_prometheus {
+        true => Some(bind_at(settings.prometheus_addr.0, "PROMETHEUS_ADDR").await?),
+        false => None,
+    };
     let (grpc_at, http_at, debug_at) = (grpc.local_addr()?, http.local_addr()?, debug.local_addr()?);
+    let prometheus_at = prometheus.as_ref().map(TcpListener::local_addr).transpose()?;
 
     let worker_count = worker_count(settings);
     // Beside the workers this thread asks too: it looks after the servers.
-    let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1)?;
+    let telemetry = watched::telemetry(settings);
+    let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1, &telemetry.servers())?;
+    watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
+    watched::rules_loaded(&telemetry, &live.snapshot());
     let (loaded, since) = watch::channel(Instant::now());
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let answers = Arc::new(answers(settings)?);
-    let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), most_held);
-    let (services, health) = Services::new(edge(settings.max_held_calls)).await?;
+    let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), Arc::clone(&telemetry), most_held);
+    let (grpc_edge, http_edge) = (edge(settings.max_held_calls), edge(spare / 4));
+    watched::held_calls(&telemetry, vec![Box::new(grpc_edge.held_calls()), Box::new(http_edge.held_calls())]);
+    let (services, health) = Services::new(grpc_edge).await?;
     let readiness = Readiness::default();
     let workers = Workers::start(worker_count)?;
 
     let (stop, stopped) = watch::channel(false);
-    let listener = |name, socket, slots| Listener::new(name, socket, slots, limits);
-    let grpc =
-        listener("gRPC", grpc, grpc_slots).serve(Http2::new(services, &limits), workers.clone(), stopped.clone());
-    let http_routes = json::routes(edge(spare / 4), readiness.clone())?;
-    let http =
-        listener("HTTP", http, http_slots()).serve(Http1::new(http_routes, &limits), workers.clone(), stopped.clone());
+    let mut tallies = Vec::new();
+    let mut listener = |name, socket, slots| {
+        let listener = Listener::new(name, socket, slots, limits);
+        tallies.push((name, listener.tally()));
+        listener
+    };
+    let http1 = |routes| Http1::new(routes, &limits);
+    let grpc = listener("gRPC", grpc, grpc_slots);
+    let http = listener("HTTP", http, http_slots());
+    let debug = listener("debug", debug, http_slots());
+    let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
+    watched::connections(&telemetry, tallies);
+    let http_routes = json::routes(http_edge, readiness.clone())?;
     let debug_routes = admin::routes(Arc::clone(&limiter), since);
-    let debug =
-        listener("debug", debug, http_slots()).serve(Http1::new(debug_routes, &limits), Workers::here(), stopped);
-    let (grpc, http, debug) = (tokio::spawn(grpc), tokio::spawn(http), tokio::spawn(debug));
+    let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
+    let mut serving = JoinSet::new();
+    serving.spawn(grpc.serve(Http2::new(services, &limits), workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(http1(http_routes), workers.clone(), stopped.clone()));
+    serving.spawn(debug.serve(http1(debug_routes), Workers::here(), stopped.clone()));
+    if let Some(prometheus) = prometheus {
+        serving.spawn(prometheus.serve(http1(metrics_routes), Workers::here(), stopped));
+    }
     let sweeper = tokio::spawn(sweep(memory));
-    let reloader = tokio::spawn(reload::follow(loader, live, loaded));
+    let reloader = tokio::spawn(reload::follow(loader, live, loaded, Arc::clone(&telemetry)));
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
@@ -204,6 +228,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
         grpc: grpc_at,
         http: http_at,
         debug: debug_at,
+        metrics: prometheus_at,
     };
     // Standard output may be closed; that is no reason not to serve.
     let _ = write!(std::io::stdout(), "{summary}");
@@ -212,10 +237,11 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     reloader.abort();
     follower.iter().for_each(JoinHandle::abort);
     signs.show(false).await;
-    eprintln!("stopping: calls in flight have {} to finish; a second signal stops at once", settings.drain_timeout);
-    stop.send_replace(true);
+    eprintln!("stopping: {}a second signal stops at once", stopping(settings));
     let drain = async {
-        let _ = tokio::join!(grpc, http, debug);
+        tokio::time::sleep(duration(settings.drain_delay)).await;
+        stop.send_replace(true);
+        while serving.join_next().await.is_some() {}
         workers.stop(WORKERS_END).await
     };
     tokio::select! {
@@ -228,11 +254,22 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
 }
 
 async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
-    let address = SocketAddr::new(host, port);
+    let variables = format!("{variable} or {}", variable.replace("PORT", "HOST"));
+    bind_at(SocketAddr::new(host, port), &variables).await
+}
+
+async fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpListener> {
     let bound = TcpListener::bind(address).await;
-    bound.with_context(|| {
-        format!("cannot listen on {address}: set {variable} or {} to another", variable.replace("PORT", "HOST"))
-    })
+    bound.with_context(|| format!("cannot listen on {address}: set {variables} to another"))
+}
+
+/// What happens between the signal to stop and the end.
+fn stopping(settings: &Settings) -> String {
+    let delay = match settings.drain_delay {
+        Micros::ZERO => String::new(),
+        delay => format!("calls are taken for {delay} more, while the health checks fail already; "),
+    };
+    format!("{delay}calls in flight have {} to finish; ", settings.drain_timeout)
 }
 
 /// What tells callers and probes whether this instance wants calls.

@@ -5,7 +5,7 @@
 //! | floor | modules | what they are |
 //! |---|---|---|
 //! | words | [`model`] | plain values |
-//! | thought | [`algorithm`], [`rules`] | pure functions: how hits are counted, which rule answers |
+//! | thought | [`algorithm`], [`rules`], [`telemetry`] | how hits are counted, which rule answers, and what those who watch are told |
 //! | memory and hearing | [`store`], [`source`] | where counters live, where rules come from |
 //! | the path | [`limiter`] | request to decision |
 //! | edges | [`transport`] | gRPC, JSON, the debug page |
@@ -19,6 +19,7 @@ pub mod model;
 
 pub mod algorithm;
 pub mod rules;
+pub mod telemetry;
 
 pub mod source;
 pub mod store;

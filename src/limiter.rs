@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{
-    Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, Verdict, Wait, Warning,
+    Answered, Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, Verdict, Wait,
+    Warning,
 };
 use crate::rules::live::{Live, Snapshot};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
@@ -46,6 +47,8 @@ impl Limiter {
 fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decision<'a> {
     Decision {
         outcome: Outcome::admitted_if(!ruling.is_denied || matched.is_shadowed),
+        domain: matched.domain,
+        answers: Vec::new(),
         parts: matched.items.iter().map(|item| part(item, &mut std::iter::empty())).collect(),
         ruling: Some(ruling),
         retry: None,
@@ -64,7 +67,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     let mut enforced = answers.clone().filter(|(charge, _)| !charge.role.is_shadow());
     let outcome = if matched.is_shadowed {
         Outcome::Admitted
-    } else if is_request_refused(ballots) {
+    } else if is_request_refused(ballots.clone()) {
         Outcome::Refused
     } else if enforced.any(|(_, verdict)| verdict.outcome.is_failed()) {
         Outcome::Failed
@@ -72,13 +75,18 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         Outcome::Admitted
     };
     let is_refused = outcome.is_refused();
+    // Where refusals are only watched, they spare all the same.
+    let spares = is_request_refused(ballots);
     let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
     // Where refusals are only watched, so is what would be asked in their place.
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
+    let answered = answers.clone().map(|(charge, verdict)| answered(&matched, charge, verdict, spares));
     Decision {
         outcome,
+        domain: matched.domain,
+        answers: answered.collect(),
         parts: matched.items.iter().map(|item| part(item, &mut rest)).collect(),
         ruling: None,
         retry: is_refused.then(|| retry(&matched, answers)).flatten(),
@@ -104,6 +112,19 @@ fn limits<'m, 'a>(
     });
     let answers = matched.charges.iter().zip(verdicts);
     items.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
+}
+
+fn answered<'a>(matched: &Matched<'a>, charge: &Charge, verdict: &Verdict, spares: bool) -> Answered<'a> {
+    let item = matched.items.get(charge.descriptor);
+    Answered {
+        descriptor: charge.descriptor,
+        rule: item.and_then(|item| item.rule).map(Rule::about),
+        hits: charge.hits,
+        capacity: charge.limit.capacity(),
+        role: charge.role,
+        verdict: *verdict,
+        is_spared: spares && verdict.outcome == Outcome::Admitted && !charge.is_kept(),
+    }
 }
 
 /// How long an admitted request is to wait, and of what it is warned.

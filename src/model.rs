@@ -20,12 +20,12 @@ pub mod rule;
 pub mod time;
 pub mod verdict;
 
-pub use decision::{Decision, Finding, Hidden, Metadata, Part, Ruling, Tightest, Wait, Warning};
+pub use decision::{Answered, Decision, Finding, Hidden, Metadata, Part, Ruling, Tightest, Wait, Warning};
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
 pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
-pub use rule::{About, Path, RuleId};
+pub use rule::{About, Path, RuleId, Series, Shown};
 pub use time::{Clock, Micros};
 pub use verdict::{Outcome, Provenance, Verdict};

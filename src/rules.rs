@@ -106,6 +106,8 @@ pub struct Example<'a> {
 /// What was found for a request.
 #[derive(Debug)]
 pub struct Matched<'a> {
+    /// The domain; none where no rule file has it.
+    pub domain: Option<&'a str>,
     /// One item per descriptor, in order.
     pub items: Vec<MatchedItem<'a>>,
     /// The charges of all items, in order; none where a rule decides the whole request.
@@ -255,17 +257,19 @@ impl RuleSet {
     /// Finds what each descriptor of a request is to be charged. Pure; the cost is that of the request's bytes.
     pub fn find(&self, request: &Request) -> Matched<'_> {
         let mut matched = Matched {
+            domain: None,
             items: Vec::with_capacity(request.descriptors().len()),
             charges: Vec::new(),
             ruling: None,
             is_shadowed: self.shadow_mode,
             hidden: Vec::new(),
         };
-        let Some(domain) = self.domains.get(request.domain()) else {
+        let Some((name, domain)) = self.domains.get_key_value(request.domain()) else {
             let unmatched = || MatchedItem { rule: None, is_overridden: false, kind: MatchedKind::Unmatched };
             matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
             return matched;
         };
+        matched.domain = Some(name);
         let find = |descriptor: &Descriptor| {
             let found = domain.root.find(&domain.readings, descriptor);
             // A limit that the request sends is counted where no rule answers too.

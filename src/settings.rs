@@ -20,7 +20,8 @@ pub use secret::{Credentials, Secret};
 pub use store::StoreChoice;
 use values::Setting;
 pub use values::{
-    BodyStyle, CounterCount, HeaderStyle, HeaderText, KeyPrefix, LogFormat, LogLevel, Policy, StoreDeadline, Workers,
+    BodyStyle, CounterCount, HeaderStyle, HeaderText, KeyPrefix, ListenAddress, LogFormat, LogLevel, PagePath, Policy,
+    Ratio, StoreDeadline, Workers,
 };
 
 /// One row of the table, for help texts and documentation.
@@ -102,7 +103,7 @@ macro_rules! settings {
 settings! {
     grpc_host: IpAddr = "GRPC_HOST", "0.0.0.0", "Address of the gRPC listener";
     grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 takes a free one";
-    host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json)";
+    host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 takes a free one";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
@@ -110,6 +111,7 @@ settings! {
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
     grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls; 0 is for ever";
     drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "How long calls in flight may take to finish after SIGTERM";
+    drain_delay: Micros = "DRAIN_DELAY", "0s", "How long after SIGTERM calls are still taken while the health checks fail already, so that balancers go elsewhere first";
     runtime_root: String = "RUNTIME_ROOT", "/srv/runtime_data/current", "Where rule files are looked for when none are named";
     runtime_subdirectory: String = "RUNTIME_SUBDIRECTORY", "", "Directory below RUNTIME_ROOT";
     runtime_appdirectory: String = "RUNTIME_APPDIRECTORY", "config", "Directory of the rule files below RUNTIME_SUBDIRECTORY";
@@ -136,6 +138,11 @@ settings! {
     max_held_calls: usize = "MAX_HELD_CALLS", "256", "How many calls wait here at once because a limit has delivery: hold; what would wait beyond that is refused";
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Whether answers carry the request and the metadata of its rules as dynamic metadata";
     decision_metadata: bool = "DECISION_METADATA", "false", "Whether answers carry how they were decided, and by which rule, as dynamic metadata";
+    use_prometheus: bool = "USE_PROMETHEUS", "false", "Whether the metrics have a listener of their own; the HTTP listener has them on /metrics in any case";
+    prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Where that listener is";
+    prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on that listener";
+    near_limit_ratio: Ratio = "NEAR_LIMIT_RATIO", "0.8", "Share of a limit beyond which hits are counted as near it";
+    disable_stats: bool = "DISABLE_STATS", "false", "Whether calls and decisions are counted in no metric";
     log_level: LogLevel = "LOG_LEVEL", "warn", "The least severity that is logged";
     log_format: LogFormat = "LOG_FORMAT", "text", "How a log line is written";
 }

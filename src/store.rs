@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::algorithm::Charge;
 use crate::model::{Micros, Verdict};
+use crate::telemetry::servers::Reason;
 
 pub mod guard;
 pub mod memory;
@@ -121,6 +122,18 @@ impl StoreError {
     /// How long it may take until asking again makes sense, where that is not known: 1 s, the time within which a store
     /// that is back is asked again.
     const UNKNOWN_RETRY: Micros = Micros::from_secs(1);
+
+    /// Why its server did not answer, where it is to blame.
+    pub const fn reason(self) -> Option<Reason> {
+        match self {
+            Self::TimedOut => Some(Reason::TimedOut),
+            Self::Unreachable => Some(Reason::Unreachable),
+            Self::Down { .. } => Some(Reason::Down),
+            Self::Overloaded => Some(Reason::Overloaded),
+            Self::Foreign | Self::Rejected => Some(Reason::Rejected),
+            Self::NoTime => None,
+        }
+    }
 
     /// How long until asking again makes sense.
     pub const fn retry(self) -> Micros {

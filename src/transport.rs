@@ -16,6 +16,7 @@ mod hold;
 pub mod json;
 pub mod limits;
 pub mod listener;
+pub mod metrics;
 pub mod protocol;
 pub mod socket;
 pub mod tally;

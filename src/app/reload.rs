@@ -7,10 +7,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::summary::counted;
+use super::watched;
 use crate::rules::live::Live;
 use crate::rules::{Loaded, RuleSet};
 use crate::source::load::{Loader, Look};
 use crate::source::watch::{Watch, Why};
+use crate::telemetry::Telemetry;
 
 /// Where the lines that tell of a reload come from: they are shown whatever the level of the log, for a reload is as rare
 /// as a start, and somebody waits for it.
@@ -20,14 +22,21 @@ pub(super) const TARGET: &str = module_path!();
 const MOST_RETIRED: usize = 8;
 
 /// Follows the rule files, for as long as it is run.
-pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender<Instant>) {
+pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender<Instant>, telemetry: Arc<Telemetry>) {
     let (watch, error) = Watch::new();
     if let Some(error) = error {
         tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
     }
     let watch = Arc::new(watch);
-    let reload = Reload { loader, live, since, watch: Arc::clone(&watch), retired: Vec::new(), complaint: None };
-    let reload = Arc::new(Mutex::new(reload));
+    let reload = Arc::new(Mutex::new(Reload {
+        loader,
+        live,
+        since,
+        telemetry,
+        watch: Arc::clone(&watch),
+        retired: Vec::new(),
+        complaint: None,
+    }));
     let mut why = Why::Told;
     loop {
         // What this takes grows with the rules, and a file system may not answer at all.
@@ -46,6 +55,7 @@ struct Reload {
     loader: Loader,
     live: Arc<Live>,
     since: watch::Sender<Instant>,
+    telemetry: Arc<Telemetry>,
     watch: Arc<Watch>,
     /// Rules that are no longer in force and by which somebody may still decide.
     retired: Vec<Arc<RuleSet>>,
@@ -66,13 +76,19 @@ impl Reload {
                 let rules_from_files = counted(&rules, files);
                 self.retired.push(self.live.replace(rules));
                 self.since.send_replace(Instant::now());
-                let load = self.live.snapshot().generation();
+                let snapshot = self.live.snapshot();
+                watched::rules_loaded(&self.telemetry, &snapshot);
+                let load = snapshot.generation();
                 tracing::info!(load, "other rules are in force: {rules_from_files}");
             }
             Look::Refused(why) => {
+                self.telemetry.rules_rejected();
                 tracing::error!("the rules in force stay, for the files cannot be loaded as they are now:\n{why}");
             }
-            Look::Restored => tracing::info!("the rule files say again what is in force"),
+            Look::Restored => {
+                self.telemetry.rules_restored();
+                tracing::info!("the rule files say again what is in force");
+            }
         }
         // Nobody can get hold of them any more, so what this thread alone has it may drop.
         self.retired.retain(|rules| Arc::strong_count(rules) > 1);

@@ -16,6 +16,7 @@ use crate::store::redis::credentials::{Credentials, Login};
 use crate::store::redis::manager::{Access, Address, Tls};
 use crate::store::redis::servers::Topology;
 use crate::store::redis::{Instance, Redis};
+use crate::telemetry::servers::Servers;
 
 /// The stores of the process.
 pub(super) struct Stores {
@@ -27,18 +28,18 @@ pub(super) struct Stores {
     pub(super) redis: Option<Redis>,
 }
 
-/// Makes the stores, for so many threads that ask.
+/// Makes the stores, for so many threads that ask; `watched` is told how they answer.
 ///
 /// # Errors
 /// When a file that the settings name cannot be read: with the variable and the path.
-pub(super) fn open(settings: &Settings, threads: usize) -> anyhow::Result<Stores> {
+pub(super) fn open(settings: &Settings, threads: usize, watched: &Arc<Servers>) -> anyhow::Result<Stores> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let memory = Arc::new(Memory::new(Arc::clone(&clock), settings.memory_max_counters.0));
     let redis = match &settings.store {
         StoreChoice::Memory { .. } => None,
         StoreChoice::Redis { main, per_second } => {
-            let main = instance(main, "REDIS_AUTH_FILE")?;
-            let per_second = per_second.as_deref().map(|apart| instance(apart, "REDIS_PERSECOND_AUTH_FILE"));
+            let main = instance(main, "REDIS_AUTH_FILE", watched)?;
+            let per_second = per_second.as_deref().map(|apart| instance(apart, "REDIS_PERSECOND_AUTH_FILE", watched));
             Some(Redis::new(main, per_second.transpose()?, &settings.cache_key_prefix.0, threads))
         }
     };
@@ -51,7 +52,7 @@ pub(super) fn open(settings: &Settings, threads: usize) -> anyhow::Result<Stores
     Ok(Stores { guard, memory, redis })
 }
 
-fn instance(redis: &RedisSettings, auth_file: &str) -> anyhow::Result<Instance> {
+fn instance(redis: &RedisSettings, auth_file: &str, watched: &Arc<Servers>) -> anyhow::Result<Instance> {
     let credentials = match &redis.auth {
         Auth::None => Credentials::fixed(Login::default()),
         Auth::Given(credentials) => Credentials::fixed(login(credentials)),
@@ -86,6 +87,7 @@ fn instance(redis: &RedisSettings, auth_file: &str) -> anyhow::Result<Instance> 
         db,
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
+        watched: Arc::clone(watched),
     };
     Ok(Instance { topology, access })
 }

@@ -26,18 +26,23 @@ pub struct Summary<'a> {
     pub http: SocketAddr,
     /// Where the debug listener is.
     pub debug: SocketAddr,
+    /// Where the metrics have a listener of their own.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings, rules, program, files, grpc, http, debug } = *self;
+        let Self { settings, rules, program, files, grpc, http, debug, metrics } = *self;
         let domains = rules.domains();
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
         writeln!(f, "tidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
-        writeln!(f, "  HTTP     {http}  /healthcheck, /json")?;
+        writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics")?;
         writeln!(f, "  debug    {debug}  /rlconfig")?;
+        if let Some(metrics) = metrics {
+            writeln!(f, "  metrics  {metrics}  {}", settings.prometheus_path.0)?;
+        }
         writeln!(f, "  store    {}", store(settings))?;
         writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
         writeln!(f, "  failure  {} where no rule says otherwise", settings.on_store_failure.0.name())?;

@@ -1,5 +1,6 @@
 //! The answer for a request. Wire answer, headers, metadata and log line are views of this value.
 
+use super::descriptor::Hits;
 use super::policy::Role;
 use super::quota::Quota;
 use super::rule::About;
@@ -15,8 +16,12 @@ pub struct Decision<'a> {
     /// The answer to the question: failed when no limit refuses, and one that could not be checked may not be passed over.
     /// Under a global shadow mode it is always admitted.
     pub outcome: Outcome,
+    /// The domain, as the rules have it; `None` where they do not.
+    pub domain: Option<&'a str>,
     /// One part per descriptor, in request order.
     pub parts: Vec<Part<'a>>,
+    /// Every charge and its answer, in request order.
+    pub answers: Vec<Answered<'a>>,
     /// What decided the request before anything was charged, if anything did.
     pub ruling: Option<Ruling<'a>>,
     /// Of a refused request: how long until each limit that refuses would let it pass; `None` when one of them never would,
@@ -33,6 +38,25 @@ pub struct Decision<'a> {
     pub hidden: Vec<Hidden>,
     /// Which load of the rules decided, counted from 1.
     pub generation: u64,
+}
+
+/// A charge and its answer, as they are counted.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered<'a> {
+    /// Which descriptor of the request it belongs to.
+    pub descriptor: usize,
+    /// The rule of its limit; none where the request sent the limit and no rule answers.
+    pub rule: Option<&'a About>,
+    /// What it asked for.
+    pub hits: Hits,
+    /// The most hits its limit lets pass at once.
+    pub capacity: u32,
+    /// What its refusal means for the request.
+    pub role: Role,
+    /// Its answer.
+    pub verdict: Verdict,
+    /// Whether it would have been admitted, and is not charged because the request is refused.
+    pub is_spared: bool,
 }
 
 /// An entry whose value is shown nowhere.

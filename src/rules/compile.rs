@@ -16,7 +16,7 @@ use super::reading::{Reading, Readings};
 use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern, Values};
 use super::{Decides, Domain, KeySecret, Rule, RuleSet};
-use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId};
+use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown};
 
 mod limits;
 mod lists;
@@ -308,7 +308,12 @@ impl Compiler<'_> {
         let key = key.value.clone();
         let reading = inherited.readings.of(key.as_bytes()).map(AsRef::as_ref);
         let values = self.values(&item, among, &key, inherited.readings, inherited.file);
-        let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref()));
+        let shown = match (item.share_threshold, item.value_to_metric) {
+            (Some(_), _) => Shown::Pattern,
+            (None, true) => Shown::Value,
+            (None, false) => Shown::Word,
+        };
+        let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref(), shown));
         let mut child = Child {
             key: Pattern::new(key),
             values,
@@ -346,6 +351,11 @@ impl Compiler<'_> {
                     message: item.message.map(|message| message.value.into()),
                     is_exposed: item.quiet.is_none(),
                     metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
+                    series: match path.levels().iter().any(|level| level.shown() == Shown::Value) {
+                        _ if item.detailed_metric => Series::Detailed,
+                        true => Series::Values,
+                        false => Series::Rule,
+                    },
                 },
                 limits,
                 is_unlimited,

@@ -1,6 +1,6 @@
 //! What a setting can be: each type, what it takes in words, and how it is read.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 
 use http::HeaderName;
@@ -90,6 +90,42 @@ impl Setting for Workers {
             return Some(Self(None));
         }
         text.parse().ok().filter(|workers| (1..=1024).contains(workers)).map(|workers| Self(Some(workers)))
+    }
+}
+
+/// Where to listen: an address, or every one, and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenAddress(pub SocketAddr);
+
+impl Setting for ListenAddress {
+    const TAKES: &'static str = "ADDRESS:PORT or :PORT, which is every address";
+    fn parse(text: &str) -> Option<Self> {
+        let every = |port: &str| port.parse().ok().map(|port| SocketAddr::from(([0, 0, 0, 0], port)));
+        let address = text.strip_prefix(':').map_or_else(|| text.parse().ok(), every);
+        address.map(Self)
+    }
+}
+
+/// The path of a page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PagePath(pub String);
+
+impl Setting for PagePath {
+    const TAKES: &'static str = "a path such as /metrics";
+    fn parse(text: &str) -> Option<Self> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_.~".contains(c);
+        (text.starts_with('/') && text.chars().all(is_plain)).then(|| Self(text.to_owned()))
+    }
+}
+
+/// A share of something.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ratio(pub f32);
+
+impl Setting for Ratio {
+    const TAKES: &'static str = "a number from 0 to 1";
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)).map(Self)
     }
 }
 

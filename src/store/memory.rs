@@ -5,6 +5,7 @@ use std::future::{Future, ready};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hashbrown::HashTable;
@@ -33,6 +34,7 @@ pub struct Memory {
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     most_per_shard: usize,
+    evicted: AtomicU64,
 }
 
 #[derive(Default)]
@@ -77,12 +79,18 @@ impl Memory {
             hasher: RandomState::default(),
             shards: std::iter::repeat_with(Mutex::default).take(SHARDS).collect(),
             most_per_shard: most_counters.div_ceil(SHARDS).max(1),
+            evicted: AtomicU64::new(0),
         }
     }
 
     /// How many counters are held.
     pub fn counters(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().counters.len()).sum()
+    }
+
+    /// How many counters were forgotten before they were idle, for want of room.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
     }
 
     /// Charges the counters of one request.
@@ -221,7 +229,7 @@ impl Shard {
         let mut state = limit.fresh();
         let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
         if stays && hits.taken() > 0 {
-            self.make_room(now, memory.most_per_shard);
+            self.make_room(now, memory);
             self.insert(at, state, memory);
         }
         verdict
@@ -240,7 +248,7 @@ impl Shard {
     }
 
     /// Sweeps a little, and when the shard is full all the same, evicts the earliest idle of a few.
-    fn make_room(&mut self, now: Micros, most: usize) {
+    fn make_room(&mut self, now: Micros, memory: &Memory) {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
@@ -248,7 +256,7 @@ impl Shard {
                 self.remove(self.swept);
             }
         }
-        while self.counters.len() >= most {
+        while self.counters.len() >= memory.most_per_shard {
             // A linear congruential step (Knuth's MMIX constants): samples wander over the shard and repeat late.
             self.sampled = self.sampled.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let begin = self.sampled >> 16;
@@ -257,7 +265,10 @@ impl Shard {
                 self.counters.get_bucket(bucket).map(|counter| (counter.idle_at, bucket))
             });
             match sample.take(SAMPLED).min() {
-                Some((_, bucket)) => self.remove(bucket),
+                Some((idle_at, bucket)) => {
+                    self.remove(bucket);
+                    memory.evicted.fetch_add(u64::from(idle_at > now), Ordering::Relaxed);
+                }
                 None => return,
             }
         }

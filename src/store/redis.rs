@@ -369,6 +369,7 @@ mod tests {
             db: 0,
             connect_timeout: Duration::from_millis(1),
             alive: Arc::default(),
+            watched: Arc::default(),
         };
         let topology = Topology::Single(Address::Tcp("127.0.0.1".to_owned(), 1));
         Redis::new(Instance { topology, access }, None, "", 1)

@@ -24,6 +24,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::Telemetry;
 
 /// The largest message that is read: 4 MiB, gRPC's default and the reference's. It is the only bound on a request.
 pub const LARGEST_MESSAGE: usize = 4 << 20;
@@ -35,13 +36,25 @@ const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 pub struct Edge {
     limiter: Arc<Limiter>,
     answers: Arc<Answers>,
+    telemetry: Arc<Telemetry>,
     seats: Arc<Seats>,
 }
 
 impl Edge {
-    /// An edge that asks this limiter and answers so, and holds back so many calls at once.
-    pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, most_held: usize) -> Self {
-        Self { limiter, answers, seats: Seats::new(most_held) }
+    /// An edge that asks this limiter, answers so, tells of it there, and holds back so many calls at once.
+    pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, telemetry: Arc<Telemetry>, most_held: usize) -> Self {
+        Self { limiter, answers, telemetry, seats: Seats::new(most_held) }
+    }
+
+    /// What it tells of its calls and decisions.
+    pub fn telemetry(&self) -> Arc<Telemetry> {
+        Arc::clone(&self.telemetry)
+    }
+
+    /// How many calls are held back at this moment, whenever it is asked.
+    pub fn held_calls(&self) -> impl Fn() -> usize + use<> {
+        let seats = Arc::clone(&self.seats);
+        move || seats.taken()
     }
 
     /// Decides one request of the wire, for a caller who waits no longer than `patience`.
@@ -54,11 +67,12 @@ impl Edge {
         patience: Option<Duration>,
     ) -> Result<RateLimitResponse, Undecided> {
         let caller = Caller::who_waits(patience);
-        let request = Request::try_from(wire)?;
+        let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
             let mut decision = self.limiter.decide(&rules, &request, patience).await;
             let hold = caller.hold(&mut decision, &self.seats);
+            self.telemetry.observe(&request, &decision);
             Held { response: self.answers.respond(&request, &decision)?, hold }
         };
         // By now neither the rules nor the request are needed, however long it takes.
@@ -70,6 +84,7 @@ impl Edge {
 #[tonic::async_trait]
 impl RateLimitService for Edge {
     async fn should_rate_limit(&self, wire: Wire<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
+        let _call = self.telemetry.call();
         let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
         self.decide(wire.into_inner(), patience).await.map(Response::new).map_err(Status::from)
     }

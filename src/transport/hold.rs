@@ -53,6 +53,11 @@ impl Seats {
         Arc::new(Self { taken: AtomicUsize::new(0), most })
     }
 
+    /// How many are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     fn take(self: &Arc<Self>) -> Option<Seat> {
         let seat = |taken: usize| (taken < self.most).then_some(taken + 1);
         let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, seat);
@@ -110,6 +115,8 @@ mod tests {
     fn waiting(outcome: Outcome) -> Decision<'static> {
         Decision {
             outcome,
+            domain: None,
+            answers: Vec::new(),
             parts: Vec::new(),
             ruling: None,
             retry: None,

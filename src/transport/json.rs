@@ -1,4 +1,4 @@
-//! The HTTP listener: `/healthcheck` and `/json`, as the reference has them.
+//! The HTTP listener: `/healthcheck` and `/json`, as the reference has them, and `/metrics`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, Serialize
 use thiserror::Error;
 
 use super::grpc::{Edge, LARGEST_MESSAGE, Undecided};
+use super::metrics;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -41,11 +42,13 @@ impl Readiness {
 /// # Errors
 /// When the messages are missing from `proto/`: a fault of the build.
 pub fn routes(edge: Edge, readiness: Readiness) -> Result<Router, MissingMessages> {
+    let metrics = metrics::routes("/metrics", edge.telemetry());
     let codec = Arc::new(Codec::new()?);
     Ok(Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
         .route("/json", any(json).with_state((edge, codec)))
-        .layer(DefaultBodyLimit::max(LARGEST_MESSAGE)))
+        .layer(DefaultBodyLimit::max(LARGEST_MESSAGE))
+        .merge(metrics))
 }
 
 async fn healthcheck(State(readiness): State<Readiness>) -> Response {

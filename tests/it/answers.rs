@@ -19,6 +19,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::R
 use tidegate::rules::live::Live;
 use tidegate::rules::{Options, load};
 use tidegate::store::memory::Memory;
+use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
 use tidegate::transport::json::{Readiness, routes};
 use tidegate::transport::wire::Answers;
@@ -247,7 +248,7 @@ fn holding() -> Edge {
     let loaded = load(&[file("rules.yaml", HELD)], Options::default()).unwrap_or_else(|invalid| panic!("{invalid}"));
     let store = Arc::new(Memory::new(HandClock::at(NOON), 10_000));
     let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(store, 1)));
-    Edge::new(Arc::new(limiter), Arc::new(Answers::default()), 8)
+    Edge::new(Arc::new(limiter), Arc::new(Answers::default()), Arc::new(Telemetry::off()), 8)
 }
 
 /// A call for this user, and how long it waits for its answer.

@@ -19,6 +19,7 @@ use tidegate::rules::live::Live;
 use tidegate::rules::{File, InvalidRules, Loaded, Options, load};
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
+use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
 use tidegate::transport::wire::{Answers, Headers, RefusalBody};
 use tonic::Status;
@@ -53,7 +54,7 @@ fn edge() -> Edge {
         Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
     let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true };
-    Edge::new(Arc::new(limiter), Arc::new(answers), 8)
+    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off()), 8)
 }
 
 /// What the protocol lets a caller say, with bytes in every place where a client's may stand.

@@ -10,12 +10,13 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("algorithm", &["model"]),
     ("rules", &["model", "algorithm"]),
-    ("store", &["model", "algorithm"]),
+    ("telemetry", &["model"]),
+    ("store", &["model", "algorithm", "telemetry"]),
     ("source", &["model", "rules"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
-    ("transport", &["model", "proto", "limiter"]),
+    ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model"]),
-    ("app", &["model", "algorithm", "rules", "store", "source", "limiter", "transport", "settings"]),
+    ("app", &["model", "algorithm", "rules", "store", "source", "limiter", "transport", "telemetry", "settings"]),
     ("cli", &["app", "settings", "rules", "source", "model", "proto"]),
 ];
 

@@ -76,11 +76,9 @@ impl Breaker {
         matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
-    /// A charge was answered.
-    pub fn succeeded(&self) {
-        if self.is_failing.load(Ordering::Relaxed) {
-            self.rest(&mut self.inner.lock());
-        }
+    /// A charge was answered. True when this closes an open breaker.
+    pub fn succeeded(&self) -> bool {
+        self.is_failing.load(Ordering::Relaxed) && self.close(&mut self.inner.lock())
     }
 
     /// A charge waited in vain for so long. True when this raises a suspicion.
@@ -115,10 +113,7 @@ impl Breaker {
 
     /// A probe was answered in time. True when this closes an open breaker.
     pub fn passed(&self) -> bool {
-        let mut inner = self.inner.lock();
-        let was_open = matches!(inner.phase, Phase::Open { .. });
-        self.rest(&mut inner);
-        was_open
+        self.close(&mut self.inner.lock())
     }
 
     /// A probe was not answered in time; the next is due then. True when this opens the breaker.
@@ -137,10 +132,13 @@ impl Breaker {
         opens && !was_open
     }
 
-    fn rest(&self, inner: &mut Inner) {
+    /// True when it was open.
+    fn close(&self, inner: &mut Inner) -> bool {
+        let was_open = matches!(inner.phase, Phase::Open { .. });
         *inner = Inner::default();
         self.is_failing.store(false, Ordering::Release);
         self.is_open.store(false, Ordering::Release);
+        was_open
     }
 }
 

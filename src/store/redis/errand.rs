@@ -67,6 +67,18 @@ pub(super) async fn run(
     errands: &[Errand<'_>],
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
+    let outcomes = attempt(servers, node, errands, until).await;
+    let reasons = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).copied().filter_map(StoreError::reason);
+    reasons.for_each(|reason| node.watched().failed(reason));
+    outcomes
+}
+
+async fn attempt(
+    servers: &Servers,
+    node: &Arc<Node>,
+    errands: &[Errand<'_>],
+    until: Instant,
+) -> SmallVec<[Outcome; 1]> {
     let loads = node.loads();
     let heard = match exchange(node, errands, Manner::default(), until).await {
         Ok(heard) => heard,

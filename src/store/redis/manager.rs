@@ -24,6 +24,7 @@ use super::connection::{Connection, Health};
 use super::credentials::{Credentials, Login};
 use super::script;
 use crate::model::Micros;
+use crate::telemetry::servers::Servers;
 
 /// A connection that says nothing is asked for life after 15 s.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -91,6 +92,8 @@ pub struct Access {
     pub connect_timeout: Duration,
     /// How many connections are alive.
     pub alive: Arc<AtomicUsize>,
+    /// Who is told how the servers answer.
+    pub watched: Arc<Servers>,
 }
 
 /// Makes connections to one node.

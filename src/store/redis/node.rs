@@ -18,6 +18,7 @@ use super::connection::Connection;
 use super::manager::{Access, Locate, Manager};
 use crate::model::Micros;
 use crate::store::StoreError;
+use crate::telemetry::servers::Server;
 
 /// Calls in flight to one node: 256. What waits behind so many is answered too late anyway.
 const IN_FLIGHT: usize = 256;
@@ -47,6 +48,7 @@ pub struct Node {
     loading: Mutex<()>,
     loads: AtomicUsize,
     lost: Quiet,
+    watched: Arc<Server>,
 }
 
 /// A place among the calls in flight, and the connection to call on.
@@ -72,8 +74,10 @@ fn lane() -> usize {
 impl Node {
     /// A node that is found so, with a connection for each of `lanes` threads, none of them made yet.
     pub fn new(locate: Locate, access: Access, lanes: usize, attention: Arc<Notify>) -> Self {
+        let name = locate.to_string();
+        let watched = access.watched.named(&name);
         Self {
-            name: locate.to_string(),
+            name,
             lanes: std::iter::repeat_with(OnceLock::new).take(lanes.max(1)).collect(),
             locate,
             access,
@@ -86,12 +90,18 @@ impl Node {
             loading: Mutex::new(()),
             loads: AtomicUsize::new(0),
             lost: Quiet::new(),
+            watched,
         }
     }
 
     /// What it is called in logs: its address.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Who is told how it answers.
+    pub fn watched(&self) -> &Server {
+        &self.watched
     }
 
     /// A connection to ask it on before `until`.
@@ -170,12 +180,14 @@ impl Node {
         // A paused server leaves what is sent on old connections unread; what is asked now comes behind it.
         if self.is_there(until).await {
             if self.breaker.passed() {
+                self.watched.set_breaker(false);
                 tracing::warn!(server = self.name, "Redis answers again");
             }
             return;
         }
         let next = Instant::now() + Duration::from_millis(PROBE_MS + chance(PROBE_SPREAD_MS));
         if self.breaker.missed(Instant::now(), next) {
+            self.watched.set_breaker(true);
             tracing::warn!(server = self.name, "Redis does not answer: the policy does until it does");
         }
     }
@@ -242,7 +254,8 @@ impl Checkout<'_> {
         commands: SmallVec<[Cmd; 1]>,
         until: Instant,
     ) -> Result<SmallVec<[Value; 1]>, StoreError> {
-        let budget = until.saturating_duration_since(Instant::now());
+        let began = Instant::now();
+        let budget = until.saturating_duration_since(began);
         let sent = async {
             match commands.as_slice() {
                 [command] => self.connection.send(command).await.map(|reply| smallvec![reply]),
@@ -252,10 +265,11 @@ impl Checkout<'_> {
         match timeout_at(until, sent).await {
             Ok(Ok(replies)) => {
                 self.connection.answered();
+                self.node.watched.answered(began.elapsed());
                 if replies.iter().any(is_blocked) {
                     self.node.failed(budget);
-                } else {
-                    self.node.breaker.succeeded();
+                } else if self.node.breaker.succeeded() {
+                    self.node.watched.set_breaker(false);
                 }
                 Ok(replies)
             }

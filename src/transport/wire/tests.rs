@@ -7,7 +7,9 @@ use prost_types::Value;
 use prost_types::value::Kind;
 
 use super::*;
-use crate::model::{About, Clock, Hidden, Path, Role, RuleId, Ruling, Tightest, Verdict, Wait, Warning, Window};
+use crate::model::{
+    About, Clock, Hidden, Path, Role, RuleId, Ruling, Series, Shown, Tightest, Verdict, Wait, Warning, Window,
+};
 
 /// A clock that stands a quarter of a second after a whole one.
 struct Standing;
@@ -22,10 +24,10 @@ impl Clock for Standing {
 
 /// The rule at these keys below the domain `edge`.
 fn rule(keys: &[&str]) -> About {
-    let path = keys
-        .iter()
-        .fold(Arc::new(Path::of_domain("edge")), |above, key| Arc::new(Path::below(&above, key, Some("any"))));
-    About { id: RuleId(0), path, message: None, is_exposed: true, metadata: None }
+    let path = keys.iter().fold(Arc::new(Path::of_domain("edge")), |above, key| {
+        Arc::new(Path::below(&above, key, Some("any"), Shown::Word))
+    });
+    About { id: RuleId(0), path, message: None, is_exposed: true, metadata: None, series: Series::Rule }
 }
 
 fn quiet(keys: &[&str]) -> About {
@@ -68,6 +70,8 @@ fn with_role(role: Role, part: Part<'_>) -> Part<'_> {
 fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterator<Item = Part<'a>>) -> Decision<'a> {
     Decision {
         outcome,
+        domain: Some("edge"),
+        answers: Vec::new(),
         parts: parts.into_iter().collect(),
         ruling: None,
         retry,

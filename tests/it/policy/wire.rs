@@ -13,6 +13,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::model::Micros;
 use tidegate::store::StoreError;
+use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::{Edge, Services};
 use tidegate::transport::json::{Readiness, routes};
 use tidegate::transport::wire::{Answers, HeaderNames, Headers};
@@ -42,7 +43,7 @@ fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
     let [limit, remaining, reset] = ["limit", "remaining", "reset"].map(str::to_owned);
     let headers = HeaderNames::new(limit, remaining, reset).expect("names");
     let answers = Answers { headers: Headers::Three(headers), dynamic_metadata, ..Answers::default() };
-    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), 8)
+    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), Arc::new(Telemetry::off()), 8)
 }
 
 fn request(entries: &[&str]) -> RateLimitRequest {

@@ -1,0 +1,73 @@
+//! The wiring of the metrics: what each part of the process keeps of itself, and where all of it is read.
+
+use std::sync::Arc;
+
+use super::SystemClock;
+use crate::model::Clock;
+use crate::rules::{Rule, RuleSet};
+use crate::settings::Settings;
+use crate::store::memory::Memory;
+use crate::store::redis::Redis;
+use crate::telemetry::Telemetry;
+use crate::telemetry::metrics::{
+    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, MEMORY_COUNTERS, MEMORY_EVICTED, STORE_CONNECTED,
+};
+use crate::transport::Tally;
+
+/// The telemetry of a process that starts now.
+pub(super) fn telemetry(settings: &Settings) -> Arc<Telemetry> {
+    Arc::new(match settings.disable_stats {
+        true => Telemetry::off(),
+        false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
+    })
+}
+
+/// Tells of the rules that are in force since now.
+pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet) {
+    let abouts = rules.rules();
+    telemetry.rules_loaded(
+        rules.generation(),
+        &rules.domains(),
+        abouts.iter().map(|rule| Rule::about(rule)),
+        SystemClock.now(),
+    );
+}
+
+/// Tells of the stores.
+pub(super) fn stores(telemetry: &Telemetry, memory: &Arc<Memory>, redis: Option<&Redis>) {
+    let (memory, redis) = (Arc::clone(memory), redis.cloned());
+    telemetry.also(move |page| {
+        page.single(&STORE_CONNECTED, u8::from(redis.as_ref().is_none_or(Redis::is_connected)));
+        page.single(&MEMORY_COUNTERS, memory.counters());
+        page.single(&MEMORY_EVICTED, memory.evicted());
+    });
+}
+
+/// Tells of connections, by the name of their listener.
+pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc<Tally>)>) {
+    telemetry.also(move |page| {
+        let counts: Vec<_> = tallies.iter().map(|(listener, tally)| (*listener, tally.counts())).collect();
+        page.family(&CONNECTIONS, |family| {
+            for (name, counts) in &counts {
+                family.sample(&[name], counts.open);
+            }
+        });
+        page.family(&CONNECTIONS_ENDED, |family| {
+            for (name, counts) in &counts {
+                let ended = [
+                    ("refused", counts.refused),
+                    ("failed", counts.failed),
+                    ("unopened", counts.unopened),
+                    ("cut", counts.cut),
+                    ("not_accepted", counts.accept_errors),
+                ];
+                ended.into_iter().for_each(|(how, count)| family.sample(&[name, how], count));
+            }
+        });
+    });
+}
+
+/// Tells of calls that wait here, of all edges together.
+pub(super) fn held_calls(telemetry: &Telemetry, edges: Vec<Box<dyn Fn() -> usize + Send + Sync>>) {
+    telemetry.also(move |page| page.single(&HELD_CALLS, edges.iter().map(|held| held()).sum::<usize>()));
+}

@@ -1,0 +1,224 @@
+//! What happens, for those who watch: metrics, and a line of the log about refusals.
+//!
+//! A decision is told of once, at the edge that answers it ([`Telemetry::observe`]); stores and sources tell of their own
+//! events. Nothing here waits, and nothing that a client sends becomes a label unless a rule asks for it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use self::histogram::Histogram;
+use self::metrics::{
+    BUILD_INFO, ERRORS, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION, RULES_LOADED, RULES_REJECTED,
+    START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
+};
+use self::page::{Page, seconds};
+use self::refusals::Refusals;
+use self::series::{Deciding, Rules};
+use self::servers::Servers;
+use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request};
+
+mod histogram;
+pub mod metrics;
+pub mod page;
+mod refusals;
+mod series;
+pub mod servers;
+
+/// The method that is counted, as the reference names it.
+const METHOD: &str = "ShouldRateLimit";
+
+/// Adds to the page what somebody else keeps.
+type Reading = Box<dyn Fn(&mut Page) + Send + Sync>;
+
+/// The only door to metrics.
+pub struct Telemetry {
+    is_on: bool,
+    started: Micros,
+    rules: Rules,
+    servers: Arc<Servers>,
+    refusals: Refusals,
+    calls: AtomicU64,
+    response_time: Histogram,
+    invalid: AtomicU64,
+    unavailable: AtomicU64,
+    unknown_domains: AtomicU64,
+    loads: Loads,
+    readings: Mutex<Vec<Reading>>,
+}
+
+/// What became of the rule files.
+#[derive(Debug, Default)]
+struct Loads {
+    succeeded: AtomicU64,
+    rejected: AtomicU64,
+    is_rejected: AtomicBool,
+    rules: AtomicU64,
+    generation: AtomicU64,
+    loaded_us: AtomicU64,
+}
+
+/// A call that is being answered; its time is counted when this is dropped.
+pub struct Call<'a>(Option<(&'a Histogram, Instant)>);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if let Some((histogram, began)) = self.0 {
+            histogram.record(began.elapsed());
+        }
+    }
+}
+
+impl Telemetry {
+    /// Nothing yet, for a process that started then. Beyond `near_ratio` of a limit, hits are near it.
+    pub fn new(near_ratio: f32, started: Micros) -> Self {
+        Self {
+            is_on: true,
+            started,
+            rules: Rules::new(near_ratio),
+            servers: Arc::default(),
+            refusals: Refusals::new(),
+            calls: AtomicU64::new(0),
+            response_time: Histogram::default(),
+            invalid: AtomicU64::new(0),
+            unavailable: AtomicU64::new(0),
+            unknown_domains: AtomicU64::new(0),
+            loads: Loads::default(),
+            readings: Mutex::default(),
+        }
+    }
+
+    /// One that counts no calls and no decisions.
+    pub fn off() -> Self {
+        Self { is_on: false, ..Self::new(1.0, Micros::ZERO) }
+    }
+
+    /// Whether calls and decisions are counted.
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// A call has arrived.
+    pub fn call(&self) -> Call<'_> {
+        if !self.is_on {
+            return Call(None);
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        Call(Some((&self.response_time, Instant::now())))
+    }
+
+    /// A request means nothing, and was answered so.
+    pub fn invalid(&self) {
+        self.invalid.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request was decided.
+    pub fn observe(&self, request: &Request, decision: &Decision<'_>) {
+        if !self.is_on {
+            return;
+        }
+        if decision.domain.is_none() {
+            self.unknown_domains.fetch_add(1, Ordering::Relaxed);
+        }
+        let deciding = deciding(decision);
+        self.rules.count(request, decision, deciding);
+        match decision.outcome {
+            Outcome::Admitted => {}
+            Outcome::Refused => self.refusals.count(decision, deciding),
+            Outcome::Failed => _ = self.unavailable.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    /// Other rules are in force since `now`.
+    pub fn rules_loaded<'a>(
+        &self,
+        generation: u64,
+        domains: &[&str],
+        rules: impl ExactSizeIterator<Item = &'a About>,
+        now: Micros,
+    ) {
+        let Loads { succeeded, is_rejected, rules: count, generation: last, loaded_us, .. } = &self.loads;
+        succeeded.fetch_add(1, Ordering::Relaxed);
+        is_rejected.store(false, Ordering::Relaxed);
+        count.store(rules.len() as u64, Ordering::Relaxed);
+        last.store(generation, Ordering::Relaxed);
+        loaded_us.store(now.get(), Ordering::Relaxed);
+        self.rules.replace(generation, domains, rules);
+    }
+
+    /// The rule files were read, and rejected.
+    pub fn rules_rejected(&self) {
+        self.loads.rejected.fetch_add(1, Ordering::Relaxed);
+        self.loads.is_rejected.store(true, Ordering::Relaxed);
+    }
+
+    /// The rule files say again what is in force.
+    pub fn rules_restored(&self) {
+        self.loads.is_rejected.store(false, Ordering::Relaxed);
+    }
+
+    /// Where stores tell of their servers.
+    pub fn servers(&self) -> Arc<Servers> {
+        Arc::clone(&self.servers)
+    }
+
+    /// Adds to every page what somebody else keeps.
+    pub fn also(&self, reading: impl Fn(&mut Page) + Send + Sync + 'static) {
+        self.readings.lock().push(Box::new(reading));
+    }
+
+    /// The metrics of this moment, in Prometheus' text format.
+    pub fn page(&self) -> String {
+        let mut page = Page::default();
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.rules.tell(&mut page);
+        page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
+        page.family(&ERRORS, |family| {
+            family.sample(&["redis_error"], read(&self.unavailable));
+            family.sample(&["service_error"], read(&self.invalid));
+        });
+        page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
+        page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
+        let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;
+        page.single(&LOADS, read(succeeded));
+        page.single(&REJECTED_LOADS, read(rejected));
+        page.single(&RULES, read(rules));
+        page.single(&RULES_GENERATION, read(generation));
+        page.single(&RULES_LOADED, seconds(read(loaded_us)));
+        page.single(&RULES_REJECTED, u8::from(is_rejected.load(Ordering::Relaxed)));
+        self.servers.tell(&mut page);
+        self.readings.lock().iter().for_each(|reading| reading(&mut page));
+        page.family(&BUILD_INFO, |family| family.sample(&[env!("CARGO_PKG_VERSION")], 1));
+        page.single(&START_TIME, seconds(self.started.get()));
+        page.into_text()
+    }
+}
+
+impl fmt::Debug for Telemetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Telemetry").field("is_on", &self.is_on).finish_non_exhaustive()
+    }
+}
+
+/// What decided: the rule that rules the whole request; of a refusal the first limit that refuses, of a failure the first that
+/// could not be checked; else the first that could not be asked of the store, or the first there is.
+fn deciding<'d, 'r>(decision: &'d Decision<'r>) -> Deciding<'d, 'r> {
+    if let Some(ruling) = decision.ruling {
+        return Deciding { answer: None, rule: Some(ruling.rule), provenance: "rule" };
+    }
+    let first = |wanted: &dyn Fn(&&Answered<'_>) -> bool| decision.answers.iter().find(|answer| wanted(answer));
+    let is_enforced = |answer: &Answered<'_>| !answer.role.is_shadow();
+    let answer = match decision.outcome {
+        Outcome::Admitted => first(&|answer| is_enforced(answer) && answer.verdict.provenance != Provenance::Store)
+            .or_else(|| first(&|answer| is_enforced(answer)))
+            .or_else(|| decision.answers.first()),
+        // Of a call that found no room to wait in, nothing refuses but the wait.
+        outcome => first(&|answer| is_enforced(answer) && answer.verdict.outcome == outcome)
+            .or_else(|| first(&|answer| is_enforced(answer))),
+    };
+    let provenance = answer.map_or("none", |answer| answer.verdict.provenance.name());
+    Deciding { answer, rule: answer.and_then(|answer| answer.rule), provenance }
+}

@@ -1,0 +1,76 @@
+//! The table of metrics: each once, with what it is called, what tells its series apart, and what it means.
+
+/// One metric.
+#[derive(Debug)]
+pub struct Metric {
+    /// Its name on the page.
+    pub name: &'static str,
+    /// What kind of number it is.
+    pub kind: Kind,
+    /// What tells its series apart.
+    pub labels: &'static [&'static str],
+    /// What it means, for its `HELP` line.
+    pub help: &'static str,
+}
+
+/// What kind of number a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+    /// How many values there were up to each bound.
+    Histogram,
+}
+
+impl Kind {
+    /// Its word on the page.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+macro_rules! metrics {
+    ($($constant:ident: $kind:ident $name:literal [$($label:literal)*] $help:literal;)+) => {
+        $(#[doc = $help] pub const $constant: Metric =
+            Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)+
+
+        /// Every metric there is.
+        pub const TABLE: &[&Metric] = &[$(&$constant),+];
+    };
+}
+
+metrics! {
+    TOTAL_HITS: Counter "ratelimit_service_rate_limit_total_hits" ["domain" "key1" "key2"] "Hits that a rule was asked for";
+    OVER_LIMIT: Counter "ratelimit_service_rate_limit_over_limit" ["domain" "key1" "key2"] "Hits beyond a rule's limit";
+    NEAR_LIMIT: Counter "ratelimit_service_rate_limit_near_limit" ["domain" "key1" "key2"] "Hits within a rule's limit but beyond NEAR_LIMIT_RATIO of it";
+    WITHIN_LIMIT: Counter "ratelimit_service_rate_limit_within_limit" ["domain" "key1" "key2"] "Hits of requests that were within a rule's limit";
+    SHADOW_MODE: Counter "ratelimit_service_rate_limit_shadow_mode" ["domain" "key1" "key2"] "Hits beyond the limit of a rule that only watches";
+    ERRORS: Counter "ratelimit_service_should_rate_limit_error" ["err_type"] "Calls answered with an error: redis_error because the store could not be asked under the policy error, service_error because the request means nothing";
+    TOTAL_REQUESTS: Counter "ratelimit_service_total_requests" ["grpc_method"] "gRPC calls";
+    RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "How long gRPC calls took, from their message to their answer";
+    LOADS: Counter "ratelimit_service_config_load_success" [] "Loads of rules that were put in force, the first included";
+    REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected whole";
+    DECISIONS: Counter "tidegate_decisions_total" ["domain" "rule" "outcome" "provenance"] "Requests decided, by the rule that decided, what was decided, and where that comes from";
+    UNKNOWN_DOMAINS: Counter "tidegate_unknown_domain_requests_total" [] "Requests of a domain that no rule file has: admitted, for nothing limits them";
+    HELD_CALLS: Gauge "tidegate_held_calls" [] "Calls that wait here because a limit has delivery: hold";
+    RULES: Gauge "tidegate_rules" [] "Rules in force";
+    RULES_GENERATION: Gauge "tidegate_rules_generation" [] "Which load of the rules is in force, counted from 1";
+    RULES_LOADED: Gauge "tidegate_rules_loaded_timestamp_seconds" [] "When the rules in force were loaded, in seconds since 1970";
+    RULES_REJECTED: Gauge "tidegate_rules_rejected" [] "1 while the rule files hold something that was rejected, so that older rules stay in force";
+    STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "How long a server of the store took to answer one write";
+    STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges that a server of the store did not answer; the reason timed_out is a missed deadline";
+    STORE_BREAKER: Gauge "tidegate_store_breaker_open" ["server"] "1 while a server of the store is known to be down and is not asked";
+    STORE_CONNECTED: Gauge "tidegate_store_connected" [] "1 while some server of the store can be asked; the embedded store always can";
+    MEMORY_COUNTERS: Gauge "tidegate_memory_counters" [] "Counters in the embedded store";
+    MEMORY_EVICTED: Counter "tidegate_memory_evicted_total" [] "Counters that the embedded store forgot before they were idle, for want of room";
+    CONNECTIONS: Gauge "tidegate_connections" ["listener"] "Connections that are open";
+    CONNECTIONS_ENDED: Counter "tidegate_connections_ended_total" ["listener" "how"] "Connections that ended otherwise than well";
+    BUILD_INFO: Gauge "tidegate_build_info" ["version"] "Always 1; the label is the version";
+    START_TIME: Gauge "process_start_time_seconds" [] "When the process started, in seconds since 1970";
+}

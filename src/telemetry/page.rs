@@ -1,0 +1,134 @@
+//! Prometheus' text format 0.0.4, as every scraper reads it.
+
+use std::fmt::{Display, Write};
+
+use super::histogram::Histogram;
+use super::metrics::Metric;
+
+/// What the page is, for its `Content-Type`.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The metrics of one moment.
+#[derive(Debug, Default)]
+pub struct Page(String);
+
+/// One metric's part of the page.
+pub struct Family<'a> {
+    page: &'a mut String,
+    metric: &'static Metric,
+}
+
+impl Page {
+    /// Adds a metric, and its series as `fill` tells them.
+    pub fn family(&mut self, metric: &'static Metric, fill: impl FnOnce(&mut Family<'_>)) {
+        let Metric { name, kind, help, .. } = metric;
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
+        fill(&mut Family { page: &mut self.0, metric });
+    }
+
+    /// Adds a metric of one series.
+    pub fn single(&mut self, metric: &'static Metric, value: impl Display) {
+        self.family(metric, |family| family.sample(&[], value));
+    }
+
+    /// What there is to read.
+    pub fn into_text(self) -> String {
+        self.0
+    }
+}
+
+impl Family<'_> {
+    /// One series, by the values of its labels in the order of the table. An empty one is left out, which means the same.
+    pub fn sample(&mut self, values: &[&str], value: impl Display) {
+        self.line("", values, None, value);
+    }
+
+    /// One series of a histogram.
+    pub fn histogram(&mut self, values: &[&str], histogram: &Histogram) {
+        let mut upto = 0;
+        for (bound, count) in histogram.buckets() {
+            upto += count;
+            let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| seconds(bound).to_string());
+            self.line("_bucket", values, Some(&bound), upto);
+        }
+        self.line("_sum", values, None, seconds(histogram.sum_us()));
+        self.line("_count", values, None, upto);
+    }
+
+    fn line(&mut self, suffix: &str, values: &[&str], bound: Option<&str>, value: impl Display) {
+        let Self { page, metric } = self;
+        let _ = write!(page, "{}{suffix}", metric.name);
+        let named = metric.labels.iter().copied().zip(values.iter().copied());
+        let mut open = '{';
+        for (label, value) in named.filter(|(_, value)| !value.is_empty()).chain(bound.map(|bound| ("le", bound))) {
+            let _ = write!(page, "{open}{label}=\"");
+            escape(value, page);
+            page.push('"');
+            open = ',';
+        }
+        let close = if open == ',' { "}" } else { "" };
+        let _ = writeln!(page, "{close} {value}");
+    }
+}
+
+/// Microseconds as what the field counts time in.
+pub fn seconds(us: u64) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "exact for the first 285 years")]
+    let us = us as f64;
+    us / 1e6
+}
+
+fn escape(value: &str, page: &mut String) {
+    for c in value.chars() {
+        match c {
+            '\\' => page.push_str("\\\\"),
+            '"' => page.push_str("\\\""),
+            '\n' => page.push_str("\\n"),
+            c => page.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::metrics::{DECISIONS, RESPONSE_TIME, RULES};
+
+    #[test]
+    fn a_page_is_what_a_scraper_reads() {
+        let mut page = Page::default();
+        page.single(&RULES, 7);
+        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd", "", "admitted", "store"], 3));
+        assert_eq!(
+            page.into_text(),
+            "# HELP tidegate_rules Rules in force\n# TYPE tidegate_rules gauge\ntidegate_rules 7\n\
+             # HELP tidegate_decisions_total Requests decided, by the rule that decided, what was decided, and where that comes from\n\
+             # TYPE tidegate_decisions_total counter\n\
+             tidegate_decisions_total{domain=\"a\\\"b\\\\c\\nd\",outcome=\"admitted\",provenance=\"store\"} 3\n"
+        );
+    }
+
+    #[test]
+    fn a_histogram_counts_up_to_each_bound_and_all_at_the_end() {
+        let histogram = Histogram::default();
+        for us in [100, 101, 3_000_000, 60_000_000] {
+            histogram.record(Duration::from_micros(us));
+        }
+        let mut page = Page::default();
+        page.family(&RESPONSE_TIME, |family| family.histogram(&["M"], &histogram));
+        let text = page.into_text();
+        for line in [
+            "_bucket{grpc_method=\"M\",le=\"0.0001\"} 1",
+            "_bucket{grpc_method=\"M\",le=\"0.00025\"} 2",
+            "_bucket{grpc_method=\"M\",le=\"2.5\"} 2",
+            "_bucket{grpc_method=\"M\",le=\"10\"} 3",
+            "_bucket{grpc_method=\"M\",le=\"+Inf\"} 4",
+            "_sum{grpc_method=\"M\"} 63.000201",
+            "_count{grpc_method=\"M\"} 4",
+        ] {
+            assert!(text.contains(&format!("\nratelimit_service_response_time_seconds{line}\n")), "{line}\n{text}");
+        }
+    }
+}

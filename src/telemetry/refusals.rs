@@ -1,0 +1,53 @@
+//! A line of the log about refusals, now and then.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Level;
+
+use super::series::Deciding;
+use crate::model::Decision;
+
+/// The time from one line to the next: 1 s. Who floods the service does not flood the log.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
+/// Refusals, as the log tells of them: one that stands for those since the last.
+#[derive(Debug)]
+pub(super) struct Refusals {
+    began: Instant,
+    /// When the next line is due, in microseconds since then.
+    due_us: AtomicU64,
+    unsaid: AtomicU64,
+}
+
+impl Refusals {
+    /// Nothing said yet.
+    pub(super) fn new() -> Self {
+        Self { began: Instant::now(), due_us: AtomicU64::new(0), unsaid: AtomicU64::new(0) }
+    }
+
+    /// One more; says so if it is time for it.
+    pub(super) fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+        if !tracing::enabled!(Level::INFO) {
+            return;
+        }
+        self.unsaid.fetch_add(1, Ordering::Relaxed);
+        let now = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let due = self.due_us.load(Ordering::Relaxed);
+        let next = now.saturating_add(u64::try_from(LINE_EVERY.as_micros()).unwrap_or(u64::MAX));
+        if now < due || self.due_us.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let refusals = self.unsaid.swap(0, Ordering::Relaxed);
+        let rule = deciding.rule.map(|rule| rule.path.to_string()).unwrap_or_default();
+        tracing::info!(
+            refusals,
+            domain = decision.domain.unwrap_or_default(),
+            rule,
+            provenance = deciding.provenance,
+            generation = decision.generation,
+            "requests were refused; this is the last of them"
+        );
+    }
+}

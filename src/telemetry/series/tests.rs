@@ -1,0 +1,226 @@
+//! What is counted of decisions made by hand.
+
+use super::*;
+use crate::model::{Entry, Hits, Micros, Path, Role, RuleId, Verdict, Wait};
+
+fn about(id: u32, levels: &[(&str, Option<&str>, Shown)], series: Series) -> About {
+    let domain = Arc::new(Path::of_domain("edge"));
+    let below = |above: Arc<Path>, (key, value, shown): &(&str, Option<&str>, Shown)| {
+        Arc::new(Path::below(&above, key, *value, *shown))
+    };
+    let path = levels.iter().fold(domain, below);
+    About { id: RuleId(id), path, message: None, is_exposed: true, metadata: None, series }
+}
+
+/// A rule at one key, with one series.
+fn plain(id: u32, key: &str) -> About {
+    about(id, &[(key, None, Shown::Word)], Series::Rule)
+}
+
+fn verdict(outcome: Outcome, remaining: u32, provenance: Provenance) -> Verdict {
+    Verdict { outcome, remaining, reset: Micros::ZERO, retry: None, delay: Micros::ZERO, provenance }
+}
+
+/// A charge of so many hits on a limit of which so many were used before, as the store answers it.
+fn asked(rule: Option<&About>, limit: u32, before: u32, hits: u32) -> Answered<'_> {
+    let is_admitted = before + hits <= limit;
+    let used = if is_admitted { before + hits } else { before };
+    Answered {
+        descriptor: 0,
+        rule,
+        hits: Hits::take(hits.into()),
+        capacity: limit,
+        role: Role::Enforce,
+        verdict: verdict(Outcome::admitted_if(is_admitted), limit.saturating_sub(used), Provenance::Store),
+        is_spared: false,
+    }
+}
+
+fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
+    let is_refused = answers.iter().any(|answer| answer.verdict.outcome.is_refused());
+    Decision {
+        outcome: Outcome::admitted_if(!is_refused),
+        domain: Some("edge"),
+        parts: Vec::new(),
+        answers: answers.to_vec(),
+        ruling: None,
+        retry: None,
+        unavailable_for: None,
+        wait: Wait::default(),
+        warnings: Vec::new(),
+        hidden: Vec::new(),
+        generation: 1,
+    }
+}
+
+fn request(entries: &[(&str, &str)]) -> Request {
+    let entries = entries.iter().map(|(key, value)| Entry::new(key.as_bytes().to_vec(), value.as_bytes().to_vec()));
+    let descriptor = Descriptor { entries: entries.collect(), ..Descriptor::default() };
+    Request::new("edge".to_owned(), vec![descriptor], 0).unwrap()
+}
+
+fn page(rules: &Rules) -> String {
+    let mut page = Page::default();
+    rules.tell(&mut page);
+    page.into_text()
+}
+
+fn count(rules: &Rules, request: &Request, decision: &Decision<'_>) {
+    let answer = decision.answers.first();
+    let rule = answer.and_then(|answer| answer.rule);
+    rules.count(request, decision, Deciding { answer, rule, provenance: "store" });
+}
+
+fn loaded(abouts: &[&About]) -> Rules {
+    let rules = Rules::new(0.8);
+    rules.replace(1, &["edge"], abouts.iter().copied());
+    rules
+}
+
+fn split(limit: u32, before: u32, hits: u32) -> (u64, u64, u64) {
+    let Split { within, near, over } = Split::of(&asked(None, limit, before, hits), 0.8);
+    (within, near, over)
+}
+
+/// The reference's own worked examples, and each border of its arithmetic.
+#[test]
+fn hits_that_straddle_a_border_are_split_as_the_reference_splits_them() {
+    assert_eq!(split(20, 15, 7), (0, 4, 2), "from below near to over");
+    assert_eq!(split(8, 5, 2), (2, 1, 0), "from below near to near");
+    assert_eq!(split(20, 0, 16), (16, 0, 0), "up to near");
+    assert_eq!(split(20, 16, 4), (4, 4, 0), "all of them near");
+    assert_eq!(split(20, 18, 5), (0, 2, 3), "from near to over");
+    assert_eq!(split(20, 20, 3), (0, 0, 3), "all of them over");
+    assert_eq!(split(20, 0, 30), (0, 4, 10), "from nothing to over");
+}
+
+/// 0.7 x 90 is 63 in 32 bits and a little less in 64.
+#[test]
+fn what_is_near_is_computed_in_32_bits() {
+    assert_eq!(near(7, 0.8), 5);
+    assert_eq!(near(90, 0.7), 63);
+    assert_eq!(near(u32::MAX, 1.0), 1 << 32);
+}
+
+#[test]
+fn a_charge_that_was_spared_counts_where_it_would_have_fallen() {
+    let spared = Answered { is_spared: true, ..asked(None, 20, 15, 3) };
+    let unspent = Answered { verdict: Verdict { remaining: 5, ..spared.verdict }, ..spared };
+    assert_eq!(Split::of(&unspent, 0.8), Split { within: 3, near: 2, over: 0 });
+}
+
+#[test]
+fn what_the_policy_answers_is_asked_for_and_neither_within_nor_over() {
+    let rule = plain(0, "user");
+    let rules = loaded(&[&rule]);
+    let open = verdict(Outcome::Admitted, 0, Provenance::Open);
+    count(&rules, &request(&[]), &decision(&[Answered { verdict: open, ..asked(Some(&rule), 5, 0, 2) }]));
+    let text = page(&rules);
+    assert!(text.contains("total_hits{domain=\"edge\",key1=\"user\"} 2\n"), "{text}");
+    for none in ["within_limit", "over_limit", "near_limit"] {
+        assert!(text.contains(&format!("{none}{{domain=\"edge\",key1=\"user\"}} 0\n")), "{text}");
+    }
+}
+
+#[test]
+fn a_shadow_that_is_over_counts_in_its_own_metric_too() {
+    let rule = plain(0, "user");
+    let rules = loaded(&[&rule]);
+    let watching = Answered { role: Role::Shadow, ..asked(Some(&rule), 5, 4, 3) };
+    count(&rules, &request(&[]), &decision(&[watching]));
+    let text = page(&rules);
+    assert!(text.contains("shadow_mode{domain=\"edge\",key1=\"user\"} 2\n"), "{text}");
+    assert!(text.contains("over_limit{domain=\"edge\",key1=\"user\"} 2\n"), "{text}");
+}
+
+#[test]
+fn levels_below_the_second_are_one_label_and_addresses_have_no_dots() {
+    let levels = [
+        ("plan", Some("free"), Shown::Word),
+        ("address", Some("10.0.0.1:80"), Shown::Word),
+        ("version", Some("1.2"), Shown::Word),
+    ];
+    let rule = about(0, &levels, Series::Rule);
+    let rules = loaded(&[&rule]);
+    count(&rules, &request(&[]), &decision(&[asked(Some(&rule), 5, 0, 1)]));
+    let text = page(&rules);
+    let labels = "{domain=\"edge\",key1=\"plan_free\",key2=\"address_10_0_0_1_80.version_1.2\"} 1\n";
+    assert!(text.contains(&format!("ratelimit_service_rate_limit_total_hits{labels}")), "{text}");
+    assert!(text.contains("rule=\"plan_free.address_10.0.0.1:80.version_1.2\",outcome=\"admitted\""), "{text}");
+}
+
+#[test]
+fn values_show_where_a_rule_asks_for_them_and_digests_where_they_are_sensitive() {
+    let levels = [("tenant", None, Shown::Value), ("path", None, Shown::Word), ("v", Some("a*"), Shown::Pattern)];
+    let (some, all) = (about(0, &levels, Series::Values), about(1, &levels, Series::Detailed));
+    let rules = loaded(&[&some, &all]);
+    let request = request(&[("tenant", "acme"), ("path", "/x"), ("v", "ab")]);
+    let of = |rule| decision(&[asked(Some(rule), 5, 0, 1)]);
+    count(&rules, &request, &of(&some));
+    count(&rules, &request, &of(&all));
+    let hidden = vec![Hidden { descriptor: 0, entry: 0, digest: "sha".to_owned() }];
+    count(&rules, &request, &Decision { hidden, ..of(&some) });
+    let text = page(&rules);
+    for rule in ["tenant_acme.path.v_a*", "tenant_acme.path_/x.v_a*", "tenant_sha.path.v_a*"] {
+        assert!(text.contains(&format!("rule=\"{rule}\",outcome=\"admitted\",provenance=\"store\"}} 1\n")), "{text}");
+    }
+}
+
+#[test]
+fn a_client_that_makes_up_values_makes_a_bounded_number_of_series() {
+    let rule = about(0, &[("tenant", None, Shown::Value)], Series::Values);
+    let other = plain(1, "user");
+    let rules = loaded(&[&rule, &other]);
+    for tenant in 0..2 * MOST_OF_VALUES {
+        let long = format!("{tenant:0>300}");
+        count(&rules, &request(&[("tenant", &long)]), &decision(&[asked(Some(&rule), 5, 0, 1)]));
+        let short = tenant.to_string();
+        count(&rules, &request(&[("tenant", &short)]), &decision(&[asked(Some(&rule), 5, 0, 1)]));
+    }
+    count(&rules, &request(&[]), &decision(&[asked(Some(&other), 5, 0, 1)]));
+    let text = page(&rules);
+    let series = text.lines().filter(|line| line.starts_with("ratelimit_service_rate_limit_total_hits{")).count();
+    assert_eq!(series, MOST_OF_VALUES + 2, "those, the others together, and the rule beside");
+    assert!(text.contains("key1=\"other\""), "what is left out is counted together");
+    assert!(text.lines().all(|line| line.len() < 400), "no value is long");
+}
+
+#[test]
+fn a_decision_by_rules_that_are_gone_is_counted_under_its_own_name() {
+    let (first, second) = (plain(0, "first"), plain(0, "second"));
+    let rules = loaded(&[&first]);
+    let of = |rule, generation| Decision { generation, ..decision(&[asked(Some(rule), 5, 0, 1)]) };
+    count(&rules, &request(&[]), &of(&first, 1));
+    rules.replace(2, &["edge"], [&second].into_iter());
+    assert!(!page(&rules).contains("first"), "what is gone is told of no more");
+    count(&rules, &request(&[]), &of(&first, 1));
+    count(&rules, &request(&[]), &of(&second, 2));
+    let text = page(&rules);
+    assert!(text.contains("total_hits{domain=\"edge\",key1=\"first\"} 1\n"), "{text}");
+    assert!(text.contains("total_hits{domain=\"edge\",key1=\"second\"} 1\n"), "{text}");
+}
+
+#[test]
+fn counts_go_on_where_a_rule_stays() {
+    let (first, again) = (plain(0, "user"), plain(1, "user"));
+    let rules = loaded(&[&first]);
+    count(&rules, &request(&[]), &decision(&[asked(Some(&first), 5, 0, 1)]));
+    rules.replace(2, &["edge"], [&plain(0, "new"), &again].into_iter());
+    count(&rules, &request(&[]), &Decision { generation: 2, ..decision(&[asked(Some(&again), 5, 1, 1)]) });
+    assert!(page(&rules).contains("total_hits{domain=\"edge\",key1=\"user\"} 2\n"), "{}", page(&rules));
+}
+
+#[test]
+fn what_no_rule_answers_is_counted_for_its_domain() {
+    let rules = loaded(&[]);
+    let nothing = decision(&[]);
+    rules.count(&request(&[]), &nothing, Deciding { answer: None, rule: None, provenance: "none" });
+    let text = page(&rules);
+    assert!(text.contains("decisions_total{domain=\"edge\",outcome=\"admitted\",provenance=\"none\"} 1\n"), "{text}");
+    rules.count(
+        &request(&[]),
+        &Decision { domain: None, ..nothing },
+        Deciding { answer: None, rule: None, provenance: "none" },
+    );
+    assert_eq!(page(&rules), text, "a domain that no file has makes no series");
+}
