@@ -47,6 +47,8 @@ mod policy;
 mod python;
 /// Rules that change while they are in force: whole or not at all, and nobody waits.
 mod reload;
+/// Instances that are replaced one after the other behind an Envoy that fails closed: no request notices.
+mod rolling;
 /// Many instances, one cluster: never one hit over.
 mod shared;
 /// Which files of a directory are rule files.

@@ -130,11 +130,11 @@ impl Tidegate {
     /// Starts it with what is named, if anything is, and with these variables only.
     pub async fn start_with(named: Option<&Path>, variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        command.arg("serve").args(named).env_clear().envs(variables.iter().copied());
+        command.arg("serve").args(named).env_clear();
         for listener in ["GRPC", "DEBUG"] {
             command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
         }
-        command.env("HOST", "127.0.0.1").env("PORT", "0");
+        command.env("HOST", "127.0.0.1").env("PORT", "0").envs(variables.iter().copied());
         let mut process = Process::start(&mut command);
         let grpc = listener(&mut process, "gRPC").await;
         let debug = listener(&mut process, "debug").await;
