@@ -178,7 +178,11 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
     watched::rules_loaded(&telemetry, &live.snapshot());
-    let (loaded, since) = watch::channel(Instant::now());
+    let (tell, loaded) = watch::channel(admin::Loaded {
+        since: Instant::now(),
+        what: summary::counted(&live.snapshot(), files),
+        rejected: None,
+    });
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let answers = Arc::new(answers(settings)?);
     let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), Arc::clone(&telemetry), most_held);
@@ -202,7 +206,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
     watched::connections(&telemetry, tallies);
     let http_routes = json::routes(http_edge, readiness.clone())?;
-    let debug_routes = admin::routes(Arc::clone(&limiter), since);
+    let debug_routes = admin::routes(Arc::clone(&limiter), loaded);
     let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(Http2::new(services, &limits), workers.clone(), stopped.clone()));
@@ -212,7 +216,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
         serving.spawn(prometheus.serve(http1(metrics_routes), Workers::here(), stopped));
     }
     let sweeper = tokio::spawn(sweep(memory));
-    let reloader = tokio::spawn(reload::follow(loader, live, loaded, Arc::clone(&telemetry)));
+    let reloader = tokio::spawn(reload::follow(loader, live, tell, Arc::clone(&telemetry)));
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));

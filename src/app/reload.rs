@@ -9,10 +9,11 @@ use tokio::time::Instant;
 use super::summary::counted;
 use super::watched;
 use crate::rules::live::Live;
-use crate::rules::{Loaded, RuleSet};
+use crate::rules::{self, RuleSet};
 use crate::source::load::{Loader, Look};
 use crate::source::watch::{Watch, Why};
 use crate::telemetry::Telemetry;
+use crate::transport::admin::Loaded;
 
 /// Where the lines that tell of a reload come from: they are shown whatever the level of the log, for a reload is as rare
 /// as a start, and somebody waits for it.
@@ -22,7 +23,7 @@ pub(super) const TARGET: &str = module_path!();
 const MOST_RETIRED: usize = 8;
 
 /// Follows the rule files, for as long as it is run.
-pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender<Instant>, telemetry: Arc<Telemetry>) {
+pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<Loaded>, telemetry: Arc<Telemetry>) {
     let (watch, error) = Watch::new();
     if let Some(error) = error {
         tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
@@ -31,8 +32,8 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender
     let reload = Arc::new(Mutex::new(Reload {
         loader,
         live,
-        since,
-        telemetry,
+        tell,
+        telemetry: Arc::clone(&telemetry),
         watch: Arc::clone(&watch),
         retired: Vec::new(),
         complaint: None,
@@ -45,6 +46,7 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender
             move || reload.lock().once(why)
         };
         if let Err(error) = tokio::task::spawn_blocking(once).await {
+            telemetry.rules_rejected();
             tracing::error!("the rules in force stay, for loading others did not end well: {error}");
         }
         why = watch.changed().await;
@@ -54,7 +56,7 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, since: watch::Sender
 struct Reload {
     loader: Loader,
     live: Arc<Live>,
-    since: watch::Sender<Instant>,
+    tell: watch::Sender<Loaded>,
     telemetry: Arc<Telemetry>,
     watch: Arc<Watch>,
     /// Rules that are no longer in force and by which somebody may still decide.
@@ -71,22 +73,24 @@ impl Reload {
         }
         match look {
             Look::Same => tracing::debug!("the rule files were read again and say the same"),
-            Look::Loaded { loaded: Loaded { rules, warnings }, files } => {
+            Look::Loaded { loaded: rules::Loaded { rules, warnings }, files } => {
                 warnings.iter().for_each(|warning| eprintln!("{warning}"));
-                let rules_from_files = counted(&rules, files);
+                let what = counted(&rules, files);
                 self.retired.push(self.live.replace(rules));
-                self.since.send_replace(Instant::now());
+                self.tell.send_replace(Loaded { since: Instant::now(), what: what.clone(), rejected: None });
                 let snapshot = self.live.snapshot();
                 watched::rules_loaded(&self.telemetry, &snapshot);
                 let load = snapshot.generation();
-                tracing::info!(load, "other rules are in force: {rules_from_files}");
+                tracing::info!(load, "other rules are in force: {what}");
             }
             Look::Refused(why) => {
                 self.telemetry.rules_rejected();
+                self.tell.send_modify(|loaded| loaded.rejected = Some(why.to_string()));
                 tracing::error!("the rules in force stay, for the files cannot be loaded as they are now:\n{why}");
             }
             Look::Restored => {
                 self.telemetry.rules_restored();
+                self.tell.send_modify(|loaded| loaded.rejected = None);
                 tracing::info!("the rule files say again what is in force");
             }
         }

@@ -11,15 +11,32 @@ use tokio::time::Instant;
 
 use crate::limiter::Limiter;
 
-/// The routes of the debug listener. `since` is when the rules in force were loaded.
-pub fn routes(limiter: Arc<Limiter>, since: watch::Receiver<Instant>) -> Router {
-    let about = get(index).with_state((Arc::clone(&limiter), since));
+/// What became of the rule files.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// When the rules in force were loaded.
+    pub since: Instant,
+    /// How many they are and where they come from, in words.
+    pub what: String,
+    /// Why the files as they are now are not in force, if they are not.
+    pub rejected: Option<String>,
+}
+
+/// The routes of the debug listener.
+pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>) -> Router {
+    let about = get(index).with_state((Arc::clone(&limiter), loaded));
     Router::new().route("/", about).route("/rlconfig", get(rlconfig)).with_state(limiter)
 }
 
-async fn index(State((limiter, since)): State<(Arc<Limiter>, watch::Receiver<Instant>)>) -> String {
-    let (load, age) = (limiter.rules().generation(), since.borrow().elapsed().as_secs());
-    format!("rules in force: load {load}, {age} s ago\n/rlconfig: the rate limits in force, one per line\n")
+async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Loaded>)>) -> String {
+    let Loaded { since, what, rejected } = loaded.borrow().clone();
+    let (load, age) = (limiter.rules().generation(), since.elapsed().as_secs());
+    let rejected = rejected.map_or_else(String::new, |why| {
+        format!("the rule files as they are now were rejected, so these rules stay:\n{}\n", why.trim_end())
+    });
+    format!(
+        "rules in force: load {load}, {age} s ago: {what}\n{rejected}/rlconfig: the rate limits in force, one per line\n"
+    )
 }
 
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {

@@ -311,6 +311,12 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     assert!(log.contains("ERROR") && log.contains("the rules in force stay"), "{log}");
     assert!(log.contains("rules.yaml:3") && log.contains("eon"), "{log}");
     assert_eq!(scene.in_force().await, [("d.one".to_owned(), 10), ("d.two".to_owned(), 10)]);
+    let told = page(&scene.server, "/").await;
+    assert!(
+        told.starts_with("rules in force: load 1, ") && told.contains(": 2 rules in 1 domain from 1 file\n"),
+        "{told}"
+    );
+    assert!(told.contains("were rejected") && told.contains("rules.yaml:3") && told.contains("eon"), "{told}");
     // The same again is no news.
     let looks = scene.looks();
     scene.replace("rules.yaml", broken);
@@ -319,6 +325,7 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     scene.says("the rule files say again what is in force").await;
     assert_eq!(scene.server.log().matches("the rules in force stay").count(), 1, "{}", scene.server.log());
     assert_eq!(scene.load().await, 1);
+    assert!(!page(&scene.server, "/").await.contains("rejected"));
     fs::remove_file(scene.at("rules.yaml")).expect("it is removed");
     scene.says("No such file").await;
     assert_eq!(scene.in_force().await, [("d.one".to_owned(), 10), ("d.two".to_owned(), 10)]);
