@@ -1,18 +1,16 @@
-//! Waiting for rule files to change: by the kernel's word (inotify) where there is one, and by a slow timer.
+//! Waiting for rule files to change: by the system's word where there is one, and by a slow timer.
 
-use std::ffi::OsStr;
+use std::fs;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf, absolute};
+use std::sync::Arc;
 use std::time::Duration;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::{HashMap, HashMapExt};
+use notify::event::{ModifyKind, RenameMode};
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use rustix::io::Errno;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -26,18 +24,13 @@ const LATEST: Duration = Duration::from_secs(1);
 const UNASKED: Duration = Duration::from_secs(10);
 /// The most directories watched: 1,024 of the 8,192 that some systems give to all processes of a user.
 const MOST_DIRECTORIES: usize = 1_024;
-/// The bytes of events read at once: 4 KiB. The longest event, with a name of 255 bytes, takes 272.
-const EVENTS_BYTES: usize = 4_096;
 
 /// Directories that are watched.
 #[derive(Debug)]
 pub struct Watch {
     /// `None` when the system gives none.
-    inotify: Option<AsyncFd<OwnedFd>>,
-    /// By their numbers in `inotify`.
-    watched: Mutex<HashMap<i32, Names>>,
-    /// A change that nobody else tells of.
-    bell: Notify,
+    watcher: Option<Mutex<RecommendedWatcher>>,
+    ear: Arc<Ear>,
 }
 
 /// Why it is time to look.
@@ -49,17 +42,38 @@ pub enum Why {
     Unasked,
 }
 
+/// What hears of events, on the thread of the watcher. Nobody asks the watcher for anything while `watched` is locked:
+/// the answer comes from that thread.
+#[derive(Debug, Default)]
+struct Ear {
+    /// By the path that the watcher knows them by.
+    watched: Mutex<HashMap<PathBuf, Watched>>,
+    /// What went wrong with hearing.
+    trouble: Mutex<Option<String>>,
+    /// Rung at each change.
+    bell: Notify,
+}
+
+#[derive(Debug)]
+struct Watched {
+    /// `None` once the directory may be gone from its path, and the watch with it.
+    directory: Option<Directory>,
+    names: Names,
+}
+
+/// The numbers of its device and of itself, which tell a directory from another that takes its path.
+type Directory = (u64, u64);
+
 impl Watch {
     /// Watches nothing yet. With the error, if it will go by the timer alone; a user has 128 of these on most systems.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime.
     pub fn new() -> (Self, Option<io::Error>) {
-        let (inotify, error) = match open() {
-            Ok(inotify) => (Some(inotify), None),
-            Err(error) => (None, Some(error)),
+        let ear = Arc::new(Ear::default());
+        let hears = Arc::clone(&ear);
+        let (watcher, error) = match notify::recommended_watcher(move |event| hears.hear(event)) {
+            Ok(watcher) => (Some(Mutex::new(watcher)), None),
+            Err(error) => (None, Some(io::Error::other(error))),
         };
-        (Self { inotify, watched: Mutex::default(), bell: Notify::new() }, error)
+        (Self { watcher, ear }, error)
     }
 
     /// Watches these directories and no others. What is new among them may have changed before it was watched, so it counts
@@ -68,136 +82,147 @@ impl Watch {
     /// # Errors
     /// Why some are left to the timer.
     pub fn follow(&self, places: &Places) -> io::Result<()> {
-        let Some(inotify) = &self.inotify else { return Ok(()) };
-        let mask = WatchFlags::ATTRIB
-            | WatchFlags::CREATE
-            | WatchFlags::DELETE
-            | WatchFlags::DELETE_SELF
-            | WatchFlags::MODIFY
-            | WatchFlags::MOVE
-            | WatchFlags::MOVE_SELF
-            | WatchFlags::ONLYDIR;
-        let mut outcome = Ok(());
-        let mut followed = HashSet::default();
-        for (directory, names) in places {
-            if followed.len() == MOST_DIRECTORIES {
-                outcome = Err(io::Error::other(format!("at most {MOST_DIRECTORIES} directories are watched")));
-                break;
+        let Some(watcher) = &self.watcher else { return Ok(()) };
+        let mut watcher = watcher.lock();
+        let (wanted, mut outcome) = wanted(places);
+        // The watcher goes by paths: what is elsewhere now, or made anew, must be taken from it before it is given again.
+        let is_stale = |path: &PathBuf, watched: &mut Watched| {
+            let wanted = watched.directory.and_then(|directory| wanted.get(&directory));
+            wanted.is_none_or(|(wanted, _)| wanted != path)
+        };
+        let stale: Vec<_> = self.ear.watched.lock().extract_if(is_stale).collect();
+        for (path, _) in stale {
+            // It has let go of it already if it saw the directory go.
+            let _ = watcher.unwatch(&path);
+        }
+        for (directory, (path, names)) in wanted {
+            // Before it is watched, so that nothing is heard of what is not known here.
+            if !self.ear.expect(&path, directory, names) {
+                continue;
             }
-            // To add a directory that is watched gives the same number again; one made anew in its place has another.
-            match inotify::add_watch(inotify.get_ref(), directory, mask) {
-                Ok(number) => {
-                    let is_first = followed.insert(number);
-                    self.add(number, names, is_first);
+            match watcher.watch(&path, RecursiveMode::NonRecursive) {
+                Ok(()) => self.ear.bell.notify_one(),
+                Err(error) => {
+                    self.ear.watched.lock().remove(&path);
+                    // That it went away meanwhile is told of the directory above.
+                    if !matches!(error.kind, notify::ErrorKind::PathNotFound) {
+                        outcome = Err(io::Error::other(error));
+                    }
                 }
-                // It went away meanwhile, which the directory above tells.
-                Err(Errno::NOENT | Errno::NOTDIR) => {}
-                Err(error) => outcome = Err(error.into()),
             }
         }
-        self.watched.lock().retain(|number, _| {
-            let stays = followed.contains(number);
-            if !stays {
-                // The kernel has removed it already if the directory is gone.
-                let _ = inotify::remove_watch(inotify.get_ref(), *number);
-            }
-            stays
-        });
-        outcome
+        let trouble = self.ear.trouble.lock().clone();
+        trouble.map_or(outcome, |trouble| Err(io::Error::other(trouble)))
     }
 
     /// Waits for a change and until all is quiet, or until it is time to look anyway: then nothing told of one.
     pub async fn changed(&self) -> Why {
-        if timeout(UNASKED, self.event()).await.is_err() {
+        let bell = &self.ear.bell;
+        if timeout(UNASKED, bell.notified()).await.is_err() {
             return Why::Unasked;
         }
         let latest = Instant::now() + LATEST;
-        let quiet = async { while timeout(QUIET, self.event()).await.is_ok() {} };
+        let quiet = async { while timeout(QUIET, bell.notified()).await.is_ok() {} };
         // Not to be quiet is no reason to wait longer.
         let _ = timeout_at(latest, quiet).await;
         Why::Told
     }
+}
 
-    fn add(&self, number: i32, names: &Names, is_first: bool) {
+impl Ear {
+    /// Counts these names of a directory from now on. True if it is to be watched first.
+    fn expect(&self, path: &Path, directory: Directory, names: Names) -> bool {
         let mut watched = self.watched.lock();
-        let is_new = !watched.contains_key(&number);
-        let all = match (watched.remove(&number), names) {
-            // Two paths to one directory.
-            (Some(Names::These(others)), Names::These(names)) if !is_first => Names::These(&others | names),
-            (Some(Names::All), _) if !is_first => Names::All,
-            _ => names.clone(),
+        if let Some(known) = watched.get_mut(path) {
+            // If it was heard to be gone meanwhile, it stays so until the next time.
+            known.names = names;
+            return false;
+        }
+        watched.insert(path.to_owned(), Watched { directory: Some(directory), names });
+        true
+    }
+
+    /// Rings if an event may change the rules.
+    fn hear(&self, event: notify::Result<Event>) {
+        let is_change = match event {
+            Ok(event) => self.is_change(&event),
+            Err(error) => {
+                *self.trouble.lock() = Some(error.to_string());
+                true
+            }
         };
-        watched.insert(number, all);
-        if is_new {
+        if is_change {
             self.bell.notify_one();
         }
     }
 
-    /// Waits for one change.
-    async fn event(&self) {
-        tokio::select! {
-            () = self.bell.notified() => {}
-            () = self.told() => {}
+    fn is_change(&self, event: &Event) -> bool {
+        // Our own reading is one.
+        if matches!(event.kind, EventKind::Access(_)) {
+            return false;
         }
-    }
-
-    /// Waits until the kernel tells of a change.
-    async fn told(&self) {
-        let Some(inotify) = &self.inotify else { return std::future::pending().await };
-        loop {
-            // Without it there is the timer.
-            let Ok(mut ready) = inotify.readable().await else { return std::future::pending().await };
-            let is_change = self.drain(inotify.get_ref());
-            ready.clear_ready();
-            if is_change {
-                return;
-            }
-        }
-    }
-
-    /// Reads all events there are. True if one of them may change the rules.
-    fn drain(&self, inotify: &OwnedFd) -> bool {
-        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
-        let mut events = Reader::new(inotify, &mut buffer);
-        let mut is_change = false;
-        loop {
-            match events.next() {
-                Ok(event) => is_change |= self.is_change(&event),
-                Err(Errno::INTR) => {}
-                Err(_) => return is_change,
-            }
-        }
-    }
-
-    fn is_change(&self, event: &inotify::Event<'_>) -> bool {
+        let is_gone =
+            matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
         let mut watched = self.watched.lock();
-        if event.events().contains(ReadFlags::IGNORED) {
-            return watched.remove(&event.wd()).is_some();
-        }
-        match (watched.get(&event.wd()), event.file_name()) {
-            (Some(Names::These(names)), Some(name)) => names.contains(OsStr::from_bytes(name.to_bytes())),
-            // The directory itself, one that is just being added, or events that were lost.
-            _ => true,
-        }
+        let is_told = |path: &PathBuf| {
+            if watched.contains_key(path) {
+                // The watcher lets go of all below it as well.
+                let below = watched.iter_mut().filter(|(other, _)| is_gone && other.starts_with(path));
+                below.for_each(|(_, watched)| watched.directory = None);
+                return true;
+            }
+            let watched = path.parent().and_then(|parent| watched.get(parent));
+            watched.is_some_and(|watched| match &watched.names {
+                Names::All => true,
+                Names::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
+            })
+        };
+        // Events were lost, or one of them counts; each path is looked at, for what it tells of directories.
+        event.paths.iter().map(is_told).fold(event.need_rescan(), |is_change, is_told| is_change | is_told)
     }
 }
 
-fn open() -> io::Result<AsyncFd<OwnedFd>> {
-    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    #[expect(
-        deprecated,
-        reason = "what takes its place is `unsafe`, for descriptors that another may close; none can here"
-    )]
-    AsyncFd::with_interest(inotify, Interest::READABLE)
+/// The directories among these places, each by one path, with the names of all its paths. A watcher that is told two paths
+/// of a directory loses it when it is to let go of one.
+fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, Names)>, io::Result<()>) {
+    let mut wanted = HashMap::<Directory, (PathBuf, Names)>::new();
+    let mut outcome = Ok(());
+    for (path, names) in places {
+        let found = absolute(path).and_then(|path| fs::metadata(&path).map(|found| (path, found)));
+        let (path, found) = match found {
+            Ok((path, found)) if found.is_dir() => (path, found),
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                outcome = Err(error);
+                continue;
+            }
+            // It went away meanwhile, which the directory above tells.
+            _ => continue,
+        };
+        let directory = (found.dev(), found.ino());
+        if let Some((_, known)) = wanted.get_mut(&directory) {
+            match (&mut *known, names) {
+                (Names::These(known), Names::These(names)) => known.extend(names.iter().cloned()),
+                _ => *known = Names::All,
+            }
+        } else if wanted.len() < MOST_DIRECTORIES {
+            wanted.insert(directory, (path, names.clone()));
+        } else {
+            outcome = Err(io::Error::other(format!("at most {MOST_DIRECTORIES} directories are watched")));
+            break;
+        }
+    }
+    (wanted, outcome)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::fs;
-    use std::path::Path;
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc;
 
     use futures_util::FutureExt;
+    use notify::event::{Flag, RemoveKind};
+    use tempfile::TempDir;
 
     use super::*;
 
@@ -208,70 +233,214 @@ mod tests {
         Places::from([(directory.to_owned(), if names.is_empty() { Names::All } else { Names::These(names) })])
     }
 
-    /// Whether there was a change since this was last asked.
-    fn is_told(watch: &Watch) -> bool {
-        let is_rung = watch.bell.notified().now_or_never().is_some();
-        // The kernel has queued what it tells when the call that changes something returns.
-        watch.drain(watch.inotify.as_ref().unwrap().get_ref()) || is_rung
+    /// A watch whose events wait until they are asked for.
+    struct Scene {
+        watch: Watch,
+        events: mpsc::Receiver<notify::Result<Event>>,
+        /// Watched as well: when the watcher tells of what is done here, it has told of all before.
+        mark: TempDir,
     }
 
-    #[tokio::test]
-    async fn what_is_newly_watched_counts_as_changed_and_what_is_watched_still_does_not() {
+    impl Scene {
+        fn new() -> Self {
+            let (sender, events) = mpsc::channel();
+            let mut watcher = notify::recommended_watcher(sender).unwrap();
+            let mark = tempfile::tempdir().unwrap();
+            watcher.watch(mark.path(), RecursiveMode::NonRecursive).unwrap();
+            let watch = Watch { watcher: Some(Mutex::new(watcher)), ear: Arc::default() };
+            Self { watch, events, mark }
+        }
+
+        fn follow(&self, places: &Places) {
+            self.watch.follow(places).unwrap();
+        }
+
+        /// Whether there was a change since this was last asked.
+        fn is_told(&self) -> bool {
+            let mark = self.mark.path().join("mark");
+            fs::create_dir(&mark).unwrap();
+            fs::remove_dir(&mark).unwrap();
+            loop {
+                let event = self.events.recv_timeout(60_000 * MS).unwrap();
+                let is_mark = |event: &Event| event.paths.contains(&mark) && event.kind.is_remove();
+                if event.as_ref().is_ok_and(is_mark) {
+                    break;
+                }
+                self.watch.ear.hear(event);
+            }
+            self.watch.ear.bell.notified().now_or_never().is_some()
+        }
+
+        fn watched(&self) -> usize {
+            self.watch.ear.watched.lock().len()
+        }
+    }
+
+    #[test]
+    fn what_is_newly_watched_counts_as_changed_and_what_is_watched_still_does_not() {
         let directory = tempfile::tempdir().unwrap();
-        let (watch, _) = Watch::new();
+        let scene = Scene::new();
         let places = place(directory.path(), &["rules.yaml"]);
-        watch.follow(&places).unwrap();
-        assert!(is_told(&watch));
-        watch.follow(&places).unwrap();
-        assert!(!is_told(&watch));
+        scene.follow(&places);
+        assert!(scene.is_told());
+        scene.follow(&places);
+        assert!(!scene.is_told());
     }
 
-    #[tokio::test]
-    async fn of_the_names_in_a_directory_only_those_asked_for_are_told() {
+    #[test]
+    fn of_the_names_in_a_directory_only_those_asked_for_are_told() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let (watch, _) = Watch::new();
-        watch.follow(&place(directory.path(), &["rules.yaml"])).unwrap();
-        is_told(&watch);
+        let scene = Scene::new();
+        scene.follow(&place(directory.path(), &["rules.yaml"]));
+        scene.is_told();
         fs::write(at("other.yaml"), "").unwrap();
-        assert!(!is_told(&watch));
+        assert!(!scene.is_told());
         fs::write(at("rules.yaml"), "").unwrap();
-        assert!(is_told(&watch));
+        assert!(scene.is_told());
         fs::rename(at("other.yaml"), at("rules.yaml")).unwrap();
-        assert!(is_told(&watch));
-        fs::read(at("rules.yaml")).unwrap();
-        assert!(!is_told(&watch));
+        assert!(scene.is_told());
         fs::remove_file(at("rules.yaml")).unwrap();
-        assert!(is_told(&watch));
-        watch.follow(&place(directory.path(), &[])).unwrap();
+        assert!(scene.is_told());
+        scene.follow(&place(directory.path(), &[]));
         fs::write(at("other.yaml"), "").unwrap();
-        assert!(is_told(&watch));
+        assert!(scene.is_told());
     }
 
-    #[tokio::test]
-    async fn a_directory_made_anew_is_watched_anew_and_one_that_is_no_place_any_more_is_not() {
+    #[test]
+    fn to_read_a_file_or_a_directory_is_no_change() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("rules.yaml");
+        fs::write(&file, "domain: d").unwrap();
+        let scene = Scene::new();
+        scene.follow(&place(directory.path(), &[]));
+        scene.is_told();
+        fs::read(&file).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert!(!scene.is_told());
+    }
+
+    #[test]
+    fn a_directory_made_anew_is_watched_anew_and_one_that_is_no_place_any_more_is_not() {
         let parent = tempfile::tempdir().unwrap();
         let at = parent.path().join("config");
         fs::create_dir(&at).unwrap();
-        let (watch, _) = Watch::new();
-        watch.follow(&place(&at, &[])).unwrap();
-        is_told(&watch);
+        let scene = Scene::new();
+        scene.follow(&place(&at, &[]));
+        scene.is_told();
         fs::remove_dir(&at).unwrap();
-        assert!(is_told(&watch));
+        assert!(scene.is_told());
         fs::create_dir(&at).unwrap();
-        watch.follow(&place(&at, &[])).unwrap();
-        assert!(is_told(&watch));
+        scene.follow(&place(&at, &[]));
+        assert!(scene.is_told());
         fs::write(at.join("rules.yaml"), "").unwrap();
-        assert!(is_told(&watch));
-        watch.follow(&Places::new()).unwrap();
-        is_told(&watch);
+        assert!(scene.is_told());
+        scene.follow(&Places::new());
+        scene.is_told();
         fs::write(at.join("rules.yaml"), "").unwrap();
-        assert!(!is_told(&watch));
-        assert!(watch.watched.lock().is_empty());
+        assert!(!scene.is_told());
+        assert_eq!(scene.watched(), 0);
     }
 
-    #[tokio::test]
-    async fn beyond_its_most_directories_the_rest_is_left_to_the_timer_and_said_so() {
+    #[test]
+    fn directories_moved_away_and_back_are_watched_anew_with_what_is_below_them() {
+        let parent = tempfile::tempdir().unwrap();
+        let (at, away) = (parent.path().join("config"), parent.path().join("away"));
+        fs::create_dir_all(at.join("deep")).unwrap();
+        let mut places = place(parent.path(), &["config"]);
+        places.extend(place(&at, &[]));
+        places.extend(place(&at.join("deep"), &[]));
+        let scene = Scene::new();
+        scene.follow(&places);
+        scene.is_told();
+        fs::rename(&at, &away).unwrap();
+        fs::rename(&away, &at).unwrap();
+        assert!(scene.is_told());
+        scene.follow(&places);
+        scene.is_told();
+        fs::write(at.join("deep/rules.yaml"), "").unwrap();
+        assert!(scene.is_told());
+        fs::write(at.join("rules.yaml"), "").unwrap();
+        assert!(scene.is_told());
+    }
+
+    #[test]
+    fn a_directory_whose_parent_was_replaced_is_watched_anew_though_nothing_tells_of_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |path: &str| parent.path().join(path);
+        fs::create_dir_all(at("release/config")).unwrap();
+        fs::create_dir_all(at("next/config")).unwrap();
+        let places = place(&at("release/config"), &[]);
+        let scene = Scene::new();
+        scene.follow(&places);
+        scene.is_told();
+        fs::rename(at("release"), at("before")).unwrap();
+        fs::rename(at("next"), at("release")).unwrap();
+        assert!(!scene.is_told());
+        scene.follow(&places);
+        assert!(scene.is_told());
+        fs::write(at("before/config/rules.yaml"), "").unwrap();
+        assert!(!scene.is_told());
+        fs::write(at("release/config/rules.yaml"), "").unwrap();
+        assert!(scene.is_told());
+    }
+
+    #[test]
+    fn a_directory_of_two_paths_is_watched_by_the_names_of_both_and_stays_so_without_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |path: &str| parent.path().join(path);
+        fs::create_dir(at("1")).unwrap();
+        fs::create_dir(at("2")).unwrap();
+        symlink("1", at("0_current")).unwrap();
+        let mut places = place(&at("0_current"), &["a.yaml"]);
+        places.extend(place(&at("1"), &["b.yaml"]));
+        let scene = Scene::new();
+        scene.follow(&places);
+        scene.is_told();
+        for name in ["a.yaml", "b.yaml"] {
+            fs::write(at("1").join(name), "").unwrap();
+            assert!(scene.is_told(), "{name}");
+        }
+        fs::remove_file(at("0_current")).unwrap();
+        symlink("2", at("0_current")).unwrap();
+        scene.follow(&places);
+        scene.is_told();
+        for (path, is_told) in [("1/b.yaml", true), ("1/a.yaml", false), ("2/a.yaml", true), ("2/b.yaml", false)] {
+            fs::write(at(path), "").unwrap();
+            assert_eq!(scene.is_told(), is_told, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_directory_named_from_here_is_watched_like_one_named_from_the_root() {
+        let directory = tempfile::tempdir_in(".").unwrap();
+        let path = Path::new(directory.path().file_name().unwrap());
+        let scene = Scene::new();
+        scene.follow(&place(path, &["rules.yaml"]));
+        scene.is_told();
+        fs::write(path.join("rules.yaml"), "").unwrap();
+        assert!(scene.is_told());
+    }
+
+    #[test]
+    fn events_that_were_lost_count_as_a_change_and_an_error_is_told_with_the_next_word() {
+        let directory = tempfile::tempdir().unwrap();
+        let scene = Scene::new();
+        let places = place(directory.path(), &["rules.yaml"]);
+        scene.follow(&places);
+        scene.is_told();
+        let hear = |event| scene.watch.ear.hear(event);
+        hear(Ok(Event::new(EventKind::Remove(RemoveKind::File)).add_path("elsewhere/rules.yaml".into())));
+        assert!(!scene.is_told());
+        hear(Ok(Event::new(EventKind::Other).set_flag(Flag::Rescan)));
+        assert!(scene.is_told());
+        hear(Err(notify::Error::generic("the system lost its ear")));
+        assert!(scene.is_told());
+        assert_eq!(scene.watch.follow(&places).unwrap_err().to_string(), "the system lost its ear");
+    }
+
+    #[test]
+    fn beyond_its_most_directories_the_rest_is_left_to_the_timer_and_said_so() {
         let parent = tempfile::tempdir().unwrap();
         let mut places = Places::new();
         for number in 0..=MOST_DIRECTORIES {
@@ -279,24 +448,24 @@ mod tests {
             fs::create_dir(&at).unwrap();
             places.extend(place(&at, &[]));
         }
-        let (watch, _) = Watch::new();
-        assert!(watch.follow(&places).unwrap_err().to_string().contains("1024"));
-        assert_eq!(watch.watched.lock().len(), MOST_DIRECTORIES);
+        let scene = Scene::new();
+        assert!(scene.watch.follow(&places).unwrap_err().to_string().contains("1024"));
+        assert_eq!(scene.watched(), MOST_DIRECTORIES);
     }
 
     #[tokio::test(start_paused = true)]
     async fn it_is_looked_once_all_is_quiet_or_after_a_second_or_unasked_after_ten() {
-        let watch = Watch { inotify: None, watched: Mutex::default(), bell: Notify::new() };
+        let watch = Watch { watcher: None, ear: Arc::default() };
         let waited = async || {
             let began = Instant::now();
             (watch.changed().await, began.elapsed())
         };
         assert_eq!(waited().await, (Why::Unasked, 10_000 * MS));
-        watch.bell.notify_one();
+        watch.ear.bell.notify_one();
         assert_eq!(waited().await, (Why::Told, 100 * MS));
         let ringing = async {
             loop {
-                watch.bell.notify_one();
+                watch.ear.bell.notify_one();
                 tokio::time::sleep(90 * MS).await;
             }
         };

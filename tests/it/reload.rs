@@ -20,6 +20,12 @@ use tonic::transport::Channel;
 
 use crate::support::{Tidegate, eventually, in_time};
 
+mod counters;
+mod cuts;
+mod editors;
+mod runtime;
+mod swaps;
+
 /// Nothing of a file but two rules of one limit, so that a half of one change would show in an answer.
 fn rules(limit: u32) -> String {
     let rule = |key: &str| format!("  - {{ key: {key}, rate_limit: {{ unit: year, requests_per_unit: {limit} }} }}\n");
@@ -237,9 +243,14 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
     let at = directory.path();
     mount(at, "..2026_11_21", &rules(10));
     // Named as a file, and as the directory that it is mounted at.
-    let file = Tidegate::start(&at.join("rules.yaml"), &[]).await;
-    let whole = Tidegate::start(at, &[]).await;
-    for (version, limit) in [("..2026_11_22", 20), ("..2026_11_23", 30)] {
+    let debug = [("LOG_LEVEL", "debug")];
+    let file = Tidegate::start(&at.join("rules.yaml"), &debug).await;
+    let whole = Tidegate::start(at, &debug).await;
+    let looks = |server: &Tidegate| server.log().matches("read again and say the same").count();
+    for (turn, (version, limit)) in [("..2026_11_22", 20), ("..2026_11_23", 30)].into_iter().enumerate() {
+        // The turn is to be told of, and not to be found by the look at what is newly watched.
+        let are_quiet = || [&file, &whole].iter().all(|server| looks(server) > 1 + turn);
+        eventually("all is quiet", async || are_quiet().then_some(())).await;
         mount(at, version, &rules(limit));
         for server in [&file, &whole] {
             let expected = [("d.one".to_owned(), limit), ("d.two".to_owned(), limit)];
