@@ -276,7 +276,8 @@ impl Limit {
         }
         state.charge(now, hits, self.quota);
         // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
-        (if is_refused { self.verdict(Some(state), now, hits) } else { verdict }, true)
+        let again = || Verdict { room: verdict.room, ..self.verdict(Some(state), now, hits) };
+        (if is_refused { again() } else { verdict }, true)
     }
 
     /// As many of the hits of one charge as are counted: all of them, but at most 2^31 where none are refused.
@@ -311,11 +312,13 @@ impl Limit {
         if told.outcome.is_refused() || used - hits.taken() >= most {
             // More would only prolong the debt.
             let left = state.verdict(now, Hits::LOOK, widened);
-            let verdict = Verdict { outcome: Outcome::Admitted, remaining: 0, retry: None, delay: max, ..left };
+            let verdict =
+                Verdict { outcome: Outcome::Admitted, remaining: 0, room: 0, retry: None, delay: max, ..left };
             return (verdict, false);
         }
         let delay = Micros::new(used.saturating_sub(capacity).saturating_mul(step.get())).min(max);
-        let verdict = Verdict { remaining: hits32(capacity.saturating_sub(used)), delay, ..told };
+        let remaining = hits32(capacity.saturating_sub(used));
+        let verdict = Verdict { remaining, room: remaining, delay, ..told };
         (verdict, hits != Hits::LOOK)
     }
 

@@ -177,7 +177,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1, &telemetry.servers())?;
     watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
-    watched::rules_loaded(&telemetry, &live.snapshot());
+    watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
     let (tell, loaded) = watch::channel(admin::Loaded {
         since: Instant::now(),
         what: summary::counted(&live.snapshot(), files),

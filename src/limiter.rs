@@ -56,6 +56,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: matched.hidden,
+        is_refusal_watched: ruling.is_denied && matched.is_shadowed,
         generation,
     }
 }
@@ -94,6 +95,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         wait,
         warnings,
         hidden: matched.hidden,
+        is_refusal_watched: matched.is_shadowed && spares,
         generation,
     }
 }

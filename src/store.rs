@@ -130,8 +130,8 @@ impl StoreError {
             Self::Unreachable => Some(Reason::Unreachable),
             Self::Down { .. } => Some(Reason::Down),
             Self::Overloaded => Some(Reason::Overloaded),
-            Self::Foreign | Self::Rejected => Some(Reason::Rejected),
-            Self::NoTime => None,
+            Self::Rejected => Some(Reason::Rejected),
+            Self::NoTime | Self::Foreign => None,
         }
     }
 

@@ -10,23 +10,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use self::deciding::Deciding;
 use self::histogram::Histogram;
 use self::metrics::{
-    BUILD_INFO, ERRORS, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION, RULES_LOADED, RULES_REJECTED,
-    START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
+    BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION,
+    RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
 };
 use self::page::{Page, seconds};
 use self::refusals::Refusals;
-use self::series::{Deciding, Rules};
+use self::series::Rules;
 use self::servers::Servers;
-use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request};
+use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request, Wait};
 
+mod deciding;
 mod histogram;
+mod label;
 pub mod metrics;
 pub mod page;
 mod refusals;
 mod series;
 pub mod servers;
+mod split;
 
 /// The method that is counted, as the reference names it.
 const METHOD: &str = "ShouldRateLimit";
@@ -44,7 +48,11 @@ pub struct Telemetry {
     calls: AtomicU64,
     response_time: Histogram,
     invalid: AtomicU64,
-    unavailable: AtomicU64,
+    /// Decisions of which some part could not be asked of the store.
+    unasked: AtomicU64,
+    watched_refusals: AtomicU64,
+    /// Requests that were told to wait, and those that waited here.
+    delayed: [AtomicU64; 2],
     unknown_domains: AtomicU64,
     loads: Loads,
     readings: Mutex<Vec<Reading>>,
@@ -84,7 +92,9 @@ impl Telemetry {
             calls: AtomicU64::new(0),
             response_time: Histogram::default(),
             invalid: AtomicU64::new(0),
-            unavailable: AtomicU64::new(0),
+            unasked: AtomicU64::new(0),
+            watched_refusals: AtomicU64::new(0),
+            delayed: Default::default(),
             unknown_domains: AtomicU64::new(0),
             loads: Loads::default(),
             readings: Mutex::default(),
@@ -92,8 +102,8 @@ impl Telemetry {
     }
 
     /// One that counts no calls and no decisions.
-    pub fn off() -> Self {
-        Self { is_on: false, ..Self::new(1.0, Micros::ZERO) }
+    pub fn off(started: Micros) -> Self {
+        Self { is_on: false, ..Self::new(1.0, started) }
     }
 
     /// Whether calls and decisions are counted.
@@ -112,6 +122,9 @@ impl Telemetry {
 
     /// A request means nothing, and was answered so.
     pub fn invalid(&self) {
+        if !self.is_on {
+            return;
+        }
         self.invalid.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -123,12 +136,23 @@ impl Telemetry {
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }
-        let deciding = deciding(decision);
+        let deciding = Deciding::of(decision);
         self.rules.count(request, decision, deciding);
-        match decision.outcome {
-            Outcome::Admitted => {}
-            Outcome::Refused => self.refusals.count(decision, deciding),
-            Outcome::Failed => _ = self.unavailable.fetch_add(1, Ordering::Relaxed),
+        let is_unasked = |answer: &Answered<'_>| answer.verdict.provenance != Provenance::Store;
+        if decision.answers.iter().any(is_unasked) {
+            self.unasked.fetch_add(1, Ordering::Relaxed);
+        }
+        if decision.is_refusal_watched {
+            self.watched_refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        let Wait { header, hold } = decision.wait;
+        for (count, wait) in self.delayed.iter().zip([header, hold]) {
+            if decision.outcome == Outcome::Admitted && wait > Micros::ZERO {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if decision.outcome.is_refused() {
+            self.refusals.count(decision, deciding);
         }
     }
 
@@ -176,8 +200,14 @@ impl Telemetry {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.rules.tell(&mut page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
+        page.single(&GLOBAL_SHADOW_MODE, read(&self.watched_refusals));
+        page.family(&DELAYED, |family| {
+            let [header, hold] = &self.delayed;
+            family.sample(&["header"], read(header));
+            family.sample(&["hold"], read(hold));
+        });
         page.family(&ERRORS, |family| {
-            family.sample(&["redis_error"], read(&self.unavailable));
+            family.sample(&["redis_error"], read(&self.unasked));
             family.sample(&["service_error"], read(&self.invalid));
         });
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
@@ -203,22 +233,5 @@ impl fmt::Debug for Telemetry {
     }
 }
 
-/// What decided: the rule that rules the whole request; of a refusal the first limit that refuses, of a failure the first that
-/// could not be checked; else the first that could not be asked of the store, or the first there is.
-fn deciding<'d, 'r>(decision: &'d Decision<'r>) -> Deciding<'d, 'r> {
-    if let Some(ruling) = decision.ruling {
-        return Deciding { answer: None, rule: Some(ruling.rule), provenance: "rule" };
-    }
-    let first = |wanted: &dyn Fn(&&Answered<'_>) -> bool| decision.answers.iter().find(|answer| wanted(answer));
-    let is_enforced = |answer: &Answered<'_>| !answer.role.is_shadow();
-    let answer = match decision.outcome {
-        Outcome::Admitted => first(&|answer| is_enforced(answer) && answer.verdict.provenance != Provenance::Store)
-            .or_else(|| first(&|answer| is_enforced(answer)))
-            .or_else(|| decision.answers.first()),
-        // Of a call that found no room to wait in, nothing refuses but the wait.
-        outcome => first(&|answer| is_enforced(answer) && answer.verdict.outcome == outcome)
-            .or_else(|| first(&|answer| is_enforced(answer))),
-    };
-    let provenance = answer.map_or("none", |answer| answer.verdict.provenance.name());
-    Deciding { answer, rule: answer.and_then(|answer| answer.rule), provenance }
-}
+#[cfg(test)]
+mod tests;

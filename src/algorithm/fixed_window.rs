@@ -35,7 +35,15 @@ impl Count for FixedWindow {
         let reset = end_of(window, quota).saturating_sub(now);
         let retry = (outcome.is_refused() && hits.taken() <= limit).then_some(reset);
         let remaining = hits32(limit.saturating_sub(left));
-        Verdict { outcome, remaining, reset, retry, delay: Micros::ZERO, provenance: Provenance::Store }
+        Verdict {
+            outcome,
+            remaining,
+            room: remaining,
+            reset,
+            retry,
+            delay: Micros::ZERO,
+            provenance: Provenance::Store,
+        }
     }
 
     fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {

@@ -131,9 +131,11 @@ fn told<S: Slots>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Mic
     // Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
     let fits_in = || wait(of_slot).max(delay.saturating_sub(max)).min(LONGEST_WAIT);
     let left = if is_refused { level } else { charged(level, hits, quota) };
+    let remaining = hits32(room.saturating_sub(left) / grains);
     Verdict {
         outcome,
-        remaining: hits32(room.saturating_sub(left) / grains),
+        remaining,
+        room: remaining,
         reset: wait(left).min(LONGEST_WAIT),
         retry: (is_refused && fits_ever()).then(fits_in),
         delay: if is_refused { Micros::ZERO } else { delay },

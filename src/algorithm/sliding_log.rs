@@ -65,9 +65,11 @@ impl Count for SlidingLog {
         let left = if outcome.is_refused() { used } else { charged(used, hits) };
         let until_old = |at: Micros| at.saturating_add(length).saturating_sub(now);
         let latest = if left > used { clock } else { live.moment_of(left) };
+        let remaining = hits32(limit.saturating_sub(left));
         Verdict {
             outcome,
-            remaining: hits32(limit.saturating_sub(left)),
+            remaining,
+            room: remaining,
             reset: if left == 0 { Micros::ZERO } else { until_old(latest) },
             // When as many as are too many, the oldest, have become old.
             retry: (outcome.is_refused() && hits.taken() <= limit)

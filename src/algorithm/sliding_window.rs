@@ -42,9 +42,11 @@ impl Count for SlidingWindow {
         // Hits given back are taken back whatever is used.
         let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
         let left = if outcome.is_refused() { found } else { found.charged(hits) };
+        let remaining = hits32(limit.saturating_sub(left.estimate(elapsed)));
         Verdict {
             outcome,
-            remaining: hits32(limit.saturating_sub(left.estimate(elapsed))),
+            remaining,
+            room: remaining,
             reset: left.idle_at(quota).saturating_sub(now),
             retry: (outcome.is_refused() && hits.taken() <= limit)
                 .then(|| found.fits_at(limit - hits.taken(), quota).saturating_sub(now)),

@@ -28,7 +28,7 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<
     if let Some(error) = error {
         tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
     }
-    let watch = Arc::new(watch);
+    let (watch, told) = (Arc::new(watch), tell.clone());
     let reload = Arc::new(Mutex::new(Reload {
         loader,
         live,
@@ -46,8 +46,10 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<
             move || reload.lock().once(why)
         };
         if let Err(error) = tokio::task::spawn_blocking(once).await {
+            let why = format!("loading them did not end well, which is a bug in this program: {error}");
             telemetry.rules_rejected();
-            tracing::error!("the rules in force stay, for loading others did not end well: {error}");
+            told.send_modify(|loaded| loaded.rejected = Some(why.clone()));
+            tracing::error!("the rules in force stay: {why}");
         }
         why = watch.changed().await;
     }
@@ -76,11 +78,11 @@ impl Reload {
             Look::Loaded { loaded: rules::Loaded { rules, warnings }, files } => {
                 warnings.iter().for_each(|warning| eprintln!("{warning}"));
                 let what = counted(&rules, files);
+                let load = self.live.next_generation();
+                // Before they are in force, so that the first decision by them finds where it is counted.
+                watched::rules_loaded(&self.telemetry, &rules, load);
                 self.retired.push(self.live.replace(rules));
                 self.tell.send_replace(Loaded { since: Instant::now(), what: what.clone(), rejected: None });
-                let snapshot = self.live.snapshot();
-                watched::rules_loaded(&self.telemetry, &snapshot);
-                let load = snapshot.generation();
                 tracing::info!(load, "other rules are in force: {what}");
             }
             Look::Refused(why) => {

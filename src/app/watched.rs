@@ -17,20 +17,16 @@ use crate::transport::Tally;
 /// The telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings) -> Arc<Telemetry> {
     Arc::new(match settings.disable_stats {
-        true => Telemetry::off(),
+        true => Telemetry::off(SystemClock.now()),
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
     })
 }
 
-/// Tells of the rules that are in force since now.
-pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet) {
-    let abouts = rules.rules();
-    telemetry.rules_loaded(
-        rules.generation(),
-        &rules.domains(),
-        abouts.iter().map(|rule| Rule::about(rule)),
-        SystemClock.now(),
-    );
+/// Tells of the rules that are in force from now on, as this load.
+pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet, load: u64) {
+    let all = rules.rules();
+    let abouts = all.iter().map(|rule| Rule::about(rule));
+    telemetry.rules_loaded(load, &rules.domains(), abouts, SystemClock.now());
 }
 
 /// Tells of the stores.

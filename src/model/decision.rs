@@ -36,6 +36,8 @@ pub struct Decision<'a> {
     pub warnings: Vec<Warning<'a>>,
     /// The entries whose values are shown nowhere, in request order.
     pub hidden: Vec<Hidden>,
+    /// Whether it would have been refused if refusals were not only watched.
+    pub is_refusal_watched: bool,
     /// Which load of the rules decided, counted from 1.
     pub generation: u64,
 }

@@ -70,6 +70,8 @@ pub struct Verdict {
     pub outcome: Outcome,
     /// Hits that could still be taken now.
     pub remaining: u32,
+    /// Of a refusal: hits that could have been taken in place of those that were refused, and now cannot if they stay.
+    pub room: u32,
     /// Until the counter is idle, and all of the limit is there again. A fixed window: until its end.
     pub reset: Micros,
     /// How long the caller has to wait until this charge would fit; `None` when admitted, and when waiting does not help.

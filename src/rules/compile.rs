@@ -308,10 +308,12 @@ impl Compiler<'_> {
         let key = key.value.clone();
         let reading = inherited.readings.of(key.as_bytes()).map(AsRef::as_ref);
         let values = self.values(&item, among, &key, inherited.readings, inherited.file);
-        let shown = match (item.share_threshold, item.value_to_metric) {
-            (Some(_), _) => Shown::Pattern,
-            (None, true) => Shown::Value,
-            (None, false) => Shown::Word,
+        let shown = if item.share_threshold.is_some() {
+            Shown::Pattern
+        } else if item.value_to_metric && !matches!(&values, Values::Pattern(one) if one.is_literal()) {
+            Shown::Value
+        } else {
+            Shown::Word
         };
         let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref(), shown));
         let mut child = Child {
@@ -351,10 +353,12 @@ impl Compiler<'_> {
                     message: item.message.map(|message| message.value.into()),
                     is_exposed: item.quiet.is_none(),
                     metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
-                    series: match path.levels().iter().any(|level| level.shown() == Shown::Value) {
-                        _ if item.detailed_metric => Series::Detailed,
-                        true => Series::Values,
-                        false => Series::Rule,
+                    series: if item.detailed_metric {
+                        Series::Detailed
+                    } else if path.levels().iter().any(|level| level.shown() == Shown::Value) {
+                        Series::Values
+                    } else {
+                        Series::Rule
                     },
                 },
                 limits,

@@ -26,10 +26,15 @@ impl Live {
         self.current.load()
     }
 
+    /// Which load the next will be.
+    pub fn next_generation(&self) -> u64 {
+        self.current.load().generation.saturating_add(1)
+    }
+
     /// Puts others in force, as the next load. To be called by one at a time.
     /// Hands back those before, for the caller to drop: where there are many, that takes a while.
     pub fn replace(&self, rules: RuleSet) -> Arc<RuleSet> {
-        let generation = self.current.load().generation.saturating_add(1);
+        let generation = self.next_generation();
         self.current.swap(Arc::new(RuleSet { generation, ..rules }))
     }
 }

@@ -100,9 +100,12 @@ pub struct ListenAddress(pub SocketAddr);
 impl Setting for ListenAddress {
     const TAKES: &'static str = "ADDRESS:PORT or :PORT, which is every address";
     fn parse(text: &str) -> Option<Self> {
-        let every = |port: &str| port.parse().ok().map(|port| SocketAddr::from(([0, 0, 0, 0], port)));
-        let address = text.strip_prefix(':').map_or_else(|| text.parse().ok(), every);
-        address.map(Self)
+        let (host, port) = text.rsplit_once(':')?;
+        let host = match host {
+            "" => IpAddr::from([0; 4]),
+            host => <IpAddr as Setting>::parse(host)?,
+        };
+        Some(Self(SocketAddr::new(host, port.parse().ok()?)))
     }
 }
 

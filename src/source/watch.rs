@@ -111,8 +111,8 @@ impl Watch {
                 }
             }
         }
-        let trouble = self.ear.trouble.lock().clone();
-        trouble.map_or(outcome, |trouble| Err(io::Error::other(trouble)))
+        let trouble = self.ear.trouble.lock().take();
+        outcome.and(trouble.map_or(Ok(()), |trouble| Err(io::Error::other(trouble))))
     }
 
     /// Waits for a change and until all is quiet, or until it is time to look anyway: then nothing told of one.

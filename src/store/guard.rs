@@ -98,7 +98,7 @@ impl Guard {
         }
         let unasked = |outcome, provenance| {
             let (reset, delay) = (Micros::ZERO, Micros::ZERO);
-            Verdict { outcome, remaining: 0, reset, retry: None, delay, provenance }
+            Verdict { outcome, remaining: 0, room: 0, reset, retry: None, delay, provenance }
         };
         match charge.on_store_failure {
             // Hits that cannot be given back are lost; that refuses nobody.

@@ -199,16 +199,19 @@ impl Redis {
         let until = Instant::now() + UNDO_BUDGET;
         let all = taken.iter().map(|Taken { is_per_second, slot, charges, at }| {
             let charges: Vec<&Charge> = charges.iter().collect();
+            let count = charges.len();
             let command = move |_| script::undo(&self.0.prefix, &charges, *at);
             async move {
                 let servers = self.0.servers(*is_per_second);
-                let Some(node) = servers.node(*slot) else { return };
+                let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
                 // What was not sent is sent again; lost, it expires, and the counts stand too high until then.
                 let errand = [Errand { command: &command, expects: None }];
-                while let [Err(StoreError::Overloaded | StoreError::Down { .. })] =
-                    errand::run(servers, &node, &errand, until).await.as_slice()
-                    && Instant::now() < until
-                {
+                loop {
+                    match errand::run(servers, &node, &errand, until).await.as_slice() {
+                        [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
+                        [Ok(_)] => return,
+                        _ => return node.watched().lost_undo(count),
+                    }
                     sleep(UNDO_AGAIN).await;
                 }
             }
@@ -263,7 +266,7 @@ impl Instances {
         if let [group] = groups {
             // Most requests are of one slot.
             let servers = self.servers(group.is_per_second);
-            let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped()] };
+            let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
             return self.ask_node(servers, &node, &[group], charges, mode, until).await;
         }
         let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Unreachable)).collect();
@@ -271,7 +274,7 @@ impl Instances {
         for (index, group) in groups.iter().enumerate() {
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else {
-                outcomes[index] = servers.unmapped();
+                outcomes[index] = servers.unmapped(group.members.len());
                 continue;
             };
             match batches.iter_mut().find(|batch| Arc::ptr_eq(&batch.node, &node)) {

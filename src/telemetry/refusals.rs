@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Level;
 
-use super::series::Deciding;
+use super::deciding::Deciding;
 use crate::model::Decision;
 
 /// The time from one line to the next: 1 s. Who floods the service does not flood the log.
@@ -45,7 +45,7 @@ impl Refusals {
             refusals,
             domain = decision.domain.unwrap_or_default(),
             rule,
-            provenance = deciding.provenance,
+            provenance = deciding.origin.name(),
             generation = decision.generation,
             "requests were refused; this is the last of them"
         );

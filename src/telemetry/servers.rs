@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use parking_lot::Mutex;
 
 use super::histogram::Histogram;
-use super::metrics::{STORE_BREAKER, STORE_FAILURES, STORE_ROUND_TRIP};
+use super::metrics::{STORE_BREAKER, STORE_FAILURES, STORE_LOST_UNDOS, STORE_ROUND_TRIP};
 use super::page::Page;
 
 /// Why a server did not answer.
@@ -41,7 +41,9 @@ impl Reason {
 pub struct Server {
     round_trips: Histogram,
     failures: [AtomicU64; Reason::ALL.len()],
-    is_breaker_open: AtomicBool,
+    lost_undos: AtomicU64,
+    /// Of those who ask it, each with a breaker of its own.
+    breakers: Mutex<Vec<Weak<AtomicBool>>>,
 }
 
 /// The servers that somebody asks.
@@ -54,14 +56,32 @@ impl Server {
         self.round_trips.record(took);
     }
 
-    /// Some charges were not answered.
-    pub fn failed(&self, reason: Reason) {
-        self.failures[reason as usize].fetch_add(1, Ordering::Relaxed);
+    /// So many charges were not answered.
+    pub fn failed(&self, reason: Reason, charges: usize) {
+        self.failures[reason as usize].fetch_add(charges as u64, Ordering::Relaxed);
     }
 
-    /// The breaker has opened or closed.
-    pub fn set_breaker(&self, is_open: bool) {
-        self.is_breaker_open.store(is_open, Ordering::Relaxed);
+    /// So many charges could not be given back.
+    pub fn lost_undo(&self, charges: usize) {
+        self.lost_undos.fetch_add(charges as u64, Ordering::Relaxed);
+    }
+
+    /// Watches the breaker of somebody who asks it: whether it is open.
+    pub fn watch_breaker(&self, is_open: &Arc<AtomicBool>) {
+        let mut breakers = self.breakers.lock();
+        breakers.retain(|breaker| breaker.strong_count() > 0);
+        breakers.push(Arc::downgrade(is_open));
+    }
+
+    fn is_breaker_open(&self) -> bool {
+        let breakers = self.breakers.lock();
+        breakers.iter().filter_map(Weak::upgrade).any(|is_open| is_open.load(Ordering::Relaxed))
+    }
+
+    /// Whether it was asked for anything. Of a cluster's replicas nobody needs to be told.
+    fn is_asked(&self) -> bool {
+        let failed = self.failures.iter().any(|count| count.load(Ordering::Relaxed) > 0);
+        failed || self.is_breaker_open() || self.round_trips.buckets().any(|(_, count)| count > 0)
     }
 }
 
@@ -82,7 +102,8 @@ impl Servers {
     pub(super) fn tell(&self, page: &mut Page) {
         let mut servers: Vec<(String, Arc<Server>)> = {
             let servers = self.0.lock();
-            servers.iter().filter_map(|(name, server)| Some((name.clone(), server.upgrade()?))).collect()
+            let kept = servers.iter().filter_map(|(name, server)| Some((name.clone(), server.upgrade()?)));
+            kept.filter(|(_, server)| server.is_asked()).collect()
         };
         servers.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         page.family(&STORE_ROUND_TRIP, |family| {
@@ -95,9 +116,14 @@ impl Servers {
                 }
             }
         });
+        page.family(&STORE_LOST_UNDOS, |family| {
+            for (name, server) in &servers {
+                family.sample(&[name], server.lost_undos.load(Ordering::Relaxed));
+            }
+        });
         page.family(&STORE_BREAKER, |family| {
             for (name, server) in &servers {
-                family.sample(&[name], u8::from(server.is_breaker_open.load(Ordering::Relaxed)));
+                family.sample(&[name], u8::from(server.is_breaker_open()));
             }
         });
     }
@@ -124,12 +150,16 @@ mod tests {
     fn a_server_is_told_of_for_as_long_as_somebody_asks_it() {
         let servers = Servers::default();
         let (first, again) = (servers.named("10.0.0.1:6379"), servers.named("10.0.0.1:6379"));
-        first.failed(Reason::TimedOut);
-        again.failed(Reason::TimedOut);
-        again.set_breaker(true);
+        assert!(!told(&servers).contains("10.0.0.1"), "nobody has asked it yet");
+        first.failed(Reason::TimedOut, 1);
+        again.failed(Reason::TimedOut, 2);
+        let (one, other) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        [(&first, &one), (&again, &other)].iter().for_each(|(server, breaker)| server.watch_breaker(breaker));
         let text = told(&servers);
-        assert!(text.contains("failures_total{server=\"10.0.0.1:6379\",reason=\"timed_out\"} 2\n"), "{text}");
+        assert!(text.contains("failures_total{server=\"10.0.0.1:6379\",reason=\"timed_out\"} 3\n"), "{text}");
         assert!(text.contains("breaker_open{server=\"10.0.0.1:6379\"} 1\n"), "{text}");
+        drop(other);
+        assert!(told(&servers).contains("breaker_open{server=\"10.0.0.1:6379\"} 0\n"), "{}", told(&servers));
         drop((first, again));
         assert!(!told(&servers).contains("10.0.0.1"));
     }

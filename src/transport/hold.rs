@@ -124,6 +124,7 @@ mod tests {
             wait: Wait { header: Micros::from_secs(3), hold: Micros::from_secs(2) },
             warnings: Vec::new(),
             hidden: Vec::new(),
+            is_refusal_watched: false,
             generation: 1,
         }
     }

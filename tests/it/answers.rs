@@ -12,6 +12,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use serde_json::{Value, json};
+use tidegate::model::Micros;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as OurEntry;
 use tidegate::proto::envoy::service::ratelimit::v3 as ours;
@@ -248,7 +249,7 @@ fn holding() -> Edge {
     let loaded = load(&[file("rules.yaml", HELD)], Options::default()).unwrap_or_else(|invalid| panic!("{invalid}"));
     let store = Arc::new(Memory::new(HandClock::at(NOON), 10_000));
     let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(store, 1)));
-    Edge::new(Arc::new(limiter), Arc::new(Answers::default()), Arc::new(Telemetry::off()), 8)
+    Edge::new(Arc::new(limiter), Arc::new(Answers::default()), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
 /// A call for this user, and how long it waits for its answer.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
 use tidegate::limiter::Limiter;
-use tidegate::model::Clock;
+use tidegate::model::{Clock, Micros};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -54,7 +54,7 @@ fn edge() -> Edge {
         Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
     let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true };
-    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off()), 8)
+    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
 /// What the protocol lets a caller say, with bytes in every place where a client's may stand.

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::envoy::proxy::Proxy;
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, eventually, in_time};
 
 /// How often both instances are replaced.
 const ROUNDS: usize = 20;
@@ -190,8 +190,12 @@ async fn no_request_fails_while_instances_are_replaced_under_health_checks() {
         fleet.instances[place].terminate();
         assert!(fleet.instances[place].ended().await.success(), "{}", fleet.instances[place].log());
         fleet.instances[place] = fleet.instance(&port).await;
-        // Until its health is asked again, all requests are the other's.
-        tokio::time::sleep(NEWS_TAKE).await;
+        let healthy = |clusters: String| {
+            let said =
+                |line: &&str| line.starts_with("tidegate::127.0.0.1:") && line.ends_with("::health_flags::healthy");
+            clusters.lines().filter(said).count() == 2
+        };
+        eventually("both are healthy", async || healthy(envoy.clusters().await).then_some(())).await;
     }
     assert_all_passed(&clients.stop().await);
 }

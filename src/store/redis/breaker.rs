@@ -1,5 +1,6 @@
 //! A breaker: who has failed for long enough is asked no more until a probe succeeds.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ const CHECKING: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub struct Breaker {
     /// Copies of what stands under the lock, for those who only look.
-    is_open: AtomicBool,
+    is_open: Arc<AtomicBool>,
     is_failing: AtomicBool,
     inner: Mutex<Inner>,
 }
@@ -71,14 +72,21 @@ impl Breaker {
         }
     }
 
+    /// Whether it is open, for those who watch.
+    pub fn is_open(&self) -> &Arc<AtomicBool> {
+        &self.is_open
+    }
+
     /// Whether the node is neither suspected nor given up.
     pub fn is_trusted(&self) -> bool {
         matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
-    /// A charge was answered. True when this closes an open breaker.
-    pub fn succeeded(&self) -> bool {
-        self.is_failing.load(Ordering::Relaxed) && self.close(&mut self.inner.lock())
+    /// A charge was answered.
+    pub fn succeeded(&self) {
+        if self.is_failing.load(Ordering::Relaxed) {
+            self.rest(&mut self.inner.lock());
+        }
     }
 
     /// A charge waited in vain for so long. True when this raises a suspicion.
@@ -113,7 +121,10 @@ impl Breaker {
 
     /// A probe was answered in time. True when this closes an open breaker.
     pub fn passed(&self) -> bool {
-        self.close(&mut self.inner.lock())
+        let mut inner = self.inner.lock();
+        let was_open = matches!(inner.phase, Phase::Open { .. });
+        self.rest(&mut inner);
+        was_open
     }
 
     /// A probe was not answered in time; the next is due then. True when this opens the breaker.
@@ -132,13 +143,10 @@ impl Breaker {
         opens && !was_open
     }
 
-    /// True when it was open.
-    fn close(&self, inner: &mut Inner) -> bool {
-        let was_open = matches!(inner.phase, Phase::Open { .. });
+    fn rest(&self, inner: &mut Inner) {
         *inner = Inner::default();
         self.is_failing.store(false, Ordering::Release);
         self.is_open.store(false, Ordering::Release);
-        was_open
     }
 }
 

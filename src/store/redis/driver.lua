@@ -34,11 +34,11 @@
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
 -- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
--- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait,
--- as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
+-- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait, and
+-- of what was refused the room there was for it, as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
 local record, slot, growing = '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
-local row, left = '<BI4I8i8', '<I4I8'
+local row, left = '<BI4I8i8I4', '<I4I8'
 local pack, unpacked = struct.pack, struct.unpack
 
 local time = redis.call('TIME')
@@ -83,20 +83,21 @@ local function written(state, charge)
   return algorithm.save(state, KEYS[charge.key]), string.format('%.0f', ttl)
 end
 
--- Decides a charge of so many hits: code, remaining, reset, wait, and the state where it changes.
+-- Decides a charge of so many hits: code, remaining, reset, wait, the room there was, and the state where it changes.
 local function decide(charge, state, hits, back)
   if state == false then
-    return 2, 0, 0, -1
+    return 2, 0, 0, -1, 0
   end
   local step, max = charge.algorithm.step, charge.max
   local limit, burst, window, tick = charge.limit, charge.burst, charge.window, charge.tick
-  local code, is_admitted, remaining, reset, wait, charged = 0
+  local code, is_admitted, remaining, reset, wait, charged, room = 0
   if not charge.growth then
     is_admitted, remaining, reset, wait, charged = step(state, now, hits, back, limit, burst, window, tick, max)
     if not is_admitted then
       if charge.records == 0 or charge.key == 0 then
-        return 1, remaining, reset, wait
+        return 1, remaining, reset, wait, remaining
       end
+      room = remaining
       -- The refused hits stay, so what is left and how long to wait are those of the counter with the hits on it.
       is_admitted, remaining, reset, wait = step(charged, now, hits, back, limit, burst, window, tick, max)
       code = is_admitted and 0 or 1
@@ -108,7 +109,7 @@ local function decide(charge, state, hits, back)
     if not is_admitted or used - hits >= capacity + steps then
       -- More would only prolong the debt.
       local _, _, idle = step(state, now, 0, 0, limit, burst, window, tick)
-      return 3, 0, idle, max
+      return 3, 0, idle, max, 0
     end
     local over = math.max(used - capacity, 0)
     remaining, wait = math.max(capacity - used, 0), over < steps and over * charge.growth or max
@@ -117,7 +118,7 @@ local function decide(charge, state, hits, back)
   if charge.key == 0 or (hits == 0 and (back == 0 or state == charge.algorithm.fresh)) then
     charged = nil
   end
-  return code, remaining, reset, wait, charged
+  return code, remaining, reset, wait, room or remaining, charged
 end
 
 -- Saves a counter: what the server says where it does not.
@@ -189,7 +190,7 @@ if count == 1 and (mode == 'each' or mode == 'all') then
   if key > 0 then
     state = states[key]
   end
-  local code, remaining, reset, wait, charged = decide(charge, state, charge.hits, charge.back)
+  local code, remaining, reset, wait, room, charged = decide(charge, state, charge.hits, charge.back)
   if charged then
     local made, ttl = written(charged, charge)
     local failed = put(key, made, ttl)
@@ -198,7 +199,7 @@ if count == 1 and (mode == 'each' or mode == 'all') then
       return failed
     end
   end
-  return pack('<I8BI4I8i8', now, code, remaining, reset, wait)
+  return pack('<I8BI4I8i8I4', now, code, remaining, reset, wait, room)
 end
 
 -- Saves what has changed: what the server says where it does not. Everything is made before the first write: a script that
@@ -249,18 +250,18 @@ local function state_of(charge)
   return states[charge.key]
 end
 
--- Charges the working table: code, remaining, reset, wait.
+-- Charges the working table: code, remaining, reset, wait, room.
 local function take(charge)
-  local code, remaining, reset, wait, charged = decide(charge, state_of(charge), charge.hits, charge.back)
+  local code, remaining, reset, wait, room, charged = decide(charge, state_of(charge), charge.hits, charge.back)
   if charged then
     states[charge.key] = charged
   end
-  return code, remaining, reset, wait
+  return code, remaining, reset, wait, room
 end
 
 for index = 1, count do
   local charge = charges[index]
-  charge.code, charge.remaining, charge.reset, charge.wait = take(charge)
+  charge.code, charge.remaining, charge.reset, charge.wait, charge.room = take(charge)
 end
 
 -- The same as `is_request_refused` of policy.rs, over the charges that were answered; where the request has more charges
@@ -336,7 +337,7 @@ end
 local reply = { pack('<I8', now) }
 for index = 1, count do
   local charge = charges[index]
-  local answer = pack(row, charge.code, charge.remaining, charge.reset, charge.wait)
+  local answer = pack(row, charge.code, charge.remaining, charge.reset, charge.wait, charge.room)
   if mode == 'take' then
     answer = answer .. pack(left, charge.left, charge.left_reset)
   end

@@ -68,8 +68,14 @@ pub(super) async fn run(
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
     let outcomes = attempt(servers, node, errands, until).await;
-    let reasons = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).copied().filter_map(StoreError::reason);
-    reasons.for_each(|reason| node.watched().failed(reason));
+    for (errand, outcome) in errands.iter().zip(&outcomes) {
+        // An undo is tried again, and counted by who gives it up.
+        if let (Some((charges, _)), Err(error)) = (errand.expects, outcome)
+            && let Some(reason) = error.reason()
+        {
+            node.watched().failed(reason, charges);
+        }
+    }
     outcomes
 }
 

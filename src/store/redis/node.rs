@@ -75,7 +75,8 @@ impl Node {
     /// A node that is found so, with a connection for each of `lanes` threads, none of them made yet.
     pub fn new(locate: Locate, access: Access, lanes: usize, attention: Arc<Notify>) -> Self {
         let name = locate.to_string();
-        let watched = access.watched.named(&name);
+        let (watched, breaker) = (access.watched.named(&name), Breaker::default());
+        watched.watch_breaker(breaker.is_open());
         Self {
             name,
             lanes: std::iter::repeat_with(OnceLock::new).take(lanes.max(1)).collect(),
@@ -84,7 +85,7 @@ impl Node {
             clock: Arc::default(),
             backoff: Arc::default(),
             is_inspected: Arc::default(),
-            breaker: Breaker::default(),
+            breaker,
             in_flight: Semaphore::new(IN_FLIGHT),
             attention,
             loading: Mutex::new(()),
@@ -180,14 +181,12 @@ impl Node {
         // A paused server leaves what is sent on old connections unread; what is asked now comes behind it.
         if self.is_there(until).await {
             if self.breaker.passed() {
-                self.watched.set_breaker(false);
                 tracing::warn!(server = self.name, "Redis answers again");
             }
             return;
         }
         let next = Instant::now() + Duration::from_millis(PROBE_MS + chance(PROBE_SPREAD_MS));
         if self.breaker.missed(Instant::now(), next) {
-            self.watched.set_breaker(true);
             tracing::warn!(server = self.name, "Redis does not answer: the policy does until it does");
         }
     }
@@ -268,8 +267,8 @@ impl Checkout<'_> {
                 self.node.watched.answered(began.elapsed());
                 if replies.iter().any(is_blocked) {
                     self.node.failed(budget);
-                } else if self.node.breaker.succeeded() {
-                    self.node.watched.set_breaker(false);
+                } else {
+                    self.node.breaker.succeeded();
                 }
                 Ok(replies)
             }

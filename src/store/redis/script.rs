@@ -70,7 +70,7 @@ const TIME: usize = 8;
 /// The mode of a call that undoes.
 const UNDO: &str = "undo";
 /// Bytes that it answers for each charge: its `row`.
-const ROW: usize = 21;
+const ROW: usize = 25;
 /// Bytes that it answers for each charge in [`Mode::Take`]: `left` behind it.
 const TAKE_ROW: usize = ROW + 12;
 /// How it says that waiting does not help, or that there is nothing to wait for.
@@ -247,10 +247,11 @@ fn row(mut bytes: &[u8]) -> Option<Row> {
         NO_WAIT => None,
         wait => Some(Micros::new(wait.try_into().ok()?)),
     };
+    let room = u32::from_le_bytes(take(&mut bytes)?);
     let answer = outcome.map(|outcome| {
         let (retry, delay) = if outcome.is_refused() { (wait, None) } else { (None, wait) };
         let (delay, provenance) = (delay.unwrap_or_default(), Provenance::Store);
-        Verdict { outcome, remaining, reset, retry, delay, provenance }
+        Verdict { outcome, remaining, room, reset, retry, delay, provenance }
     });
     let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
     Some(Row { answer, is_unrecorded: code == 3, left })
@@ -282,6 +283,7 @@ mod tests {
             bytes.extend(remaining.to_le_bytes());
             bytes.extend(reset.to_le_bytes());
             bytes.extend(retry.to_le_bytes());
+            bytes.extend(remaining.to_le_bytes());
         }
         bytes
     }

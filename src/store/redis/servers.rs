@@ -18,6 +18,7 @@ use super::credentials::Login;
 use super::manager::{Access, Address, Locate};
 use super::node::Node;
 use crate::store::StoreError;
+use crate::telemetry::servers::{Reason, Server};
 
 /// How many slots a cluster has (the cluster specification): 16,384.
 const SLOTS: u16 = 16_384;
@@ -38,6 +39,9 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 const REBORN: Duration = Duration::from_secs(30);
 /// How often nodes in doubt are looked after: every 20 ms, to see whether a probe is due.
 const PROBES: Duration = Duration::from_millis(20);
+
+/// What metrics call the node of a slot that no node is known to have.
+const UNMAPPED: &str = "unmapped";
 
 /// How a Redis is made up.
 #[derive(Clone)]
@@ -67,6 +71,7 @@ pub struct Servers {
     /// Since when every map that was told is older than ours.
     older_since: Mutex<Option<Instant>>,
     unmapped: Quiet,
+    nowhere: Arc<Server>,
 }
 
 enum Shape {
@@ -106,7 +111,8 @@ impl Servers {
                 Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
-        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: Quiet::new() }
+        let nowhere = access.watched.named(UNMAPPED);
+        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: Quiet::new(), nowhere }
     }
 
     /// Whether a connection is alive and, in a cluster, it is known who has which slots.
@@ -166,10 +172,16 @@ impl Servers {
         self.attention.notify_one();
     }
 
-    /// The answer for a slot that no node is known to have.
-    pub fn unmapped<T>(&self) -> Result<T, StoreError> {
+    /// The answer for so many charges of a slot that no node is known to have.
+    pub fn unmapped<T>(&self, charges: usize) -> Result<T, StoreError> {
         self.doubt_map();
+        self.nowhere.failed(Reason::Unreachable, charges);
         Err(StoreError::Unreachable)
+    }
+
+    /// Who is told of what no node was asked.
+    pub fn nowhere(&self) -> &Server {
+        &self.nowhere
     }
 
     /// Connects, follows the cluster's changes, probes the nodes that are in doubt and reads the credentials again, for ever.

@@ -40,7 +40,15 @@ fn saying(message: &str, rule: About) -> About {
 
 fn admitted(remaining: u32, reset: Micros) -> Verdict {
     let (retry, delay) = (None, Micros::ZERO);
-    Verdict { outcome: Outcome::Admitted, remaining, reset, retry, delay, provenance: Provenance::Store }
+    Verdict {
+        outcome: Outcome::Admitted,
+        remaining,
+        room: remaining,
+        reset,
+        retry,
+        delay,
+        provenance: Provenance::Store,
+    }
 }
 
 fn refused(retry: Option<Micros>) -> Verdict {
@@ -79,6 +87,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: Vec::new(),
+        is_refusal_watched: false,
         generation: 3,
     }
 }

@@ -57,6 +57,11 @@ impl Proxy {
         self.process.errors()
     }
 
+    /// What it knows of the instances of its clusters.
+    pub async fn clusters(&self) -> String {
+        ask(self.admin, "/clusters").await.expect("the admin listener answers").body
+    }
+
     /// The address of a listener of the example.
     pub async fn listener(&self, name: &str) -> SocketAddr {
         let listeners = ask(self.admin, "/listeners").await.expect("the admin listener answers");

@@ -43,7 +43,7 @@ fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
     let [limit, remaining, reset] = ["limit", "remaining", "reset"].map(str::to_owned);
     let headers = HeaderNames::new(limit, remaining, reset).expect("names");
     let answers = Answers { headers: Headers::Three(headers), dynamic_metadata, ..Answers::default() };
-    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), Arc::new(Telemetry::off()), 8)
+    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
 fn request(entries: &[&str]) -> RateLimitRequest {

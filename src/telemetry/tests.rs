@@ -1,7 +1,11 @@
 //! What is counted of decisions made by hand.
 
+use super::deciding::{Deciding, Origin};
+use super::page::Page;
+use super::series::{MOST_OF_VALUES, Rules};
+use super::split::{Split, near};
 use super::*;
-use crate::model::{Entry, Hits, Micros, Path, Role, RuleId, Verdict, Wait};
+use crate::model::{Charging, Descriptor, Entry, Hidden, Hits, Path, Role, RuleId, Ruling, Series, Shown, Verdict};
 
 fn about(id: u32, levels: &[(&str, Option<&str>, Shown)], series: Series) -> About {
     let domain = Arc::new(Path::of_domain("edge"));
@@ -18,22 +22,26 @@ fn plain(id: u32, key: &str) -> About {
 }
 
 fn verdict(outcome: Outcome, remaining: u32, provenance: Provenance) -> Verdict {
-    Verdict { outcome, remaining, reset: Micros::ZERO, retry: None, delay: Micros::ZERO, provenance }
+    let (reset, retry, delay) = (Micros::ZERO, None, Micros::ZERO);
+    Verdict { outcome, remaining, room: remaining, reset, retry, delay, provenance }
 }
 
-/// A charge of so many hits on a limit of which so many were used before, as the store answers it.
+/// A charge of so many hits on a limit of which so many were used before, as the algorithm answers it.
 fn asked(rule: Option<&About>, limit: u32, before: u32, hits: u32) -> Answered<'_> {
-    let is_admitted = before + hits <= limit;
-    let used = if is_admitted { before + hits } else { before };
-    Answered {
-        descriptor: 0,
-        rule,
-        hits: Hits::take(hits.into()),
-        capacity: limit,
-        role: Role::Enforce,
-        verdict: verdict(Outcome::admitted_if(is_admitted), limit.saturating_sub(used), Provenance::Store),
-        is_spared: false,
-    }
+    charged(rule, limit, before, hits, Charging::Each)
+}
+
+fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: Charging) -> Answered<'_> {
+    let (room, is_admitted) = (limit.saturating_sub(before), before + hits <= limit);
+    let remaining = match (is_admitted, charging) {
+        (true, _) => room - hits,
+        // Refused hits stay on the counter.
+        (false, Charging::Each) => 0,
+        (false, Charging::AllOrNothing) => room,
+    };
+    let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
+    let hits = Hits::take(hits.into());
+    Answered { descriptor: 0, rule, hits, capacity: limit, role: Role::Enforce, verdict, is_spared: false }
 }
 
 fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
@@ -49,6 +57,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: Vec::new(),
+        is_refusal_watched: false,
         generation: 1,
     }
 }
@@ -68,7 +77,7 @@ fn page(rules: &Rules) -> String {
 fn count(rules: &Rules, request: &Request, decision: &Decision<'_>) {
     let answer = decision.answers.first();
     let rule = answer.and_then(|answer| answer.rule);
-    rules.count(request, decision, Deciding { answer, rule, provenance: "store" });
+    rules.count(request, decision, Deciding { answer, rule, origin: Origin::Store });
 }
 
 fn loaded(abouts: &[&About]) -> Rules {
@@ -78,8 +87,13 @@ fn loaded(abouts: &[&About]) -> Rules {
 }
 
 fn split(limit: u32, before: u32, hits: u32) -> (u64, u64, u64) {
-    let Split { within, near, over } = Split::of(&asked(None, limit, before, hits), 0.8);
-    (within, near, over)
+    let of = |charging| {
+        let Split { within, near, over } = Split::of(&charged(None, limit, before, hits, charging), 0.8);
+        (within, near, over)
+    };
+    // Whether refused hits stay on the counter makes no difference.
+    assert_eq!(of(Charging::Each), of(Charging::AllOrNothing), "{before} and {hits} of {limit}");
+    of(Charging::Each)
 }
 
 /// The reference's own worked examples, and each border of its arithmetic.
@@ -146,7 +160,7 @@ fn levels_below_the_second_are_one_label_and_addresses_have_no_dots() {
     let text = page(&rules);
     let labels = "{domain=\"edge\",key1=\"plan_free\",key2=\"address_10_0_0_1_80.version_1.2\"} 1\n";
     assert!(text.contains(&format!("ratelimit_service_rate_limit_total_hits{labels}")), "{text}");
-    assert!(text.contains("rule=\"plan_free.address_10.0.0.1:80.version_1.2\",outcome=\"admitted\""), "{text}");
+    assert!(text.contains("rule=\"plan_free.address_10_0_0_1_80.version_1.2\",outcome=\"admitted\""), "{text}");
 }
 
 #[test]
@@ -186,18 +200,20 @@ fn a_client_that_makes_up_values_makes_a_bounded_number_of_series() {
 }
 
 #[test]
-fn a_decision_by_rules_that_are_gone_is_counted_under_its_own_name() {
+fn what_is_gone_is_told_of_no_more_though_some_requests_are_still_decided_by_it() {
     let (first, second) = (plain(0, "first"), plain(0, "second"));
     let rules = loaded(&[&first]);
     let of = |rule, generation| Decision { generation, ..decision(&[asked(Some(rule), 5, 0, 1)]) };
     count(&rules, &request(&[]), &of(&first, 1));
     rules.replace(2, &["edge"], [&second].into_iter());
-    assert!(!page(&rules).contains("first"), "what is gone is told of no more");
+    count(&rules, &request(&[]), &of(&first, 1));
+    count(&rules, &request(&[]), &of(&second, 2));
+    rules.replace(3, &["edge"], [&second].into_iter());
     count(&rules, &request(&[]), &of(&first, 1));
     count(&rules, &request(&[]), &of(&second, 2));
     let text = page(&rules);
-    assert!(text.contains("total_hits{domain=\"edge\",key1=\"first\"} 1\n"), "{text}");
-    assert!(text.contains("total_hits{domain=\"edge\",key1=\"second\"} 1\n"), "{text}");
+    assert!(!text.contains("first"), "{text}");
+    assert!(text.contains("total_hits{domain=\"edge\",key1=\"second\"} 2\n"), "{text}");
 }
 
 #[test]
@@ -214,13 +230,77 @@ fn counts_go_on_where_a_rule_stays() {
 fn what_no_rule_answers_is_counted_for_its_domain() {
     let rules = loaded(&[]);
     let nothing = decision(&[]);
-    rules.count(&request(&[]), &nothing, Deciding { answer: None, rule: None, provenance: "none" });
+    rules.count(&request(&[]), &nothing, Deciding { answer: None, rule: None, origin: Origin::Nothing });
     let text = page(&rules);
     assert!(text.contains("decisions_total{domain=\"edge\",outcome=\"admitted\",provenance=\"none\"} 1\n"), "{text}");
     rules.count(
         &request(&[]),
         &Decision { domain: None, ..nothing },
-        Deciding { answer: None, rule: None, provenance: "none" },
+        Deciding { answer: None, rule: None, origin: Origin::Nothing },
     );
     assert_eq!(page(&rules), text, "a domain that no file has makes no series");
+}
+
+#[test]
+fn what_clients_values_made_goes_on_where_its_rule_stays() {
+    let rule = about(0, &[("tenant", None, Shown::Value)], Series::Values);
+    let rules = loaded(&[&rule]);
+    let acme = request(&[("tenant", "acme")]);
+    let of = |generation| Decision { generation, ..decision(&[asked(Some(&rule), 5, 0, 1)]) };
+    count(&rules, &acme, &of(1));
+    rules.replace(2, &["edge"], [&rule].into_iter());
+    count(&rules, &acme, &of(2));
+    assert!(page(&rules).contains("total_hits{domain=\"edge\",key1=\"tenant_acme\"} 2\n"), "{}", page(&rules));
+    rules.replace(3, &["edge"], [&plain(0, "user")].into_iter());
+    assert!(!page(&rules).contains("acme"), "{}", page(&rules));
+}
+
+#[test]
+fn values_that_print_the_same_are_one_series() {
+    let rule = about(0, &[("tenant", None, Shown::Value)], Series::Values);
+    let rules = loaded(&[&rule]);
+    for tenant in ["a:b", "a|b", "a\nb", "a_b"] {
+        count(&rules, &request(&[("tenant", tenant)]), &decision(&[asked(Some(&rule), 5, 0, 1)]));
+    }
+    let text = page(&rules);
+    assert!(text.contains("total_hits{domain=\"edge\",key1=\"tenant_a_b\"} 4\n"), "{text}");
+}
+
+#[test]
+fn who_refuses_is_the_limit_that_made_the_request_fail() {
+    let (quota, enforced) = (plain(0, "quota"), plain(1, "enforced"));
+    let over = |rule, role| Answered { role, ..asked(Some(rule), 5, 5, 1) };
+    let refused = decision(&[over(&quota, Role::Quota), over(&enforced, Role::Enforce)]);
+    assert_eq!(Deciding::of(&refused).rule.map(|rule| rule.id), Some(enforced.id));
+    let quotas = decision(&[over(&quota, Role::Quota)]);
+    assert_eq!(Deciding::of(&quotas).rule.map(|rule| rule.id), Some(quota.id));
+    let watched = decision(&[over(&quota, Role::Shadow), over(&enforced, Role::Enforce)]);
+    assert_eq!(Deciding::of(&watched).rule.map(|rule| rule.id), Some(enforced.id));
+    let slow = Verdict { delay: Micros::from_secs(2), ..asked(None, 5, 0, 1).verdict };
+    let answers = [asked(Some(&quota), 5, 0, 1), Answered { verdict: slow, ..asked(Some(&enforced), 5, 0, 1) }];
+    let wait = Wait { hold: Micros::from_secs(2), ..Wait::default() };
+    let unseated = Decision { outcome: Outcome::Refused, wait, ..decision(&answers) };
+    assert_eq!(Deciding::of(&unseated).rule.map(|rule| rule.id), Some(enforced.id), "it found no room to wait in");
+    let ruled = Decision { ruling: Some(Ruling { is_denied: true, rule: &quota }), ..decision(&[]) };
+    assert_eq!(Deciding::of(&ruled).origin, Origin::Rule);
+    assert_eq!(Deciding::of(&decision(&[])).origin, Origin::Nothing);
+}
+
+#[test]
+fn origins_are_counted_where_their_words_stand() {
+    for (index, origin) in Origin::ALL.into_iter().enumerate() {
+        assert_eq!(origin as usize, index);
+    }
+}
+
+#[test]
+fn whatever_a_policy_answers_is_an_error_of_the_store_and_what_is_only_watched_is_told() {
+    let telemetry = Telemetry::new(0.8, Micros::ZERO);
+    let unasked = verdict(Outcome::Admitted, 0, Provenance::Open);
+    let open = decision(&[Answered { verdict: unasked, ..asked(None, 5, 0, 1) }]);
+    telemetry.observe(&request(&[]), &open);
+    telemetry.observe(&request(&[]), &Decision { is_refusal_watched: true, ..decision(&[asked(None, 5, 0, 1)]) });
+    let text = telemetry.page();
+    assert!(text.contains("should_rate_limit_error{err_type=\"redis_error\"} 1\n"), "{text}");
+    assert!(text.contains("ratelimit_service_global_shadow_mode 1\n"), "{text}");
 }
