@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
 use crate::support::{output, repository, tool};
 
@@ -31,7 +32,7 @@ const RELEASE: &str = "t";
 /// The values files that come with the chart.
 const EXAMPLES: [&str; 4] = ["trial", "production-redis-cluster", "envoy-gateway", "istio"];
 
-/// Every rendering that the tests look at: the arguments that make it.
+/// The arguments that make each rendering that the tests look at.
 fn renderings() -> Vec<Vec<String>> {
     let examples = EXAMPLES.iter().map(|name| vec!["--values".to_owned(), example(name)]);
     // What no example has: a volume for the bundled Redis, sentinels with secrets, rules from elsewhere, everything more.
@@ -91,6 +92,20 @@ impl Helm {
         std::fs::write(file.path(), text).expect("it is written");
         let path = file.path().to_str().expect("a path of text");
         python(&[&["objects", path], &KUBERNETES[..]].concat()).await
+    }
+
+    /// Every rendering that the tests look at: its arguments and its objects.
+    async fn rendered(&self) -> &'static [(Vec<String>, Vec<Value>)] {
+        static RENDERED: OnceCell<Vec<(Vec<String>, Vec<Value>)>> = OnceCell::const_new();
+        let render = async || {
+            let mut rendered = Vec::new();
+            for values in renderings() {
+                let objects = self.render(&values).await;
+                rendered.push((values, objects));
+            }
+            rendered
+        };
+        RENDERED.get_or_init(render).await
     }
 
     /// Why a rendering is refused.

@@ -1,5 +1,5 @@
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -149,14 +149,24 @@ async fn libraries(program: &Path) -> Vec<PathBuf> {
 pub struct Mounted {
     pub directory: TempDir,
     turns: u32,
+    mode: u32,
 }
 
 impl Mounted {
-    /// These files, by name.
+    /// These files, by name, for everyone to read.
     pub fn new(files: &[(String, String)]) -> Self {
+        Self::with(files, 0o644)
+    }
+
+    /// These files, by name, for the `fsGroup` of the pod alone, as the chart asks for secrets.
+    pub fn secret(files: &[(String, String)]) -> Self {
+        Self::with(files, 0o440)
+    }
+
+    fn with(files: &[(String, String)], mode: u32) -> Self {
         let mounted = tempfile::tempdir().expect("a directory");
         directory(mounted.path());
-        let mut mounted = Self { directory: mounted, turns: 0 };
+        let mut mounted = Self { directory: mounted, turns: 0, mode };
         mounted.turn(files);
         for (name, _) in files {
             symlink(Path::new("..data").join(name), mounted.directory.path().join(name)).expect("a link");
@@ -171,7 +181,10 @@ impl Mounted {
         let at = self.directory.path();
         directory(&at.join(&name));
         for (file, text) in files {
-            write(&at.join(&name).join(file), text);
+            let path = at.join(&name).join(file);
+            write(&path, text);
+            chown(&path, None, Some(USER)).expect("it is given to the group");
+            fs::set_permissions(&path, fs::Permissions::from_mode(self.mode)).expect("it is guarded");
         }
         symlink(&name, at.join("..data_tmp")).expect("a link");
         fs::rename(at.join("..data_tmp"), at.join("..data")).expect("it is renamed");

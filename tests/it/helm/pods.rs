@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{Helm, KUBERNETES, environment, of, one, python, renderings, server, told, yaml};
+use super::{Helm, KUBERNETES, environment, of, one, python, server, told, yaml};
 use crate::support::{output, repository};
 use tokio::process::Command;
 
@@ -15,11 +15,10 @@ fn pods(objects: &[Value]) -> Vec<(String, &Value)> {
 #[tokio::test]
 async fn the_chart_and_its_examples_pass_the_linter_and_are_what_kubernetes_takes() {
     let Some(helm) = Helm::find() else { return };
-    for values in renderings() {
-        helm.run("lint", &values).await.unwrap_or_else(|error| panic!("{values:?}: {error}"));
-        let objects = helm.render(&values).await;
+    for (values, objects) in helm.rendered().await {
+        helm.run("lint", values).await.unwrap_or_else(|error| panic!("{values:?}: {error}"));
         for kind in ["Deployment", "Service"] {
-            assert!(!of(kind, &objects).is_empty(), "{values:?}: no {kind}");
+            assert!(!of(kind, objects).is_empty(), "{values:?}: no {kind}");
         }
     }
 }
@@ -27,9 +26,8 @@ async fn the_chart_and_its_examples_pass_the_linter_and_are_what_kubernetes_take
 #[tokio::test]
 async fn every_pod_is_confined_and_bounded() {
     let Some(helm) = Helm::find() else { return };
-    for values in renderings() {
-        let objects = helm.render(&values).await;
-        let pods = pods(&objects);
+    for (values, objects) in helm.rendered().await {
+        let pods = pods(objects);
         assert!(pods.len() >= 2, "the server and the test");
         for (name, pod) in pods {
             let what = format!("{values:?}: {name}");
@@ -77,11 +75,10 @@ fn assert_confined(what: &str, container: &Value) {
 #[tokio::test]
 async fn no_pod_goes_before_its_successor_is_ready_and_none_is_killed_while_it_drains() {
     let Some(helm) = Helm::find() else { return };
-    for values in renderings() {
-        let objects = helm.render(&values).await;
-        let deployment = &one("Deployment", &objects)["spec"];
+    for (values, objects) in helm.rendered().await {
+        let deployment = &one("Deployment", objects)["spec"];
         assert_eq!(deployment["strategy"]["rollingUpdate"], json!({ "maxUnavailable": 0, "maxSurge": 1 }));
-        let container = server(&objects);
+        let container = server(objects);
         for probe in ["startupProbe", "readinessProbe"] {
             assert_eq!(container[probe]["httpGet"], json!({ "path": "/healthcheck", "port": "http" }), "{values:?}");
         }
@@ -186,15 +183,14 @@ async fn a_network_policy_lets_in_who_is_named_and_out_to_redis_names_and_spans(
 #[tokio::test]
 async fn services_and_monitors_find_the_pods_and_nothing_else() {
     let Some(helm) = Helm::find() else { return };
-    for values in renderings() {
-        let objects = helm.render(&values).await;
+    for (values, objects) in helm.rendered().await {
         let labels =
-            |kind: &str| of(kind, &objects).first().map(|it| it["spec"]["template"]["metadata"]["labels"].clone());
+            |kind: &str| of(kind, objects).first().map(|it| it["spec"]["template"]["metadata"]["labels"].clone());
         let templates = ["Deployment", "StatefulSet"].map(|kind| (kind, labels(kind)));
         let is_in = |selector: &Value, labels: &Value| {
             selector.as_object().expect("a selector").iter().all(|(key, value)| labels[key] == *value)
         };
-        for service in of("Service", &objects) {
+        for service in of("Service", objects) {
             let name = service["metadata"]["name"].as_str().expect("a name");
             let expected = if name.ends_with("-redis") { "StatefulSet" } else { "Deployment" };
             for (kind, labels) in &templates {
@@ -206,8 +202,8 @@ async fn services_and_monitors_find_the_pods_and_nothing_else() {
                 assert!(["kubernetes.io/h2c", "grpc"].iter().any(|protocol| grpc["appProtocol"] == *protocol));
             }
         }
-        for monitor in of("ServiceMonitor", &objects) {
-            let services = of("Service", &objects).into_iter();
+        for monitor in of("ServiceMonitor", objects) {
+            let services = of("Service", objects).into_iter();
             let selector = &monitor["spec"]["selector"]["matchLabels"];
             let found: Vec<_> = services.filter(|service| is_in(selector, &service["metadata"]["labels"])).collect();
             assert_eq!(found.len(), 1, "each pod is read once: {found:?}");
@@ -217,7 +213,7 @@ async fn services_and_monitors_find_the_pods_and_nothing_else() {
             assert!(ports.iter().any(|port| port["name"] == endpoint["port"]));
         }
         let deployment = &templates[0].1.clone().expect("labels");
-        for budget in of("PodDisruptionBudget", &objects) {
+        for budget in of("PodDisruptionBudget", objects) {
             assert!(is_in(&budget["spec"]["selector"]["matchLabels"], deployment), "{values:?}");
         }
     }
@@ -252,9 +248,8 @@ async fn alerts_and_the_dashboard_are_deployed_as_their_files_have_them() {
 async fn every_rule_file_of_the_chart_charges_all_or_nothing_and_passes_check_without_a_warning() {
     let Some(helm) = Helm::find() else { return };
     let mut files = 0;
-    for values in renderings() {
-        let objects = helm.render(&values).await;
-        let maps = of("ConfigMap", &objects).into_iter().filter(|map| map["metadata"]["name"] == "t-tidegate-rules");
+    for (values, objects) in helm.rendered().await {
+        let maps = of("ConfigMap", objects).into_iter().filter(|map| map["metadata"]["name"] == "t-tidegate-rules");
         for (name, text) in maps.flat_map(|map| map["data"].as_object()).flatten() {
             let directory = tempfile::tempdir().expect("a directory");
             let path = directory.path().join(name);

