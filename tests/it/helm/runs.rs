@@ -49,6 +49,8 @@ async fn secrets_and_certificates_are_where_the_settings_say_and_readable_to_the
 /// with the rights of its pod, and looks at what it answers and what it can reach.
 async fn deployed(objects: &[Value]) {
     let container = server(objects);
+    let user = &one("Deployment", objects)["spec"]["template"]["spec"]["securityContext"]["runAsUser"];
+    assert_eq!(*user, USER, "the user that it runs as here");
     let variables: Vec<_> = environment(container);
     let variables: Vec<(String, String)> =
         variables.into_iter().map(|(name, text)| (name, text.expect("a variable with a text"))).collect();
