@@ -4,7 +4,7 @@
 helm.py yaml FILE                the documents of a YAML file, as a JSON list
 helm.py objects FILE VERSION...  the same of a rendering, or a line on standard error for each object that one of these
                                  versions of Kubernetes would refuse or only partly understand
-helm.py ask URL QUESTION         GET URL/healthcheck and POST URL/json: `STATUS BODY` of each, on two lines
+helm.py ask URL QUESTION         GET URL/healthcheck, POST URL/json, GET URL/metrics: `STATUS BODY` of each
 helm.py patched PAGE KIND        a configuration of Envoy with the patches that an object of that kind on the page makes
 """
 import json
@@ -51,7 +51,11 @@ def objects(path, versions):
 
 
 def ask(url, question):
-    for request in (url + "/healthcheck", urllib.request.Request(url + "/json", question.encode())):
+    for request in (
+        url + "/healthcheck",
+        urllib.request.Request(url + "/json", question.encode()),
+        url + "/metrics",
+    ):
         with urllib.request.urlopen(request, timeout=30) as answer:
             print(answer.status, answer.read().decode())
 

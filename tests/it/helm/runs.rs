@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Command;
 
@@ -132,6 +133,14 @@ async fn deployed(objects: &[Value]) {
     let errors = server.errors();
     assert!(!errors.contains("\"WARN\"") && !errors.contains("\"ERROR\""), "nothing to complain of: {errors}");
     assert!(!errors.contains(PASSWORD), "{errors}");
+
+    // A pod that Kubernetes takes away: not healthy at once, and it still answers for the delay that the chart sets.
+    server.signal(Signal::TERM);
+    let mut ask = host.beside(tool("python"));
+    ask.arg(repository("tests/it/helm.py")).args(["ask", "http://127.0.0.1:8080", "{}"]);
+    eventually("it is not healthy", async || output(&mut ask).await.2.contains("HTTP Error 500").then_some(())).await;
+    let (_, said) = call(&["--descriptor", "path=/login", "--hits", "0"]).await;
+    assert!(said.contains("4 per minute"), "{said}");
 }
 
 /// Waits until it has started, and holds the ports that it says against those that its container declares.
@@ -207,8 +216,10 @@ async fn helm_test(host: &Host, objects: &[Value]) {
     ask.arg(repository("tests/it/helm.py")).args(["ask", &url, &told("QUESTION")]);
     let (status, said, errors) = output(&mut ask).await;
     assert!(status.success(), "{errors}");
-    let (health, decision) = said.split_once('\n').expect("two answers");
+    let (health, rest) = said.split_once('\n').expect("an answer");
     assert_eq!(health, "200 OK");
+    let (decision, metrics) = rest.split_once('\n').expect("two more");
+    assert!(metrics.starts_with("200 # "), "what a ServiceMonitor reads: {metrics}");
     assert!(decision.starts_with("200 {") && decision.contains("\"OK\"") && decision.contains("global"), "{decision}");
 }
 
