@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
@@ -42,7 +44,7 @@ pub fn run() -> ExitCode {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(names)
-        .get_matches();
+        .get_matches_from(arguments(std::env::args_os().collect()));
     let Some((name, matches)) = matches.subcommand() else { return ExitCode::from(FAILED) };
     let run = order.iter().zip(runs).find(|(command, _)| *command == name).map(|(_, run)| run);
     match run.map(|run| run(matches)) {
@@ -53,6 +55,16 @@ pub fn run() -> ExitCode {
         }
         None => ExitCode::from(FAILED),
     }
+}
+
+/// The command line that is meant: gateways start the reference as `/bin/ratelimit`, without any argument, and mean that it
+/// serves.
+fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
+    let is_reference = |program: &OsString| Path::new(program).file_name().is_some_and(|name| name == "ratelimit");
+    if matches!(given.as_slice(), [program] if is_reference(program)) {
+        given.push("serve".into());
+    }
+    given
 }
 
 /// Reads and compiles the rule files of a command as the service does, by the settings that concern rules and no others:

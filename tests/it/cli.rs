@@ -313,6 +313,26 @@ fn a_start_without_rules_says_where_they_were_looked_for() {
 }
 
 #[test]
+fn called_as_ratelimit_with_no_argument_it_serves_as_gateways_expect() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let called_as = |name: &str, arguments: &[&str]| {
+        let program = directory.path().join(name);
+        if !program.exists() {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tidegate"), &program).expect("a link");
+        }
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().env("RUNTIME_ROOT", "/nowhere").output().expect("it runs")
+    };
+    let served = called_as("ratelimit", &[]);
+    assert_eq!(served.status.code(), Some(2));
+    assert!(stderr(&served).starts_with("tidegate serve: ") && stderr(&served).contains("/nowhere"), "it serves");
+    let helped = called_as("another-name", &[]);
+    assert!(stderr(&helped).contains("Usage:"), "any other name is told how it is used: {}", stderr(&helped));
+    let asked = called_as("ratelimit", &["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
+    assert!(stderr(&asked).starts_with("tidegate call: "), "with arguments it is any command: {}", stderr(&asked));
+}
+
+#[test]
 fn call_says_when_nobody_answers() {
     let output = tidegate(&["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
     assert_eq!(output.status.code(), Some(2));

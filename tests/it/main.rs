@@ -27,6 +27,8 @@ mod envoy;
 mod faults;
 /// Rule files with mistakes that people make, and what `tidegate check` says of them.
 mod golden_rules;
+/// The chart and the image: what they deploy is valid, confined, and is what runs.
+mod helm;
 /// What hostile clients and careless operators send.
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.

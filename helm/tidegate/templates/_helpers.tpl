@@ -1,0 +1,120 @@
+{{- define "tidegate.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* At most 50 characters, so that what is put behind it stays within the 63 of a name. */ -}}
+{{- define "tidegate.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tidegate.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "tidegate.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tidegate.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "tidegate.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "tidegate.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "tidegate.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "tidegate.image" -}}
+{{- with .Values.image -}}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tidegate.rulesConfigMap" -}}
+{{- .Values.rules.existingConfigMap | default (printf "%s-rules" (include "tidegate.fullname" .)) -}}
+{{- end -}}
+
+{{- define "tidegate.redisName" -}}
+{{- printf "%s-redis" (include "tidegate.fullname" .) -}}
+{{- end -}}
+
+{{- define "tidegate.redisUrl" -}}
+{{- if .Values.redis.bundled.enabled }}{{ include "tidegate.redisName" . }}:6379{{ else }}{{ .Values.redis.url }}{{ end -}}
+{{- end -}}
+
+{{- define "tidegate.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "tidegate.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- /* What the chart sets from values of their own; `settings` may name none of these. A JSON object, name to text. */ -}}
+{{- define "tidegate.settings" -}}
+{{- $redis := .Values.redis -}}
+{{- $set := dict
+  "BACKEND_TYPE" .Values.store
+  "LOG_LEVEL" .Values.logging.level
+  "LOG_FORMAT" .Values.logging.format
+  "GRPC_PORT" "8081"
+  "PORT" "8080"
+  "DEBUG_HOST" "127.0.0.1"
+  "DEBUG_PORT" "6070"
+  "GRPC_MAX_CONNECTION_AGE" .Values.grpc.maxConnectionAge
+  "DRAIN_DELAY" (printf "%ds" (int .Values.drain.delaySeconds))
+  "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds))
+  "REPLICAS" (toString (int (ternary .Values.autoscaling.maxReplicas .Values.replicaCount .Values.autoscaling.enabled))) -}}
+{{- if .Values.onStoreFailure }}{{ $_ := set $set "ON_STORE_FAILURE" .Values.onStoreFailure }}{{ end -}}
+{{- if eq .Values.store "redis" -}}
+{{- $_ := set $set "REDIS_TYPE" $redis.type -}}
+{{- $_ := set $set "REDIS_URL" (include "tidegate.redisUrl" .) -}}
+{{- if $redis.keyPrefix }}{{ $_ := set $set "CACHE_KEY_PREFIX" $redis.keyPrefix }}{{ end -}}
+{{- if $redis.auth.existingSecret }}{{ $_ := set $set "REDIS_AUTH_FILE" (printf "/etc/tidegate/redis-auth/%s" $redis.auth.key) }}{{ end -}}
+{{- if $redis.tls.enabled -}}
+{{- $_ := set $set "REDIS_TLS" "true" -}}
+{{- if $redis.tls.skipHostnameVerification }}{{ $_ := set $set "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION" "true" }}{{ end -}}
+{{- if $redis.tls.existingSecret -}}
+{{- range $variable, $key := dict "REDIS_TLS_CACERT" $redis.tls.caKey "REDIS_TLS_CLIENT_CERT" $redis.tls.certKey "REDIS_TLS_CLIENT_KEY" $redis.tls.keyKey -}}
+{{- if $key }}{{ $_ := set $set $variable (printf "/etc/tidegate/redis-tls/%s" $key) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.tracing.enabled -}}
+{{- $_ := set $set "TRACING_ENABLED" "true" -}}
+{{- $_ := set $set "TRACING_EXPORTER_PROTOCOL" .Values.tracing.protocol -}}
+{{- $_ := set $set "TRACING_SAMPLING_RATE" (toString .Values.tracing.samplingRate) -}}
+{{- $_ := set $set "OTEL_EXPORTER_OTLP_ENDPOINT" .Values.tracing.endpoint -}}
+{{- end -}}
+{{- toJson $set -}}
+{{- end -}}
+
+{{- /* A value as text: numbers are floats to Helm, which would write a million as 1e+06. */ -}}
+{{- define "tidegate.text" -}}
+{{- if kindIs "float64" . }}{{ ternary (printf "%.0f" .) (toString .) (eq . (floor .)) }}{{ else }}{{ toString . }}{{ end -}}
+{{- end -}}
+
+{{- /* The question of `test` as the JSON of /json, of a list: the root, and the hits it costs. */ -}}
+{{- define "tidegate.testJson" -}}
+{{- $test := (index . 0).Values.test -}}
+{{- $entries := list -}}
+{{- range splitList "," $test.descriptor -}}
+{{- $entry := splitn "=" 2 . -}}
+{{- $entries = append $entries (dict "key" $entry._0 "value" $entry._1) -}}
+{{- end -}}
+{{- $descriptor := dict "entries" $entries "hitsAddend" (index . 1) -}}
+{{- dict "domain" $test.domain "descriptors" (list $descriptor) | toJson -}}
+{{- end -}}

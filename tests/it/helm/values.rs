@@ -1,0 +1,187 @@
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tidegate::settings::Settings;
+
+use super::{CHART, Helm, environment, server, yaml};
+use crate::support::repository;
+
+/// What the chart sets or takes and this version of the service does not read yet.
+const AHEAD: [&str; 7] = [
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "TRACING_ENABLED",
+    "TRACING_EXPORTER_PROTOCOL",
+    "TRACING_SAMPLING_RATE",
+    "TRACING_SERVICE_INSTANCE_ID",
+    "TRACING_SERVICE_NAME",
+    "TRACING_SERVICE_NAMESPACE",
+];
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn schema() -> Value {
+    serde_json::from_str(&read(&format!("{CHART}/values.schema.json"))).expect("JSON")
+}
+
+/// The values that the schema describes, each by its path; what has no description of its own is a group of them.
+fn described(schema: &Value, path: &str) -> Vec<(String, String)> {
+    assert_eq!(schema["additionalProperties"], false, "a typo below {path:?} would not be seen");
+    let properties = schema["properties"].as_object().expect("properties").iter();
+    properties
+        .flat_map(|(name, below)| {
+            let path = format!("{path}{name}");
+            match below["description"].as_str() {
+                Some(description) => vec![(path, description.to_owned())],
+                None => described(below, &format!("{path}.")),
+            }
+        })
+        .collect()
+}
+
+fn at<'a>(values: &'a Value, path: &str) -> Option<&'a Value> {
+    path.split('.').try_fold(values, |values, name| values.get(name))
+}
+
+#[tokio::test]
+async fn every_value_is_explained_the_same_in_its_file_its_schema_and_on_the_page() {
+    let values = &yaml(&format!("{CHART}/values.yaml")).await[0];
+    let text = read(&format!("{CHART}/values.yaml"));
+    let page = read("docs/deployment.md");
+    let described = described(&schema(), "");
+    let mut paths = BTreeSet::new();
+    for (path, description) in &described {
+        let default = at(values, path).unwrap_or_else(|| panic!("values.schema.json has {path}, values.yaml has not"));
+        let row = format!("| `{path}` | `{default}` | {description} |");
+        assert!(page.contains(&row), "docs/deployment.md lacks this row:\n{row}");
+        let name = path.rsplit('.').next().expect("a name");
+        let indent = "  ".repeat(path.matches('.').count());
+        let comment = format!("{indent}# -- {description}\n{indent}{name}:");
+        assert!(text.contains(&comment), "values.yaml lacks:\n{comment}");
+        paths.insert(path.as_str());
+    }
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    for row in rows {
+        assert!(paths.contains(row), "docs/deployment.md explains {row}, which is no value");
+    }
+    assert_known(values, "", &paths);
+}
+
+/// Every value is described, or a group of what is.
+fn assert_known(values: &Value, path: &str, described: &BTreeSet<&str>) {
+    for (name, value) in values.as_object().expect("a group") {
+        let path = format!("{path}{name}");
+        if !described.contains(path.as_str()) {
+            assert!(value.is_object(), "values.yaml has {path}, values.schema.json has not");
+            assert_known(value, &format!("{path}."), described);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_setting_can_be_given_to_the_chart_in_one_way_and_secrets_in_no_plain_one() {
+    let Some(helm) = Helm::find() else { return };
+    let schema = schema();
+    let free: BTreeSet<String> =
+        schema["properties"]["settings"]["properties"].as_object().expect("settings").keys().cloned().collect();
+    let mut own = BTreeSet::new();
+    for (values, objects) in helm.rendered().await {
+        // The example for production gives some under `settings`.
+        let names = environment(server(objects)).into_iter().map(|(name, _)| name);
+        own.extend(names.filter(|name| !values.iter().any(|it| it.contains("production")) || !free.contains(name)));
+    }
+    assert_eq!(own.intersection(&free).collect::<Vec<_>>(), Vec::<&String>::new(), "set by a value of its own");
+    for row in Settings::table() {
+        let name = row.variable.to_owned();
+        // Rules come from a ConfigMap that is named on the command line.
+        let is_of_rules = name.starts_with("RUNTIME_");
+        if row.is_secret {
+            assert!(!free.contains(&name), "{name} is a secret: extraEnv takes it by valueFrom");
+        } else if !is_of_rules {
+            assert!(
+                free.contains(&name) || own.contains(&name),
+                "the chart does not take {name}: add it to `settings` of helm/tidegate/values.schema.json"
+            );
+        }
+    }
+    let known: BTreeSet<&str> = Settings::table().map(|row| row.variable).chain(AHEAD).collect();
+    for name in free.union(&own) {
+        assert!(known.contains(name.as_str()), "the chart has {name}, which is no setting");
+    }
+}
+
+#[tokio::test]
+async fn a_typo_in_values_is_refused_and_named() {
+    let Some(helm) = Helm::find() else { return };
+    for (set, named) in [
+        ("replicaCounts=3", "replicaCounts"),
+        ("image.repo=x", "'/image': additional properties 'repo'"),
+        ("redis.bundled.enable=true", "'/redis/bundled': additional properties 'enable'"),
+        ("settings.LOG_LEVLE=info", "LOG_LEVLE"),
+        ("settings.ON_STORE_FAILURE=open", "ON_STORE_FAILURE"),
+        ("settings.REDIS_AUTH=hunter2", "REDIS_AUTH"),
+        ("resources.limit.memory=1Gi", "limit"),
+        ("image.tag=latest", "/image/tag"),
+        ("store=memcache", "'memory', 'redis'"),
+        ("onStoreFailure=closd", "'error', 'open', 'closed', 'local'"),
+        ("grpc.maxConnectionAge=5", "/grpc/maxConnectionAge"),
+        ("replicaCount=0", "/replicaCount"),
+        ("replicaCount=two", "/replicaCount"),
+        (r"rules.files.a/b\.yaml=x", "a/b.yaml"),
+    ] {
+        let refusal = helm.refusal(&["--set", set]).await;
+        assert!(refusal.contains("don't meet the specifications") && refusal.contains(named), "{set}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
+    let Some(helm) = Helm::find() else { return };
+    let redis = "store=redis,onStoreFailure=open";
+    for (set, says) in [
+        ("replicaCount=2".to_owned(), "each admit the whole limit: set replicaCount: 1"),
+        ("autoscaling.enabled=true".to_owned(), "each admit the whole limit"),
+        ("redis.url=r:6379".to_owned(), "set store: redis, or remove them"),
+        ("store=redis,redis.url=r:6379".to_owned(), "onStoreFailure is required with store: redis: error lets"),
+        ("store=redis,redis.bundled.enabled=true".to_owned(), "onStoreFailure is required"),
+        (redis.to_owned(), "store: redis needs a Redis: set redis.url, or redis.bundled.enabled"),
+        (format!("{redis},redis.url=r:6379,redis.bundled.enabled=true"), "choose one Redis"),
+        (format!("{redis},redis.url=redis://:hunter2@r:6379"), "name that in redis.auth.existingSecret"),
+        (format!("{redis},redis.bundled.enabled=true,redis.type=cluster"), "is one server without password and TLS"),
+        (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
+        (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
+        (
+            format!("{redis},redis.url=r:6380,networkPolicy.enabled=true"),
+            "the port 6380, which networkPolicy.redisPorts",
+        ),
+        ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "choose where rules come from"),
+        (
+            format!("{redis},redis.url=r:1,autoscaling.enabled=true,autoscaling.minReplicas=7"),
+            "is above autoscaling.max",
+        ),
+        ("tracing.enabled=true".to_owned(), "tracing.enabled needs tracing.endpoint"),
+    ] {
+        let refusal = helm.refusal(&["--set", &set]).await;
+        assert!(refusal.contains(says), "{set}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn a_large_number_among_the_settings_keeps_its_digits() {
+    let Some(helm) = Helm::find() else { return };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "settings: { MEMORY_MAX_COUNTERS: 20000000, SHADOW_MODE: true }\n").expect("written");
+    let objects = helm.render(&["--values".to_owned(), file.path().display().to_string()]).await;
+    assert_eq!(super::told(server(&objects), "MEMORY_MAX_COUNTERS").as_deref(), Some("20000000"));
+    assert_eq!(super::told(server(&objects), "SHADOW_MODE").as_deref(), Some("true"));
+}
+
+#[tokio::test]
+async fn the_chart_deploys_this_version() {
+    let chart = &yaml(&format!("{CHART}/Chart.yaml")).await[0];
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["apiVersion"], "v2");
+    let oldest = format!(">={}.0-0", super::KUBERNETES[0]);
+    assert_eq!(chart["kubeVersion"], oldest, "the oldest Kubernetes that the tests hold the chart against");
+}
