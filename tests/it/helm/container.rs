@@ -12,18 +12,6 @@ use crate::support::{Process, output};
 /// The user of the image and of the chart.
 pub const USER: u32 = 65532;
 
-/// What the base image of the Dockerfile (distroless `cc`) has of libraries. A binary that needs another would not start.
-const LIBRARIES: [&str; 8] = [
-    "ld-linux-x86-64.so.2",
-    "ld-linux-aarch64.so.1",
-    "libc.so.6",
-    "libm.so.6",
-    "libgcc_s.so.1",
-    "libpthread.so.0",
-    "libdl.so.2",
-    "librt.so.1",
-];
-
 /// Makes the image the root, read-only, with read-only volumes in it, and becomes its user without any right.
 const ENTER: &str = r#"
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -110,25 +98,17 @@ impl Host {
     }
 }
 
-/// The final stage of the Dockerfile: its base, as far as it is used, and what is copied onto it.
+/// What the Dockerfile makes, put together by its own command, and beside it what the kubelet or the test needs.
 async fn image(root: &Path) {
-    for name in ["bin", "etc/ssl/certs", "proc", ".test"] {
+    let below = root.to_str().expect("a path in UTF-8");
+    let command = super::image::put_together(env!("CARGO_BIN_EXE_tidegate"), below);
+    let (status, _, errors) = output(Command::new("sh").args(["-c", &command])).await;
+    assert!(status.success(), "{command}: {errors}");
+    for name in ["etc", "proc", ".test"] {
         directory(&root.join(name));
     }
     // A temporary directory is closed to others.
     directory(root);
-    let binary = Path::new(env!("CARGO_BIN_EXE_tidegate"));
-    copy(binary, &root.join("bin/tidegate"));
-    symlink("tidegate", root.join("bin/ratelimit")).expect("a link");
-    for library in libraries(binary).await {
-        let name = library.file_name().expect("a name").to_string_lossy();
-        assert!(LIBRARIES.contains(&&*name), "the binary needs {name}, which the base image has not");
-        copy(&library, &root.join(library.strip_prefix("/").expect("an absolute path")));
-    }
-    let authorities = Path::new("/etc/ssl/certs/ca-certificates.crt");
-    if authorities.exists() {
-        copy(authorities, &root.join("etc/ssl/certs/ca-certificates.crt"));
-    }
     // No part of the image: what drops the rights.
     let setpriv = Path::new("/usr/bin/setpriv");
     copy(setpriv, &root.join(".test/setpriv"));
