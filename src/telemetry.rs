@@ -1,4 +1,4 @@
-//! What happens, for those who watch: metrics, and a line of the log about refusals.
+//! What happens, for those who watch: metrics, spans, and a line of the log about refusals.
 //!
 //! A decision is told of once, at the edge that answers it ([`Telemetry::observe`]); stores and sources tell of their own
 //! events. Nothing here waits, and nothing that a client sends becomes a label unless a rule asks for it.
@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -19,14 +20,18 @@ use self::page::{Page, seconds};
 use self::refusals::Refusals;
 use self::series::{Deciding, Rules};
 use self::servers::Servers;
+use self::traces::{Span, Traces, Way};
 use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request};
 
 mod histogram;
+pub mod json_lines;
+pub mod lines;
 pub mod metrics;
 pub mod page;
 mod refusals;
 mod series;
 pub mod servers;
+pub mod traces;
 
 /// The method that is counted, as the reference names it.
 const METHOD: &str = "ShouldRateLimit";
@@ -34,9 +39,10 @@ const METHOD: &str = "ShouldRateLimit";
 /// Adds to the page what somebody else keeps.
 type Reading = Box<dyn Fn(&mut Page) + Send + Sync>;
 
-/// The only door to metrics.
+/// The only door to metrics and spans.
 pub struct Telemetry {
     is_on: bool,
+    traces: Option<Arc<Traces>>,
     started: Micros,
     rules: Rules,
     servers: Arc<Servers>,
@@ -77,6 +83,7 @@ impl Telemetry {
     pub fn new(near_ratio: f32, started: Micros) -> Self {
         Self {
             is_on: true,
+            traces: None,
             started,
             rules: Rules::new(near_ratio),
             servers: Arc::default(),
@@ -96,6 +103,11 @@ impl Telemetry {
         Self { is_on: false, ..Self::new(1.0, Micros::ZERO) }
     }
 
+    /// The same, and requests are recorded there.
+    pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
+        Self { traces, ..self }
+    }
+
     /// Whether calls and decisions are counted.
     pub fn is_on(&self) -> bool {
         self.is_on
@@ -110,20 +122,31 @@ impl Telemetry {
         Call(Some((&self.response_time, Instant::now())))
     }
 
+    /// A request has come in this way, with these headers; `None` when it is not recorded.
+    pub fn request(&self, way: Way, headers: &HeaderMap) -> Option<Span> {
+        self.traces.as_ref()?.request(way, headers)
+    }
+
     /// A request means nothing, and was answered so.
     pub fn invalid(&self) {
         self.invalid.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was decided.
-    pub fn observe(&self, request: &Request, decision: &Decision<'_>) {
+    /// A request was decided, of which `span` tells if it is recorded.
+    pub fn observe(&self, request: &Request, decision: &Decision<'_>, span: Option<&mut Span>) {
+        if !self.is_on && span.is_none() {
+            return;
+        }
+        let deciding = deciding(decision);
+        if let Some(span) = span {
+            span.decided(request, decision, deciding);
+        }
         if !self.is_on {
             return;
         }
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }
-        let deciding = deciding(decision);
         self.rules.count(request, decision, deciding);
         match decision.outcome {
             Outcome::Admitted => {}

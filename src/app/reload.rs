@@ -72,7 +72,7 @@ impl Reload {
         match look {
             Look::Same => tracing::debug!("the rule files were read again and say the same"),
             Look::Loaded { loaded: Loaded { rules, warnings }, files } => {
-                warnings.iter().for_each(|warning| eprintln!("{warning}"));
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                 let rules_from_files = counted(&rules, files);
                 self.retired.push(self.live.replace(rules));
                 self.since.send_replace(Instant::now());
