@@ -45,10 +45,18 @@ impl Exporting {
     pub(super) fn start(settings: &Settings) -> anyhow::Result<Option<(Arc<Traces>, Self)>> {
         let Some(settings) = &settings.traces else { return Ok(None) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut exporter = {
+        let exporter = {
             // The connection is made by the thread, when there is something to deliver.
             let _inside = runtime.enter();
-            exporter(settings).with_context(|| format!("spans cannot be delivered to {}", settings.endpoint))?
+            exporter(settings).with_context(|| format!("spans cannot be delivered to {}", settings.endpoint))
+        };
+        let mut exporter = match exporter {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                // To drop it would wait, which the runtime that asks for this may not.
+                runtime.shutdown_background();
+                return Err(error);
+            }
         };
         exporter.set_resource(&resource(settings));
         let (spans, waiting) = mpsc::channel(MOST_WAITING);

@@ -426,11 +426,18 @@ async fn spans_that_cannot_be_delivered_as_asked_stop_the_start_with_words() {
     for (variable, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "expected a URL such as http://collector:4318"),
         ("TRACING_SAMPLING_RATE", "150", "expected a number from 0 to 1"),
+        // Nobody is trusted.
+        (
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+            "https://localhost:4318",
+            "spans cannot be delivered to https://localhost:4318",
+        ),
     ] {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.arg("serve").arg(rules.path()).env_clear();
+        command.env("SSL_CERT_FILE", "/dev/null").env("SSL_CERT_DIR", "/dev/null");
         command.env("TRACING_ENABLED", "true").env("GRPC_PORT", "0").env("PORT", "0").env("DEBUG_PORT", "0");
         let (status, _, errors) = crate::support::output(command.env(variable, value)).await;
-        assert!(!status.success() && errors.contains(expected), "{variable}: {errors}");
+        assert!(!status.success() && errors.contains(expected) && !errors.contains("panicked"), "{variable}: {errors}");
     }
 }
