@@ -1,7 +1,7 @@
 //! The wiring: the only place that names the concrete types of all floors, spawns tasks and reads the clock and the
 //! environment.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -14,18 +14,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::Targets;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
+use self::log::Log;
 use self::store::Stores;
 use self::summary::Summary;
+use self::traces::Exporting;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::live::Live;
 use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
-use crate::settings::{BodyStyle, HeaderStyle, LogFormat, Settings};
+use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::file::{self, Source, UnreadableRules};
 use crate::source::load::Loader;
 use crate::store::memory::Memory;
@@ -37,9 +35,11 @@ use crate::transport::{
     ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, metrics, raise_open_files,
 };
 
+mod log;
 mod reload;
 mod store;
 pub mod summary;
+mod traces;
 mod watched;
 
 /// The time between two sweeps of the memory store: 10 s. A new counter sweeps a little by itself; this is for stores
@@ -134,7 +134,7 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// # Errors
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
-    log_to_stderr(settings);
+    let log = Log::start(settings)?;
     let options = Options { needs_secret: true, ..options(settings)? };
     let (loader, Loaded { rules, warnings }, files) = Loader::start(source.clone(), options)?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
@@ -142,13 +142,13 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
         eprintln!("{SENT_TWICE}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(run(settings, loader, rules, files));
+    let code = runtime.block_on(run(settings, &log, loader, rules, files));
     // A load that is under way is not waited for.
     runtime.shutdown_background();
     code
 }
 
-async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
+async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
     let room = connection_cap(raise_open_files());
@@ -173,7 +173,9 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
 
     let worker_count = worker_count(settings);
     // Beside the workers this thread asks too: it looks after the servers.
-    let telemetry = watched::telemetry(settings);
+    let (traces, exporting) = Exporting::start(settings)?.unzip();
+    let telemetry = watched::telemetry(settings, traces);
+    watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
     let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1, &telemetry.servers())?;
     watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
@@ -206,7 +208,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
     watched::connections(&telemetry, tallies);
     let http_routes = json::routes(http_edge, readiness.clone())?;
-    let debug_routes = admin::routes(Arc::clone(&limiter), loaded);
+    let debug_routes = admin::routes(Arc::clone(&limiter), loaded, log.level.clone(), debug_at.ip());
     let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(Http2::new(services, &limits), workers.clone(), stopped.clone()));
@@ -241,7 +243,7 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     reloader.abort();
     follower.iter().for_each(JoinHandle::abort);
     signs.show(false).await;
-    eprintln!("stopping: {}a second signal stops at once", stopping(settings));
+    tracing::info!(target: log::TARGET, "stopping: {}a second signal stops at once", stopping(settings));
     let drain = async {
         tokio::time::sleep(duration(settings.drain_delay)).await;
         stop.send_replace(true);
@@ -250,7 +252,10 @@ async fn run(settings: &Settings, loader: Loader, rules: RuleSet, files: usize) 
     };
     tokio::select! {
         _ = drain => {}
-        () = signals.wait() => eprintln!("stopped at once"),
+        () = signals.wait() => tracing::info!(target: log::TARGET, "stopped at once"),
+    }
+    if let Some(exporting) = exporting {
+        exporting.flush().await;
     }
     // Calls in flight still need who looks after the servers.
     [Some(sweeper), supervisor].iter().flatten().for_each(JoinHandle::abort);
@@ -358,24 +363,6 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
         dynamic_metadata: settings.response_dynamic_metadata,
         decision_metadata: settings.decision_metadata,
     })
-}
-
-/// Log lines go to standard error, one per event.
-fn log_to_stderr(settings: &Settings) {
-    let lines =
-        tracing_subscriber::fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
-    let lines = match settings.log_format {
-        LogFormat::Text => lines.boxed(),
-        LogFormat::Json => lines.json().boxed(),
-    };
-    // Below `info`, what HTTP/2 does frame by frame hides what Tidegate says.
-    let level = settings.log_level.0;
-    let filter = Targets::new()
-        .with_target("tidegate", level)
-        .with_target(reload::TARGET, level.max(tracing::Level::INFO))
-        .with_default(level.min(tracing::Level::INFO));
-    // A second start in one process keeps the first's.
-    let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
 /// As in gRPC's own servers, 0 is no bound.

@@ -13,11 +13,13 @@ use crate::model::Micros;
 mod redis;
 mod secret;
 mod store;
+mod traces;
 mod values;
 
 pub use redis::{Address, Auth, RedisSettings, Servers, TlsSettings};
 pub use secret::{Credentials, Secret};
 pub use store::StoreChoice;
+pub use traces::{Protocol, TraceSettings};
 use values::Setting;
 pub use values::{
     BodyStyle, CounterCount, HeaderStyle, HeaderText, KeyPrefix, ListenAddress, LogFormat, LogLevel, PagePath, Policy,
@@ -77,6 +79,8 @@ macro_rules! settings {
             $(#[doc = $does] pub $field: $type,)+
             /// Where counters are kept.
             pub store: StoreChoice,
+            /// Which requests are recorded, if any are, and where the records go.
+            pub traces: Option<TraceSettings>,
         }
 
         impl Settings {
@@ -90,9 +94,11 @@ macro_rules! settings {
                 let mut wrong = unsupported(&given);
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
-                let store = store::read(&given, &mut wrong);
-                match ($($field,)+ store,) {
-                    ($(Some($field),)+ Some(store),) if wrong.is_empty() => Ok(Self { $($field,)+ store }),
+                let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
+                match ($($field,)+ store, traces) {
+                    ($(Some($field),)+ Some(store), Some(traces)) if wrong.is_empty() => {
+                        Ok(Self { $($field,)+ store, traces })
+                    }
                     _ => Err(InvalidSettings(wrong)),
                 }
             }
@@ -105,7 +111,7 @@ settings! {
     grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 takes a free one";
     host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 takes a free one";
-    debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig)";
+    debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
     workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
@@ -190,7 +196,7 @@ pub enum InvalidSetting {
 impl Settings {
     /// Every setting there is.
     pub fn table() -> impl Iterator<Item = &'static Row> {
-        [Self::PROCESS].into_iter().chain(store::TABLES).flatten()
+        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
     }
 }
 
@@ -323,7 +329,14 @@ mod tests {
         let secrets: Vec<_> = Settings::table().filter(|row| row.flag().is_none()).map(|row| row.variable).collect();
         assert_eq!(
             secrets,
-            ["REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_PERSECOND_AUTH", "REDIS_PERSECOND_SENTINEL_AUTH"]
+            [
+                "REDIS_AUTH",
+                "REDIS_SENTINEL_AUTH",
+                "REDIS_PERSECOND_AUTH",
+                "REDIS_PERSECOND_SENTINEL_AUTH",
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+            ]
         );
     }
 

@@ -1,4 +1,4 @@
-//! What happens, for those who watch: metrics, and a line of the log about refusals.
+//! What happens, for those who watch: metrics, spans, and a line of the log about refusals.
 //!
 //! A decision is told of once, at the edge that answers it ([`Telemetry::observe`]); stores and sources tell of their own
 //! events. Nothing here waits, and nothing that a client sends becomes a label unless a rule asks for it.
@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -20,17 +21,21 @@ use self::page::{Page, seconds};
 use self::refusals::Refusals;
 use self::series::Rules;
 use self::servers::Servers;
+use self::traces::{Span, Traces, Way};
 use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request, Wait};
 
 mod deciding;
 mod histogram;
+pub mod json_lines;
 mod label;
+pub mod lines;
 pub mod metrics;
 pub mod page;
 mod refusals;
 mod series;
 pub mod servers;
 mod split;
+pub mod traces;
 
 /// The method that is counted, as the reference names it.
 const METHOD: &str = "ShouldRateLimit";
@@ -38,9 +43,10 @@ const METHOD: &str = "ShouldRateLimit";
 /// Adds to the page what somebody else keeps.
 type Reading = Box<dyn Fn(&mut Page) + Send + Sync>;
 
-/// The only door to metrics.
+/// The only door to metrics and spans.
 pub struct Telemetry {
     is_on: bool,
+    traces: Option<Arc<Traces>>,
     started: Micros,
     rules: Rules,
     servers: Arc<Servers>,
@@ -85,6 +91,7 @@ impl Telemetry {
     pub fn new(near_ratio: f32, started: Micros) -> Self {
         Self {
             is_on: true,
+            traces: None,
             started,
             rules: Rules::new(near_ratio),
             servers: Arc::default(),
@@ -106,6 +113,11 @@ impl Telemetry {
         Self { is_on: false, ..Self::new(1.0, started) }
     }
 
+    /// The same, and requests are recorded there.
+    pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
+        Self { traces, ..self }
+    }
+
     /// Whether calls and decisions are counted.
     pub fn is_on(&self) -> bool {
         self.is_on
@@ -120,6 +132,11 @@ impl Telemetry {
         Call(Some((&self.response_time, Instant::now())))
     }
 
+    /// A request has come in this way, with these headers; `None` when it is not recorded.
+    pub fn request(&self, way: Way, headers: &HeaderMap) -> Option<Span> {
+        self.traces.as_ref()?.request(way, headers)
+    }
+
     /// A request means nothing, and was answered so.
     pub fn invalid(&self) {
         if !self.is_on {
@@ -128,15 +145,21 @@ impl Telemetry {
         self.invalid.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A request was decided.
-    pub fn observe(&self, request: &Request, decision: &Decision<'_>) {
+    /// A request was decided, of which `span` tells if it is recorded.
+    pub fn observe(&self, request: &Request, decision: &Decision<'_>, span: Option<&mut Span>) {
+        if !self.is_on && span.is_none() {
+            return;
+        }
+        let deciding = Deciding::of(decision);
+        if let Some(span) = span {
+            span.decided(request, decision, deciding);
+        }
         if !self.is_on {
             return;
         }
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }
-        let deciding = Deciding::of(decision);
         self.rules.count(request, decision, deciding);
         let is_unasked = |answer: &Answered<'_>| answer.verdict.provenance != Provenance::Store;
         if decision.answers.iter().any(is_unasked) {

@@ -76,7 +76,7 @@ impl Reload {
         match look {
             Look::Same => tracing::debug!("the rule files were read again and say the same"),
             Look::Loaded { loaded: rules::Loaded { rules, warnings }, files } => {
-                warnings.iter().for_each(|warning| eprintln!("{warning}"));
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                 let what = counted(&rules, files);
                 let load = self.live.next_generation();
                 // Before they are in force, so that the first decision by them finds where it is counted.

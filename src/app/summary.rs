@@ -39,7 +39,7 @@ impl fmt::Display for Summary<'_> {
         writeln!(f, "tidegate {}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
         writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics")?;
-        writeln!(f, "  debug    {debug}  /rlconfig")?;
+        writeln!(f, "  debug    {debug}  /rlconfig, /log_level")?;
         if let Some(metrics) = metrics {
             writeln!(f, "  metrics  {metrics}  {}", settings.prometheus_path.0)?;
         }

@@ -1,6 +1,7 @@
 //! The wiring of the metrics: what each part of the process keeps of itself, and where all of it is read.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::SystemClock;
 use crate::model::Clock;
@@ -9,17 +10,29 @@ use crate::settings::Settings;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::telemetry::Telemetry;
+use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, MEMORY_COUNTERS, MEMORY_EVICTED, STORE_CONNECTED,
+    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, SPANS_DROPPED,
+    STORE_CONNECTED,
 };
+use crate::telemetry::traces::Traces;
 use crate::transport::Tally;
 
 /// The telemetry of a process that starts now.
-pub(super) fn telemetry(settings: &Settings) -> Arc<Telemetry> {
-    Arc::new(match settings.disable_stats {
+pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
+    let telemetry = match settings.disable_stats {
         true => Telemetry::off(SystemClock.now()),
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
-    })
+    };
+    Arc::new(telemetry.with_traces(traces))
+}
+
+/// Tells of what found no room on its way out.
+pub(super) fn queues(telemetry: &Telemetry, lines: Arc<Lines>, spans: Option<Arc<AtomicU64>>) {
+    telemetry.also(move |page| {
+        page.single(&SPANS_DROPPED, spans.as_ref().map_or(0, |dropped| dropped.load(Ordering::Relaxed)));
+        page.single(&LOG_LINES_DROPPED, lines.dropped());
+    });
 }
 
 /// Tells of the rules that are in force from now on, as this load.

@@ -359,7 +359,7 @@ fn host_and_port(text: &str, default: Option<u16>) -> Option<Address> {
 }
 
 /// Text in which `%` and two hexadecimal digits stand for a byte.
-fn decoded(text: &str) -> Option<String> {
+pub(super) fn decoded(text: &str) -> Option<String> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next()?.as_bytes().to_vec();
     for piece in pieces {

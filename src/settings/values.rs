@@ -207,9 +207,12 @@ impl Setting for BodyStyle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLevel(pub tracing::Level);
 
-impl Setting for LogLevel {
-    const TAKES: &'static str = "trace, debug, info, warn or error";
-    fn parse(text: &str) -> Option<Self> {
+impl LogLevel {
+    /// Its names, in words.
+    pub const NAMES: &'static str = "trace, debug, info, warn or error";
+
+    /// The level of this name.
+    pub fn named(text: &str) -> Option<Self> {
         Some(Self(match text.to_ascii_lowercase().as_str() {
             "trace" => tracing::Level::TRACE,
             "debug" => tracing::Level::DEBUG,
@@ -218,6 +221,13 @@ impl Setting for LogLevel {
             "error" | "fatal" | "panic" => tracing::Level::ERROR,
             _ => return None,
         }))
+    }
+}
+
+impl Setting for LogLevel {
+    const TAKES: &'static str = Self::NAMES;
+    fn parse(text: &str) -> Option<Self> {
+        Self::named(text)
     }
 }
 

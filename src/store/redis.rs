@@ -22,6 +22,7 @@ use super::{Answers, Charged, Store, StoreError, Undo};
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
+use crate::telemetry::traces;
 
 pub mod advice;
 pub mod backoff;
@@ -156,7 +157,7 @@ impl Redis {
         // A caller that goes away must not keep what is taken for it from being given back.
         let (store, owned) = (self.clone(), charges.to_vec());
         let (tell, told) = oneshot::channel();
-        tokio::spawn(async move {
+        traces::spawn(async move {
             let outcomes = store.0.ask(&groups, &owned, mode, until).await;
             let _ = tell.send(store.conclude(&groups, &owned, mode, outcomes));
         });
@@ -188,8 +189,8 @@ impl Redis {
         let store = self.clone();
         let give_back = move || {
             // Without a runtime the process is ending, and what was taken expires.
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(async move { store.give_back(taken).await });
+            if tokio::runtime::Handle::try_current().is_ok() {
+                traces::spawn(async move { store.give_back(taken).await });
             }
         };
         Charged { answers, undo: Some(Undo::new(left, give_back)) }

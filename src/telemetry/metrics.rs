@@ -74,6 +74,8 @@ metrics! {
     MEMORY_EVICTED: Counter "tidegate_memory_evicted_total" [] "Counters that the embedded store forgot before they were idle, for want of room";
     CONNECTIONS: Gauge "tidegate_connections" ["listener"] "Connections that are open";
     CONNECTIONS_ENDED: Counter "tidegate_connections_ended_total" ["listener" "how"] "Connections that ended otherwise than well";
+    SPANS_DROPPED: Counter "tidegate_spans_dropped_total" [] "Spans that were recorded and not delivered: there was no room for them to wait, or the receiver did not take them";
+    LOG_LINES_DROPPED: Counter "tidegate_log_lines_dropped_total" [] "Log lines that were not written, because standard error took no more";
     BUILD_INFO: Gauge "tidegate_build_info" ["version"] "Always 1; the label is the version";
     START_TIME: Gauge "process_start_time_seconds" [] "When the process started, in seconds since 1970";
 }

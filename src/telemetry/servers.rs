@@ -34,6 +34,11 @@ impl Reason {
         (Self::Overloaded, "overloaded"),
         (Self::Rejected, "rejected"),
     ];
+
+    /// Its word in metrics and spans.
+    pub const fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
 }
 
 /// One server, as it is watched.

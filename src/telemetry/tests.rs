@@ -298,8 +298,8 @@ fn whatever_a_policy_answers_is_an_error_of_the_store_and_what_is_only_watched_i
     let telemetry = Telemetry::new(0.8, Micros::ZERO);
     let unasked = verdict(Outcome::Admitted, 0, Provenance::Open);
     let open = decision(&[Answered { verdict: unasked, ..asked(None, 5, 0, 1) }]);
-    telemetry.observe(&request(&[]), &open);
-    telemetry.observe(&request(&[]), &Decision { is_refusal_watched: true, ..decision(&[asked(None, 5, 0, 1)]) });
+    telemetry.observe(&request(&[]), &open, None);
+    telemetry.observe(&request(&[]), &Decision { is_refusal_watched: true, ..decision(&[asked(None, 5, 0, 1)]) }, None);
     let text = telemetry.page();
     assert!(text.contains("should_rate_limit_error{err_type=\"redis_error\"} 1\n"), "{text}");
     assert!(text.contains("ratelimit_service_global_shadow_mode 1\n"), "{text}");

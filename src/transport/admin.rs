@@ -1,10 +1,14 @@
-//! The debug listener: the rules in force, as the reference lists them.
+//! The debug listener: the rules in force, as the reference lists them, and the level of the log.
 
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,10 +26,35 @@ pub struct Loaded {
     pub rejected: Option<String>,
 }
 
-/// The routes of the debug listener.
-pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>) -> Router {
+/// The longest word that is read as a level: 1 KiB, which is more than enough to be told that it is none.
+const LONGEST_WORD: usize = 1 << 10;
+
+/// The least severity that is logged, which may change.
+pub trait LogLevel: Send + Sync {
+    /// Its name.
+    fn get(&self) -> String;
+
+    /// Makes it the one of this name.
+    ///
+    /// # Errors
+    /// What was expected instead, in words.
+    fn set(&self, word: &str) -> Result<(), String>;
+}
+
+/// Who may change the level of the log: whoever reaches a listener that is open to this machine alone.
+#[derive(Clone)]
+struct Levels {
+    level: Arc<dyn LogLevel>,
+    is_local: bool,
+}
+
+/// The routes of the debug listener at this address.
+pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>, level: Arc<dyn LogLevel>, at: IpAddr) -> Router {
     let about = get(index).with_state((Arc::clone(&limiter), loaded));
-    Router::new().route("/", about).route("/rlconfig", get(rlconfig)).with_state(limiter)
+    let levels = Levels { level, is_local: at.is_loopback() };
+    let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
+    let rlconfig = get(rlconfig).with_state(limiter);
+    Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level)
 }
 
 async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Loaded>)>) -> String {
@@ -35,8 +64,41 @@ async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Lo
         format!("the rule files as they are now were rejected, so these rules stay:\n{}\n", why.trim_end())
     });
     format!(
-        "rules in force: load {load}, {age} s ago: {what}\n{rejected}/rlconfig: the rate limits in force, one per line\n"
+        "rules in force: load {load}, {age} s ago: {what}
+{rejected}/rlconfig: the rate limits in force, one per line
+/log_level: the least severity that is logged; PUT another, such as debug, to change it
+"
     )
+}
+
+async fn log_level(State(Levels { level, .. }): State<Levels>) -> String {
+    level.get() + "\n"
+}
+
+async fn set_log_level(State(Levels { level, is_local }): State<Levels>, headers: HeaderMap, word: String) -> Response {
+    if !is_local {
+        let why =
+            "the level of the log can be changed only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
+        return (StatusCode::FORBIDDEN, why).into_response();
+    }
+    if !is_addressed_directly(&headers) {
+        let why = "the Host header is neither an address nor localhost: a page in a browser may have been led here\n";
+        return (StatusCode::FORBIDDEN, why).into_response();
+    }
+    match level.set(word.trim()) {
+        Ok(()) => (level.get() + "\n").into_response(),
+        Err(why) => (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+    }
+}
+
+/// Whether a request was sent to an address. A page of somebody else's site can make its own name lead to this machine,
+/// but the browser then sends that name.
+fn is_addressed_directly(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    host.is_some_and(|host| {
+        let name = host.host().trim_start_matches('[').trim_end_matches(']');
+        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+    })
 }
 
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
@@ -56,4 +118,27 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn only_an_address_or_this_machines_own_name_is_direct() {
+        let is_direct = |host: &str| {
+            let host = HeaderValue::from_str(host).unwrap();
+            is_addressed_directly(&HeaderMap::from_iter([(header::HOST, host)]))
+        };
+        for direct in ["127.0.0.1", "127.0.0.1:6070", "[::1]:6070", "[::1]", "localhost", "LocalHost:6070"] {
+            assert!(is_direct(direct), "{direct}");
+        }
+        for led in ["", "evil.example", "evil.example:6070", "localhost.evil.example", "127.0.0.1.evil.example", "a b"]
+        {
+            assert!(!is_direct(led), "{led}");
+        }
+        assert!(!is_addressed_directly(&HeaderMap::new()));
+    }
 }

@@ -25,6 +25,7 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::telemetry::Telemetry;
+use crate::telemetry::traces::{Span, Way};
 
 /// The largest message that is read: 4 MiB, gRPC's default and the reference's. It is the only bound on a request.
 pub const LARGEST_MESSAGE: usize = 4 << 20;
@@ -57,7 +58,7 @@ impl Edge {
         move || seats.taken()
     }
 
-    /// Decides one request of the wire, for a caller who waits no longer than `patience`.
+    /// Decides one request of the wire, for a caller who waits no longer than `patience`; `span` tells of it.
     ///
     /// # Errors
     /// What is wrong with the request, or that the store could not be asked.
@@ -65,14 +66,19 @@ impl Edge {
         &self,
         wire: RateLimitRequest,
         patience: Option<Duration>,
+        span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
         let caller = Caller::who_waits(patience);
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
-            let mut decision = self.limiter.decide(&rules, &request, patience).await;
+            let mut decision = match &span {
+                None => self.limiter.decide(&rules, &request, patience).await,
+                // Boxed, so that those who are not recorded do not carry it.
+                Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, patience))).await,
+            };
             let hold = caller.hold(&mut decision, &self.seats);
-            self.telemetry.observe(&request, &decision);
+            self.telemetry.observe(&request, &decision, span);
             Held { response: self.answers.respond(&request, &decision)?, hold }
         };
         // By now neither the rules nor the request are needed, however long it takes.
@@ -86,7 +92,16 @@ impl RateLimitService for Edge {
     async fn should_rate_limit(&self, wire: Wire<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
         let _call = self.telemetry.call();
         let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
-        self.decide(wire.into_inner(), patience).await.map(Response::new).map_err(Status::from)
+        let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
+        let answer = self.decide(wire.into_inner(), patience, span.as_mut()).await;
+        if let Some(span) = &mut span {
+            match &answer {
+                Ok(_) => span.answered("OK", false),
+                Err(Undecided::Invalid(_)) => span.answered("INVALID_ARGUMENT", false),
+                Err(Undecided::Unavailable(_)) => span.answered("UNAVAILABLE", true),
+            }
+        }
+        answer.map(Response::new).map_err(Status::from)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use prost::Message;
@@ -18,6 +18,7 @@ use super::metrics;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::traces::{Span, Way};
 
 const REQUEST: &str = "envoy.service.ratelimit.v3.RateLimitRequest";
 const RESPONSE: &str = "envoy.service.ratelimit.v3.RateLimitResponse";
@@ -55,9 +56,23 @@ async fn healthcheck(State(readiness): State<Readiness>) -> Response {
     if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
-async fn json(State((edge, codec)): State<(Edge, Arc<Codec>)>, body: Bytes) -> Response {
+async fn json(
+    State((edge, codec)): State<(Edge, Arc<Codec>)>,
+    method: Method,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let Some(request) = codec.read(&body) else { return bad_request() };
-    let response = match edge.decide(request, None).await {
+    let mut span = edge.telemetry().request(Way::Json { is_post: method == Method::POST }, &headers);
+    let response = decided(&edge, &codec, request, span.as_mut()).await;
+    if let Some(span) = &mut span {
+        span.answered_http(response.status().as_u16());
+    }
+    response
+}
+
+async fn decided(edge: &Edge, codec: &Codec, request: RateLimitRequest, span: Option<&mut Span>) -> Response {
+    let response = match edge.decide(request, None, span).await {
         Ok(response) => response,
         Err(Undecided::Invalid(_)) => return bad_request(),
         Err(Undecided::Unavailable(error)) => {

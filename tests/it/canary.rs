@@ -1,4 +1,5 @@
-//! A value that is sensitive stands nowhere: not in Redis, in a log, in an answer or in an explanation.
+//! A value that is sensitive stands nowhere: not in Redis, in a log, in an answer, in an explanation, in a metric or in a span.
+//! Of the last two, no value of a client does.
 
 use std::process::Stdio;
 
@@ -12,10 +13,13 @@ use tokio::process::Command;
 
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually, output};
+use crate::traces::receiver::Receiver;
 
 /// What is looked for: in clear, and as it would stand where bytes are spelled by their numbers.
 const CANARY: &str = "Canary-7f3a9";
 const SPELLED: [&str; 4] = ["canary-7f3a9", "43616e6172792d", "43,61,6e,61", "Q2FuYXJ5LTdmM2E5"];
+/// A value of an entry that is not sensitive: counters and answers may tell it.
+const ORDINARY: &str = "Ordinary-5d1e8";
 
 const RULES: &str = "domain: edge
 charging: all_or_nothing
@@ -59,7 +63,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
     let secret = secret.to_str().expect("a path");
 
     for level in ["trace", "debug", "info", "warn", "error"] {
-        let mut redis = Single::start(&[]).await;
+        let (mut redis, receiver) = (Single::start(&[]).await, Receiver::http().await);
         let settings = [
             ("REDIS_URL", redis.url()),
             ("KEY_SECRET_FILE", secret.to_owned()),
@@ -69,14 +73,16 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             ("RESPONSE_HEADERS", "ietf".to_owned()),
             ("REFUSAL_BODY", "json".to_owned()),
             ("STORE_DEADLINE", "2s".to_owned()),
+            ("TRACING_ENABLED", "true".to_owned()),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url()),
         ];
         let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let tidegate = Tidegate::start(&rules, &settings).await;
+        let mut tidegate = Tidegate::start(&rules, &settings).await;
         let mut client =
             RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await.expect("it answers");
         let mut refused = 0;
         for _ in 0..5 {
-            for more in [&[("path", "/")][..], &[]] {
+            for more in [&[("path", "/")][..], &[("path", ORDINARY)], &[]] {
                 let answer = client.should_rate_limit(request(CANARY, more)).await.expect("an answer").into_inner();
                 refused += u32::from(answer.overall_code == 2);
                 assert!(is_clean(&answer.encode_to_vec()), "{level}: {answer:?}");
@@ -97,6 +103,14 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             answer.map_or_else(|status| Some(is_clean(status.message().as_bytes())), |_| None)
         })
         .await;
+        let page = tidegate.metrics().await;
+        tidegate.terminate();
+        assert!(tidegate.ended().await.success());
+        let spans = receiver.bytes();
+        for (what, told) in [("metrics", page.as_bytes()), ("spans", &spans)] {
+            assert!(is_clean(told) && !String::from_utf8_lossy(told).contains(ORDINARY), "{level}: {what}");
+            assert!(String::from_utf8_lossy(told).contains("api_key"), "{level}: {what} tell of the rule");
+        }
         let log = tidegate.errors();
         assert!(is_clean(log.as_bytes()), "{level}: {log}");
         assert!(level == "error" || !log.is_empty(), "something was logged: {level}");

@@ -129,7 +129,7 @@ fn decided(edge: &Edge, bytes: &[u8]) -> Result<(), TestCaseError> {
     let is_sound = !request.domain.is_empty() && !request.descriptors.is_empty();
     let has_override = request.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
     let descriptors = request.descriptors.len();
-    match futures(edge.decide(request, None)) {
+    match futures(edge.decide(request, None, None)) {
         Ok(answer) => {
             prop_assert!(is_sound, "what means nothing is not decided");
             prop_assert_eq!(answer.statuses.len(), descriptors);

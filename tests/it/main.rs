@@ -39,6 +39,8 @@ mod language;
 mod laws;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.
 mod literature;
+/// What is logged, for people and for programs, and what becomes of it where nobody reads.
+mod logs;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 /// The example of plans, each limit to its last hit.
@@ -57,6 +59,8 @@ mod shared;
 mod sources;
 /// A cluster that changes and breaks under load.
 mod topology;
+/// Spans, as a receiver of OpenTelemetry is told of them, and as parts of an Envoy's own.
+mod traces;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
 /// The protocol, spoken with types that are not ours.

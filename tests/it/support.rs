@@ -8,7 +8,8 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 
 /// What a test waits for a thing that must happen, on a machine that may be very busy.
@@ -68,9 +69,15 @@ pub struct Process {
 impl Process {
     /// Starts a program.
     pub fn start(command: &mut Command) -> Self {
+        Self::start_with(command, None)
+    }
+
+    /// Starts a program that complains there, if it is said where.
+    fn start_with(command: &mut Command, standard_error: Option<Stdio>) -> Self {
         let errors = tempfile::tempfile().expect("a file for what it complains of");
-        let to_file = errors.try_clone().expect("a second handle");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(to_file).kill_on_drop(true);
+        let to_file = errors.try_clone().expect("a second handle").into();
+        let standard_error = standard_error.unwrap_or(to_file);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(standard_error).kill_on_drop(true);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let lines = BufReader::new(child.stdout.take().expect("its output is ours")).lines();
         Self { child, lines, errors }
@@ -116,6 +123,8 @@ impl Process {
 pub struct Tidegate {
     /// Its gRPC listener.
     pub grpc: SocketAddr,
+    /// Its HTTP listener.
+    pub http: SocketAddr,
     /// Its debug listener.
     pub debug: SocketAddr,
     process: Process,
@@ -129,16 +138,30 @@ impl Tidegate {
 
     /// Starts it with what is named, if anything is, and with these variables only.
     pub async fn start_with(named: Option<&Path>, variables: &[(&str, &str)]) -> Self {
+        Self::start_to(named, variables, None).await
+    }
+
+    /// The same, and it logs there, if it is said where.
+    pub async fn start_to(named: Option<&Path>, variables: &[(&str, &str)], log: Option<Stdio>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.arg("serve").args(named).env_clear();
         for listener in ["GRPC", "DEBUG"] {
             command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
         }
         command.env("HOST", "127.0.0.1").env("PORT", "0").envs(variables.iter().copied());
-        let mut process = Process::start(&mut command);
+        let mut process = Process::start_with(&mut command, log);
         let grpc = listener(&mut process, "gRPC").await;
+        let http = listener(&mut process, "HTTP").await;
         let debug = listener(&mut process, "debug").await;
-        Self { grpc, debug, process }
+        Self { grpc, http, debug, process }
+    }
+
+    /// Its page of metrics.
+    pub async fn metrics(&self) -> String {
+        let request = "GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let answer = said(self.http, request).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        answer
     }
 
     /// What it has logged.
@@ -177,6 +200,20 @@ impl Tidegate {
     pub async fn ended(&mut self) -> ExitStatus {
         self.process.ended().await
     }
+}
+
+/// What is answered to these bytes, on a connection of their own, until it ends, well or not.
+pub async fn said(at: SocketAddr, request: &str) -> String {
+    in_time("there is an answer", async {
+        let mut stream = TcpStream::connect(at).await?;
+        let (mut answers, mut requests) = stream.split();
+        let mut answer = Vec::new();
+        // It may answer, and end, before it has read all.
+        let _ = tokio::join!(requests.write_all(request.as_bytes()), answers.read_to_end(&mut answer));
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
+    })
+    .await
+    .expect("it listens")
 }
 
 /// The address that the start says of a listener.

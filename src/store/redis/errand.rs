@@ -14,6 +14,7 @@ use super::script::{self, Mode, Reply, Rows};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
+use crate::telemetry::traces;
 
 /// How often a command that was provably not executed is sent again: 3 times, enough for a slot that moves while its script
 /// is loaded.
@@ -168,6 +169,26 @@ async fn exchange(
     manner: Manner,
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
+    let (server, port) = node.place();
+    let span = traces::store_call(server, port, errands.len());
+    let heard = exchange_unrecorded(node, errands, manner, until).await;
+    if let Some(mut span) = span {
+        let codes = heard.iter().flatten().filter_map(Heard::code);
+        codes.take(1).for_each(|code| span.replied(code));
+        let failure = heard.as_ref().map_or_else(|error| Some(*error), |heard| heard.iter().find_map(Heard::failure));
+        if let Some(reason) = failure.and_then(StoreError::reason) {
+            span.failed(reason.name());
+        }
+    }
+    heard
+}
+
+async fn exchange_unrecorded(
+    node: &Node,
+    errands: &[Errand<'_>],
+    manner: Manner,
+    until: Instant,
+) -> Result<SmallVec<[Heard; 1]>, StoreError> {
     if until <= Instant::now() {
         return Err(StoreError::TimedOut);
     }
@@ -236,6 +257,27 @@ impl Heard {
                 complain(code);
                 Self::Failed(StoreError::Rejected)
             }
+        }
+    }
+
+    /// Why it will not be executed, where that is known by now.
+    const fn failure(&self) -> Option<StoreError> {
+        match self {
+            Self::Failed(error) => Some(*error),
+            Self::ClusterDown => Some(StoreError::Rejected),
+            _ => None,
+        }
+    }
+
+    /// The server's word for why it was not executed here and now.
+    const fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::NoScript => Some("NOSCRIPT"),
+            Self::Moved(_) => Some("MOVED"),
+            Self::Ask(_) => Some("ASK"),
+            Self::TryAgain => Some("TRYAGAIN"),
+            Self::ClusterDown => Some("CLUSTERDOWN"),
+            Self::Done(..) | Self::TooLate(_) | Self::Failed(_) => None,
         }
     }
 

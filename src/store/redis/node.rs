@@ -15,7 +15,7 @@ use super::backoff::{Backoff, Quiet, chance};
 use super::breaker::Breaker;
 use super::clock::NodeClock;
 use super::connection::Connection;
-use super::manager::{Access, Locate, Manager};
+use super::manager::{Access, Address, Locate, Manager};
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::telemetry::servers::Server;
@@ -98,6 +98,14 @@ impl Node {
     /// What it is called in logs: its address.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Its host and port, or whatever else it is found by.
+    pub fn place(&self) -> (&str, Option<u16>) {
+        match &self.locate {
+            Locate::At(Address::Tcp(host, port)) => (host, Some(*port)),
+            Locate::At(Address::Unix(_)) | Locate::Sentinel { .. } => (&self.name, None),
+        }
     }
 
     /// Who is told how it answers.

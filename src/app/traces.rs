@@ -1,0 +1,204 @@
+//! The wiring of traces: spans wait in a bounded queue and are delivered by a thread of its own, so that no decision waits
+//! for who receives them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TraceId;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::tonic_types::transport::ClientTlsConfig;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::TelemetryResourceDetector;
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanExporter as _};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use super::SystemClock;
+use crate::settings::{Protocol, Settings, TraceSettings};
+use crate::store::redis::backoff::Quiet;
+use crate::telemetry::traces::{Sampler, Traces};
+
+/// The most spans that wait to be delivered: 2,048, as in OpenTelemetry's own batch processors.
+const MOST_WAITING: usize = 2_048;
+/// The most spans of one delivery: 512, likewise.
+const MOST_AT_ONCE: usize = 512;
+/// How long a span waits for others to be delivered with: 1 s.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long the end of the process waits until the last spans are delivered: 1 s.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// The thread that delivers spans.
+pub(super) struct Exporting {
+    dropped: Arc<AtomicU64>,
+    stop: watch::Sender<bool>,
+}
+
+impl Exporting {
+    /// Starts it, if requests are recorded; `None` if not.
+    ///
+    /// # Errors
+    /// When nothing can be delivered as the settings say.
+    pub(super) fn start(settings: &Settings) -> anyhow::Result<Option<(Arc<Traces>, Self)>> {
+        let Some(settings) = &settings.traces else { return Ok(None) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let exporter = {
+            // The connection is made by the thread, when there is something to deliver.
+            let _inside = runtime.enter();
+            exporter(settings).with_context(|| format!("spans cannot be delivered to {}", settings.endpoint))
+        };
+        let mut exporter = match exporter {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                // To drop it would wait, which the runtime that asks for this may not.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
+        exporter.set_resource(&resource(settings));
+        let (spans, waiting) = mpsc::channel(MOST_WAITING);
+        let (dropped, (stop, stopped)) = (Arc::new(AtomicU64::new(0)), watch::channel(false));
+        let sampler = Sampler { ratio: settings.ratio, follows_caller: settings.follows_caller };
+        let traces = Traces::new(sampler, Arc::new(SystemClock), spans, Arc::clone(&dropped));
+        let delivery = Delivery { exporter, dropped: Arc::clone(&dropped), complaints: Quiet::new() };
+        let started = std::thread::Builder::new().name("spans".to_owned()).spawn(move || {
+            runtime.block_on(delivery.run(waiting, stopped));
+            runtime.shutdown_background();
+        });
+        started.context("the thread that delivers spans cannot be started")?;
+        Ok(Some((Arc::new(traces), Self { dropped, stop })))
+    }
+
+    /// How many spans were not delivered, as it is counted.
+    pub(super) fn dropped(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.dropped)
+    }
+
+    /// Delivers what is left, and waits for it, but not long.
+    pub(super) async fn flush(self) {
+        self.stop.send_replace(true);
+        let _ = timeout(FLUSH, self.stop.closed()).await;
+    }
+}
+
+/// Delivers spans.
+struct Delivery {
+    exporter: SpanExporter,
+    dropped: Arc<AtomicU64>,
+    complaints: Quiet,
+}
+
+impl Delivery {
+    /// Delivers whatever comes, until it is stopped and nothing is left.
+    async fn run(self, mut waiting: mpsc::Receiver<SpanData>, mut stopped: watch::Receiver<bool>) {
+        let (mut batch, mut is_open) = (Vec::new(), true);
+        while is_open {
+            is_open = tokio::select! {
+                is_open = gather(&mut waiting, &mut batch) => is_open,
+                // What is there by now is still gathered.
+                _ = stopped.wait_for(|stop| *stop), if !waiting.is_closed() => {
+                    waiting.close();
+                    true
+                }
+            };
+            if !batch.is_empty() {
+                self.deliver(std::mem::take(&mut batch)).await;
+            }
+        }
+    }
+
+    async fn deliver(&self, batch: Vec<SpanData>) {
+        let count = batch.len();
+        let Err(error) = self.exporter.export(batch).await else { return };
+        self.dropped.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
+        if self.complaints.is_over() {
+            tracing::warn!(spans = count, "spans are lost, for they cannot be delivered: {error}");
+        }
+    }
+}
+
+/// Waits for spans, and a while for more of them. What is in `batch` stays there if this is dropped. False when no more
+/// will come.
+async fn gather(waiting: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData>) -> bool {
+    let more = async |batch: &mut Vec<SpanData>, waiting: &mut mpsc::Receiver<SpanData>| {
+        waiting.recv_many(batch, MOST_AT_ONCE - batch.len()).await > 0
+    };
+    if batch.is_empty() && !more(batch, waiting).await {
+        return false;
+    }
+    let rest = async {
+        while batch.len() < MOST_AT_ONCE {
+            if !more(batch, waiting).await {
+                return false;
+            }
+        }
+        true
+    };
+    timeout(GATHER, rest).await.unwrap_or(true)
+}
+
+/// What delivers as the settings say. What else the variables of OpenTelemetry say, such as headers, it reads itself.
+fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
+    let TraceSettings { protocol, endpoint, timeout, .. } = settings;
+    let is_tls = endpoint.starts_with("https:");
+    Ok(match protocol {
+        Protocol::Grpc => {
+            let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(*timeout);
+            let builder =
+                if is_tls { builder.with_tls_config(ClientTlsConfig::new().with_enabled_roots()) } else { builder };
+            builder.build()?
+        }
+        Protocol::Http => {
+            let builder = SpanExporter::builder()
+                .with_http()
+                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
+                .with_endpoint(endpoint)
+                .with_timeout(*timeout);
+            let builder = if is_tls {
+                let connector = hyper_rustls::HttpsConnectorBuilder::new()
+                    .with_provider_and_native_roots(rustls::crypto::ring::default_provider())?
+                    .https_only()
+                    .enable_http1()
+                    .build();
+                builder.with_http_client(HyperClient::new(connector, *timeout, None))
+            } else {
+                builder.with_http_client(HyperClient::with_default_connector(*timeout, None))
+            };
+            builder.build()?
+        }
+    })
+}
+
+/// What is said of this process with its spans.
+fn resource(settings: &TraceSettings) -> Resource {
+    let given = settings.resource.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone()));
+    Resource::builder_empty()
+        .with_detector(Box::new(TelemetryResourceDetector))
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_attribute(KeyValue::new("service.instance.id", uuid(RandomIdGenerator::default().new_trace_id())))
+        .with_attributes(given)
+        .build()
+}
+
+/// A random UUID, of 122 of these bits.
+fn uuid(random: TraceId) -> String {
+    let bits = u128::from_be_bytes(random.to_bytes());
+    let bits = bits & !(0xf000 << 64) & !(0xc << 60) | (0x4000 << 64) | (0x8 << 60);
+    let text = format!("{bits:032x}");
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| text.get(part).unwrap_or_default());
+    parts.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_named_by_a_uuid_of_random_bits() {
+        assert_eq!(uuid(TraceId::from(u128::MAX)), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(uuid(TraceId::from(0)), "00000000-0000-4000-8000-000000000000");
+    }
+}

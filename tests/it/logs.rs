@@ -1,0 +1,207 @@
+//! What is logged, for people and for programs, and what becomes of it where nobody reads.
+
+use std::io::{ErrorKind, Write};
+use std::time::Instant;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tonic::transport::Channel;
+
+use crate::support::{Tidegate, eventually, said};
+
+const RULES: &str = "domain: edge
+descriptors: [{ key: user, rate_limit: { unit: week, requests_per_unit: 1 } }]
+";
+/// The value that is refused.
+const VALUE: &str = "Somebody-7f3a9";
+
+fn rules() -> NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), RULES).expect("it is written");
+    file
+}
+
+struct Client(RateLimitServiceClient<Channel>);
+
+impl Client {
+    async fn of(tidegate: &Tidegate) -> Self {
+        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
+        Self(client.expect("it answers"))
+    }
+
+    /// Whether a call is refused.
+    async fn is_refused(&mut self) -> bool {
+        let entry = Entry { key: "user".to_owned().into(), value: VALUE.to_owned().into() };
+        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+        let request = RateLimitRequest { domain: "edge".to_owned(), descriptors: vec![descriptor], hits_addend: 0 };
+        self.0.should_rate_limit(request).await.expect("an answer").into_inner().overall_code == 2
+    }
+}
+
+fn put(host: &str, word: &str, connection: &str) -> String {
+    let length = word.len();
+    format!(
+        "PUT /log_level HTTP/1.1\r\nhost: {host}\r\nconnection: {connection}\r\ncontent-length: {length}\r\n\r\n{word}"
+    )
+}
+
+async fn level(tidegate: &Tidegate) -> String {
+    let answer = said(tidegate.debug, "GET /log_level HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
+}
+
+/// Makes a line at the level `debug`.
+async fn babble(tidegate: &Tidegate) {
+    said(tidegate.grpc, "this is no HTTP/2 at all\r\n\r\n").await;
+}
+
+/// The objects that were logged, one a line.
+fn objects(log: &str) -> Vec<Value> {
+    log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line:?}"))).collect()
+}
+
+#[tokio::test]
+async fn a_thousand_refusals_are_a_line_a_second_and_none_of_them_is_lost() {
+    let rules = rules();
+    let settings = [("LOG_LEVEL", "info"), ("LOG_FORMAT", "json")];
+    let tidegate = Tidegate::start(rules.path(), &settings).await;
+    let mut client = Client::of(&tidegate).await;
+    assert!(!client.is_refused().await);
+    let (began, mut refused) = (Instant::now(), 0);
+    while refused < 1_000 {
+        assert!(client.is_refused().await);
+        refused += 1;
+    }
+    let told = |line: &Value| line["refusals"].as_u64();
+    eventually("all refusals are told of", async || {
+        let sum: u64 = objects(&tidegate.log()).iter().filter_map(told).sum();
+        // The next line tells of what was not told yet.
+        let is_told = sum == refused;
+        if !is_told {
+            assert!(client.is_refused().await);
+            refused += 1;
+        }
+        is_told.then_some(())
+    })
+    .await;
+    let log = tidegate.log();
+    let lines: Vec<_> = objects(&log).into_iter().filter(|line| told(line).is_some()).collect();
+    let most = usize::try_from(began.elapsed().as_secs()).expect("it fits") + 2;
+    assert!((2..=most).contains(&lines.len()), "{} lines of at most {most}", lines.len());
+    for line in &lines {
+        let flat = ["level", "domain", "rule", "provenance"].map(|key| line[key].as_str().unwrap_or_default());
+        assert_eq!(flat, ["info", "edge", "edge.user", "store"], "{line}");
+        assert!(line["@message"].is_string() && line["@timestamp"].is_string() && line["generation"] == 1, "{line}");
+    }
+    assert!(!log.contains(VALUE), "{log}");
+}
+
+#[tokio::test]
+async fn every_line_for_programs_is_an_object_to_the_last() {
+    let rules = rules();
+    let mut tidegate = Tidegate::start(rules.path(), &[("LOG_LEVEL", "trace"), ("LOG_FORMAT", "json")]).await;
+    babble(&tidegate).await;
+    let broken = RULES.replace("week", "\"\\ndecade\"");
+    std::fs::write(rules.path(), broken).expect("it is written");
+    eventually("the broken rules are told of", async || tidegate.log().contains("decade").then_some(())).await;
+    tidegate.terminate();
+    assert!(tidegate.ended().await.success());
+    let lines = objects(&tidegate.log());
+    let has = |level: &str, words: &str| {
+        lines
+            .iter()
+            .any(|line| line["level"] == level && line["@message"].as_str().is_some_and(|text| text.contains(words)))
+    };
+    assert!(has("error", "the rules in force stay") && has("debug", "a connection failed"), "{lines:?}");
+    assert!(has("info", "stopping: "), "{lines:?}");
+    let stopped = lines.iter().filter(|line| line["@message"] == "the listener has stopped");
+    assert_eq!(stopped.count(), 3, "the last lines are waited for: {lines:?}");
+}
+
+#[tokio::test]
+async fn the_level_changes_while_the_process_runs() {
+    let rules = rules();
+    let tidegate = Tidegate::start(rules.path(), &[("LOG_LEVEL", "error")]).await;
+    let index = said(tidegate.debug, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    assert!(index.contains("/log_level"), "{index}");
+    assert_eq!(level(&tidegate).await, "error\n");
+    babble(&tidegate).await;
+
+    for (host, word, status, words) in [
+        ("evil.example", "debug", 403, "neither an address nor localhost"),
+        ("127.0.0.1", "loud", 400, "expected trace, debug, info, warn or error"),
+    ] {
+        let answer = said(tidegate.debug, &put(host, word, "close")).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(words), "{answer}");
+        assert_eq!(level(&tidegate).await, "error\n");
+    }
+    assert_eq!(tidegate.log(), "");
+
+    let host = tidegate.debug.to_string();
+    let answer = said(tidegate.debug, &put(&host, "debug\n", "close")).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\ndebug\n"), "{answer}");
+    assert_eq!(level(&tidegate).await, "debug\n");
+    eventually("the change is told of", async || tidegate.log().contains("from the level DEBUG on").then_some(()))
+        .await;
+    babble(&tidegate).await;
+    eventually("debug lines are there", async || tidegate.log().contains("a connection failed").then_some(())).await;
+
+    said(tidegate.debug, &put("localhost", "error", "close")).await;
+    let written = eventually("this change is told of, too", async || {
+        let log = tidegate.log();
+        log.contains("from the level ERROR on").then_some(log)
+    })
+    .await;
+    babble(&tidegate).await;
+    said(tidegate.debug, &put("[::1]:6070", "error", "close")).await;
+    let more = eventually("what comes after is told of", async || {
+        let log = tidegate.log();
+        (log.matches("from the level ERROR on").count() == 2).then(|| log[written.len()..].to_owned())
+    })
+    .await;
+    assert_eq!(more.lines().count(), 1, "{more}");
+}
+
+#[tokio::test]
+async fn where_others_reach_the_debug_listener_the_level_stays() {
+    let rules = rules();
+    let tidegate = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
+    let answer = said(tidegate.debug, &put("127.0.0.1", "debug", "close")).await;
+    assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("DEBUG_HOST"), "{answer}");
+    assert_eq!(level(&tidegate).await, "warn\n");
+}
+
+/// More lines than have room in the queue.
+const LINES: usize = 12_000;
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_holds_up_no_decision_and_no_stop() {
+    let (_unread, mut full) = std::io::pipe().expect("a pipe");
+    fcntl_setfl(&full, OFlags::NONBLOCK).expect("it is set");
+    let filled = std::iter::repeat_with(|| full.write(&[b'x'; 1 << 10])).find_map(Result::err).expect("it is full");
+    assert_eq!(filled.kind(), ErrorKind::WouldBlock);
+    fcntl_setfl(&full, OFlags::empty()).expect("it is set");
+
+    let rules = rules();
+    let mut tidegate = Tidegate::start_to(Some(rules.path()), &[("LOG_LEVEL", "trace")], Some(full.into())).await;
+    let mut client = Client::of(&tidegate).await;
+    assert!(!client.is_refused().await);
+    let many: String = (1..LINES).map(|_| put("localhost", "trace", "keep-alive")).collect();
+    let answers = said(tidegate.debug, &(many + &put("localhost", "trace", "close"))).await;
+    assert_eq!(answers.matches("HTTP/1.1 200 ").count(), LINES);
+    for _ in 0..1_000 {
+        assert!(client.is_refused().await);
+    }
+    babble(&tidegate).await;
+    let page = tidegate.metrics().await;
+    let dropped = page.lines().find_map(|line| line.strip_prefix("tidegate_log_lines_dropped_total "));
+    let dropped: usize = dropped.and_then(|dropped| dropped.parse().ok()).expect("a number");
+    assert!((1..LINES).contains(&dropped), "{dropped}");
+    tidegate.terminate();
+    assert!(tidegate.ended().await.success());
+}
