@@ -116,6 +116,8 @@ impl Process {
 pub struct Tidegate {
     /// Its gRPC listener.
     pub grpc: SocketAddr,
+    /// Its HTTP listener.
+    pub http: SocketAddr,
     /// Its debug listener.
     pub debug: SocketAddr,
     process: Process,
@@ -137,8 +139,9 @@ impl Tidegate {
         command.env("HOST", "127.0.0.1").env("PORT", "0");
         let mut process = Process::start(&mut command);
         let grpc = listener(&mut process, "gRPC").await;
+        let http = listener(&mut process, "HTTP").await;
         let debug = listener(&mut process, "debug").await;
-        Self { grpc, debug, process }
+        Self { grpc, http, debug, process }
     }
 
     /// What it has logged.
@@ -156,6 +159,11 @@ impl Tidegate {
     /// What it has logged.
     pub fn log(&self) -> String {
         self.process.errors()
+    }
+
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on.
