@@ -177,6 +177,72 @@ fn every_setting_is_in_the_operators_table() {
     );
 }
 
+/// The first columns of the rows of a section of the operators' page, without their marks.
+fn rows_of_operations(section: &str) -> Vec<Vec<String>> {
+    let page = read(&root().join("docs/operations.md"));
+    let (_, section) = page.split_once(&format!("\n## {section}")).expect("the page has this section");
+    let section = section.split("\n## ").next().expect("a first part");
+    let cells = |row: &str| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
+    section.lines().filter(|line| line.starts_with("| `")).map(cells).collect()
+}
+
+#[test]
+fn every_metric_is_explained_to_operators_and_no_other() {
+    let label = |label: &&str| format!("`{label}`");
+    let row = |metric: &&tidegate::telemetry::metrics::Metric| {
+        let labels: Vec<_> = metric.labels.iter().map(label).collect();
+        (format!("`{}`", metric.name), labels.join(", "))
+    };
+    let expected: Vec<_> = tidegate::telemetry::metrics::TABLE.iter().map(row).collect();
+    let rows = rows_of_operations("Metrics");
+    let explained: Vec<_> = rows.iter().map(|row| (row[0].clone(), row[1].clone())).collect();
+    assert_eq!(explained, expected, "left, the rows of docs/operations.md, Metrics; right, the table of metrics");
+    assert!(rows.iter().all(|row| row.len() == 3 && row[2].ends_with('.')), "each says what to look for");
+}
+
+#[test]
+fn every_setting_says_when_to_change_it() {
+    let expected: Vec<_> =
+        tidegate::settings::Settings::table().map(|setting| format!("`{}`", setting.variable)).collect();
+    let rows = rows_of_operations("Settings");
+    let explained: Vec<_> = rows.iter().map(|row| row[0].clone()).collect();
+    assert_eq!(explained, expected, "left, the rows of docs/operations.md, Settings; right, the settings");
+    assert!(rows.iter().all(|row| row.len() == 2 && row[1].ends_with('.')), "each says when");
+}
+
+#[test]
+fn every_alert_says_what_to_do_and_in_which_order() {
+    let alerts = read(&root().join("helm/tidegate/files/alerts.yaml"));
+    let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let page = read(&root().join("docs/operations.md"));
+    let (_, section) = page.split_once("\n## Alerts\n").expect("the page has this section");
+    let section = section.split("\n## ").next().expect("a first part");
+    let told: Vec<_> = section.split("\n### ").skip(1).collect();
+    let named: Vec<_> = told.iter().filter_map(|alert| alert.lines().next()).collect();
+    assert_eq!(named, names, "left, the alerts of docs/operations.md; right, those of the chart");
+    for alert in told {
+        assert!(alert.contains("\n\n1. "), "what to do first about {alert}");
+    }
+}
+
+#[test]
+fn every_anchor_in_the_operators_page_is_a_heading() {
+    let anchor = |heading: &str| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.collect::<String>().trim().to_lowercase().replace(' ', "-")
+    };
+    let path = root().join("docs/operations.md");
+    let page = read(&path);
+    for (at, _) in page.match_indices("](") {
+        let target = page[at + 2..].split(')').next().expect("a target");
+        let Some((file, wanted)) = target.split_once('#') else { continue };
+        let text = if file.is_empty() { page.clone() } else { read(&root().join("docs").join(file)) };
+        let headings = text.lines().filter(|line| line.starts_with('#'));
+        let is_there = headings.map(|line| anchor(line.trim_start_matches('#'))).any(|heading| heading == wanted);
+        assert!(is_there, "docs/operations.md: no heading is named {target}");
+    }
+}
+
 /// A promise without a test is a wish: every row of a table in the page names tests, and each of them is there.
 #[test]
 fn every_guarantee_names_the_tests_that_show_it() {

@@ -47,6 +47,8 @@ mod path;
 mod plans;
 /// What is answered while the store cannot be asked.
 mod policy;
+/// A real Prometheus that watches: every alert provoked, every query of the dashboard answered, every number checked.
+mod prometheus;
 /// A client in another language, with nothing but the address.
 mod python;
 /// Rules that change while they are in force: whole or not at all, and nobody waits.

@@ -50,7 +50,7 @@ impl Port {
 }
 
 /// A program that the kernel kills when the thread that starts it ends, be it that the whole test process is killed.
-fn bound_to_this_thread(program: &str) -> Command {
+pub fn bound_to_this_thread(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", program]);
     command

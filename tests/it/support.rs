@@ -181,6 +181,11 @@ impl Tidegate {
         self.process.errors()
     }
 
+    /// The number of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);

@@ -6,17 +6,6 @@ use tidegate::settings::Settings;
 use super::{CHART, Helm, environment, server, yaml};
 use crate::support::repository;
 
-/// What the chart sets or takes and this version of the service does not read yet.
-const AHEAD: [&str; 7] = [
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "TRACING_ENABLED",
-    "TRACING_EXPORTER_PROTOCOL",
-    "TRACING_SAMPLING_RATE",
-    "TRACING_SERVICE_INSTANCE_ID",
-    "TRACING_SERVICE_NAME",
-    "TRACING_SERVICE_NAMESPACE",
-];
-
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
@@ -105,7 +94,7 @@ async fn every_setting_can_be_given_to_the_chart_in_one_way_and_secrets_in_no_pl
             );
         }
     }
-    let known: BTreeSet<&str> = Settings::table().map(|row| row.variable).chain(AHEAD).collect();
+    let known: BTreeSet<&str> = Settings::table().map(|row| row.variable).collect();
     for name in free.union(&own) {
         assert!(known.contains(name.as_str()), "the chart has {name}, which is no setting");
     }
