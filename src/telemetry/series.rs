@@ -14,8 +14,8 @@ use super::page::Page;
 use super::split::Split;
 use crate::model::{About, Answered, Decision, Outcome, Request, Series};
 
-/// The most rules and values that have series of their own: 10,000, at which a page has up to 9 MB (measured). What is beyond
-/// shares one.
+/// The most rules and values that have series of their own: 10,000, which make a page of some megabytes. What is beyond shares
+/// one.
 const MOST_SERIES: usize = 10_000;
 /// The most of them that clients' values may make, so that nine tenths are the rules': 1,000.
 pub(super) const MOST_OF_VALUES: usize = 1_000;

@@ -10,20 +10,28 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use crate::telemetry::Telemetry;
 use crate::telemetry::page::CONTENT_TYPE;
 
-/// How many times as long as it took to make is a page given to whoever asks: 20 times, so that those who ask again and again
-/// cost at most a twentieth of a core.
-const AS_LONG: u32 = 20;
+/// How many times as long as it took to make is the rest before the next: 20 times, so that those who ask again and again cost
+/// a twentieth of a core.
+const REST: u32 = 20;
+/// How long it is at most: 1 s, a tenth of what a scraper waits for by default.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Makes pages, one at a time, beside the threads that answer calls.
 struct Pages {
     telemetry: Arc<Telemetry>,
-    /// The last one, and until when it is given.
-    last: Mutex<Option<(Bytes, Instant)>>,
+    last: Mutex<Option<Last>>,
+}
+
+/// The last page.
+struct Last {
+    page: Bytes,
+    began: Instant,
+    rested: Instant,
 }
 
 /// The page, at this path.
@@ -33,17 +41,19 @@ pub fn routes(path: &str, telemetry: Arc<Telemetry>) -> Router {
 }
 
 async fn page(State(pages): State<Arc<Pages>>) -> Response {
+    let asked = Instant::now();
     let mut last = pages.last.lock().await;
-    let fresh = last.as_ref().filter(|(_, until)| Instant::now() < *until).map(|(page, _)| page.clone());
-    if let Some(page) = fresh {
-        return ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response();
+    // Nobody is given what was made before he asked.
+    if let Some(Last { page, .. }) = last.as_ref().filter(|last| last.began >= asked) {
+        return ([(header::CONTENT_TYPE, CONTENT_TYPE)], page.clone()).into_response();
     }
-    let telemetry = Arc::clone(&pages.telemetry);
-    let made = tokio::task::spawn_blocking(move || {
-        let began = Instant::now();
-        (Bytes::from(telemetry.page()), began.elapsed())
-    });
-    let Ok((page, took)) = made.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    *last = Some((page.clone(), Instant::now() + (took * AS_LONG).min(Duration::from_secs(1))));
+    if let Some(Last { rested, .. }) = *last {
+        sleep_until(rested).await;
+    }
+    let (telemetry, began) = (Arc::clone(&pages.telemetry), Instant::now());
+    let made = tokio::task::spawn_blocking(move || Bytes::from(telemetry.page()));
+    let Ok(page) = made.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let rested = Instant::now() + (began.elapsed() * REST).min(LONGEST_REST);
+    *last = Some(Last { page: page.clone(), began, rested });
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
 }

@@ -3,11 +3,20 @@
 
 use std::str::FromStr;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use opentelemetry::trace::{SpanId, TraceId, TraceState};
 
 /// The longest `tracestate` that is passed on: 512 bytes, which W3C asks of everyone. A longer one is left out whole.
 const LONGEST_STATE: usize = 512;
+
+// Names that are made once: to make one of a text takes longer than to look it up.
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+static B3: HeaderName = HeaderName::from_static("b3");
+static B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
+static B3_SPAN: HeaderName = HeaderName::from_static("x-b3-spanid");
+static B3_SAMPLED: HeaderName = HeaderName::from_static("x-b3-sampled");
+static B3_FLAGS: HeaderName = HeaderName::from_static("x-b3-flags");
 
 /// What a caller says. What is not well-formed says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,18 +30,18 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Reads the headers of a request: W3C's if they are there, else B3.
     pub(super) fn read(headers: &HeaderMap) -> Self {
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
-        let w3c = text("traceparent").and_then(w3c);
-        w3c.or_else(|| text("b3").and_then(b3)).or_else(|| b3_of_many(&text)).unwrap_or_default()
+        let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+        let w3c = text(&TRACEPARENT).and_then(w3c);
+        w3c.or_else(|| text(&B3).and_then(b3)).or_else(|| b3_of_many(&text)).unwrap_or_default()
     }
 }
 
 /// What else the services on the way have to say of a W3C trace.
 pub(super) fn state(headers: &HeaderMap) -> TraceState {
-    let mut given = headers.get_all("tracestate").iter();
+    let mut given = headers.get_all(&TRACESTATE).iter();
     // Several would have to be joined; who sends long ones does without.
     let only = given.next().filter(|state| given.next().is_none() && state.len() <= LONGEST_STATE);
-    let text = only.filter(|_| headers.contains_key("traceparent")).and_then(|state| state.to_str().ok());
+    let text = only.filter(|_| headers.contains_key(&TRACEPARENT)).and_then(|state| state.to_str().ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 
@@ -60,10 +69,10 @@ fn b3(text: &str) -> Option<Incoming> {
     Some(Incoming { ids: Some(ids(first, span)?), is_sampled })
 }
 
-fn b3_of_many<'a>(text: &impl Fn(&str) -> Option<&'a str>) -> Option<Incoming> {
-    let is_debug = text("x-b3-flags") == Some("1");
-    let is_sampled = if is_debug { Some(true) } else { text("x-b3-sampled").and_then(sampling) };
-    let ids = text("x-b3-traceid").zip(text("x-b3-spanid")).and_then(|(trace, span)| ids(trace, span));
+fn b3_of_many<'a>(text: &impl Fn(&HeaderName) -> Option<&'a str>) -> Option<Incoming> {
+    let is_debug = text(&B3_FLAGS) == Some("1");
+    let is_sampled = if is_debug { Some(true) } else { text(&B3_SAMPLED).and_then(sampling) };
+    let ids = text(&B3_TRACE).zip(text(&B3_SPAN)).and_then(|(trace, span)| ids(trace, span));
     (ids.is_some() || is_sampled.is_some()).then_some(Incoming { ids, is_sampled })
 }
 

@@ -233,7 +233,7 @@ const NAMED: &[Named] = &[
     (
         "{ key: marks, value_to_metric: true, RATE }",
         &[("marks", "10.1.2.3:80|v1.2")],
-        Some("key1=\"marks_10_1_2_3_80_v1.2\""),
+        Some("key1=\"marks_10_1_2_3_80_v1\",key2=\"2\""),
     ),
     ("{ key: unlimited, rate_limit: { unlimited: true } }", &[("unlimited", "x")], None),
 ];

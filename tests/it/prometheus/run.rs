@@ -58,6 +58,7 @@ const OF_TIME: [&str; 2] = ["TidegateStoreSlow", "TidegateSlow"];
 const WITHOUT_TOTAL: &[&str] = &[
     "ratelimit_service_config_load_error",
     "ratelimit_service_config_load_success",
+    "ratelimit_service_global_shadow_mode",
     "ratelimit_service_rate_limit_near_limit",
     "ratelimit_service_rate_limit_over_limit",
     "ratelimit_service_rate_limit_shadow_mode",
