@@ -63,7 +63,8 @@ impl Exporting {
         let (dropped, (stop, stopped)) = (Arc::new(AtomicU64::new(0)), watch::channel(false));
         let sampler = Sampler { ratio: settings.ratio, follows_caller: settings.follows_caller };
         let traces = Traces::new(sampler, Arc::new(SystemClock), spans, Arc::clone(&dropped));
-        let delivery = Delivery { exporter, dropped: Arc::clone(&dropped), complaints: Quiet::new() };
+        let patience = settings.timeout;
+        let delivery = Delivery { exporter, patience, dropped: Arc::clone(&dropped), complaints: Quiet::new() };
         let started = std::thread::Builder::new().name("spans".to_owned()).spawn(move || {
             runtime.block_on(delivery.run(waiting, stopped));
             runtime.shutdown_background();
@@ -87,6 +88,8 @@ impl Exporting {
 /// Delivers spans.
 struct Delivery {
     exporter: SpanExporter,
+    /// How long one delivery may take.
+    patience: Duration,
     dropped: Arc<AtomicU64>,
     complaints: Quiet,
 }
@@ -112,7 +115,12 @@ impl Delivery {
 
     async fn deliver(&self, batch: Vec<SpanData>) {
         let count = batch.len();
-        let Err(error) = self.exporter.export(batch).await else { return };
+        // The exporter bounds an answer, and over gRPC not the connection.
+        let error = match timeout(self.patience, self.exporter.export(batch)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("nothing was taken within {:?}", self.patience),
+        };
         self.dropped.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
         if self.complaints.is_over() {
             tracing::warn!(spans = count, "spans are lost, for they cannot be delivered: {error}");

@@ -28,6 +28,11 @@ impl Name {
         Self { domain: printed(domain), rule: OTHER.to_owned() }
     }
 
+    /// Whether it is that of what has no series of its own.
+    pub(super) fn is_other(&self) -> bool {
+        self.rule == OTHER
+    }
+
     /// Of a rule.
     pub(super) fn of_rule(about: &About) -> Self {
         Self::of(about, |_, level| printed(level.word()))

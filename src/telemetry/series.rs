@@ -86,7 +86,9 @@ impl Rules {
         };
         {
             let mut all = self.all.write();
-            all.counts.retain(|name, counts| kept.contains(&counts.of_values.unwrap_or_else(|| name.digest())));
+            all.counts.retain(|name, counts| {
+                name.is_other() || kept.contains(&counts.of_values.unwrap_or_else(|| name.digest()))
+            });
             all.of_values = all.counts.values().filter(|counts| counts.of_values.is_some()).count();
         }
         self.table.store(Arc::new(table));
@@ -144,15 +146,20 @@ impl Rules {
     /// The counts of this name, which a client's value may have made for `rule`; where there are too many, those that all
     /// others share.
     fn named(&self, name: Name, rule: Option<&About>) -> Arc<Counts> {
-        if let Some(counts) = self.known(&name) {
+        let found = {
+            let all = self.all.read();
+            let other = || all.other_than(&name, rule.is_some());
+            all.counts.get(&name).cloned().or_else(|| all.counts.get(&other()?).cloned())
+        };
+        if let Some(counts) = found {
             return counts;
         }
-        let mut all = self.all.write();
         let of_values = rule.map(|rule| Name::of_rule(rule).digest());
-        let name = match of_values {
-            _ if all.counts.len() >= MOST_SERIES => Name::other(""),
-            Some(_) if all.of_values >= MOST_OF_VALUES => Name::other(name.domain()),
-            _ => name,
+        let mut all = self.all.write();
+        let (name, of_values) = match all.other_than(&name, of_values.is_some()) {
+            // All that share it keep it.
+            Some(other) => (other, None),
+            None => (name, of_values),
         };
         if let Some(counts) = all.counts.get(&name) {
             return Arc::clone(counts);
@@ -197,6 +204,19 @@ impl Rules {
                 }
             }
         });
+    }
+}
+
+impl All {
+    /// What a name that is not there yet is counted as, where there is no room for it.
+    fn other_than(&self, name: &Name, is_of_values: bool) -> Option<Name> {
+        if self.counts.len() >= MOST_SERIES {
+            Some(Name::other(""))
+        } else if is_of_values && self.of_values >= MOST_OF_VALUES {
+            Some(Name::other(name.domain()))
+        } else {
+            None
+        }
     }
 }
 

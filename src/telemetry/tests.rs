@@ -197,6 +197,9 @@ fn a_client_that_makes_up_values_makes_a_bounded_number_of_series() {
     assert_eq!(series, MOST_OF_VALUES + 2, "those, the others together, and the rule beside");
     assert!(text.contains("key1=\"other\""), "what is left out is counted together");
     assert!(text.lines().all(|line| line.len() < 400), "no value is long");
+    let together = text.lines().find(|line| line.contains("total_hits{domain=\"edge\",key1=\"other\"}")).unwrap();
+    rules.replace(2, &["edge"], [&other].into_iter());
+    assert!(page(&rules).contains(together), "what is counted together goes on whoever of them is gone");
 }
 
 #[test]

@@ -53,6 +53,8 @@ struct Recording {
     began: Instant,
     /// Taken when it ends.
     data: Option<SpanData>,
+    /// Whether it came to its end: who asked may have gone away before.
+    is_done: bool,
 }
 
 #[derive(Clone)]
@@ -158,7 +160,7 @@ impl Traces {
             status: Status::Unset,
             instrumentation_scope: self.scope.clone(),
         };
-        Span(Box::new(Recording { traces: Arc::clone(self), began: Instant::now(), data: Some(data) }))
+        Span(Box::new(Recording { traces: Arc::clone(self), began: Instant::now(), data: Some(data), is_done: false }))
     }
 }
 
@@ -200,6 +202,7 @@ impl Span {
 
     /// With which status a call of gRPC was answered, and whether that is our fault.
     pub fn answered(&mut self, status: &'static str, is_failed: bool) {
+        self.done();
         self.set("rpc.response.status_code", status);
         if is_failed {
             self.failed(status);
@@ -208,10 +211,16 @@ impl Span {
 
     /// With which status a request over HTTP was answered.
     pub fn answered_http(&mut self, status: u16) {
+        self.done();
         self.set("http.response.status_code", i64::from(status));
         if status >= 500 {
             self.failed(status.to_string());
         }
+    }
+
+    /// It came to its end.
+    pub fn done(&mut self) {
+        self.0.is_done = true;
     }
 
     /// What a server of the store answered instead of doing what it was asked, by its code.
@@ -237,6 +246,10 @@ impl Span {
 impl Drop for Recording {
     fn drop(&mut self) {
         let Some(mut data) = self.data.take() else { return };
+        if !self.is_done {
+            data.attributes.push(KeyValue::new("error.type", "cancelled"));
+            data.status = Status::error("");
+        }
         data.end_time = data.start_time + self.began.elapsed();
         if self.traces.spans.try_send(data).is_err() {
             self.traces.dropped.fetch_add(1, Ordering::Relaxed);

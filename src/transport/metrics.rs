@@ -24,7 +24,7 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Makes pages, one at a time, beside the threads that answer calls.
 struct Pages {
     telemetry: Arc<Telemetry>,
-    last: Mutex<Option<Last>>,
+    last: Arc<Mutex<Option<Last>>>,
 }
 
 /// The last page.
@@ -36,13 +36,13 @@ struct Last {
 
 /// The page, at this path.
 pub fn routes(path: &str, telemetry: Arc<Telemetry>) -> Router {
-    let pages = Arc::new(Pages { telemetry, last: Mutex::default() });
+    let pages = Arc::new(Pages { telemetry, last: Arc::default() });
     Router::new().route(path, get(page)).with_state(pages)
 }
 
 async fn page(State(pages): State<Arc<Pages>>) -> Response {
     let asked = Instant::now();
-    let mut last = pages.last.lock().await;
+    let mut last = Arc::clone(&pages.last).lock_owned().await;
     // Nobody is given what was made before he asked.
     if let Some(Last { page, .. }) = last.as_ref().filter(|last| last.began >= asked) {
         return ([(header::CONTENT_TYPE, CONTENT_TYPE)], page.clone()).into_response();
@@ -50,10 +50,52 @@ async fn page(State(pages): State<Arc<Pages>>) -> Response {
     if let Some(Last { rested, .. }) = *last {
         sleep_until(rested).await;
     }
-    let (telemetry, began) = (Arc::clone(&pages.telemetry), Instant::now());
-    let made = tokio::task::spawn_blocking(move || Bytes::from(telemetry.page()));
-    let Ok(page) = made.await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    let rested = Instant::now() + (began.elapsed() * REST).min(LONGEST_REST);
-    *last = Some(Last { page: page.clone(), began, rested });
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
+    let telemetry = Arc::clone(&pages.telemetry);
+    // It keeps the lock, so that who asks and goes away starts no second one beside it.
+    let made = tokio::task::spawn_blocking(move || {
+        let began = Instant::now();
+        let page = Bytes::from(telemetry.page());
+        let rested = Instant::now() + (began.elapsed() * REST).min(LONGEST_REST);
+        *last = Some(Last { page: page.clone(), began, rested });
+        page
+    });
+    match made.await {
+        Ok(page) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::Request;
+    use tokio::time::timeout;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::model::Micros;
+
+    #[tokio::test]
+    async fn who_asks_and_goes_away_starts_no_second_page_beside_the_first() {
+        let telemetry = Arc::new(Telemetry::new(0.8, Micros::ZERO));
+        let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = parking_lot::Mutex::new(held);
+        telemetry.also(move |_| {
+            begin.send(()).unwrap();
+            let _ = held.lock().recv();
+        });
+        let pages = routes("/metrics", telemetry);
+        let ask = || pages.clone().oneshot(Request::get("/metrics").body(Body::empty()).unwrap());
+        let first = tokio::spawn(ask());
+        begun.recv().await.unwrap();
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        let second = tokio::spawn(ask());
+        assert!(timeout(Duration::from_millis(50), begun.recv()).await.is_err(), "the first is still being made");
+        release.send(()).unwrap();
+        begun.recv().await.unwrap();
+        release.send(()).unwrap();
+        assert_eq!(second.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
 }

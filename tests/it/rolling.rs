@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::envoy::proxy::Proxy;
+use crate::envoy::proxy::{Proxy, status};
 use crate::support::{Tidegate, eventually, in_time};
 
 /// How often both instances are replaced.
@@ -108,21 +108,7 @@ async fn ask(edge: SocketAddr, is_over: Arc<AtomicBool>) -> Vec<u16> {
     let mut statuses = Vec::new();
     while !is_over.load(Ordering::Acquire) {
         socket.write_all(b"GET / HTTP/1.1\r\nhost: edge\r\n\r\n").await.expect("it is sent");
-        let (mut status, mut length) = (0, 0);
-        loop {
-            let mut line = String::new();
-            in_time("there is an answer", socket.read_line(&mut line)).await.expect("a line");
-            let line = line.trim_end().to_ascii_lowercase();
-            if let Some(rest) = line.strip_prefix("http/1.1 ") {
-                status = rest[..3].parse().expect("a status");
-            } else if let Some(rest) = line.strip_prefix("content-length: ") {
-                length = rest.parse().expect("a length");
-            } else if line.is_empty() {
-                break;
-            }
-        }
-        socket.read_exact(&mut vec![0; length]).await.expect("a body");
-        statuses.push(status);
+        statuses.push(status(&mut socket).await);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     statuses

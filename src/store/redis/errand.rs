@@ -170,9 +170,12 @@ async fn exchange(
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
     let (server, port) = node.place();
-    let span = traces::store_call(server, port, errands.len());
+    // What is given back is tried again and again where a server takes nothing, and most of that is never sent.
+    let is_charge = errands.iter().any(|errand| errand.expects.is_some());
+    let span = is_charge.then(|| traces::store_call(server, port, errands.len())).flatten();
     let heard = exchange_unrecorded(node, errands, manner, until).await;
     if let Some(mut span) = span {
+        span.done();
         let codes = heard.iter().flatten().filter_map(Heard::code);
         codes.take(1).for_each(|code| span.replied(code));
         let failure = heard.as_ref().map_or_else(|error| Some(*error), |heard| heard.iter().find_map(Heard::failure));

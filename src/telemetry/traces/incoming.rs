@@ -38,10 +38,12 @@ impl Incoming {
 
 /// What else the services on the way have to say of a W3C trace.
 pub(super) fn state(headers: &HeaderMap) -> TraceState {
+    let parent = || headers.get(&TRACEPARENT).and_then(|value| value.to_str().ok()).map(str::trim);
+    let is_w3c = || parent().and_then(w3c).is_some();
     let mut given = headers.get_all(&TRACESTATE).iter();
     // Several would have to be joined; who sends long ones does without.
     let only = given.next().filter(|state| given.next().is_none() && state.len() <= LONGEST_STATE);
-    let text = only.filter(|_| headers.contains_key(&TRACEPARENT)).and_then(|state| state.to_str().ok());
+    let text = only.filter(|_| is_w3c()).and_then(|state| state.to_str().ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 

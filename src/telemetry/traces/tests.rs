@@ -124,3 +124,15 @@ fn what_finds_no_room_is_dropped_and_counted() {
     }
     assert_eq!(world.dropped.load(Ordering::Relaxed), 3);
 }
+
+#[test]
+fn a_span_whose_caller_went_away_before_its_end_says_so() {
+    let mut world = World::new(1.0, true);
+    let mut answered = world.request(None).unwrap();
+    answered.answered("OK", false);
+    drop(answered);
+    drop(world.request(None).unwrap());
+    let [answered, cancelled] = [world.spans.try_recv().unwrap(), world.spans.try_recv().unwrap()];
+    assert!(!has(&answered, "error.type", "cancelled") && answered.status == Status::Unset, "{answered:?}");
+    assert!(has(&cancelled, "error.type", "cancelled") && cancelled.status == Status::error(""), "{cancelled:?}");
+}

@@ -142,23 +142,28 @@ pub async fn statuses(at: SocketAddr, asked: impl IntoIterator<Item = (String, S
     for (path, header) in asked {
         let request = format!("GET {path} HTTP/1.1\r\nhost: edge\r\n{header}\r\n\r\n");
         socket.write_all(request.as_bytes()).await.expect("it is sent");
-        let (mut status, mut length) = (0, 0);
-        loop {
-            let mut line = String::new();
-            in_time("there is an answer", socket.read_line(&mut line)).await.expect("a line");
-            let line = line.trim_end().to_ascii_lowercase();
-            if let Some(rest) = line.strip_prefix("http/1.1 ") {
-                status = rest[..3].parse().expect("a status");
-            } else if let Some(rest) = line.strip_prefix("content-length: ") {
-                length = rest.parse().expect("a length");
-            } else if line.is_empty() {
-                break;
-            }
-        }
-        socket.read_exact(&mut vec![0; length]).await.expect("a body");
-        statuses.push(status);
+        statuses.push(status(&mut socket).await);
     }
     statuses
+}
+
+/// The status of the next answer on a connection, read to its end.
+pub async fn status(socket: &mut BufReader<TcpStream>) -> u16 {
+    let (mut status, mut length) = (0, 0);
+    loop {
+        let mut line = String::new();
+        in_time("there is an answer", socket.read_line(&mut line)).await.expect("a line");
+        let line = line.trim_end().to_ascii_lowercase();
+        if let Some(rest) = line.strip_prefix("http/1.1 ") {
+            status = rest[..3].parse().expect("a status");
+        } else if let Some(rest) = line.strip_prefix("content-length: ") {
+            length = rest.parse().expect("a length");
+        } else if line.is_empty() {
+            break;
+        }
+    }
+    socket.read_exact(&mut vec![0; length]).await.expect("a body");
+    status
 }
 
 async fn ask(at: SocketAddr, path: &str) -> Option<Answer> {
