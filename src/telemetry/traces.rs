@@ -223,6 +223,11 @@ impl Span {
         self.0.is_done = true;
     }
 
+    /// It is not recorded after all.
+    pub fn forget(&mut self) {
+        self.0.data = None;
+    }
+
     /// What a server of the store answered instead of doing what it was asked, by its code.
     pub fn replied(&mut self, code: &'static str) {
         self.set("db.response.status_code", code);

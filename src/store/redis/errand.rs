@@ -170,12 +170,15 @@ async fn exchange(
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
     let (server, port) = node.place();
-    // What is given back is tried again and again where a server takes nothing, and most of that is never sent.
-    let is_charge = errands.iter().any(|errand| errand.expects.is_some());
-    let span = is_charge.then(|| traces::store_call(server, port, errands.len())).flatten();
+    let span = traces::store_call(server, port, errands.len());
     let heard = exchange_unrecorded(node, errands, manner, until).await;
     if let Some(mut span) = span {
         span.done();
+        // What is given back is tried again and again where a server takes nothing, and that is never sent.
+        let is_undo = errands.iter().all(|errand| errand.expects.is_none());
+        if is_undo && matches!(heard, Err(StoreError::Overloaded | StoreError::Down { .. })) {
+            span.forget();
+        }
         let codes = heard.iter().flatten().filter_map(Heard::code);
         codes.take(1).for_each(|code| span.replied(code));
         let failure = heard.as_ref().map_or_else(|error| Some(*error), |heard| heard.iter().find_map(Heard::failure));
