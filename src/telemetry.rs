@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use self::deciding::Deciding;
 use self::histogram::Histogram;
+use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
     BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION,
     RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
@@ -28,6 +29,7 @@ mod deciding;
 mod histogram;
 pub mod json_lines;
 mod label;
+pub mod limited;
 pub mod lines;
 pub mod metrics;
 pub mod page;
@@ -54,6 +56,7 @@ pub struct Telemetry {
     calls: AtomicU64,
     response_time: Histogram,
     invalid: AtomicU64,
+    limited: Arc<LimitedCalls>,
     /// Decisions of which some part could not be asked of the store.
     unasked: AtomicU64,
     watched_refusals: AtomicU64,
@@ -99,6 +102,7 @@ impl Telemetry {
             calls: AtomicU64::new(0),
             response_time: Histogram::default(),
             invalid: AtomicU64::new(0),
+            limited: Arc::default(),
             unasked: AtomicU64::new(0),
             watched_refusals: AtomicU64::new(0),
             delayed: Default::default(),
@@ -143,6 +147,16 @@ impl Telemetry {
             return;
         }
         self.invalid.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a call that met a bound, whether or not other calls are counted.
+    pub fn call_limited(&self, cause: Cause) {
+        self.limited.count(cause);
+    }
+
+    /// The counts of calls that met a bound, for parts that have no telemetry.
+    pub fn limited_calls(&self) -> Arc<LimitedCalls> {
+        Arc::clone(&self.limited)
     }
 
     /// A request was decided, of which `span` tells if it is recorded.
@@ -234,6 +248,7 @@ impl Telemetry {
             family.sample(&["service_error"], read(&self.invalid));
         });
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
+        self.limited.tell(&mut page);
         page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
         let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;
         page.single(&LOADS, read(succeeded));

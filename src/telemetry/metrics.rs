@@ -54,6 +54,7 @@ metrics! {
     GLOBAL_SHADOW_MODE: Counter "ratelimit_service_global_shadow_mode" [] "Requests that would have been refused but for SHADOW_MODE";
     ERRORS: Counter "ratelimit_service_should_rate_limit_error" ["err_type"] "Calls that went wrong: redis_error where a failure policy answered for the store, service_error where the request means nothing";
     TOTAL_REQUESTS: Counter "ratelimit_service_total_requests" ["grpc_method"] "gRPC calls";
+    CALLS_LIMITED: Counter "tidegate_calls_limited_total" ["cause"] "Calls that met a bound of this process, by the bound";
     RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "How long gRPC calls took, from their message to their answer";
     LOADS: Counter "ratelimit_service_config_load_success" [] "Loads of rules that were put in force, the first included";
     REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected whole";

@@ -1,0 +1,137 @@
+//! Counts of the calls that met a bound of this process, by cause.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Instant;
+
+use super::metrics::CALLS_LIMITED;
+use super::page::Page;
+
+/// The milliseconds from one log line about a cause to the next: 10 s, as for the listeners' warnings.
+const LINE_EVERY_MS: u64 = 10_000;
+
+macro_rules! causes {
+    ($($(#[$about:meta])+ $cause:ident $name:literal, $log:literal;)+) => {
+        /// The bound that a call met.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Cause {
+            $($(#[$about])+ $cause,)+
+        }
+
+        impl Cause {
+            /// Every cause, in the order of the metric's series.
+            pub const ALL: [Self; [$(Self::$cause),+].len()] = [$(Self::$cause),+];
+
+            /// The value of the label `cause`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$cause => $name,)+ }
+            }
+
+            /// The sentence of the log line.
+            const fn log(self) -> &'static str {
+                match self { $(Self::$cause => $log,)+ }
+            }
+        }
+    };
+}
+
+// One line adds a cause: its name here, the value of the label, and the sentence of the log line.
+causes! {
+    /// A gRPC message above the largest one that is decoded.
+    TooLarge "too_large", "gRPC messages were larger than 4 MiB";
+    /// A body of `/json` above its bound.
+    JsonTooLarge "json_too_large", "bodies of /json were larger than JSON_MAX_BODY";
+    /// A request body that was not complete in time.
+    LateBody "late_body", "request bodies were not complete 10 s after their head";
+    /// An answer that the peer did not take in time.
+    StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them";
+}
+
+/// The calls that met a bound, by cause. Each thread may count; clones of the `Arc` count into the same numbers.
+#[derive(Debug)]
+pub struct LimitedCalls {
+    began: Instant,
+    causes: [Counted; Cause::ALL.len()],
+}
+
+/// The calls of one cause.
+#[derive(Debug, Default)]
+struct Counted {
+    calls: AtomicU64,
+    /// Calls that a log line has reported.
+    logged: AtomicU64,
+    /// The time of the next log line, in milliseconds since `began`.
+    due_ms: AtomicU64,
+}
+
+impl Default for LimitedCalls {
+    fn default() -> Self {
+        Self { began: Instant::now(), causes: Default::default() }
+    }
+}
+
+impl LimitedCalls {
+    /// Counts one call and writes a log line, at most one in 10 s for each cause.
+    pub fn count(&self, cause: Cause) {
+        let Some(counted) = self.of(cause) else { return };
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if let Some(count) = counted.add(now) {
+            tracing::warn!(cause = cause.name(), count, "calls met a bound: {}", cause.log());
+        }
+    }
+
+    /// The number of calls so far.
+    pub fn calls(&self, cause: Cause) -> u64 {
+        self.of(cause).map_or(0, |counted| counted.calls.load(Ordering::Relaxed))
+    }
+
+    fn of(&self, cause: Cause) -> Option<&Counted> {
+        let number = Cause::ALL.iter().position(|other| *other == cause);
+        number.and_then(|number| self.causes.get(number))
+    }
+
+    /// Adds the metric to a page, with a series for each cause.
+    pub(super) fn tell(&self, page: &mut Page) {
+        page.family(&CALLS_LIMITED, |family| {
+            Cause::ALL.into_iter().for_each(|cause| family.sample(&[cause.name()], self.calls(cause)));
+        });
+    }
+}
+
+impl Counted {
+    /// Adds one call. Returns the calls since the last log line when the next line is due, at `now_ms`.
+    fn add(&self, now_ms: u64) -> Option<u64> {
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let due = self.due_ms.load(Ordering::Relaxed);
+        let next = now_ms.saturating_add(LINE_EVERY_MS);
+        if now_ms < due || self.due_ms.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        Some(calls.saturating_sub(self.logged.swap(calls, Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_counted_by_its_cause_alone() {
+        let limited = LimitedCalls::default();
+        limited.count(Cause::LateBody);
+        limited.count(Cause::LateBody);
+        limited.count(Cause::TooLarge);
+        let counts = Cause::ALL.map(|cause| limited.calls(cause));
+        assert_eq!(counts.iter().sum::<u64>(), 3);
+        assert_eq!((limited.calls(Cause::LateBody), limited.calls(Cause::TooLarge)), (2, 1));
+    }
+
+    #[test]
+    fn a_cause_has_one_log_line_in_ten_seconds_with_the_calls_since_the_last_line() {
+        let counted = Counted::default();
+        assert_eq!(counted.add(5), Some(1));
+        assert_eq!((0..1_000).find_map(|_| counted.add(LINE_EVERY_MS + 4)), None);
+        assert_eq!(counted.add(LINE_EVERY_MS + 5), Some(1_001));
+        assert_eq!(counted.add(LINE_EVERY_MS + 6), None);
+    }
+}
