@@ -16,16 +16,15 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use self::log::Log;
-use self::store::{RedisFiles, Stores};
+use self::store::Stores;
 use self::summary::Summary;
 use self::traces::Exporting;
-use crate::file;
 use crate::limiter::Limiter;
 use crate::model::{Charging, Clock, Micros};
 use crate::rules::live::Live;
 use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
-use crate::source::file::{Source, UnreadableRules, read_list};
+use crate::source::file::{self, Source, UnreadableRules};
 use crate::source::load::Loader;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
@@ -103,7 +102,7 @@ pub fn options(settings: &Settings) -> anyhow::Result<Options> {
         on_store_failure: settings.on_store_failure.0,
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
-        read_list,
+        read_list: file::read_list,
         key_secret: key_secret(&settings.key_secret_file)?,
         needs_secret: false,
     })
@@ -114,8 +113,10 @@ fn key_secret(path: &str) -> anyhow::Result<Option<KeySecret>> {
     if path.is_empty() {
         return Ok(None);
     }
-    let file = file::Named::new("KEY_SECRET_FILE", path.into(), file::MAX_SECRET);
-    Ok(Some(file.read("a file with at least 16 random bytes", KeySecret::new)?))
+    let bytes = std::fs::read(path).with_context(|| format!("KEY_SECRET_FILE is {path}: it cannot be read"))?;
+    let secret = KeySecret::new(&bytes)
+        .with_context(|| format!("KEY_SECRET_FILE is {path}: expected a file with at least 16 random bytes"))?;
+    Ok(Some(secret))
 }
 
 /// The rule files of the reference's runtime directory.
@@ -134,50 +135,21 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     let log = Log::start(settings)?;
+    let options = Options { needs_secret: true, ..options(settings)? };
+    let (loader, Loaded { rules, warnings }, files) = Loader::start(source.clone(), options)?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    if settings.response_headers == HeaderStyle::XRateLimit {
+        eprintln!("{SENT_TWICE}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(async {
-        let mut signals = Signals::new()?;
-        let (given, source) = (settings.clone(), source.clone());
-        let read = file::apart(move || Read::all(&given, source), |passed| {
-            tracing::warn!("reading the rule files and secrets has taken {} s, because a file system does not answer; nothing is served before they are read", passed.as_secs());
-        });
-        let read = tokio::select! {
-            read = read => read.context("reading the rule files and secrets did not end well, which is a bug in this program")??,
-            () = signals.wait() => {
-                tracing::info!(target: log::TARGET, "stopped before all files were read");
-                return Ok(ExitCode::SUCCESS);
-            }
-        };
-        run(settings, &log, read, signals).await
-    });
-    // A read that is under way is not waited for.
+    let code = runtime.block_on(run(settings, &log, loader, rules, files));
+    // A load that is under way is not waited for.
     runtime.shutdown_background();
     code
 }
 
-/// All that is read from files before the service starts.
-struct Read {
-    loader: Loader,
-    rules: RuleSet,
-    files: usize,
-    redis: Option<RedisFiles>,
-}
-
-impl Read {
-    /// Reads the files and prints the warnings of the rule files. Blocks while a file system does.
-    fn all(settings: &Settings, source: Source) -> anyhow::Result<Self> {
-        let options = Options { needs_secret: true, ..options(settings)? };
-        let (loader, Loaded { rules, warnings }, files) = Loader::start(source, options)?;
-        warnings.iter().for_each(|warning| eprintln!("{warning}"));
-        if settings.response_headers == HeaderStyle::XRateLimit {
-            eprintln!("{SENT_TWICE}");
-        }
-        Ok(Self { loader, rules, files, redis: RedisFiles::read(settings)? })
-    }
-}
-
-async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
-    let Read { loader, rules, files, redis } = read;
+async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
     // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
     let room = connection_cap(raise_open_files());
     let spare = HTTP_CONNECTIONS.min(room / 4);
@@ -204,7 +176,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let (traces, exporting) = Exporting::start(settings)?.unzip();
     let telemetry = watched::telemetry(settings, traces);
     watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
-    let Stores { guard, memory, redis } = store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
+    let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1, &telemetry.servers())?;
     watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
     watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
@@ -212,7 +184,6 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         since: Instant::now(),
         what: summary::counted(&live.snapshot(), files),
         rejected: None,
-        slow_since: None,
     });
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let answers = Arc::new(answers(settings)?);

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::limits::ConnectionLimits;
 use super::protocol::Connection;
-use super::socket::Opened;
+use super::socket::State;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -51,35 +51,40 @@ impl Stop {
 /// Serves `connection` to its end, whoever brings it about. `limits.age` is this connection's own.
 pub(super) async fn live<C: Connection>(
     connection: C,
-    opened: Opened,
+    state: State,
     limits: ConnectionLimits,
     mut stop: Stop,
 ) -> Ending {
     let mut connection = pin!(connection);
-    if let Some(ending) = until(connection.as_mut(), stop.wait_at_most(limits.handshake)).await {
+    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.handshake)).await {
         return ending;
     }
-    if !opened.get() {
+    if !state.is_opened() {
         return Ending::Unopened;
     }
-    if let Some(ending) = until(connection.as_mut(), stop.wait_at_most(limits.age)).await {
+    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.age)).await {
         return ending;
     }
     connection.as_mut().finish();
-    if let Some(ending) = until(connection.as_mut(), stop.wait_at_most(limits.grace)).await {
+    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.grace)).await {
         return ending;
     }
     if !stop.is_set() {
         return Ending::Cut;
     }
-    until(connection.as_mut(), sleep(limits.drain)).await.unwrap_or(Ending::Cut)
+    until(connection.as_mut(), &state, sleep(limits.drain)).await.unwrap_or(Ending::Cut)
 }
 
 /// Serves `connection` until it ends or `due` does; `None` is the latter.
-async fn until<C: Connection>(mut connection: Pin<&mut C>, due: impl Future<Output = ()>) -> Option<Ending> {
+async fn until<C: Connection>(
+    mut connection: Pin<&mut C>,
+    state: &State,
+    due: impl Future<Output = ()>,
+) -> Option<Ending> {
     let mut due = pin!(due);
     let mut alarm: Option<Arc<Alarm>> = None;
     std::future::poll_fn(|cx| {
+        state.begin_turn();
         if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
             return Poll::Ready(Some(ended.map_or_else(|failed| Ending::Failed(failed.into()), |()| Ending::Closed)));
         }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::connection::{Ending, Stop, live};
 use super::limits::{ConnectionLimits, Slots};
 use super::protocol::Protocol;
-use super::socket::{Opened, Socket};
+use super::socket::{Socket, State};
 use super::tally::Tally;
 use super::workers::{Seats, Workers};
 
@@ -141,11 +141,11 @@ impl Loop {
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
         let connection = async move {
             let _held = (slot, seat);
-            let opened = Opened::default();
+            let state = State::default();
             match TcpStream::from_std(stream) {
                 Ok(stream) => {
-                    let socket = Socket::new(stream, P::OPENING_BYTES, opened.clone(), limits.stall);
-                    live(protocol.connect(socket), opened, limits, stop).await
+                    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone(), limits.stall);
+                    live(protocol.connect(socket), state, limits, stop).await
                 }
                 Err(error) => Ending::Failed(error.into()),
             }

@@ -30,9 +30,10 @@ pub const STREAM_WINDOW_BYTES: u32 = 64 * 1_024;
 pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
 /// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
-/// Calls reset by the client before we saw them: 1,024, a whole connection's. h2's 20 ends the connection when Envoy's
-/// 20 ms time-out resets many calls at once (grpc-rust#1401).
-pub const MAX_RESET_BEFORE_ACCEPT: usize = 1_024;
+/// Calls that the client resets before h2 hands them over: 2,048 at a time. h2 ends the connection beyond it, so that it
+/// must never be reached: one turn reads 16 KiB (`socket::TURN_BYTES`), which with a frame that began in the turn before
+/// hold at most 1,300 such calls, and all of them are handed over before the next turn.
+pub const MAX_RESET_BEFORE_ACCEPT: usize = 2_048;
 /// Calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003); tonic lifts it.
 pub const MAX_RESET_FOR_ERRORS: usize = 256;
 /// Bytes of an HTTP/1 request head, and of a read: 64 KiB.

@@ -1,51 +1,94 @@
-//! The socket of one connection: notices that the peer has opened it, and that the peer has stopped reading.
+//! The socket of one connection: bounds what one turn reads, and notices a peer that never opens or stops reading.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, IoSlice, Result};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// A TCP stream that counts its first bytes and gives up on a peer that takes none.
+/// Bytes read in one turn of a connection, that is, in one poll of its task: 16 KiB.
 ///
-/// A peer with a closed window holds its connection for ever otherwise: a ping cannot reach it, so none goes unanswered.
+/// h2 handles everything it has read before it lets go of the thread. It ends a connection on which too many calls are
+/// reset before it could hand them over, and Envoy's shared connection looks like that when clients reset their requests.
+/// 16 KiB hold about 750 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
+/// that floods waits for the other connections after each turn (`docs/decisions/0023`).
+pub const TURN_BYTES: u64 = 16 * 1_024;
+
+/// A TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails when its peer stops reading.
+///
+/// Without the latter a peer with a closed window holds its connection for ever: no ping can reach it, so none goes
+/// unanswered.
 #[derive(Debug)]
 pub struct Socket {
-    stream: TcpStream,
+    /// Its limit is what this turn may still read.
+    stream: Take<TcpStream>,
+    turn: u64,
     unopened_bytes: usize,
-    opened: Opened,
+    state: State,
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-/// Whether the peer has sent enough to count as a client.
+/// What the task of a connection and its socket know of each other.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Opened(Arc<AtomicBool>);
+pub(super) struct State(Arc<Shared>);
 
-impl Opened {
-    /// True from the read that brought the last of the opening bytes.
-    pub(super) fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+#[derive(Debug, Default)]
+struct Shared {
+    is_opened: AtomicBool,
+    turns: AtomicU64,
+}
+
+impl State {
+    /// True from the read on that brought the last of the opening bytes.
+    pub(super) fn is_opened(&self) -> bool {
+        self.0.is_opened.load(Ordering::Relaxed)
+    }
+
+    /// Begins a turn: the socket may read [`TURN_BYTES`] more. The connection's task calls this once per poll.
+    pub(super) fn begin_turn(&self) {
+        // One thread at a time polls a connection, so that nothing is lost between the two.
+        self.0.turns.store(self.turn().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    fn turn(&self) -> u64 {
+        self.0.turns.load(Ordering::Relaxed)
     }
 }
 
 impl Socket {
-    /// A socket that is opened by so many bytes from the peer and fails when a write makes no progress for `stall`.
-    pub(super) fn new(stream: TcpStream, opening_bytes: usize, opened: Opened, stall: Duration) -> Self {
-        Self { stream, unopened_bytes: opening_bytes, opened, stall, stalled: None }
+    /// Wraps `stream`, which is opened after `opening_bytes` from the peer and fails when a write makes no progress for
+    /// `stall`.
+    pub(super) fn new(stream: TcpStream, opening_bytes: usize, state: State, stall: Duration) -> Self {
+        let turn = state.turn();
+        Self { stream: stream.take(TURN_BYTES), turn, unopened_bytes: opening_bytes, state, stall, stalled: None }
+    }
+
+    /// Returns true when this turn has read all it may.
+    fn is_turn_over(&mut self) -> bool {
+        let turn = self.state.turn();
+        if turn != self.turn {
+            self.turn = turn;
+            self.stream.set_limit(TURN_BYTES);
+        }
+        self.stream.limit() == 0
     }
 
     fn has_read(&mut self, bytes: usize) {
         self.unopened_bytes = self.unopened_bytes.saturating_sub(bytes);
         if self.unopened_bytes == 0 {
-            self.opened.0.store(true, Ordering::Relaxed);
+            self.state.0.is_opened.store(true, Ordering::Relaxed);
         }
+    }
+
+    fn stream(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.stream.get_mut())
     }
 
     fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
@@ -61,6 +104,10 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if self.is_turn_over() {
+            wake_after_others(cx);
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if self.unopened_bytes > 0 {
@@ -72,7 +119,7 @@ impl AsyncRead for Socket {
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        let written = self.stream().poll_write(cx, bytes);
         self.unless_stalled(cx, written)
     }
 
@@ -81,19 +128,27 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        let written = self.stream().poll_write_vectored(cx, parts);
         self.unless_stalled(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream.get_ref().is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.stream().poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.stream().poll_shutdown(cx)
     }
+}
+
+/// Wakes the task once the runtime has looked for what other tasks wait for. A task that wakes itself directly runs again
+/// before the runtime looks, up to 61 times in a row (tokio's `event_interval`).
+fn wake_after_others(cx: &mut Context<'_>) {
+    let yielded = pin!(tokio::task::yield_now());
+    // Its first poll arranges the waking and is never ready.
+    let _ = yielded.poll(cx);
 }

@@ -15,6 +15,7 @@ use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository};
 use proxy::{Proxy, get};
 
+mod load;
 mod meaning;
 pub mod proxy;
 

@@ -11,16 +11,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("algorithm", &["model"]),
     ("rules", &["model", "algorithm"]),
     ("telemetry", &["model"]),
-    ("file", &[]),
-    ("store", &["model", "algorithm", "telemetry", "file"]),
-    ("source", &["model", "rules", "file"]),
+    ("store", &["model", "algorithm", "telemetry"]),
+    ("source", &["model", "rules"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model"]),
-    (
-        "app",
-        &["model", "algorithm", "rules", "file", "store", "source", "limiter", "transport", "telemetry", "settings"],
-    ),
+    ("app", &["model", "algorithm", "rules", "store", "source", "limiter", "transport", "telemetry", "settings"]),
     ("cli", &["app", "settings", "rules", "source", "model", "proto"]),
 ];
 

@@ -21,9 +21,6 @@ const MOST_SHOWN: usize = 3;
 /// The longest list that stands as it is in a counter that its values share: 80 bytes.
 const LONGEST_COUNTED: usize = 80;
 
-/// The most bytes of all lists of one load together: 256 MiB, 16 million addresses. They are held until the load ends.
-const MAX_LIST_BYTES: usize = 256 << 20;
-
 impl Compiler<'_> {
     /// How the values of each domain's entries are read, by the name of the domain.
     pub(super) fn readings(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Readings> {
@@ -274,19 +271,7 @@ impl Compiler<'_> {
             return read.clone();
         }
         let read = match (self.options.read_list)(path) {
-            Ok(bytes) if self.list_bytes + bytes.len() > MAX_LIST_BYTES => {
-                let message = format!(
-                    "the lists up to {} are larger than {} MiB together, the most that one load reads",
-                    path.display(),
-                    MAX_LIST_BYTES >> 20
-                );
-                self.error(file, named.place, message);
-                None
-            }
-            Ok(bytes) => {
-                self.list_bytes += bytes.len();
-                Some(Rc::new(bytes))
-            }
+            Ok(bytes) => Some(Rc::new(bytes)),
             Err(error) => {
                 let message = format!("the list {} cannot be read: {error}", path.display());
                 self.error(file, named.place, message);

@@ -144,6 +144,7 @@ pub async fn until_closed(socket: &mut TcpStream) -> Vec<u8> {
     said
 }
 
+pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
 pub const RST_STREAM: u8 = 3;
 pub const SETTINGS: u8 = 4;
@@ -151,8 +152,11 @@ pub const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
+pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
-pub const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+/// The shortest head of a call that HTTP/2 takes for one: `POST http /`, all of it from HPACK's static table.
+pub const SHORT_HEAD: [u8; 3] = [0x83, 0x86, 0x84];
 
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();

@@ -22,13 +22,25 @@ impl Proxy {
     ///
     /// Every port becomes a free one, and the time that a decision may take becomes one that a busy machine keeps.
     pub async fn start(example: &str, tidegate: SocketAddr, changes: &[(&str, &str)]) -> Self {
+        Self::start_as(true, 1, example, tidegate, changes).await
+    }
+
+    /// The same with this many worker threads, and with the example's own timeout where it is not patient.
+    pub async fn start_as(
+        is_patient: bool,
+        workers: u32,
+        example: &str,
+        tidegate: SocketAddr,
+        changes: &[(&str, &str)],
+    ) -> Self {
         let upstream = reserved_port();
         let upstream_port = port(upstream.local_addr().expect("it has an address"));
         let mut text = std::fs::read_to_string(repository("examples").join(example)).expect("it reads");
         let ports = [("8081", port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
         let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
         let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
-        let patient = ["timeout: 0.05s", "timeout: 3s"].into_iter().filter(|written| text.contains(written));
+        let patient =
+            ["timeout: 0.05s", "timeout: 3s"].into_iter().filter(|written| is_patient && text.contains(written));
         let patient: Vec<_> = patient.map(|written| (written, "timeout: 30s")).collect();
         for (from, to) in ports.chain(patient).chain(changes.iter().copied()) {
             assert!(text.contains(from), "{example} has no {from:?}");
@@ -41,7 +53,7 @@ impl Proxy {
         std::fs::write(&configuration, text).expect("it is written");
         let mut command = Command::new(tool("envoy"));
         command.arg("-c").arg(&configuration).arg("--admin-address-path").arg(&admin);
-        command.args(["--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"]);
+        command.args(["--concurrency", &workers.to_string(), "--disable-hot-restart", "--log-level", "warning"]);
         let mut process = Process::start(&mut command);
         let admin = eventually("Envoy is ready", async || {
             assert!(!process.has_ended(), "Envoy does not start: {}", process.errors());
@@ -55,6 +67,11 @@ impl Proxy {
     /// What it has written to standard error: its access log.
     pub fn log(&self) -> String {
         self.process.errors()
+    }
+
+    /// Its counters whose names match a regular expression, a line each.
+    pub async fn stats(&self, names: &str) -> String {
+        ask(self.admin, &format!("/stats?filter={names}")).await.expect("the admin listener answers").body
     }
 
     /// What it knows of the instances of its clusters.
