@@ -41,6 +41,29 @@ impl Limiter {
         let verdicts = self.guard.charge(&matched.charges, patience).await;
         fold(matched, &verdicts, rules.generation())
     }
+
+    /// Decides a request of which only the domain was read, and charges nothing. It is refused where the domain enforces
+    /// anything, or where the request may have brought a limit of its own.
+    pub fn decide_unread<'a>(&self, rules: &'a RuleSet, request: &Request, may_bring_limit: bool) -> Decision<'a> {
+        let (domain, is_enforcing) = rules.domain(request.domain()).unzip();
+        // A limit that a request brings counts in known domains only.
+        let would_refuse = is_enforcing.is_some_and(|is_enforcing| is_enforcing || may_bring_limit);
+        Decision {
+            outcome: Outcome::admitted_if(!would_refuse || rules.is_shadowed()),
+            domain,
+            answers: Vec::new(),
+            parts: Vec::new(),
+            ruling: None,
+            retry: None,
+            unavailable_for: None,
+            wait: Wait::default(),
+            warnings: Vec::new(),
+            hidden: Vec::new(),
+            is_refusal_watched: would_refuse && rules.is_shadowed(),
+            is_unread: true,
+            generation: rules.generation(),
+        }
+    }
 }
 
 /// The decision of a rule that decides the whole request.
@@ -57,6 +80,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
         warnings: Vec::new(),
         hidden: matched.hidden,
         is_refusal_watched: ruling.is_denied && matched.is_shadowed,
+        is_unread: false,
         generation,
     }
 }
@@ -96,6 +120,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         warnings,
         hidden: matched.hidden,
         is_refusal_watched: matched.is_shadowed && spares,
+        is_unread: false,
         generation,
     }
 }

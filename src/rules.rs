@@ -47,6 +47,8 @@ struct Domain {
     colocation: Colocation,
     readings: Readings,
     root: Node,
+    /// Whether any rule can refuse a request.
+    is_enforcing: bool,
 }
 
 /// What the configuration says about one place in the descriptor tree.
@@ -201,6 +203,11 @@ impl Rule {
         self.request_cost
     }
 
+    /// Whether it can refuse a request: it denies, or has limits and more to do than watch.
+    fn is_enforcing(&self) -> bool {
+        self.decides == Some(Decides::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
+    }
+
     fn replaces(&self) -> impl Iterator<Item = &Arc<str>> {
         self.replaces.iter().chain(self.limits.iter().flat_map(|limit| &limit.replaces))
     }
@@ -212,6 +219,22 @@ impl RuleSet {
         let mut names: Vec<_> = self.domains.keys().map(AsRef::as_ref).collect();
         names.sort_unstable();
         names
+    }
+
+    /// The name of a domain that has rules, and whether any of them can refuse a request.
+    pub fn domain(&self, name: &str) -> Option<(&str, bool)> {
+        let (name, domain) = self.domains.get_key_value(name)?;
+        Some((name, domain.is_enforcing))
+    }
+
+    /// The bytes of the longest name of a domain; 0 without domains.
+    pub fn longest_domain(&self) -> usize {
+        self.domains.keys().map(|name| name.len()).max().unwrap_or_default()
+    }
+
+    /// Whether refusals are only watched, everywhere.
+    pub fn is_shadowed(&self) -> bool {
+        self.shadow_mode
     }
 
     /// How many rules there are: places in the tree with limits of their own.

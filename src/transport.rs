@@ -16,6 +16,7 @@ mod hold;
 pub mod json;
 pub mod limits;
 pub mod listener;
+mod message;
 pub mod metrics;
 pub mod protocol;
 pub mod socket;

@@ -38,6 +38,8 @@ pub struct Decision<'a> {
     pub hidden: Vec<Hidden>,
     /// Whether it would have been refused if refusals were not only watched.
     pub is_refusal_watched: bool,
+    /// Whether only the domain of the request was read, because its message is too large. Then there are no parts.
+    pub is_unread: bool,
     /// Which load of the rules decided, counted from 1.
     pub generation: u64,
 }

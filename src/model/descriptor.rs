@@ -28,12 +28,23 @@ impl Request {
         Ok(Self { domain, descriptors, hits_addend })
     }
 
+    /// A request of which only the domain was read, because its message is too large.
+    ///
+    /// # Errors
+    /// [`InvalidRequest::EmptyDomain`].
+    pub fn unread(domain: String) -> Result<Self, InvalidRequest> {
+        if domain.is_empty() {
+            return Err(InvalidRequest::EmptyDomain);
+        }
+        Ok(Self { domain, descriptors: Vec::new(), hits_addend: 0 })
+    }
+
     /// The domain, never empty.
     pub fn domain(&self) -> &str {
         &self.domain
     }
 
-    /// The descriptors in the order sent, at least one.
+    /// The descriptors in the order sent: at least one, unless the request is unread.
     pub fn descriptors(&self) -> &[Descriptor] {
         &self.descriptors
     }

@@ -145,6 +145,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     set.rules = rules;
     for (name, domain) in &mut set.domains {
         domain.readings = readings.remove(&**name).unwrap_or_default();
+        domain.is_enforcing = domain.root.is_enforcing();
     }
     let mut beyond = Vec::new();
     for (report, file) in reports.into_iter().zip(files) {
@@ -246,7 +247,7 @@ impl Compiler<'_> {
         let colocation = wide.colocate.unwrap_or_default();
         let new = || {
             let (readings, root) = (Readings::default(), Node::default());
-            Domain { charging, on_store_failure, colocation, readings, root }
+            Domain { charging, on_store_failure, colocation, readings, root, is_enforcing: false }
         };
         let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
         let none = Readings::default();

@@ -289,6 +289,14 @@ impl Node {
         }
     }
 
+    /// Whether any rule of the tree can refuse a request.
+    pub(super) fn is_enforcing(&self) -> bool {
+        self.children.iter().any(|child| {
+            child.rule.as_ref().is_some_and(Rule::is_enforcing)
+                || child.below.as_ref().is_some_and(|below| below.is_enforcing())
+        })
+    }
+
     pub(super) fn collect_rules<'a>(&'a self, rules: &mut Vec<&'a Rule>) {
         for child in &self.children {
             rules.extend(&child.rule);

@@ -28,14 +28,16 @@ pub(super) enum Origin {
     Error,
     /// A rule decides without counting.
     Rule,
+    /// The message is too large: refused without counting.
+    TooLarge,
     /// Nothing limits the request.
     Nothing,
 }
 
 impl Origin {
     /// Each, in the order of their numbers.
-    pub(super) const ALL: [Self; 7] =
-        [Self::Store, Self::Open, Self::Closed, Self::Local, Self::Error, Self::Rule, Self::Nothing];
+    pub(super) const ALL: [Self; 8] =
+        [Self::Store, Self::Open, Self::Closed, Self::Local, Self::Error, Self::Rule, Self::TooLarge, Self::Nothing];
 
     /// Its word in metrics, spans and logs.
     pub(super) const fn name(self) -> &'static str {
@@ -46,6 +48,7 @@ impl Origin {
             Self::Local => Provenance::Local.name(),
             Self::Error => Provenance::Error.name(),
             Self::Rule => "rule",
+            Self::TooLarge => "too_large",
             Self::Nothing => "none",
         }
     }
@@ -74,6 +77,9 @@ impl<'d, 'r> Deciding<'d, 'r> {
     pub(super) fn of(decision: &'d Decision<'r>) -> Self {
         if let Some(ruling) = decision.ruling {
             return Self { answer: None, rule: Some(ruling.rule), origin: Origin::Rule };
+        }
+        if decision.is_unread && decision.outcome.is_refused() {
+            return Self { answer: None, rule: None, origin: Origin::TooLarge };
         }
         let enforced = || decision.answers.iter().filter(|answer| !answer.role.is_shadow());
         let with = |outcome| enforced().filter(move |answer| answer.verdict.outcome == outcome);

@@ -58,6 +58,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
         warnings: Vec::new(),
         hidden: Vec::new(),
         is_refusal_watched: false,
+        is_unread: false,
         generation: 1,
     }
 }

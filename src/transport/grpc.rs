@@ -1,12 +1,15 @@
 //! The gRPC listener's services: `ShouldRateLimit`, health and reflection.
 
 use std::convert::Infallible;
+use std::error::Error;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http_body::Body;
 use thiserror::Error;
 use tonic::service::Routes;
@@ -16,6 +19,7 @@ use tonic_health::server::HealthReporter;
 use tower::Service;
 
 use super::hold::{Caller, Held, Seats};
+use super::message::{Beginning, LARGEST_MESSAGE, Unopened, Unread};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::Limiter;
 use crate::model::{InvalidRequest, Request};
@@ -25,10 +29,9 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
 };
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::telemetry::Telemetry;
+use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
-/// The largest message that is read: 4 MiB, gRPC's default and the reference's. It is the only bound on a request.
-pub const LARGEST_MESSAGE: usize = 4 << 20;
 /// The names under which health is asked for: the server as a whole, the reference's name, and the service's own.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
@@ -85,6 +88,21 @@ impl Edge {
         drop(request);
         Ok(held.over().await)
     }
+
+    /// Decides a request whose message was above [`LARGEST_MESSAGE`], so that `domain` is all that was read of it.
+    fn decide_unread(
+        &self,
+        domain: String,
+        unread: Unread,
+        span: Option<&mut Span>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        self.telemetry.call_limited(Cause::TooLarge);
+        let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
+        let rules = self.limiter.rules();
+        let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit);
+        self.telemetry.observe(&request, &decision, span);
+        Ok(self.answers.respond(&request, &decision)?)
+    }
 }
 
 #[tonic::async_trait]
@@ -93,7 +111,10 @@ impl RateLimitService for Edge {
         let _call = self.telemetry.call();
         let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
-        let answer = self.decide(wire.into_inner(), patience, span.as_mut()).await;
+        let answer = match wire.extensions().get::<Unread>().copied() {
+            None => self.decide(wire.into_inner(), patience, span.as_mut()).await,
+            Some(unread) => self.decide_unread(wire.into_inner().domain, unread, span.as_mut()),
+        };
         if let Some(span) = &mut span {
             match &answer {
                 Ok(_) => span.answered("OK", false),
@@ -148,6 +169,7 @@ fn patience(text: &[u8]) -> Option<Duration> {
 pub struct Services {
     decisions: RateLimitServiceServer<Edge>,
     others: Routes,
+    limiter: Arc<Limiter>,
 }
 
 /// What tells callers whether this instance wants requests.
@@ -182,8 +204,24 @@ impl Services {
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?)
             .prepare();
+        let limiter = Arc::clone(&edge.limiter);
         let decisions = RateLimitServiceServer::new(edge).max_decoding_message_size(LARGEST_MESSAGE);
-        Ok((Self { decisions, others }, health))
+        Ok((Self { decisions, others, limiter }, health))
+    }
+
+    /// Answers a call whose message has not arrived, or is above [`LARGEST_MESSAGE`].
+    fn open<B>(&self, mut head: Parts, body: Unopened<B>) -> Answer
+    where
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        let (mut decisions, limiter) = (self.decisions.clone(), Arc::clone(&self.limiter));
+        Box::pin(async move {
+            match body.open(&mut head, || limiter.rules().longest_domain()).await {
+                Ok(body) => Service::call(&mut decisions, http::Request::from_parts(head, body)).await,
+                Err(broken) => Ok(broken.into_http()),
+            }
+        })
     }
 }
 
@@ -191,8 +229,8 @@ type Answer = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Bod
 
 impl<B> Service<http::Request<B>> for Services
 where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
 {
     type Response = http::Response<tonic::body::Body>;
     type Error = Infallible;
@@ -204,7 +242,15 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Answer {
         let is_decision = request.uri().path().strip_prefix('/').is_some_and(|path| path.starts_with(SERVICE_NAME));
-        if is_decision { Service::call(&mut self.decisions, request) } else { Box::pin(self.others.call(request)) }
+        if !is_decision {
+            return Box::pin(self.others.call(request));
+        }
+        let (head, body) = request.into_parts();
+        match Beginning::of(body) {
+            Ok(Beginning::Ordinary(body)) => Service::call(&mut self.decisions, http::Request::from_parts(head, body)),
+            Ok(Beginning::Other(body)) => self.open(head, body),
+            Err(broken) => Box::pin(ready(Ok(Status::from_error(broken.into()).into_http()))),
+        }
     }
 }
 

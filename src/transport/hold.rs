@@ -125,6 +125,7 @@ mod tests {
             warnings: Vec::new(),
             hidden: Vec::new(),
             is_refusal_watched: false,
+            is_unread: false,
             generation: 1,
         }
     }

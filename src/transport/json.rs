@@ -13,7 +13,8 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
 use thiserror::Error;
 
-use super::grpc::{Edge, LARGEST_MESSAGE, Undecided};
+use super::grpc::{Edge, Undecided};
+use super::message::LARGEST_MESSAGE;
 use super::metrics;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;

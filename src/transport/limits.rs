@@ -16,7 +16,7 @@ pub struct ConnectionLimits {
     /// From accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s.
     /// An HTTP/1 connection that is kept alive may be idle as long, since hyper counts a head from the answer before it.
     pub handshake: Duration,
-    /// From the first wait for a request's body to the body's end: 10 s, as for a stall. With less, a Tidegate that has
+    /// From the first wait for a request's body to the body's end, or from 64 KiB of it to the next: 10 s, as for a stall. With less, a Tidegate that has
     /// more calls than it can decide fails those whose bodies its own windows hold up, and an error is a yes to Envoy.
     pub body: Duration,
     /// Without the peer taking a byte while there is something to write: 10 s, as long as a ping may go unanswered.

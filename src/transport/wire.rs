@@ -25,6 +25,9 @@ pub use headers::{HeaderNames, Headers};
 /// What body and metadata say when a request is refused because the store could not be asked, and nobody exceeded anything.
 const UNAVAILABLE: &str = "rate_limiter_unavailable";
 
+/// What body and metadata say when a request is refused because its message is too large to be read.
+const TOO_LARGE: &str = "too_large";
+
 /// What is remaining of an unlimited descriptor, as the reference tells it.
 const UNLIMITED: u32 = u32::MAX;
 

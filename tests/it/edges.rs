@@ -150,6 +150,23 @@ async fn a_body_that_trickles_in_is_answered_with_an_error() {
 }
 
 #[tokio::test]
+async fn a_long_body_that_goes_on_arriving_is_not_late() {
+    const PIECE: usize = 64 << 10;
+    let edge = Edge::grpc(ConnectionLimits { body: 2_000 * MS, ..limits() }, 10).await;
+    let (client, _connection) = h2_client(edge.address).await;
+    let (answer, mut body) = client.ready().await.unwrap().send_request(health_check(), false).unwrap();
+    let message = prost::Message::encode_to_vec(&order(&"x".repeat(4 * PIECE)));
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    for piece in [&[0][..], &length, &message].concat().chunks(PIECE) {
+        body.send_data(Bytes::copy_from_slice(piece), false).unwrap();
+        tokio::time::sleep(700 * MS).await;
+    }
+    body.send_data(Bytes::new(), true).unwrap();
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.headers().get("grpc-status"), None, "an answer, and no error");
+}
+
+#[tokio::test]
 async fn a_reflection_stream_may_pause() {
     use tonic_reflection::pb::v1::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,

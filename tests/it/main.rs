@@ -41,6 +41,8 @@ mod laws;
 mod literature;
 /// What is logged, for people and for programs, and what becomes of it where nobody reads.
 mod logs;
+/// Messages above 4 MiB: decided by their domain, in bounded memory.
+mod messages;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 /// The example of plans, each limit to its last hit.

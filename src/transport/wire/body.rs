@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::UNAVAILABLE;
 use super::headers::refusing;
+use super::{TOO_LARGE, UNAVAILABLE};
 use crate::model::{About, Decision, Tightest};
 
 /// The body of a refusal.
@@ -28,6 +28,8 @@ pub(super) struct Body {
 enum Reason<'d, 'a> {
     /// The store could not be asked.
     Unavailable,
+    /// The message was too large to be read.
+    TooLarge,
     /// A rule refuses all such requests.
     Denied,
     /// This limit.
@@ -79,6 +81,7 @@ impl<'d, 'a> Refusal<'d, 'a> {
             (Reason::Untold, refused.find(|part| !part.is_exposed()).and_then(|part| part.rule))
         };
         let (reason, rule) = match (decision.unavailable_for, decision.ruling) {
+            _ if decision.is_unread => (Reason::TooLarge, None),
             (Some(_), _) => (Reason::Unavailable, None),
             (None, Some(ruling)) if ruling.rule.is_exposed => (Reason::Denied, Some(ruling.rule)),
             (None, Some(ruling)) => (Reason::Untold, Some(ruling.rule)),
@@ -97,6 +100,7 @@ impl<'d, 'a> Refusal<'d, 'a> {
         }
         let why = match self.reason {
             Reason::Unavailable => "The rate limiter is unavailable.".to_owned(),
+            Reason::TooLarge => "This request is too large.".to_owned(),
             Reason::Denied => "This request is not allowed.".to_owned(),
             Reason::Limit(Tightest { quota, .. }) => {
                 let are = if quota.limit() == 1 { "is" } else { "are" };
@@ -114,6 +118,7 @@ impl<'d, 'a> Refusal<'d, 'a> {
     fn json(&self) -> String {
         let error = match self.reason {
             Reason::Unavailable => UNAVAILABLE,
+            Reason::TooLarge => TOO_LARGE,
             Reason::Denied => "denied",
             Reason::Limit(_) | Reason::Untold => "rate_limited",
         };

@@ -8,7 +8,7 @@ use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
 
 use super::headers::{Counted, counted, described};
-use super::{Answers, UNAVAILABLE, current_limit};
+use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
 use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Provenance, Request, Tightest, Verdict};
 
 /// The most text of entries that is repeated: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too large
@@ -19,6 +19,9 @@ const MOST_TEXT: usize = 1 << 20;
 pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Option<Struct> {
     // Said whether or not metadata is asked for: what was not counted must not pass for what was.
     let mut fields = unasked(decision);
+    if decision.is_unread && decision.outcome.is_refused() {
+        fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
+    }
     if answers.decision_metadata {
         fields.push(("decision", decided(decision)));
     }
@@ -62,7 +65,11 @@ fn decided(decision: &Decision<'_>) -> Value {
                 Outcome::Refused => "refused",
                 Outcome::Admitted | Outcome::Failed => "admitted",
             };
-            let provenance = deciding.map_or("rule", |(_, tightest)| tightest.verdict.provenance.name());
+            let provenance = match deciding {
+                Some((_, tightest)) => tightest.verdict.provenance.name(),
+                None if decision.is_unread && decision.outcome.is_refused() => TOO_LARGE,
+                None => "rule",
+            };
             (outcome, provenance, deciding.and_then(|(part, _)| part.rule))
         }
     };

@@ -88,6 +88,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
         warnings: Vec::new(),
         hidden: Vec::new(),
         is_refusal_watched: false,
+        is_unread: false,
         generation: 3,
     }
 }

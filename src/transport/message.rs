@@ -1,0 +1,180 @@
+//! The message of a call before tonic reads it: one above the bound is read without being kept, and decided all the same.
+//!
+//! tonic answers a message above its bound with an error, and an error is an admission to Envoy. Here the prefix of the
+//! message is read first. Of a message above the bound only the domain is kept, and tonic gets a substitute that has
+//! nothing but this domain, with the mark [`Unread`] among the extensions of the call.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http_body::{Body, Frame, SizeHint};
+use prost::Message;
+use tonic::Status;
+
+use self::skim::{Skimmed, Skimmer};
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+
+mod skim;
+
+/// The largest message that is read whole: 4 MiB, gRPC's default and the reference's.
+pub const LARGEST_MESSAGE: usize = 4 << 20;
+/// The bytes in front of a message: a flag and the length (gRPC over HTTP/2, Length-Prefixed-Message).
+const PREFIX_BYTES: usize = 5;
+
+/// Marks a call whose message was above the bound: the message that comes with it has the domain and nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// Whether the request may have brought limits of its own.
+    pub(super) may_bring_limit: bool,
+}
+
+/// A body of which the beginning was read already.
+#[derive(Debug)]
+pub(super) struct Begun<B> {
+    first: Option<Frame<Bytes>>,
+    rest: B,
+}
+
+/// The beginning of a body.
+pub(super) enum Beginning<B> {
+    /// The body as it came: its message is not above the bound.
+    Ordinary(Begun<B>),
+    /// The message is above the bound, or nothing is known of it yet.
+    Other(Unopened<B>),
+}
+
+/// A body whose message is not known to be within the bound.
+#[derive(Debug)]
+pub(super) struct Unopened<B> {
+    read: Bytes,
+    rest: B,
+}
+
+/// The prefix of a message.
+#[derive(Clone, Copy, Debug)]
+struct Prefix {
+    is_compressed: bool,
+    length: u32,
+}
+
+impl Prefix {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let [flag, a, b, c, d] = *bytes.first_chunk::<PREFIX_BYTES>()?;
+        Some(Self { is_compressed: flag != 0, length: u32::from_be_bytes([a, b, c, d]) })
+    }
+
+    /// Whether tonic takes care of the message. What is compressed is refused there: no encoding is accepted, and Envoy
+    /// compresses no call.
+    fn is_ordinary(self) -> bool {
+        self.is_compressed || self.length as usize <= LARGEST_MESSAGE
+    }
+}
+
+impl<B> Beginning<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    /// Looks at what has arrived of `body`, and waits for nothing.
+    pub(super) fn of(mut body: B) -> Result<Self, B::Error> {
+        // What has not arrived is waited for by who polls the body next.
+        let mut nobody = Context::from_waker(std::task::Waker::noop());
+        let read = match Pin::new(&mut body).poll_frame(&mut nobody) {
+            Poll::Ready(Some(frame)) => frame?,
+            Poll::Ready(None) | Poll::Pending => Frame::data(Bytes::new()),
+        };
+        if read.data_ref().and_then(|data| Prefix::of(data)).is_some_and(Prefix::is_ordinary) {
+            return Ok(Self::Ordinary(Begun { first: Some(read), rest: body }));
+        }
+        Ok(Self::Other(Unopened { read: read.into_data().unwrap_or_default(), rest: body }))
+    }
+}
+
+impl<B> Unopened<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    /// Reads on until a message can be given to tonic: this one, or the substitute for one above the bound. Then the call,
+    /// whose head this is, is marked.
+    ///
+    /// # Errors
+    /// What the body ended with.
+    pub(super) async fn open(
+        mut self,
+        head: &mut Parts,
+        longest_domain: impl FnOnce() -> usize,
+    ) -> Result<Begun<B>, Status> {
+        let prefix = loop {
+            if let Some(prefix) = Prefix::of(&self.read) {
+                break prefix;
+            }
+            let Some(more) = self.next().await? else { return Ok(self.begun()) };
+            self.read = if self.read.is_empty() { more } else { [&self.read[..], &more].concat().into() };
+        };
+        if prefix.is_ordinary() {
+            return Ok(self.begun());
+        }
+        self.read = self.read.split_off(PREFIX_BYTES);
+        let Skimmed { domain, may_bring_limit } = self.skim(prefix.length, Skimmer::new(longest_domain())).await?;
+        head.extensions.insert(Unread { may_bring_limit });
+        let substitute = RateLimitRequest { domain, ..RateLimitRequest::default() }.encode_to_vec();
+        let length = u32::try_from(substitute.len()).unwrap_or(u32::MAX).to_be_bytes();
+        self.read = [&[0][..], &length, &substitute, &self.read].concat().into();
+        Ok(self.begun())
+    }
+
+    /// Reads a message of this length and keeps what the skimmer keeps. What follows the message stays.
+    async fn skim(&mut self, length: u32, mut skimmer: Skimmer) -> Result<Skimmed, Status> {
+        let mut left = length as usize;
+        loop {
+            let of_message = self.read.split_to(left.min(self.read.len()));
+            skimmer.read(&of_message);
+            left -= of_message.len();
+            if left == 0 {
+                return Ok(skimmer.finish());
+            }
+            let more = self.next().await?;
+            self.read = more.ok_or_else(|| Status::internal(format!("the message ended {left} bytes early")))?;
+        }
+    }
+
+    /// The next data; `None` at the end of them.
+    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        match poll_fn(|cx| Pin::new(&mut self.rest).poll_frame(cx)).await {
+            Some(Ok(frame)) => Ok(frame.into_data().ok()),
+            Some(Err(broken)) => Err(Status::from_error(broken.into())),
+            None => Ok(None),
+        }
+    }
+
+    fn begun(self) -> Begun<B> {
+        Begun { first: Some(Frame::data(self.read)), rest: self.rest }
+    }
+}
+
+impl<B> Body for Begun<B>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => Pin::new(&mut self.rest).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    /// Unknown: nobody asks.
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

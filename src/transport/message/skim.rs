@@ -1,0 +1,216 @@
+//! An incremental reader of `RateLimitRequest` that keeps the domain and forgets everything else.
+
+/// The fields of `RateLimitRequest` and `RateLimitDescriptor` that are read, by their numbers in `proto/`.
+const DOMAIN: u32 = 1;
+const DESCRIPTORS: u32 = 2;
+const DESCRIPTOR_LIMIT: u32 = 2;
+/// The bytes of the longest varint: 10 (64 bits, 7 in each).
+const VARINT_BYTES: u32 = 10;
+
+/// What is known of a message that was skimmed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Skimmed {
+    /// The domain; the last one if the message has several. Of a domain that is longer than asked for, only the beginning,
+    /// which is still longer than asked for.
+    pub(super) domain: String,
+    /// Whether a descriptor brings its own limit, or may: also true of a message that is not well-formed.
+    pub(super) may_bring_limit: bool,
+}
+
+/// Reads a message in pieces of any size. Its memory is bounded by the longest domain that it keeps.
+#[derive(Debug)]
+pub(super) struct Skimmer {
+    longest_domain: usize,
+    domain: Vec<u8>,
+    brings_limit: bool,
+    /// Bytes that the current descriptor still has; `None` between descriptors.
+    descriptor: Option<u64>,
+    /// The nesting depth of groups, which proto3 has only in unknown fields.
+    groups: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The key of the next field.
+    Key(Varint),
+    /// A varint that nobody needs.
+    Number(Varint),
+    /// The length of this field.
+    Length(u32, Varint),
+    /// So many bytes of the domain.
+    Domain(u64),
+    /// So many bytes that nobody needs.
+    Skip(u64),
+    /// The message is not protobuf; the rest of it is ignored.
+    Malformed,
+}
+
+/// A varint of which some bytes have arrived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Varint {
+    value: u64,
+    bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Pushed {
+    More(Varint),
+    Whole(u64),
+    Invalid,
+}
+
+impl Varint {
+    fn push(self, byte: u8) -> Pushed {
+        // The last byte holds one bit.
+        if self.bytes + 1 == VARINT_BYTES && byte > 1 {
+            return Pushed::Invalid;
+        }
+        let value = self.value | u64::from(byte & 0x7f) << (7 * self.bytes);
+        if byte < 0x80 { Pushed::Whole(value) } else { Pushed::More(Self { value, bytes: self.bytes + 1 }) }
+    }
+}
+
+impl Skimmer {
+    /// Reads a message whose domain is unknown to the rules if it has more than `longest_domain` bytes.
+    pub(super) fn new(longest_domain: usize) -> Self {
+        Self {
+            longest_domain,
+            domain: Vec::new(),
+            brings_limit: false,
+            descriptor: None,
+            groups: 0,
+            state: State::Key(Varint::default()),
+        }
+    }
+
+    /// Reads the next bytes of the message.
+    pub(super) fn read(&mut self, mut bytes: &[u8]) {
+        while let Some(byte) = bytes.first() {
+            let taken = match self.state {
+                State::Malformed => return,
+                State::Skip(left) | State::Domain(left) => {
+                    let taken = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+                    self.take(&bytes[..taken], left);
+                    taken
+                }
+                State::Key(varint) => self.byte(varint.push(*byte), State::Key, Self::key),
+                State::Number(varint) => self.byte(varint.push(*byte), State::Number, |_, _| State::next()),
+                State::Length(field, varint) => self.byte(
+                    varint.push(*byte),
+                    |more| State::Length(field, more),
+                    |this, length| this.length(field, length),
+                ),
+            };
+            bytes = bytes.get(taken..).unwrap_or_default();
+            self.leave_descriptor(taken);
+        }
+    }
+
+    /// Ends the message.
+    pub(super) fn finish(self) -> Skimmed {
+        let is_whole = self.state == State::next() && self.groups == 0 && self.descriptor.is_none();
+        Skimmed {
+            domain: String::from_utf8_lossy(&self.domain).into_owned(),
+            may_bring_limit: self.brings_limit || !is_whole,
+        }
+    }
+
+    /// Goes on after one byte of a varint; returns the number of bytes read.
+    fn byte(
+        &mut self,
+        pushed: Pushed,
+        more: impl FnOnce(Varint) -> State,
+        whole: impl FnOnce(&mut Self, u64) -> State,
+    ) -> usize {
+        self.state = match pushed {
+            Pushed::More(varint) => more(varint),
+            Pushed::Whole(value) => whole(self, value),
+            Pushed::Invalid => State::Malformed,
+        };
+        1
+    }
+
+    /// Takes bytes of the domain or of what is skipped, of which `left` were missing.
+    fn take(&mut self, bytes: &[u8], left: u64) {
+        let is_domain = matches!(self.state, State::Domain(_));
+        if is_domain {
+            let room = (self.longest_domain + 1).saturating_sub(self.domain.len());
+            self.domain.extend_from_slice(&bytes[..room.min(bytes.len())]);
+        }
+        self.state = match left - bytes.len() as u64 {
+            0 => State::next(),
+            left if is_domain => State::Domain(left),
+            left => State::Skip(left),
+        };
+    }
+
+    /// The state after the key of a field.
+    fn key(&mut self, key: u64) -> State {
+        let Ok(key) = u32::try_from(key) else { return State::Malformed };
+        let (field, is_outermost) = (key >> 3, self.descriptor.is_none() && self.groups == 0);
+        match key & 7 {
+            _ if field == 0 => State::Malformed,
+            2 => State::Length(field, Varint::default()),
+            // A domain of another type is no domain.
+            _ if field == DOMAIN && is_outermost => State::Malformed,
+            0 => State::Number(Varint::default()),
+            1 => State::Skip(8),
+            5 => State::Skip(4),
+            3 => {
+                self.groups += 1;
+                State::next()
+            }
+            4 if self.groups > 0 => {
+                self.groups -= 1;
+                State::next()
+            }
+            _ => State::Malformed,
+        }
+    }
+
+    /// The state after the length of a field.
+    fn length(&mut self, field: u32, length: u64) -> State {
+        let is_known = self.groups == 0;
+        match self.descriptor {
+            None if is_known && field == DOMAIN => {
+                self.domain.clear();
+                if length == 0 { State::next() } else { State::Domain(length) }
+            }
+            // The byte that is being read is not one of the descriptor.
+            None if is_known && field == DESCRIPTORS && length > 0 => {
+                self.descriptor = length.checked_add(1);
+                State::next()
+            }
+            Some(_) if is_known && field == DESCRIPTOR_LIMIT => {
+                self.brings_limit = true;
+                State::skip(length)
+            }
+            _ => State::skip(length),
+        }
+    }
+
+    /// Counts bytes of the current descriptor, and leaves it at its end, which is the end of a field.
+    fn leave_descriptor(&mut self, taken: usize) {
+        let Some(left) = &mut self.descriptor else { return };
+        match left.checked_sub(taken as u64) {
+            Some(0) if self.state == State::next() && self.groups == 0 => self.descriptor = None,
+            None | Some(0) => self.state = State::Malformed,
+            Some(rest) => *left = rest,
+        }
+    }
+}
+
+impl State {
+    /// The state at the end of a field.
+    fn next() -> Self {
+        Self::Key(Varint::default())
+    }
+
+    fn skip(length: u64) -> Self {
+        if length == 0 { Self::next() } else { Self::Skip(length) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
