@@ -28,11 +28,13 @@ use crate::source::file::{self, Source, UnreadableRules};
 use crate::source::load::Loader;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::telemetry::escape::escaped;
 use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::transport::{
-    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, metrics, raise_open_files,
+    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, limits as bounds, metrics,
+    raise_open_files,
 };
 
 mod log;
@@ -137,7 +139,7 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     let log = Log::start(settings)?;
     let options = Options { needs_secret: true, ..options(settings)? };
     let (loader, Loaded { rules, warnings }, files) = Loader::start(source.clone(), options)?;
-    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
     if settings.response_headers == HeaderStyle::XRateLimit {
         eprintln!("{SENT_TWICE}");
     }
@@ -154,7 +156,12 @@ async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, fil
     let room = connection_cap(raise_open_files());
     let spare = HTTP_CONNECTIONS.min(room / 4);
     let apart = if settings.use_prometheus { 3 } else { 2 };
-    let (grpc_slots, http_slots) = (Slots::new(room - apart * spare), || Slots::new(spare));
+    let grpc_room = room - apart * spare;
+    let (grpc_slots, http_slots) = (Slots::new(grpc_room), || Slots::new(spare));
+    let most_idle = match settings.grpc_max_idle_connections.0 {
+        Some(connections) => bounds::below(connections, grpc_room),
+        None => bounds::idle_connections(bounds::memory_bytes(), grpc_room),
+    };
     let limits = ConnectionLimits {
         age: unless_zero(settings.grpc_max_connection_age),
         grace: unless_zero(settings.grpc_max_connection_age_grace),
@@ -202,7 +209,7 @@ async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, fil
         listener
     };
     let http1 = |routes| Http1::new(routes, &limits);
-    let grpc = listener("gRPC", grpc, grpc_slots);
+    let grpc = listener("gRPC", grpc, grpc_slots).with_most_idle(most_idle);
     let http = listener("HTTP", http, http_slots());
     let debug = listener("debug", debug, http_slots());
     let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
@@ -391,6 +398,10 @@ struct Signals([Signal; 3]);
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
+        // Without a handler these two would end the process. tokio's handler stays for the life of the process.
+        for ignored in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
+            drop(signal(ignored)?);
+        }
         Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?]))
     }
 

@@ -22,8 +22,8 @@ pub use store::StoreChoice;
 pub use traces::{Protocol, TraceSettings};
 use values::Setting;
 pub use values::{
-    BodyStyle, CounterCount, HeaderStyle, HeaderText, KeyPrefix, ListenAddress, LogFormat, LogLevel, PagePath, Policy,
-    Ratio, StoreDeadline, Workers,
+    BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat, LogLevel,
+    PagePath, Policy, Ratio, StoreDeadline, Workers,
 };
 
 /// One row of the table, for help texts and documentation.
@@ -115,6 +115,7 @@ settings! {
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
     workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
+    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Open gRPC connections beyond which those without a call are closed, the longest idle first; auto is a quarter of the memory that the process may use, at 36 KiB each";
     grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls; 0 is for ever";
     drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "How long calls in flight may take to finish after SIGTERM";
     drain_delay: Micros = "DRAIN_DELAY", "0s", "How long after SIGTERM calls are still taken while the health checks fail already, so that balancers go elsewhere first";

@@ -26,6 +26,7 @@ use self::traces::{Span, Traces, Way};
 use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request, Wait};
 
 mod deciding;
+pub mod escape;
 mod histogram;
 pub mod json_lines;
 mod label;

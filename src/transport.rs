@@ -8,11 +8,14 @@
 //! connections still use every core. tonic's own server is not used: in 0.14.9 it spins when descriptors run out, cuts
 //! calls at the age of a connection, and waits for ever for a peer that never sent its preface (hyper#4170).
 
+pub mod activity;
 pub mod admin;
 pub mod body;
 pub mod connection;
+mod ending;
 pub mod grpc;
 mod hold;
+mod idle;
 pub mod json;
 pub mod limits;
 pub mod listener;
@@ -28,5 +31,5 @@ pub use body::RequestBody;
 pub use limits::{ConnectionLimits, Slots, connection_cap, raise_open_files};
 pub use listener::{Drained, Listener};
 pub use protocol::{Http1, Http2};
-pub use tally::{Counts, Tally};
+pub use tally::{Counts, How, Tally};
 pub use workers::Workers;

@@ -46,7 +46,8 @@ impl Log {
         if let Some((lines, first)) = FIRST.get().cloned() {
             return Ok(Self { lines, level: first });
         }
-        let lines = Arc::new(Lines::default());
+        let is_colored = settings.log_format == LogFormat::Text && std::io::stderr().is_terminal();
+        let lines = Arc::new(Lines::new(is_colored));
         let writer = Arc::clone(&lines);
         // Not one that is waited for: standard error may be a pipe that nobody reads.
         let started = std::thread::Builder::new().name("log".to_owned()).spawn(move || {
@@ -56,7 +57,7 @@ impl Log {
         let (changing, filter) = reload::Layer::new(targets(level));
         let layer = tracing_subscriber::fmt::layer().with_writer(Arc::clone(&lines));
         let layer = match settings.log_format {
-            LogFormat::Text => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
+            LogFormat::Text => layer.with_ansi(is_colored).boxed(),
             LogFormat::Json => layer.with_ansi(false).event_format(JsonLines).boxed(),
         };
         // Whoever embeds this may have a log already, and keeps it.

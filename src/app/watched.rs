@@ -16,7 +16,7 @@ use crate::telemetry::metrics::{
     STORE_CONNECTED,
 };
 use crate::telemetry::traces::Traces;
-use crate::transport::Tally;
+use crate::transport::{How, Tally};
 
 /// The telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
@@ -63,14 +63,7 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
         });
         page.family(&CONNECTIONS_ENDED, |family| {
             for (name, counts) in &counts {
-                let ended = [
-                    ("refused", counts.refused),
-                    ("failed", counts.failed),
-                    ("unopened", counts.unopened),
-                    ("cut", counts.cut),
-                    ("not_accepted", counts.accept_errors),
-                ];
-                ended.into_iter().for_each(|(how, count)| family.sample(&[name, how], count));
+                How::ALL.into_iter().for_each(|how| family.sample(&[name, how.name()], counts.ended(how)));
             }
         });
     });

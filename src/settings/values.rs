@@ -93,6 +93,20 @@ impl Setting for Workers {
     }
 }
 
+/// The number of open connections beyond which idle ones are closed; `None` for what memory allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleConnections(pub Option<usize>);
+
+impl Setting for IdleConnections {
+    const TAKES: &'static str = "a number of connections from 1 on, or auto for a quarter of the memory";
+    fn parse(text: &str) -> Option<Self> {
+        if text == "auto" {
+            return Some(Self(None));
+        }
+        text.parse().ok().filter(|connections| *connections > 0).map(|connections| Self(Some(connections)))
+    }
+}
+
 /// Where to listen: an address, or every one, and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenAddress(pub SocketAddr);

@@ -9,6 +9,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::escape::escaped_json;
+
 /// The keys that every line has. A field of such a name stands under `fields.`, as with the reference.
 const OWN: [&str; 4] = ["@timestamp", "@message", "level", "target"];
 
@@ -106,9 +108,9 @@ fn add(line: &mut String, key: &str, value: &str) {
     let _ = write!(line, "{comma}{}:{value}", quoted(key));
 }
 
-/// A text as JSON has it: without a character that would end the line.
+/// A text as JSON has it, without a character that would end the line or change how it is shown.
 fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
+    escaped_json(serde_json::Value::from(text).to_string())
 }
 
 #[cfg(test)]
@@ -174,9 +176,10 @@ mod tests {
 
     #[test]
     fn nothing_in_a_message_or_a_field_begins_a_second_line() {
-        let nasty = "a\nb\r\n\u{1b}[31m\0\"}\n{\"level\":\"error\"}\u{2028}\u{7f}";
+        let nasty = "a\nb\r\n\u{1b}[31m\0\"}\n{\"level\":\"error\"}\u{2028}\u{7f}\u{9b}\u{202e}\u{2066}\u{61c}";
         let said = written(|| tracing::info!(nasty, debug = ?nasty, not_a_number = f64::NAN, "{nasty}"));
         assert_eq!(said.matches('\n').count(), 1, "{said:?}");
+        assert!(!said.trim_end().chars().any(crate::telemetry::escape::is_hidden), "{said:?}");
         let line: Value = serde_json::from_str(&said).unwrap();
         assert_eq!((&line["@message"], &line["nasty"], &line["level"]), (&json!(nasty), &json!(nasty), &json!("info")));
         assert_eq!(line["not_a_number"], Value::Null);

@@ -2,6 +2,7 @@
 
 use std::hash::BuildHasher;
 
+use super::escape::is_hidden;
 use crate::model::{About, Decision, Path, Request, Series, Shown};
 
 /// The most bytes of one level in a label: 128, more than any address and most paths have.
@@ -90,7 +91,7 @@ impl Name {
 fn printed(word: &str) -> String {
     let end = (0..=MOST_WORD_BYTES.min(word.len())).rev().find(|end| word.is_char_boundary(*end));
     let word = word.get(..end.unwrap_or(0)).unwrap_or_default();
-    let plain: String = word.chars().map(|c| if matches!(c, ':' | '|') || c.is_control() { '_' } else { c }).collect();
+    let plain: String = word.chars().map(|c| if matches!(c, ':' | '|') || is_hidden(c) { '_' } else { c }).collect();
     let mut text = String::with_capacity(plain.len());
     let mut rest = plain.as_str();
     while let Some(c) = rest.chars().next() {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::escape::escaped;
+
 /// The most bytes that wait to be written: 1 MiB, some thousands of lines. What comes beyond that is dropped.
 const MOST_BYTES: usize = 1 << 20;
 
@@ -16,6 +18,7 @@ pub struct Lines {
     waiting: Mutex<Waiting>,
     changed: Condvar,
     dropped: AtomicU64,
+    is_colored: bool,
 }
 
 #[derive(Debug, Default)]
@@ -26,8 +29,16 @@ struct Waiting {
 }
 
 impl Lines {
-    /// Adds a line, unless there is no room.
+    /// No line yet. Where `is_colored`, lines may hold the escape sequences of a terminal's colours.
+    pub fn new(is_colored: bool) -> Self {
+        Self { is_colored, ..Self::default() }
+    }
+
+    /// Adds a line, with its hidden characters escaped, unless there is no room.
     fn add(&self, line: &[u8]) {
+        let text = String::from_utf8_lossy(line);
+        let (text, end) = text.strip_suffix('\n').map_or((&*text, ""), |text| (text, "\n"));
+        let line = [escaped(text, self.is_colored).as_bytes(), end.as_bytes()].concat();
         let mut waiting = self.waiting.lock();
         // A line that alone is too long has room where nothing else waits.
         if waiting.bytes > 0 && waiting.bytes + line.len() > MOST_BYTES {
@@ -35,7 +46,7 @@ impl Lines {
             return;
         }
         waiting.bytes += line.len();
-        waiting.lines.push_back(line.to_vec());
+        waiting.lines.push_back(line);
         self.changed.notify_all();
     }
 
@@ -95,6 +106,18 @@ mod tests {
             (&lines).write_all(line.as_bytes()).unwrap();
         }
         assert_eq!((lines.next(), lines.next(), lines.dropped()), (b"one\n".to_vec(), b"two\n".to_vec(), 0));
+    }
+
+    #[test]
+    fn a_line_shows_what_would_be_hidden_and_nothing_in_it_begins_a_line() {
+        let line = "why: \u{202e}txt\u{2069}\r\u{1b}[2K\n2026-11-22 INFO all is well\n".as_bytes();
+        let shown = |lines: Lines| {
+            lines.add(line);
+            String::from_utf8(lines.next()).unwrap()
+        };
+        let rest = "\n    2026-11-22 INFO all is well\n";
+        assert_eq!(shown(Lines::new(false)), format!("why: \\u{{202e}}txt\\u{{2069}}\\r\\u{{1b}}[2K{rest}"));
+        assert_eq!(shown(Lines::new(true)), format!("why: \\u{{202e}}txt\\u{{2069}}\\r\u{1b}[2K{rest}"));
     }
 
     #[test]

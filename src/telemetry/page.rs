@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write};
 
+use super::escape::is_hidden;
 use super::histogram::Histogram;
 use super::metrics::Metric;
 
@@ -85,7 +86,7 @@ fn escape(value: &str, page: &mut String) {
             '"' => page.push_str("\\\""),
             '\n' => page.push_str("\\n"),
             // A scraper that meets one of them reads nothing at all.
-            c if c.is_control() => page.push('_'),
+            c if is_hidden(c) => page.push('_'),
             c => page.push(c),
         }
     }
@@ -102,13 +103,13 @@ mod tests {
     fn a_page_is_what_a_scraper_reads() {
         let mut page = Page::default();
         page.single(&RULES, 7);
-        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0", "", "admitted", "store"], 3));
+        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0\u{202e}", "", "admitted", "store"], 3));
         assert_eq!(
             page.into_text(),
             "# HELP tidegate_rules Rules in force\n# TYPE tidegate_rules gauge\ntidegate_rules 7\n\
              # HELP tidegate_decisions_total Requests decided, by the rule that decided, what was decided, and where that comes from\n\
              # TYPE tidegate_decisions_total counter\n\
-             tidegate_decisions_total{domain=\"a\\\"b\\\\c\\nd_\",outcome=\"admitted\",provenance=\"store\"} 3\n"
+             tidegate_decisions_total{domain=\"a\\\"b\\\\c\\nd__\",outcome=\"admitted\",provenance=\"store\"} 3\n"
         );
     }
 

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::watch;
@@ -54,7 +55,17 @@ pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>, level: Arc
     let levels = Levels { level, is_local: at.is_loopback() };
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
     let rlconfig = get(rlconfig).with_state(limiter);
-    Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level)
+    let routes = Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level);
+    if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
+}
+
+/// Answers only those who name an address or localhost as the host. Off loopback, callers use names.
+async fn addressed_directly(request: Request, next: Next) -> Response {
+    if is_addressed_directly(request.headers()) {
+        return next.run(request).await;
+    }
+    let why = "the Host header is neither an address nor localhost: a page in a browser may have been led here\n";
+    (StatusCode::FORBIDDEN, why).into_response()
 }
 
 async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Loaded>)>) -> String {
@@ -75,14 +86,10 @@ async fn log_level(State(Levels { level, .. }): State<Levels>) -> String {
     level.get() + "\n"
 }
 
-async fn set_log_level(State(Levels { level, is_local }): State<Levels>, headers: HeaderMap, word: String) -> Response {
+async fn set_log_level(State(Levels { level, is_local }): State<Levels>, word: String) -> Response {
     if !is_local {
         let why =
             "the level of the log can be changed only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
-        return (StatusCode::FORBIDDEN, why).into_response();
-    }
-    if !is_addressed_directly(&headers) {
-        let why = "the Host header is neither an address nor localhost: a page in a browser may have been led here\n";
         return (StatusCode::FORBIDDEN, why).into_response();
     }
     match level.set(word.trim()) {

@@ -8,23 +8,32 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
+use super::activity::Activity;
+use super::ending::Ending;
 use super::limits::ConnectionLimits;
 use super::protocol::Connection;
 use super::socket::State;
+use super::tally::How;
 
-/// How a connection ended.
-#[derive(Debug)]
-pub(super) enum Ending {
-    /// The peer closed it, or it was finished with every call answered.
-    Closed,
-    /// Peer, protocol or socket failed.
-    Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// Dropped because the peer never opened it.
-    Unopened,
-    /// Dropped with calls in flight, or with a peer that did not let it be finished.
-    Cut,
+/// How long a connection that is idle and asked to leave may take to close: 1 s. It answers the calls that were on their
+/// way when it was asked.
+pub const IDLE_GRACE: Duration = Duration::from_secs(1);
+
+/// A part of a connection's life.
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    /// The peer has a bounded time to open it.
+    Opening,
+    /// It takes calls.
+    Serving,
+    /// It was asked to leave while it had no call in flight.
+    Leaving,
+    /// It takes no new calls and answers those in flight.
+    Finishing,
+    /// The same, and the service stops.
+    Draining,
 }
 
 /// The signal to stop, as one connection or listener waits for it.
@@ -44,7 +53,7 @@ impl Stop {
 
     /// Waits for the signal at most so long.
     pub(super) async fn wait_at_most(&mut self, length: Duration) {
-        let _ = tokio::time::timeout(length, self.wait()).await;
+        let _ = timeout(length, self.wait()).await;
     }
 }
 
@@ -52,27 +61,53 @@ impl Stop {
 pub(super) async fn live<C: Connection>(
     connection: C,
     state: State,
+    activity: Activity,
     limits: ConnectionLimits,
     mut stop: Stop,
 ) -> Ending {
     let mut connection = pin!(connection);
-    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.handshake)).await {
-        return ending;
+    let mut phase = Phase::Opening;
+    // One place that waits, so that the future has room for one wait only.
+    loop {
+        let over = phase.over(&limits, &activity, &mut stop);
+        if let Some(ending) = until(connection.as_mut(), &state, over).await {
+            return if activity.is_leaving() { Ending::Ended(How::Idle) } else { ending };
+        }
+        phase = match phase {
+            Phase::Opening if !state.is_opened() => {
+                return Ending::Ended(if activity.is_leaving() { How::Idle } else { How::Unopened });
+            }
+            Phase::Opening if !activity.is_leaving() && !stop.is_set() => Phase::Serving,
+            Phase::Opening | Phase::Serving => {
+                connection.as_mut().finish();
+                if activity.is_leaving() { Phase::Leaving } else { Phase::Finishing }
+            }
+            Phase::Leaving if !activity.is_busy() && !stop.is_set() => return Ending::Ended(How::Idle),
+            Phase::Leaving => Phase::Finishing,
+            Phase::Finishing if stop.is_set() => Phase::Draining,
+            Phase::Finishing | Phase::Draining => return Ending::Ended(How::Cut),
+        };
     }
-    if !state.is_opened() {
-        return Ending::Unopened;
+}
+
+impl Phase {
+    /// Waits until this part is over, by its time, the signal to stop, or the request to leave.
+    async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut Stop) {
+        let (length, is_serving) = match self {
+            Self::Opening => (limits.handshake, true),
+            Self::Serving => (limits.age, true),
+            Self::Leaving => (IDLE_GRACE, false),
+            Self::Finishing => (limits.grace, false),
+            Self::Draining => return sleep(limits.drain).await,
+        };
+        let _ = timeout(length, async {
+            tokio::select! {
+                () = stop.wait() => {}
+                () = activity.asked_to_leave(), if is_serving => {}
+            }
+        })
+        .await;
     }
-    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.age)).await {
-        return ending;
-    }
-    connection.as_mut().finish();
-    if let Some(ending) = until(connection.as_mut(), &state, stop.wait_at_most(limits.grace)).await {
-        return ending;
-    }
-    if !stop.is_set() {
-        return Ending::Cut;
-    }
-    until(connection.as_mut(), &state, sleep(limits.drain)).await.unwrap_or(Ending::Cut)
 }
 
 /// Serves `connection` until it ends or `due` does; `None` is the latter.
@@ -86,7 +121,7 @@ async fn until<C: Connection>(
     std::future::poll_fn(|cx| {
         state.begin_turn();
         if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
-            return Poll::Ready(Some(ended.map_or_else(|failed| Ending::Failed(failed.into()), |()| Ending::Closed)));
+            return Poll::Ready(Some(Ending::of(ended, state)));
         }
         if !alarm.as_ref().is_some_and(|alarm| alarm.connection.will_wake(cx.waker())) {
             alarm = Some(Arc::new(Alarm { rung: AtomicBool::new(true), connection: cx.waker().clone() }));

@@ -1,5 +1,7 @@
 //! What a connection may take: time, and a file descriptor.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +11,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// File descriptors that connections leave to the store, the rule files and the log: 64 (`docs/decisions/0003`).
 /// Half of the limit where the limit is below 128.
 pub const DESCRIPTOR_RESERVE: u64 = 64;
+
+/// The memory of an idle gRPC connection: 36 KiB, measured (`docs/decisions/0025`).
+pub const IDLE_CONNECTION_BYTES: u64 = 36 << 10;
+/// The share of the process's memory that idle connections may have: a quarter.
+pub const IDLE_MEMORY_SHARE: u64 = 4;
+/// The idle connections that are kept however little memory there is: 1,024, which take 36 MiB.
+pub const LEAST_IDLE: usize = 1_024;
+/// The memory that is assumed where the kernel does not tell: 512 MiB, the chart's default.
+const UNKNOWN_MEMORY: u64 = 512 << 20;
 
 /// How long one connection may take for what, each a length of time. Every value is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,9 +90,78 @@ pub fn connection_cap(open_files: u64) -> usize {
     usize::try_from(open_files - reserve).unwrap_or(usize::MAX)
 }
 
+/// The connections that stay open without a call, where there is so much memory for all and so many connections at most.
+/// At least [`LEAST_IDLE`], and a sixteenth less than the connections there may be: the ones that leave need
+/// their descriptors for a moment more, and while there are idle ones no new one should be turned away.
+pub fn idle_connections(memory_bytes: u64, most: usize) -> usize {
+    let by_memory = usize::try_from(memory_bytes / IDLE_MEMORY_SHARE / IDLE_CONNECTION_BYTES).unwrap_or(usize::MAX);
+    below(by_memory.max(LEAST_IDLE), most)
+}
+
+/// `connections`, but a sixteenth less than the connections there may be.
+pub fn below(connections: usize, most: usize) -> usize {
+    connections.min(most - most / 16).max(1)
+}
+
+/// The bytes of memory that this process may use: the least of its control groups' limits and of the machine's memory.
+/// Where the kernel tells neither, 512 MiB.
+pub fn memory_bytes() -> u64 {
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let limits = group_limits(&groups).filter_map(|path| read(&path)?.trim().parse().ok());
+    let machine = read(Path::new("/proc/meminfo")).and_then(|text| machine_memory(&text));
+    limits.chain(machine).min().unwrap_or(UNKNOWN_MEMORY)
+}
+
+/// The files in which the control groups of `/proc/self/cgroup` may have their limit, each group's parents too. In a
+/// container the group itself is mounted at the root, whatever its name.
+fn group_limits(groups: &str) -> impl Iterator<Item = PathBuf> {
+    groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { return Vec::new() };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return Vec::new(),
+        };
+        let parents = Path::new(group).ancestors().map(|group| group.strip_prefix("/").unwrap_or(group));
+        parents.map(|group| Path::new(root).join(group).join(file)).collect()
+    })
+}
+
+/// The bytes that `/proc/meminfo` names as the machine's memory.
+fn machine_memory(text: &str) -> Option<u64> {
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"))?;
+    kib.parse::<u64>().ok()?.checked_mul(1_024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_connections_have_a_quarter_of_the_memory_and_leave_descriptors_to_others() {
+        assert_eq!(idle_connections(512 << 20, 1_000_000), 3_640);
+        assert_eq!(idle_connections(16 << 30, 1_000_000), 116_508);
+        assert_eq!(idle_connections(16 << 20, 1_000_000), LEAST_IDLE);
+        assert_eq!(idle_connections(16 << 30, 1_024), 960);
+        assert_eq!(idle_connections(16 << 30, 0), 1);
+    }
+
+    #[test]
+    fn the_limit_of_memory_is_looked_for_in_each_group_and_its_parents() {
+        let files = |groups| group_limits(groups).map(|path| path.display().to_string()).collect::<Vec<_>>();
+        let root = "/sys/fs/cgroup";
+        assert_eq!(files("0::/a/b\n"), ["/a/b", "/a", ""].map(|group| format!("{root}{group}/memory.max")));
+        let version_1 = "5:cpu,memory:/a\n4:cpuset:/c\n";
+        assert_eq!(files(version_1), ["/a", ""].map(|group| format!("{root}/memory{group}/memory.limit_in_bytes")));
+        assert_eq!(files("nothing of the kind"), Vec::<String>::new());
+        assert_eq!(machine_memory("MemTotal:       1024 kB\nMemFree: 7 kB\n"), Some(1 << 20));
+        assert_eq!(machine_memory("MemFree: 7 kB\n"), None);
+        assert!(memory_bytes() > 1 << 20);
+    }
 
     #[test]
     fn connections_leave_a_reserve_of_descriptors_and_never_none_for_themselves() {

@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, timeout};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use super::connection::{Ending, Stop, live};
+use super::activity::Activity;
+use super::connection::{Stop, live};
+use super::ending::Ending;
+use super::idle::{Idle, LOOK_EVERY, LOOKS, LOOKS_AT_REST};
 use super::limits::{ConnectionLimits, Slots};
 use super::protocol::Protocol;
 use super::socket::{Socket, State};
-use super::tally::Tally;
+use super::tally::{How, Tally};
 use super::workers::{Seats, Workers};
 
 /// The rest after a failed accept: 50 ms (`docs/decisions/0003`). Without one a process out of descriptors takes a whole core.
@@ -23,6 +26,9 @@ pub const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// The rest after a connection over the cap was closed: 1 ms, so that callers who try again at once cost us no more
 /// than 1,000 accepts a second.
 pub const REFUSAL_REST: Duration = Duration::from_millis(1);
+/// The rest after an accept beyond the bound for idle connections: 1 ms. It bounds to 1,000 those that are about to leave,
+/// which have `connection::IDLE_GRACE` for it.
+pub const IDLE_REST: Duration = Duration::from_millis(1);
 /// The time between two warnings of one kind: 10 s.
 pub const WARNING_EVERY: Duration = Duration::from_secs(10);
 /// What the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms.
@@ -35,6 +41,7 @@ pub struct Listener {
     socket: TcpListener,
     slots: Slots,
     limits: ConnectionLimits,
+    most_idle: usize,
     tally: Arc<Tally>,
 }
 
@@ -52,7 +59,14 @@ pub struct Drained {
 impl Listener {
     /// A listener on a bound `socket`; `name` is for the log.
     pub fn new(name: &'static str, socket: TcpListener, slots: Slots, limits: ConnectionLimits) -> Self {
-        Self { name, socket, slots, limits, tally: Arc::default() }
+        Self { name, socket, slots, limits, most_idle: usize::MAX, tally: Arc::default() }
+    }
+
+    /// While more than `most` connections are open, asks those to leave that are idle longest. Where every one has a call
+    /// in flight, none has to. It needs a protocol that counts its calls, which is [`super::Http2`].
+    #[must_use]
+    pub fn with_most_idle(self, most: usize) -> Self {
+        Self { most_idle: most, ..self }
     }
 
     /// The counts of this listener, which go on while it serves.
@@ -66,22 +80,27 @@ impl Listener {
     /// A connection over the cap is accepted and closed rather than left waiting: its client learns at once that it
     /// has to go elsewhere.
     pub async fn serve<P: Protocol>(self, protocol: P, workers: Workers, stop: watch::Receiver<bool>) -> Drained {
-        let Self { name, socket, slots, limits, tally } = self;
+        let Self { name, socket, slots, limits, most_idle, tally } = self;
         let mut stop = Stop(stop);
         let seats = workers.seats();
         let mut loops = Loop {
             name,
             tally,
             connections: JoinSet::new(),
+            idle: Idle::new(most_idle),
+            began: Instant::now(),
             ages: Ages::new(limits.age),
             errors: Warning::new(),
-            refusals: Warning::new(),
+            warnings: How::ALL.map(|_| Warning::new()),
         };
+        let mut look = interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !stop.is_set() {
             let rest = tokio::select! {
                 biased;
                 () = stop.wait() => break,
-                Some(ended) = loops.connections.join_next() => { loops.ended(ended); None }
+                Some(ended) = loops.connections.join_next_with_id() => { loops.ended(ended); None }
+                _ = look.tick(), if loops.idle.is_over() => { loops.idle.make_room(LOOKS_AT_REST); None }
                 accepted = socket.accept() => match accepted {
                     Ok((stream, _)) => loops.accepted(stream, &slots, &seats, &protocol, limits, &stop),
                     Err(error) => loops.not_accepted(&error),
@@ -101,9 +120,11 @@ struct Loop {
     name: &'static str,
     tally: Arc<Tally>,
     connections: JoinSet<Ending>,
+    idle: Idle,
+    began: Instant,
     ages: Ages,
     errors: Warning,
-    refusals: Warning,
+    warnings: [Warning; How::ALL.len()],
 }
 
 impl Loop {
@@ -118,14 +139,7 @@ impl Loop {
         stop: &Stop,
     ) -> Option<Duration> {
         let Some(slot) = slots.take() else {
-            self.tally.refused.fetch_add(1, Ordering::Relaxed);
-            if let Some(count) = self.refusals.due() {
-                tracing::warn!(
-                    listener = self.name,
-                    count,
-                    "connections were closed at once: as many are open as there is room for"
-                );
-            }
+            self.count(How::Refused);
             return Some(REFUSAL_REST);
         };
         // Without TCP_NODELAY an answer would wait for the acknowledgement of the one before; a socket that refuses
@@ -139,25 +153,30 @@ impl Loop {
         let (worker, seat) = seats.take();
         let (protocol, stop) = (protocol.clone(), stop.clone());
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
+        let activity = Activity::new(self.began);
+        let shared = activity.clone();
         let connection = async move {
             let _held = (slot, seat);
             let state = State::default();
             match TcpStream::from_std(stream) {
                 Ok(stream) => {
                     let socket = Socket::new(stream, P::OPENING_BYTES, state.clone(), limits.stall);
-                    live(protocol.connect(socket), state, limits, stop).await
+                    live(protocol.connect(socket, &activity), state, activity, limits, stop).await
                 }
-                Err(error) => Ending::Failed(error.into()),
+                Err(error) => Ending::Failed(How::Io, error.into()),
             }
         };
-        self.connections.spawn_on(connection, &worker);
-        None
+        let id = self.connections.spawn_on(connection, &worker).id();
+        self.idle.add(id, shared);
+        let is_over = self.idle.is_over();
+        self.idle.make_room(LOOKS);
+        is_over.then_some(IDLE_REST)
     }
 
     /// Counts a failed accept and says how long to rest; not at all when only that one peer was the matter.
     fn not_accepted(&mut self, error: &io::Error) -> Option<Duration> {
         use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-        self.tally.accept_errors.fetch_add(1, Ordering::Relaxed);
+        self.tally.end(How::NotAccepted, 1);
         if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted) {
             return None;
         }
@@ -167,29 +186,39 @@ impl Loop {
         Some(ACCEPT_REST)
     }
 
-    fn ended(&self, ended: Result<Ending, JoinError>) -> Drained {
-        let (tally, name) = (&self.tally, self.name);
-        tally.ended.fetch_add(1, Ordering::Relaxed);
-        match ended {
-            Ok(Ending::Closed) => {}
-            Ok(Ending::Failed(error)) => {
-                tally.failed.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(listener = name, %error, "a connection failed");
-            }
-            Ok(Ending::Unopened) => {
-                tally.unopened.fetch_add(1, Ordering::Relaxed);
-                return Drained { unopened: 1, ..Drained::default() };
+    fn ended(&mut self, ended: Result<(Id, Ending), JoinError>) -> Drained {
+        let name = self.name;
+        self.idle.remove(ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id));
+        let how = match ended {
+            Ok((_, Ending::Closed)) => None,
+            Ok((_, Ending::Ended(how))) => Some(how),
+            Ok((_, Ending::Failed(how, error))) => {
+                tracing::debug!(listener = name, how = how.name(), %error, "a connection failed");
+                Some(how)
             }
             Err(error) if error.is_panic() => {
-                tally.failed.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(listener = name, "a connection was lost to a panic, which is a bug in this program");
+                Some(How::Failed)
             }
-            Ok(Ending::Cut) | Err(_) => {
-                tally.cut.fetch_add(1, Ordering::Relaxed);
-                return Drained { cut: 1, ..Drained::default() };
-            }
+            Err(_) => Some(How::Cut),
+        };
+        how.into_iter().for_each(|how| self.count(how));
+        // After its cause, so that whoever sees no open connection sees why each ended.
+        self.tally.ended.fetch_add(1, Ordering::Release);
+        match how {
+            Some(How::Unopened) => Drained { unopened: 1, ..Drained::default() },
+            Some(How::Cut) => Drained { cut: 1, ..Drained::default() },
+            _ => Drained { closed: 1, ..Drained::default() },
         }
-        Drained { closed: 1, ..Drained::default() }
+    }
+
+    /// Counts a connection that ended other than well, and warns now and then of what an operator should know.
+    fn count(&mut self, how: How) {
+        self.tally.end(how, 1);
+        let (Some(sentence), Some(number)) = (how.warning(), how.number()) else { return };
+        if let Some(count) = self.warnings.get_mut(number).and_then(Warning::due) {
+            tracing::warn!(listener = self.name, how = how.name(), count, "{sentence}");
+        }
     }
 
     /// Waits for the connections, which know of the stop themselves, and drops those that do not keep to it.
@@ -197,7 +226,7 @@ impl Loop {
         let mut drained = Drained::default();
         for wait in [bound.saturating_add(DRAIN_SLACK / 2), DRAIN_SLACK / 2] {
             let _ = timeout(wait, async {
-                while let Some(ended) = self.connections.join_next().await {
+                while let Some(ended) = self.connections.join_next_with_id().await {
                     let ended = self.ended(ended);
                     drained.closed += ended.closed;
                     drained.unopened += ended.unopened;
@@ -209,7 +238,7 @@ impl Loop {
         }
         // Left over: connections of a worker that is stuck in a call. They go with the process.
         let stuck = u64::try_from(self.connections.len()).unwrap_or(u64::MAX);
-        self.tally.cut.fetch_add(stuck, Ordering::Relaxed);
+        self.tally.end(How::Cut, stuck);
         self.tally.ended.fetch_add(stuck, Ordering::Relaxed);
         drained.cut += stuck;
         tracing::info!(

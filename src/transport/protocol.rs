@@ -11,9 +11,10 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service as HyperService;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tower::Service;
 
+use super::activity::{Activity, Tasks};
 use super::body::RequestBody;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
@@ -49,8 +50,8 @@ pub trait Protocol: Clone + Send + 'static {
     /// A connection being served.
     type Connection: Connection;
 
-    /// Serves `socket` when polled.
-    fn connect(&self, socket: Socket) -> Self::Connection;
+    /// Serves `socket` when polled, and counts the calls in flight in `activity` if it can.
+    fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection;
 }
 
 /// A connection being served; ends when it is closed.
@@ -86,7 +87,8 @@ where
 /// HTTP/2 without negotiation (h2c with prior knowledge), as Envoy and every gRPC client speak it.
 #[derive(Clone, Debug)]
 pub struct Http2<S> {
-    builder: http2::Builder<TokioExecutor>,
+    ping_after: Duration,
+    ping_answer: Duration,
     calls: Calls<S>,
 }
 
@@ -94,8 +96,18 @@ impl<S> Http2<S> {
     /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
     /// `poll_ready` is not asked.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
+        let ConnectionLimits { ping_after, ping_answer, body, .. } = *limits;
+        Self { ping_after, ping_answer, calls: Calls { service, body } }
+    }
+}
+
+impl<S: Answering> Protocol for Http2<S> {
+    /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
+    const OPENING_BYTES: usize = 24 + 9;
+    type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Tasks>;
+
+    fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection {
+        http2::Builder::new(Tasks(activity.clone()))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -104,24 +116,14 @@ impl<S> Http2<S> {
             .max_send_buf_size(SEND_BUFFER_BYTES)
             .max_pending_accept_reset_streams(MAX_RESET_BEFORE_ACCEPT)
             .max_local_error_reset_streams(MAX_RESET_FOR_ERRORS)
-            .keep_alive_interval(limits.ping_after)
-            .keep_alive_timeout(limits.ping_answer)
-            .auto_date_header(false);
-        Self { builder, calls: Calls { service, body: limits.body } }
+            .keep_alive_interval(self.ping_after)
+            .keep_alive_timeout(self.ping_answer)
+            .auto_date_header(false)
+            .serve_connection(TokioIo::new(socket), self.calls.clone())
     }
 }
 
-impl<S: Answering> Protocol for Http2<S> {
-    /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
-    const OPENING_BYTES: usize = 24 + 9;
-    type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor>;
-
-    fn connect(&self, socket: Socket) -> Self::Connection {
-        self.builder.serve_connection(TokioIo::new(socket), self.calls.clone())
-    }
-}
-
-impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, TokioExecutor> {
+impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, Tasks> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
@@ -148,7 +150,8 @@ impl<S: Answering> Protocol for Http1<S> {
     const OPENING_BYTES: usize = 1;
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
 
-    fn connect(&self, socket: Socket) -> Self::Connection {
+    /// An HTTP/1 connection is closed after `ConnectionLimits::handshake` without a request, so nobody asks for its calls.
+    fn connect(&self, socket: Socket, _: &Activity) -> Self::Connection {
         self.builder.serve_connection(TokioIo::new(socket), self.calls.clone())
     }
 }

@@ -42,6 +42,7 @@ pub(super) struct State(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     is_opened: AtomicBool,
+    is_at_rest: AtomicBool,
     turns: AtomicU64,
 }
 
@@ -49,6 +50,11 @@ impl State {
     /// True from the read on that brought the last of the opening bytes.
     pub(super) fn is_opened(&self) -> bool {
         self.0.is_opened.load(Ordering::Relaxed)
+    }
+
+    /// True when the peer has sent nothing since the last write: of HTTP/1, since the last answer.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.0.is_at_rest.load(Ordering::Relaxed)
     }
 
     /// Begins a turn: the socket may read [`TURN_BYTES`] more. The connection's task calls this once per poll.
@@ -94,6 +100,7 @@ impl Socket {
     fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
         if written.is_ready() {
             self.stalled = None;
+            self.state.0.is_at_rest.store(true, Ordering::Relaxed);
             return written;
         }
         let stall = self.stall;
@@ -110,8 +117,12 @@ impl AsyncRead for Socket {
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let bytes = buffer.filled().len().saturating_sub(before);
+        if bytes > 0 {
+            self.state.0.is_at_rest.store(false, Ordering::Relaxed);
+        }
         if self.unopened_bytes > 0 {
-            self.has_read(buffer.filled().len().saturating_sub(before));
+            self.has_read(bytes);
         }
         read
     }

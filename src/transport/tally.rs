@@ -1,51 +1,121 @@
-//! What happened to a listener's connections, in numbers.
+//! Counts of a listener's connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! endings {
+    ($($(#[$about:meta])+ $how:ident $name:literal $(warn $log:literal)?;)+) => {
+        /// The way in which a connection ended other than well.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum How {
+            $($(#[$about])+ $how,)+
+        }
+
+        impl How {
+            /// Every way, in the order of the metric's series.
+            pub const ALL: [Self; [$(Self::$how),+].len()] = [$(Self::$how),+];
+
+            /// The value of the label `how`.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$how => $name,)+ }
+            }
+
+            /// The sentence of the log line at `warn`; `None` for what an operator need not know.
+            pub(super) const fn warning(self) -> Option<&'static str> {
+                $($(if matches!(self, Self::$how) {
+                    return Some($log);
+                })?)+
+                None
+            }
+        }
+    };
+}
+
+endings! {
+    /// Closed at once because all slots were taken.
+    Refused "refused" warn "connections were closed at once: as many are open as there is room for";
+    /// Not accepted, mostly for want of file descriptors.
+    NotAccepted "not_accepted";
+    /// Dropped because the peer sent no HTTP/2 preface in time, or nothing at all.
+    Unopened "unopened";
+    /// Dropped because an HTTP/1 request head was not complete in time.
+    LateHead "late_head";
+    /// Closed without a call in flight, because more connections were open than their memory allows.
+    Idle "idle" warn "idle connections were closed: more were open than GRPC_MAX_IDLE_CONNECTIONS";
+    /// Dropped with calls in flight, or with a peer that did not let it be finished in time.
+    Cut "cut" warn "connections were cut, because their calls did not end in time";
+    /// Dropped because the peer took no byte for too long while there was something to write.
+    Stalled "stalled" warn "connections were dropped, because their peers stopped reading";
+    /// Dropped because the peer did not answer an HTTP/2 ping.
+    UnansweredPing "unanswered_ping" warn "connections were dropped, because their peers did not answer a ping";
+    /// Ended by an error of the socket, or by a peer that left in the middle of a message.
+    Io "io";
+    /// Ended by a GOAWAY of the peer that carries an error.
+    PeerGoaway "peer_goaway" warn "peers ended their connections with an HTTP/2 error";
+    /// Ended by us with `PROTOCOL_ERROR`; bytes that are no HTTP/2 are one too.
+    ProtocolError "protocol_error" warn "connections were ended with the HTTP/2 error PROTOCOL_ERROR";
+    /// Ended by us with `INTERNAL_ERROR`.
+    InternalError "internal_error" warn "connections were ended with the HTTP/2 error INTERNAL_ERROR";
+    /// Ended by us with `FLOW_CONTROL_ERROR`.
+    FlowControlError "flow_control_error" warn "connections were ended with the HTTP/2 error FLOW_CONTROL_ERROR";
+    /// Ended by us with `STREAM_CLOSED`.
+    StreamClosed "stream_closed" warn "connections were ended with the HTTP/2 error STREAM_CLOSED";
+    /// Ended by us with `FRAME_SIZE_ERROR`.
+    FrameSizeError "frame_size_error" warn "connections were ended with the HTTP/2 error FRAME_SIZE_ERROR";
+    /// Ended by us with `COMPRESSION_ERROR`.
+    CompressionError "compression_error" warn "connections were ended with the HTTP/2 error COMPRESSION_ERROR";
+    /// Ended by us with `ENHANCE_YOUR_CALM`: too many resets, control frames or tiny frames.
+    EnhanceYourCalm "enhance_your_calm" warn "connections were ended with the HTTP/2 error ENHANCE_YOUR_CALM";
+    /// Ended by us with another HTTP/2 error.
+    OtherHttp2 "other_http2_error" warn "connections were ended with a rare HTTP/2 error; the level debug names it";
+    /// Ended by any other error, or by a panic.
+    Failed "failed";
+}
 
 /// One listener's connections since it started.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(super) accepted: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) accept_errors: AtomicU64,
     pub(super) ended: AtomicU64,
-    pub(super) failed: AtomicU64,
-    pub(super) unopened: AtomicU64,
-    pub(super) cut: AtomicU64,
+    hows: [AtomicU64; How::ALL.len()],
 }
 
-/// A reading of a [`Tally`]; each a number of connections since the start, but for `open`.
+/// A reading of a [`Tally`]; each is a number of connections since the start, except `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections open now.
     pub open: u64,
     /// Accepted and served.
     pub accepted: u64,
-    /// Closed at once because all slots were taken.
-    pub refused: u64,
-    /// Accepts that failed, mostly for want of descriptors.
-    pub accept_errors: u64,
-    /// Ended by an error of the peer, the protocol or the socket, or by a panic.
-    pub failed: u64,
-    /// Dropped because the peer sent no preface in time.
-    pub unopened: u64,
-    /// Dropped because they could not be finished in time.
-    pub cut: u64,
+    hows: [u64; How::ALL.len()],
 }
 
 impl Tally {
-    /// What has been counted so far.
-    pub fn counts(&self) -> Counts {
-        let ended = self.ended.load(Ordering::Relaxed);
-        let accepted = self.accepted.load(Ordering::Relaxed);
-        Counts {
-            open: accepted.saturating_sub(ended),
-            accepted,
-            refused: self.refused.load(Ordering::Relaxed),
-            accept_errors: self.accept_errors.load(Ordering::Relaxed),
-            failed: self.failed.load(Ordering::Relaxed),
-            unopened: self.unopened.load(Ordering::Relaxed),
-            cut: self.cut.load(Ordering::Relaxed),
+    /// Counts connections that ended other than well.
+    pub(super) fn end(&self, how: How, connections: u64) {
+        if let Some(count) = how.number().and_then(|number| self.hows.get(number)) {
+            count.fetch_add(connections, Ordering::Relaxed);
         }
+    }
+
+    /// Returns the counts so far.
+    pub fn counts(&self) -> Counts {
+        let ended = self.ended.load(Ordering::Acquire);
+        let accepted = self.accepted.load(Ordering::Relaxed);
+        let hows = std::array::from_fn(|number| self.hows.get(number).map_or(0, |how| how.load(Ordering::Relaxed)));
+        Counts { open: accepted.saturating_sub(ended), accepted, hows }
+    }
+}
+
+impl Counts {
+    /// Connections that ended in this way.
+    pub fn ended(&self, how: How) -> u64 {
+        how.number().and_then(|number| self.hows.get(number)).copied().unwrap_or(0)
+    }
+}
+
+impl How {
+    /// The place in [`How::ALL`].
+    pub(super) fn number(self) -> Option<usize> {
+        Self::ALL.iter().position(|other| *other == self)
     }
 }

@@ -4,12 +4,14 @@ use std::io::{ErrorKind, Write};
 use std::time::Instant;
 
 use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::telemetry::escape::is_hidden;
 use tonic::transport::Channel;
 
 use crate::support::{Tidegate, eventually, said};
@@ -51,7 +53,7 @@ fn put(host: &str, word: &str, connection: &str) -> String {
 }
 
 async fn level(tidegate: &Tidegate) -> String {
-    let answer = said(tidegate.debug, "GET /log_level HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    let answer = said(tidegate.debug, "GET /log_level HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
 }
 
@@ -124,10 +126,31 @@ async fn every_line_for_programs_is_an_object_to_the_last() {
 }
 
 #[tokio::test]
+async fn what_would_reorder_or_forge_a_line_is_escaped_in_either_format() {
+    for (format, escape) in [("text", "\\u{61c}"), ("json", "\\u061c")] {
+        let rules = rules();
+        let tidegate = Tidegate::start(rules.path(), &[("LOG_FORMAT", format)]).await;
+        let broken = RULES.replace("week", "\"\u{202e}yad\u{2069}\u{61c}\\e[2K\"");
+        std::fs::write(rules.path(), broken).expect("it is written");
+        let log = eventually("the broken rules are told of", async || {
+            let log = tidegate.log();
+            (log.contains("the rules in force stay") && log.contains("yad")).then_some(log)
+        })
+        .await;
+        assert!(!log.lines().any(|line| line.chars().any(is_hidden)), "{log:?}");
+        assert!(log.contains(escape), "{log:?}");
+        // In text, what goes on after a line break is indented; in JSON, a line is an object.
+        let is_begin = |line: &&str| line.starts_with("20") || line.starts_with('{');
+        let ends: Vec<_> = log.lines().filter(|line| !is_begin(line) && !line.starts_with("    ")).collect();
+        assert_eq!(ends, Vec::<&str>::new());
+    }
+}
+
+#[tokio::test]
 async fn the_level_changes_while_the_process_runs() {
     let rules = rules();
     let tidegate = Tidegate::start(rules.path(), &[("LOG_LEVEL", "error")]).await;
-    let index = said(tidegate.debug, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    let index = said(tidegate.debug, "GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     assert!(index.contains("/log_level"), "{index}");
     assert_eq!(level(&tidegate).await, "error\n");
     babble(&tidegate).await;
@@ -174,6 +197,66 @@ async fn where_others_reach_the_debug_listener_the_level_stays() {
     let answer = said(tidegate.debug, &put("127.0.0.1", "debug", "close")).await;
     assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("DEBUG_HOST"), "{answer}");
     assert_eq!(level(&tidegate).await, "warn\n");
+}
+
+#[tokio::test]
+async fn the_pages_of_the_debug_listener_are_read_by_address_unless_others_reach_it() {
+    let rules = rules();
+    let get = |path: &str, host: &str| format!("GET {path} HTTP/1.1\r\n{host}connection: close\r\n\r\n");
+    let tidegate = Tidegate::start(rules.path(), &[]).await;
+    let paths = ["/", "/rlconfig", "/log_level"];
+    for path in paths {
+        for host in ["host: evil.example\r\n", "host: localhost.evil.example:6070\r\n", "host: \r\n"] {
+            let answer = said(tidegate.debug, &get(path, host)).await;
+            assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("the Host header is neither"), "{answer}");
+            assert!(!answer.contains("edge"), "{answer}");
+        }
+        for host in ["host: 127.0.0.1:6070\r\n", "host: [::1]\r\n", "host: localhost:6070\r\n"] {
+            let answer = said(tidegate.debug, &get(path, host)).await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        }
+    }
+    let shared = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
+    for path in paths {
+        let answer = said(shared.debug, &get(path, "host: tidegate.example\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn signals_for_users_do_nothing() {
+    let rules = rules();
+    let mut tidegate = Tidegate::start(rules.path(), &[]).await;
+    let mut client = Client::of(&tidegate).await;
+    assert!(!client.is_refused().await);
+    for signal in [Signal::USR1, Signal::USR2, Signal::USR1] {
+        tidegate.signal(signal);
+        assert!(client.is_refused().await, "it goes on and has forgotten nothing");
+    }
+    assert_eq!(tidegate.log(), "");
+    tidegate.terminate();
+    assert!(tidegate.ended().await.success());
+}
+
+#[tokio::test]
+async fn connections_that_end_by_an_error_are_one_warning_and_a_count_by_cause() {
+    let rules = rules();
+    let tidegate = Tidegate::start(rules.path(), &[("LOG_FORMAT", "json")]).await;
+    for _ in 0..5 {
+        babble(&tidegate).await;
+    }
+    let ended = "tidegate_connections_ended_total{listener=\"gRPC\",how=\"protocol_error\"} 5\n";
+    let page = eventually("all are counted", async || {
+        let page = tidegate.metrics().await;
+        page.contains(ended).then_some(page)
+    })
+    .await;
+    assert!(page.contains("{listener=\"gRPC\",how=\"failed\"} 0\n"), "{page}");
+    let warnings: Vec<_> =
+        objects(&tidegate.log()).into_iter().filter(|line| line["how"] == "protocol_error").collect();
+    assert_eq!(warnings.len(), 1, "one in ten seconds: {warnings:?}");
+    let [level, listener] = ["level", "listener"].map(|key| warnings[0][key].as_str().unwrap_or_default());
+    assert_eq!((level, listener, warnings[0]["count"].as_u64()), ("warning", "gRPC", Some(1)));
 }
 
 /// More lines than have room in the queue.

@@ -154,7 +154,9 @@ fn mount(volume: &Path, version: &str, text: &str) {
 async fn page(server: &Tidegate, path: &str) -> String {
     let asked = async {
         let mut stream = TcpStream::connect(server.debug).await?;
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").as_bytes()).await?;
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").as_bytes())
+            .await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.map(|_| answer)
     };

@@ -59,6 +59,10 @@ pub struct Edge {
 
 impl Edge {
     pub async fn grpc(limits: ConnectionLimits, cap: usize) -> Self {
+        Self::grpc_with_most_idle(limits, cap, usize::MAX).await
+    }
+
+    pub async fn grpc_with_most_idle(limits: ConnectionLimits, cap: usize, most_idle: usize) -> Self {
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()
@@ -66,6 +70,7 @@ impl Edge {
         let routes = tonic::service::Routes::new(HealthServer::new(Obedient)).add_service(reflection).prepare();
         let (listener, stop, stopped, workers) = Self::parts(limits, cap).await;
         let (address, tally) = (listener.1, listener.0.tally());
+        let listener = (listener.0.with_most_idle(most_idle), listener.1);
         let served = tokio::spawn(listener.0.serve(Http2::new(routes, &limits), workers.clone(), stopped));
         Self { address, tally, stop, served, workers }
     }

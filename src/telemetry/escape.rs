@@ -1,0 +1,74 @@
+//! Characters that change how other text is shown: in a log they could forge a line or reorder what a person reads.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Returns true for control characters, line separators and bidirectional marks (Unicode 16, `Bidi_Control`).
+pub fn is_hidden(c: char) -> bool {
+    let is_bidirectional =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    is_bidirectional || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control()
+}
+
+/// Replaces each hidden character by its escape, such as `\u{202e}`. A line break stays, and the line after it is
+/// indented, so that it cannot be taken for a log line of its own. ESC stays where `keeps_esc`, for the colours of a terminal.
+pub fn escaped(text: &str, keeps_esc: bool) -> Cow<'_, str> {
+    let is_kept = |c: char| !is_hidden(c) || (keeps_esc && c == '\u{1b}');
+    if text.chars().all(is_kept) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            '\n' => shown.push_str("\n    "),
+            c if is_kept(c) => shown.push(c),
+            c => {
+                let _ = write!(shown, "{}", c.escape_default());
+            }
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Replaces each hidden character of JSON by the escape that JSON has for it.
+pub(super) fn escaped_json(json: String) -> String {
+    if !json.chars().any(is_hidden) {
+        return json;
+    }
+    let mut shown = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if is_hidden(c) {
+            // All of them are below U+10000, where one escape is one character.
+            let _ = write!(shown, "\\u{:04x}", u32::from(c));
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_hidden_is_shown_and_the_rest_stays() {
+        let plain = "plain text, \u{e9}\u{4e2d}\u{1f600} and \"quotes\"";
+        assert!(matches!(escaped(plain, false), Cow::Borrowed(_)));
+        assert_eq!(
+            escaped("a\u{202e}b\u{61c}\u{2069}c\0\r\t\u{7f}\u{9b}\u{2028}", false),
+            "a\\u{202e}b\\u{61c}\\u{2069}c\\u{0}\\r\\t\\u{7f}\\u{9b}\\u{2028}"
+        );
+        assert_eq!(escaped("one\ntwo", false), "one\n    two");
+        assert_eq!(escaped("\u{1b}[31mred", false), "\\u{1b}[31mred");
+        assert_eq!(escaped("\u{1b}[31mred\u{7}", true), "\u{1b}[31mred\\u{7}");
+    }
+
+    #[test]
+    fn json_stays_the_same_json() {
+        let text = "a\u{202e}b\u{61c}\u{200e}\u{2066}\u{7f}\u{9b}\u{2029}\n\"\\";
+        let json = escaped_json(serde_json::Value::from(text).to_string());
+        assert!(!json.chars().any(is_hidden), "{json:?}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+    }
+}

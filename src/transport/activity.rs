@@ -1,0 +1,105 @@
+//! What one connection does, as its calls count it and the accept loop reads it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use hyper::rt::Executor;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The calls in flight on a connection, and the time since when it has none. Clones are the same connection.
+///
+/// The calls of a connection run on one thread, so that its counts are never contended.
+#[derive(Clone, Debug)]
+pub struct Activity(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    /// The start of the listener, from which times are counted.
+    began: Instant,
+    calls: AtomicU32,
+    idle_since_ms: AtomicU64,
+    is_leaving: AtomicBool,
+    leave: Notify,
+}
+
+/// A call in flight, until this is dropped.
+#[derive(Debug)]
+pub(super) struct InFlight(Activity);
+
+impl Activity {
+    /// A connection that is idle since now, of a listener that started at `began`.
+    pub(super) fn new(began: Instant) -> Self {
+        let idle_since_ms = AtomicU64::new(since(began));
+        let (calls, is_leaving, leave) = (AtomicU32::new(0), AtomicBool::new(false), Notify::new());
+        Self(Arc::new(State { began, calls, idle_since_ms, is_leaving, leave }))
+    }
+
+    /// Counts a call until the returned value is dropped.
+    pub(super) fn call(&self) -> InFlight {
+        self.0.calls.fetch_add(1, Ordering::Relaxed);
+        InFlight(self.clone())
+    }
+
+    /// Returns true while a call is in flight.
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.calls.load(Ordering::Acquire) > 0
+    }
+
+    /// The end of the last call, or the accept where there was none, in milliseconds since the listener started.
+    pub(super) fn idle_since_ms(&self) -> u64 {
+        self.0.idle_since_ms.load(Ordering::Relaxed)
+    }
+
+    /// The milliseconds since the listener started.
+    pub(super) fn now_ms(&self) -> u64 {
+        since(self.0.began)
+    }
+
+    /// Asks the connection to finish because others need its memory.
+    pub(super) fn leave(&self) {
+        self.0.is_leaving.store(true, Ordering::Relaxed);
+        self.0.leave.notify_one();
+    }
+
+    /// Returns true from [`Activity::leave`] on.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.0.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Waits for [`Activity::leave`].
+    pub(super) async fn asked_to_leave(&self) {
+        while !self.is_leaving() {
+            self.0.leave.notified().await;
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let state = &self.0.0;
+        if state.calls.load(Ordering::Relaxed) == 1 {
+            state.idle_since_ms.store(since(state.began), Ordering::Relaxed);
+        }
+        // Whoever sees no call in flight sees the time above as well.
+        state.calls.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Runs the calls of one HTTP/2 connection as tasks, each of which counts as in flight to its end.
+#[derive(Clone, Debug)]
+pub struct Tasks(pub(super) Activity);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, call: F) {
+        let in_flight = self.0.call();
+        tokio::spawn(async move {
+            call.await;
+            drop(in_flight);
+        });
+    }
+}
+
+fn since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

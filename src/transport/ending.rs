@@ -1,0 +1,72 @@
+//! The end of a connection, by its cause.
+
+use std::error::Error;
+use std::io::{self, ErrorKind};
+
+use super::socket::State;
+use super::tally::How;
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// The peer closed it, or it was finished with every call answered.
+    Closed,
+    /// It ended by this cause.
+    Ended(How),
+    /// It ended by this cause, of which the error says more.
+    Failed(How, Box<dyn Error + Send + Sync>),
+}
+
+impl Ending {
+    /// The end of a connection that was polled to it.
+    pub(super) fn of(ended: hyper::Result<()>, state: &State) -> Self {
+        let Err(error) = ended else { return Self::Closed };
+        match how(&error) {
+            // hyper counts a request head from the answer before it, so this is an HTTP/1 connection that was kept alive.
+            How::LateHead if state.is_at_rest() => Self::Closed,
+            how => Self::Failed(how, error.into()),
+        }
+    }
+}
+
+/// The cause of an error of a connection.
+fn how(error: &hyper::Error) -> How {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(http2) = cause.downcast_ref::<h2::Error>() {
+            return by_http2(http2);
+        }
+        if let Some(io) = cause.downcast_ref::<io::Error>() {
+            return if io.kind() == ErrorKind::TimedOut { How::Stalled } else { How::Io };
+        }
+        source = cause.source();
+    }
+    match error.is_timeout() {
+        // hyper names neither of the two. Only the ping has a source.
+        true if error.source().is_some() => How::UnansweredPing,
+        true => How::LateHead,
+        false if error.is_incomplete_message() => How::Io,
+        false => How::Failed,
+    }
+}
+
+fn by_http2(error: &h2::Error) -> How {
+    use h2::Reason;
+    if error.is_remote() {
+        return How::PeerGoaway;
+    }
+    match error.reason() {
+        // With calls in flight, hyper ends the connection of an unanswered ping in this way.
+        Some(Reason::NO_ERROR) => How::UnansweredPing,
+        Some(Reason::PROTOCOL_ERROR) => How::ProtocolError,
+        Some(Reason::INTERNAL_ERROR) => How::InternalError,
+        Some(Reason::FLOW_CONTROL_ERROR) => How::FlowControlError,
+        Some(Reason::STREAM_CLOSED) => How::StreamClosed,
+        Some(Reason::FRAME_SIZE_ERROR) => How::FrameSizeError,
+        Some(Reason::COMPRESSION_ERROR) => How::CompressionError,
+        Some(Reason::ENHANCE_YOUR_CALM) => How::EnhanceYourCalm,
+        Some(_) => How::OtherHttp2,
+        None if error.is_io() => How::Io,
+        None => How::OtherHttp2,
+    }
+}

@@ -1,0 +1,109 @@
+//! The metric of ended connections names the cause of each.
+
+use super::*;
+
+/// What a peer sends after its preface, and the cause by which its connection then ends.
+async fn ends(how: How, sent: &[u8]) {
+    let edge = Edge::grpc(limits(), 10).await;
+    let mut peer = edge.peer().await;
+    peer.send(sent).await.unwrap();
+    // The listener may have closed before it took everything.
+    let _ = peer.0.shutdown().await;
+    until_closed(&mut peer.0).await;
+    assert_counted(&edge, &[(how, 1)]).await;
+}
+
+/// Waits until every connection has ended, and compares what was counted.
+async fn assert_counted(edge: &Edge, expected: &[(How, u64)]) {
+    eventually("all have ended", || edge.tally.counts().accepted > 0 && edge.tally.counts().open == 0).await;
+    let counts = How::ALL.map(|how| (how, edge.tally.counts().ended(how)));
+    let found: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(found, expected);
+}
+
+/// Reads an answer whose body is `ok`.
+async fn until_ok(socket: &mut tokio::net::TcpStream) {
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\nok") {
+        let read = tokio::time::timeout(PATIENCE, socket.read_buf(&mut answer)).await.expect("an answer");
+        assert!(read.unwrap() > 0, "the connection was closed");
+    }
+}
+
+#[tokio::test]
+async fn an_http2_error_is_counted_by_its_reason() {
+    ends(How::FrameSizeError, &frame(PING, 0, 0, &[0; (16 << 10) + 1])).await;
+    ends(How::ProtocolError, &frame(HEADERS, END_HEADERS, 0, &head())).await;
+    ends(How::FlowControlError, &frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes())).await;
+    ends(How::PeerGoaway, &frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 1])).await;
+    let endless = frame(CONTINUATION, 0, 1, &[0x00, 1, b'a', 1, b'x']).repeat(20_000);
+    ends(How::EnhanceYourCalm, &[frame(HEADERS, 0, 1, &head()), endless].concat()).await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_http2_are_a_protocol_error_and_silence_is_not_opened() {
+    let edge = Edge::grpc(ConnectionLimits { handshake: 300 * MS, ..limits() }, 10).await;
+    let mut stranger = edge.socket().await;
+    stranger.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody\r\n\r\n").await.unwrap();
+    let mut silent = edge.socket().await;
+    until_closed(&mut stranger).await;
+    until_closed(&mut silent).await;
+    assert_counted(&edge, &[(How::Unopened, 1), (How::ProtocolError, 1)]).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_leaves_in_the_middle_of_a_call_is_an_error_of_the_socket() {
+    let edge = Edge::grpc(limits(), 10).await;
+    let mut peer = edge.peer().await;
+    peer.send(&frame(HEADERS, END_HEADERS, 1, &head())[..20]).await.unwrap();
+    drop(peer);
+    assert_counted(&edge, &[(How::Io, 1)]).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_answers_no_ping_is_counted_with_and_without_a_call() {
+    let limits = ConnectionLimits { ping_after: 100 * MS, ping_answer: 100 * MS, ..limits() };
+    let edge = Edge::grpc(limits, 10).await;
+    let mut idle = edge.peer().await;
+    let mut calling = edge.peer().await;
+    calling.send(&frame(HEADERS, END_HEADERS, 1, &head())).await.unwrap();
+    calling.send(&frame(DATA, END_STREAM, 1, &message("wait 60000"))).await.unwrap();
+    until_closed(&mut idle.0).await;
+    until_closed(&mut calling.0).await;
+    assert_counted(&edge, &[(How::UnansweredPing, 2)]).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_stops_reading_is_counted_as_stalled() {
+    let edge = Edge::grpc(ConnectionLimits { stall: 300 * MS, ..limits() }, 10).await;
+    let mut peer = edge.peer().await;
+    let pings = frame(PING, 0, 0, &[7; 8]).repeat(1_000);
+    let flood = async { while peer.send(&pings).await.is_ok() {} };
+    tokio::time::timeout(PATIENCE, flood).await.expect("pings are taken no more");
+    assert_counted(&edge, &[(How::Stalled, 1)]).await;
+}
+
+#[tokio::test]
+async fn an_http1_connection_that_is_idle_after_an_answer_ends_well_and_half_a_head_does_not() {
+    let limits = ConnectionLimits { handshake: 300 * MS, ..limits() };
+    let router = axum::Router::new().route("/", axum::routing::get(|| async { "ok" }));
+    let edge = Edge::json(limits, router).await;
+    let ask = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut kept_alive = edge.socket().await;
+    for _ in 0..2 {
+        kept_alive.write_all(ask).await.unwrap();
+        until_ok(&mut kept_alive).await;
+    }
+    until_closed(&mut kept_alive).await;
+    assert_counted(&edge, &[]).await;
+
+    let mut first = edge.socket().await;
+    first.write_all(&ask[..10]).await.unwrap();
+    let mut second = edge.socket().await;
+    second.write_all(ask).await.unwrap();
+    until_ok(&mut second).await;
+    second.write_all(&ask[..10]).await.unwrap();
+    until_closed(&mut first).await;
+    until_closed(&mut second).await;
+    assert_counted(&edge, &[(How::LateHead, 2)]).await;
+}
