@@ -16,19 +16,18 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
 use self::log::Log;
+use self::read::Read;
 use self::store::Stores;
 use self::summary::Summary;
 use self::traces::Exporting;
+use crate::file;
 use crate::limiter::Limiter;
-use crate::model::{Charging, Clock, Micros};
+use crate::model::{Clock, Micros};
 use crate::rules::live::Live;
-use crate::rules::{self, KeySecret, Loaded, Options, RuleSet};
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
-use crate::source::file::{self, Source, UnreadableRules};
-use crate::source::load::Loader;
+use crate::source::file::Source;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
-use crate::telemetry::escape::escaped;
 use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
@@ -38,6 +37,7 @@ use crate::transport::{
 };
 
 mod log;
+pub mod read;
 mod reload;
 mod store;
 pub mod summary;
@@ -70,57 +70,6 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The settings that [`options`] asks for.
-pub const RULE_SETTINGS: [&str; 6] = [
-    "MERGE_DOMAIN_CONFIG",
-    "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-    "ON_STORE_FAILURE",
-    "SHADOW_MODE",
-    "QUOTA_MODE",
-    "KEY_SECRET_FILE",
-];
-
-/// Reads rule files.
-///
-/// # Errors
-/// Every path that could not be read, a line each.
-pub fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
-    let lines = |wrong: Vec<UnreadableRules>| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    source.read().map_err(|wrong| anyhow::anyhow!(lines(wrong)))
-}
-
-/// What the process adds to the rule files.
-///
-/// # Errors
-/// When the secret cannot be read.
-pub fn options(settings: &Settings) -> anyhow::Result<Options> {
-    let charging = match settings.stop_cache_key_increment_when_overlimit {
-        true => Charging::AllOrNothing,
-        false => Charging::Each,
-    };
-    Ok(Options {
-        merge_domains: settings.merge_domain_config,
-        charging,
-        on_store_failure: settings.on_store_failure.0,
-        shadow_mode: settings.shadow_mode,
-        quota_mode: settings.quota_mode,
-        read_list: file::read_list,
-        key_secret: key_secret(&settings.key_secret_file)?,
-        needs_secret: false,
-    })
-}
-
-/// The secret in a file, if one is named.
-fn key_secret(path: &str) -> anyhow::Result<Option<KeySecret>> {
-    if path.is_empty() {
-        return Ok(None);
-    }
-    let bytes = std::fs::read(path).with_context(|| format!("KEY_SECRET_FILE is {path}: it cannot be read"))?;
-    let secret = KeySecret::new(&bytes)
-        .with_context(|| format!("KEY_SECRET_FILE is {path}: expected a file with at least 16 random bytes"))?;
-    Ok(Some(secret))
-}
-
 /// The rule files of the reference's runtime directory.
 pub fn runtime_source(settings: &Settings) -> Source {
     Source::Runtime {
@@ -137,21 +86,35 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     let log = Log::start(settings)?;
-    let options = Options { needs_secret: true, ..options(settings)? };
-    let (loader, Loaded { rules, warnings }, files) = Loader::start(source.clone(), options)?;
-    warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
-    if settings.response_headers == HeaderStyle::XRateLimit {
-        eprintln!("{SENT_TWICE}");
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(run(settings, &log, loader, rules, files));
-    // A load that is under way is not waited for.
+    let code = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let (given, source) = (settings.clone(), source.clone());
+        let read = file::apart(
+            move || Read::all(&given, source),
+            |passed| {
+                tracing::warn!(
+                    "reading the rule files and secrets has taken {} s and goes on: a file system may not answer; nothing is served before they are read",
+                    passed.as_secs()
+                );
+            },
+        );
+        let read = tokio::select! {
+            read = read => read.context("reading the files has ended with a panic, which is a bug in this program")??,
+            () = signals.wait() => {
+                tracing::info!(target: log::TARGET, "stopped before all files were read");
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        run(settings, &log, read, signals).await
+    });
+    // A read that is under way is not waited for.
     runtime.shutdown_background();
     code
 }
 
-async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, files: usize) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new()?;
+async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
+    let Read { loader, rules, files, redis, spans } = read;
     // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
     let room = connection_cap(raise_open_files());
     let spare = HTTP_CONNECTIONS.min(room / 4);
@@ -180,10 +143,10 @@ async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, fil
 
     let worker_count = worker_count(settings);
     // Beside the workers this thread asks too: it looks after the servers.
-    let (traces, exporting) = Exporting::start(settings)?.unzip();
+    let (traces, exporting) = spans.unzip();
     let telemetry = watched::telemetry(settings, traces);
     watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
-    let Stores { guard, memory, redis } = store::open(settings, worker_count.get() + 1, &telemetry.servers())?;
+    let Stores { guard, memory, redis } = store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
     watched::stores(&telemetry, &memory, redis.as_ref());
     let live = Arc::new(Live::new(rules));
     watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
@@ -191,6 +154,7 @@ async fn run(settings: &Settings, log: &Log, loader: Loader, rules: RuleSet, fil
         since: Instant::now(),
         what: summary::counted(&live.snapshot(), files),
         rejected: None,
+        slow_since: None,
     });
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let answers = Arc::new(answers(settings)?);

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 
-use crate::app;
-use crate::rules::{self, InvalidRules, Loaded};
+use crate::app::{self, read};
+use crate::rules::{InvalidRules, Loaded};
 use crate::settings::Settings;
 use crate::source::file::Source;
 
@@ -70,9 +70,9 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
 /// Reads and compiles the rule files of a command as the service does, by the settings that concern rules and no others:
 /// `check` must work where the service would not start.
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
-    let settings = Settings::read(|name| app::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
-    let files = app::read(&Source::Paths(paths(matches)))?;
-    Ok((files.len(), rules::load(&files, app::options(&settings)?)))
+    let settings =
+        Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
+    read::load(settings, Source::Paths(paths(matches)))
 }
 
 /// The rule files of a command.

@@ -214,8 +214,7 @@ fn read_one<T: Setting>(
     let found = given(variable).unwrap_or_else(|| default.to_owned());
     let parsed = T::parse(if T::IS_SECRET { &found } else { found.trim() });
     if parsed.is_none() {
-        let found = if T::IS_SECRET { secret::HIDDEN.to_owned() } else { found };
-        wrong.push(InvalidSetting::Value { variable, found, takes: T::TAKES });
+        wrong.push(InvalidSetting::Value { variable, found: T::shown(&found), takes: T::TAKES });
     }
     parsed
 }

@@ -1,6 +1,7 @@
 //! The wiring of rules that change while they are in force.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 
 use super::summary::counted;
 use super::watched;
+use crate::file;
 use crate::rules::live::Live;
 use crate::rules::{self, RuleSet};
 use crate::source::load::{Loader, Look};
@@ -45,7 +47,17 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<
             let reload = Arc::clone(&reload);
             move || reload.lock().once(why)
         };
-        if let Err(error) = tokio::task::spawn_blocking(once).await {
+        let began = Instant::now();
+        let slow = |passed: Duration| {
+            told.send_modify(|loaded| loaded.slow_since = Some(began));
+            tracing::warn!(
+                "loading the rule files has taken {} s and goes on: their file system may not answer; the rules in force stay, and no other change is seen meanwhile",
+                passed.as_secs()
+            );
+        };
+        let loaded = file::apart(once, slow).await;
+        told.send_if_modified(|loaded| loaded.slow_since.take().is_some());
+        if let Err(error) = loaded {
             let why = format!("loading them did not end well, which is a bug in this program: {error}");
             telemetry.rules_rejected();
             told.send_modify(|loaded| loaded.rejected = Some(why.clone()));
@@ -82,7 +94,14 @@ impl Reload {
                 // Before they are in force, so that the first decision by them finds where it is counted.
                 watched::rules_loaded(&self.telemetry, &rules, load);
                 self.retired.push(self.live.replace(rules));
-                self.tell.send_replace(Loaded { since: Instant::now(), what: what.clone(), rejected: None });
+                self.tell.send_modify(|loaded| {
+                    *loaded = Loaded {
+                        since: Instant::now(),
+                        what: what.clone(),
+                        rejected: None,
+                        slow_since: loaded.slow_since,
+                    };
+                });
                 tracing::info!(load, "other rules are in force: {what}");
             }
             Look::Refused(why) => {

@@ -1,20 +1,20 @@
 //! The wiring of the stores: what the settings say of them, in the stores' own terms.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use anyhow::Context;
-
+use super::read::system_authorities;
 use super::{SystemClock, duration};
+use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
 use crate::model::Clock;
-use crate::settings::{self, Auth, RedisSettings, Settings, StoreChoice};
+use crate::settings::{self, Auth, RedisSettings, Settings, StoreChoice, TlsSettings};
 use crate::store::Store;
 use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
 use crate::store::redis::credentials::{Credentials, Login};
-use crate::store::redis::manager::{Access, Address, Tls};
+use crate::store::redis::manager::{Access, Address};
 use crate::store::redis::servers::Topology;
+use crate::store::redis::tls::{Files, Tls};
 use crate::store::redis::{Instance, Redis};
 use crate::telemetry::servers::Servers;
 
@@ -28,20 +28,54 @@ pub(super) struct Stores {
     pub(super) redis: Option<Redis>,
 }
 
-/// Makes the stores, for so many threads that ask; `watched` is told how they answer.
-///
-/// # Errors
-/// When a file that the settings name cannot be read: with the variable and the path.
-pub(super) fn open(settings: &Settings, threads: usize, watched: &Arc<Servers>) -> anyhow::Result<Stores> {
+/// What the files say that the settings of Redis name: of the one for all limits, and of the one for limits per second.
+pub(super) struct RedisFiles {
+    main: Secrets,
+    per_second: Option<Secrets>,
+}
+
+/// Who Tidegate is to one Redis, and how connections are protected, if they are.
+struct Secrets {
+    credentials: Arc<Credentials>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl RedisFiles {
+    /// Reads the files, if counters are in Redis. Blocks while a file system does.
+    ///
+    /// # Errors
+    /// When a file cannot be used: with the variable and the path.
+    pub(super) fn read(settings: &Settings) -> anyhow::Result<Option<Self>> {
+        let StoreChoice::Redis { main, per_second } = &settings.store else { return Ok(None) };
+        let per_second = per_second.as_deref().map(|apart| Secrets::read(apart, "REDIS_PERSECOND_AUTH_FILE"));
+        Ok(Some(Self { main: Secrets::read(main, "REDIS_AUTH_FILE")?, per_second: per_second.transpose()? }))
+    }
+}
+
+impl Secrets {
+    fn read(redis: &RedisSettings, auth_file: &'static str) -> anyhow::Result<Self> {
+        let credentials = match &redis.auth {
+            Auth::None => Credentials::fixed(Login::default()),
+            Auth::Given(credentials) => Credentials::fixed(login(credentials)),
+            Auth::File(path) => Credentials::of_file(Named::new(auth_file, path.clone(), MAX_SECRET), parsed)?,
+        };
+        Ok(Self { credentials: Arc::new(credentials), tls: redis.tls.as_ref().map(tls).transpose()? })
+    }
+}
+
+/// Makes the stores for `threads` threads that call them. `files` is what the settings of Redis name; `watched` counts how its
+/// servers answer.
+pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usize, watched: &Arc<Servers>) -> Stores {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let memory = Arc::new(Memory::new(Arc::clone(&clock), settings.memory_max_counters.0));
-    let redis = match &settings.store {
-        StoreChoice::Memory { .. } => None,
-        StoreChoice::Redis { main, per_second } => {
-            let main = instance(main, "REDIS_AUTH_FILE", watched)?;
-            let per_second = per_second.as_deref().map(|apart| instance(apart, "REDIS_PERSECOND_AUTH_FILE", watched));
-            Some(Redis::new(main, per_second.transpose()?, &settings.cache_key_prefix.0, threads))
+    let redis = match (&settings.store, files) {
+        (StoreChoice::Redis { main, per_second }, Some(files)) => {
+            let per_second = per_second.as_deref().zip(files.per_second);
+            let per_second = per_second.map(|(apart, secrets)| instance(apart, secrets, watched));
+            let main = instance(main, files.main, watched);
+            Some(Redis::new(main, per_second, &settings.cache_key_prefix.0, threads))
         }
+        _ => None,
     };
     let deadline = settings.store_deadline.0.map_or(Deadline::Auto, |length| Deadline::Fixed(duration(length)));
     let (store, deadline) = match &redis {
@@ -49,29 +83,10 @@ pub(super) fn open(settings: &Settings, threads: usize, watched: &Arc<Servers>) 
         None => (Arc::clone(&memory) as Arc<dyn Store>, Deadline::AtOnce),
     };
     let guard = Guard::new(store, deadline, Arc::clone(&memory), settings.replicas, clock);
-    Ok(Stores { guard, memory, redis })
+    Stores { guard, memory, redis }
 }
 
-fn instance(redis: &RedisSettings, auth_file: &str, watched: &Arc<Servers>) -> anyhow::Result<Instance> {
-    let credentials = match &redis.auth {
-        Auth::None => Credentials::fixed(Login::default()),
-        Auth::Given(credentials) => Credentials::fixed(login(credentials)),
-        Auth::File(path) => Credentials::of_file(path.clone(), parsed)
-            .with_context(|| format!("{auth_file} is {}: it cannot be read", path.display()))?,
-    };
-    let tls = redis.tls.as_ref().map(|tls| Tls {
-        ca: tls.authorities.clone(),
-        client: tls.client.clone(),
-        any_hostname: !tls.verifies_hostname,
-    });
-    if let Some(Tls { ca, client, .. }) = &tls {
-        // The Redis client takes the process's own. A second start in one process keeps the first's.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let (certificate, key) = client.clone().unzip();
-        readable("REDIS_TLS_CACERT", ca.as_ref())?;
-        readable("REDIS_TLS_CLIENT_CERT", certificate.as_ref())?;
-        readable("REDIS_TLS_CLIENT_KEY", key.as_ref())?;
-    }
+fn instance(redis: &RedisSettings, secrets: Secrets, watched: &Arc<Servers>) -> Instance {
     let (topology, db) = match &redis.servers {
         settings::Servers::Single { address: server, database } => (Topology::Single(address(server)), *database),
         settings::Servers::Sentinel { master, sentinels, auth } => {
@@ -82,21 +97,32 @@ fn instance(redis: &RedisSettings, auth_file: &str, watched: &Arc<Servers>) -> a
         settings::Servers::Cluster(nodes) => (Topology::Cluster(nodes.iter().map(address).collect()), 0),
     };
     let access = Access {
-        credentials: Arc::new(credentials),
-        tls,
+        credentials: secrets.credentials,
+        tls: secrets.tls,
         db,
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
         watched: Arc::clone(watched),
     };
-    Ok(Instance { topology, access })
+    Instance { topology, access }
 }
 
-/// Each connection reads it again; the first time it is to be there.
-fn readable(variable: &str, path: Option<&PathBuf>) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    let read = std::fs::read(path).with_context(|| format!("{variable} is {}: it cannot be read", path.display()));
-    read.map(drop)
+/// Reads the files of TLS for the first time.
+fn tls(settings: &TlsSettings) -> anyhow::Result<Arc<Tls>> {
+    system_authorities()?;
+    // The Redis client takes the provider of the process. A second start in one process keeps that of the first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let authorities = settings.authorities.clone();
+    let files = Files {
+        authorities: authorities.map(|path| Named::new("REDIS_TLS_CACERT", path, MAX_CERTIFICATES)),
+        client: settings.client.clone().map(|(certificate, key)| {
+            (
+                Named::new("REDIS_TLS_CLIENT_CERT", certificate, MAX_CERTIFICATES),
+                Named::new("REDIS_TLS_CLIENT_KEY", key, MAX_SECRET),
+            )
+        }),
+    };
+    Ok(Arc::new(Tls::of_files(files, !settings.verifies_hostname)?))
 }
 
 fn parsed(text: &str) -> Option<Login> {

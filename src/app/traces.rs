@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::SystemClock;
+use super::read::system_authorities;
 use crate::settings::{Protocol, Settings, TraceSettings};
 use crate::store::redis::backoff::Quiet;
 use crate::telemetry::traces::{Sampler, Traces};
@@ -152,6 +153,9 @@ async fn gather(waiting: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData
 fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
     let TraceSettings { protocol, endpoint, timeout, .. } = settings;
     let is_tls = endpoint.starts_with("https:");
+    if is_tls {
+        system_authorities()?;
+    }
     Ok(match protocol {
         Protocol::Grpc => {
             let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(*timeout);

@@ -128,6 +128,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
         list_files: HashMap::default(),
+        list_bytes: 0,
         of_lists: Vec::new(),
         set: RuleSet {
             files: files.iter().map(|file| Arc::clone(&file.name)).collect(),
@@ -170,6 +171,8 @@ struct Compiler<'a> {
     rules: u32,
     /// The files that rule files name, each read once.
     list_files: HashMap<PathBuf, Option<Rc<Vec<u8>>>>,
+    /// The bytes of these lists together.
+    list_bytes: usize,
     /// What is wrong with the files that rule files name.
     of_lists: Vec<Problem>,
     set: RuleSet,

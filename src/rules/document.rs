@@ -172,7 +172,7 @@ pub struct DelayNode {
 }
 
 /// The most bytes a rule file may have: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
-const MAX_FILE_BYTES: usize = 32 << 20;
+pub const MAX_FILE_BYTES: usize = 32 << 20;
 
 /// Reads one rule file. Every problem found goes to `problems`, in the order of the file. Without an error among them there
 /// is a document; with one there may be, of what is right, to be looked at and not to be enforced.

@@ -143,6 +143,13 @@ impl Report {
         self.finish(&text, problems);
     }
 
+    /// The same for a text whose lines are shown nowhere.
+    pub(super) fn finish_hidden(self, problems: &mut Vec<Problem>) {
+        let first = problems.len();
+        self.finish("", problems);
+        problems.iter_mut().skip(first).for_each(|problem| problem.excerpt = None);
+    }
+
     fn add(&mut self, place: Place, severity: Severity, message: impl FnOnce() -> String) {
         let is_full = self.found.len() >= MAX_PROBLEMS && (severity == Severity::Warning || self.warnings == 0);
         if is_full || self.worded >= MAX_WORDED {

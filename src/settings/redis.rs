@@ -370,19 +370,21 @@ pub(super) fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// A URL that could not be read, without what may be a password in it: all before the last `@`, all of it where there are
-/// parameters, and in a URL without `@` what stands where the port should.
-fn shown(url: &str) -> String {
+/// A URL that could not be read, without what may be a password in it: everything before the last `@`, everything where there
+/// are parameters or a fragment, and in a URL without `@` what stands in the place of the port.
+pub(super) fn shown(url: &str) -> String {
     let (scheme, rest) = url.find("://").map_or(("", url), |at| url.split_at(at + "://".len()));
-    if rest.contains('?') {
+    if rest.contains(['?', '#']) {
         return format!("{scheme}{HIDDEN}");
     }
     if let Some((_, host)) = rest.rsplit_once('@') {
         return format!("{scheme}{HIDDEN}@{host}");
     }
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/');
-    match rest.split_once(':') {
-        Some((host, port)) if !scheme.is_empty() && !host.starts_with('[') && !is_port(port) => {
+    // The colon behind an address in brackets, or the first one.
+    let colon = if rest.starts_with('[') { rest.find("]:").map(|at| at + 1) } else { rest.find(':') };
+    match colon.map(|at| rest.split_at(at)) {
+        Some((host, port)) if !scheme.is_empty() && !is_port(port.trim_start_matches(':')) => {
             format!("{scheme}{host}:{HIDDEN}")
         }
         _ => url.to_owned(),

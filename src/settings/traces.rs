@@ -207,6 +207,9 @@ impl Setting for Option<Endpoint> {
         let is_plain = url.authority().is_some_and(|at| !at.as_str().contains('@') && !at.host().is_empty());
         (is_known && is_plain && url.query().is_none()).then(|| Some(Endpoint(text.to_owned())))
     }
+    fn shown(text: &str) -> String {
+        redis::shown(text)
+    }
 }
 
 /// A time in milliseconds.

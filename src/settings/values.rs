@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use http::HeaderName;
 
+use super::secret::HIDDEN;
 use crate::model::{FailurePolicy, Micros};
 
 /// A type that a setting can have.
@@ -15,6 +16,10 @@ pub(super) trait Setting: Sized {
     const IS_SECRET: bool = false;
     /// The value that a text says, if it says one.
     fn parse(text: &str) -> Option<Self>;
+    /// A text that is no value of this type, as an error shows it: without what may be a secret.
+    fn shown(text: &str) -> String {
+        if Self::IS_SECRET { HIDDEN.to_owned() } else { text.to_owned() }
+    }
 }
 
 impl Setting for IpAddr {

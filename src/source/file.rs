@@ -2,19 +2,23 @@
 
 use std::cell::RefCell;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::file::{self, Unreadable};
 use crate::rules::File;
+use crate::rules::document::MAX_FILE_BYTES;
 
 /// What a name begins with that Kubernetes makes for itself beside the files of a ConfigMap (`..data`, `..2026_01_01`).
 /// The files themselves are links beside them, so to read these too would be to read every rule twice.
 const KUBERNETES: &str = "..";
 /// How deep directories are walked: 16. A loop of links is not followed at all; this bounds the rest.
 const DEEPEST: usize = 16;
+/// The most bytes of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
+const MAX_BYTES: usize = 256 << 20;
 
 /// Where rule files are.
 #[derive(Clone, Debug)]
@@ -42,8 +46,14 @@ pub enum UnreadableRules {
     Path {
         /// Which.
         path: PathBuf,
-        /// What the system says.
-        error: io::Error,
+        /// The reason.
+        error: Unreadable,
+    },
+    /// All rule files together are too large.
+    #[error("{}: the rule files up to this one are larger than {} MiB together, the most that one load reads", path.display(), MAX_BYTES >> 20)]
+    TooLarge {
+        /// The file at which they are.
+        path: PathBuf,
     },
     /// A directory named on the command line has no rule file.
     #[error("{}: there is no *.yaml or *.yml file in this directory", path.display())]
@@ -121,9 +131,17 @@ impl Found {
     pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
         let Self { files: paths, mut wrong, .. } = self;
         let mut files = Vec::with_capacity(paths.len());
+        let mut read = 0;
         for path in paths {
-            match fs::read(&path) {
-                Ok(bytes) => files.push(File { name: Arc::from(path.to_string_lossy()), bytes }),
+            match file::read(&path, MAX_FILE_BYTES) {
+                Ok(bytes) if read + bytes.len() > MAX_BYTES => {
+                    wrong.push(UnreadableRules::TooLarge { path });
+                    break;
+                }
+                Ok(bytes) => {
+                    read += bytes.len();
+                    files.push(File { name: Arc::from(path.to_string_lossy()), bytes });
+                }
                 Err(error) => wrong.push(UnreadableRules::Path { path, error }),
             }
         }
@@ -136,7 +154,9 @@ impl Found {
         let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
         let mut entries = match entries {
             Ok(entries) => entries,
-            Err(error) => return self.wrong.push(UnreadableRules::Path { path: directory.to_owned(), error }),
+            Err(error) => {
+                return self.wrong.push(UnreadableRules::Path { path: directory.to_owned(), error: error.into() });
+            }
         };
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
@@ -151,7 +171,7 @@ impl Found {
                     self.walk(&path, depth - 1, ignores_dot_files, counts);
                 } else {
                     let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
-                    self.wrong.push(UnreadableRules::Path { path, error });
+                    self.wrong.push(UnreadableRules::Path { path, error: error.into() });
                 }
             } else if is_to_be_read(&path, &name) && counts(&path) {
                 self.files.push(path);
@@ -160,14 +180,12 @@ impl Found {
     }
 }
 
-/// Whether there is a file, or a link to one that is not there: to pass that over would be to drop its rules without a word. Some
-/// editors mark a file that is being edited by such a link.
+/// Whether a path is read as a rule file. A pipe, or a link to a missing file, counts as one: reading it is an error, while to
+/// pass it over would drop its rules silently. A link to a directory is passed over, and so is the dangling link `.#NAME` by
+/// which some editors mark a file that is being edited.
 fn is_to_be_read(path: &Path, name: &str) -> bool {
-    fs::metadata(path).map_or(!name.starts_with(".#"), |found| found.is_file())
+    fs::metadata(path).map_or(!name.starts_with(".#"), |found| !found.is_dir())
 }
-
-/// The most bytes a list of values may have: 256 MiB. A million addresses take 16 MB.
-const MAX_LIST_BYTES: u64 = 256 << 20;
 
 thread_local! {
     /// The lists that this thread reads while [`noting_lists`] runs.
@@ -180,11 +198,11 @@ pub(super) type ListPrint = Result<blake3::Hash, String>;
 /// Reads a file that a rule file names.
 ///
 /// # Errors
-/// What the system says, and that it is too large.
+/// When there is no regular file at the path, the system refuses, or the list is too large.
 pub fn read_list(path: &Path) -> io::Result<Vec<u8>> {
-    let read = read_bounded(path);
+    let read = file::read(path, file::MAX_LIST);
     NOTED.with_borrow_mut(|noted| noted.as_mut().map(|noted| noted.push((path.to_owned(), print_of(&read)))));
-    read
+    read.map_err(io::Error::other)
 }
 
 /// Runs a load, and tells which lists it read and what was in them.
@@ -197,21 +215,11 @@ pub(super) fn noting_lists<T>(load: impl FnOnce() -> T) -> (T, Vec<(PathBuf, Lis
 
 /// What is in a list now.
 pub(super) fn list_print(path: &Path) -> ListPrint {
-    print_of(&read_bounded(path))
+    print_of(&file::read(path, file::MAX_LIST))
 }
 
-fn print_of(read: &io::Result<Vec<u8>>) -> ListPrint {
+fn print_of(read: &Result<Vec<u8>, Unreadable>) -> ListPrint {
     read.as_ref().map(|bytes| blake3::hash(bytes)).map_err(ToString::to_string)
-}
-
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    // What is no file may have no end, and tells no length.
-    fs::File::open(path)?.take(MAX_LIST_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_LIST_BYTES {
-        return Err(io::Error::other(format!("it is too large: at most {MAX_LIST_BYTES} bytes are read")));
-    }
-    Ok(bytes)
 }
 
 fn extension(path: &Path) -> &str {

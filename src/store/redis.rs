@@ -31,10 +31,13 @@ pub mod clock;
 pub mod connection;
 pub mod credentials;
 mod errand;
+mod files;
+mod hidden;
 pub mod manager;
 pub mod node;
 pub mod script;
 pub mod servers;
+pub mod tls;
 
 /// How many counters one script charges, where they need not be charged together: 100, which keep a server from others for
 /// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each), and for 1.2 to 8 ms where all are logs (the longer and

@@ -25,6 +25,8 @@ pub struct Loaded {
     pub what: String,
     /// Why the files as they are now are not in force, if they are not.
     pub rejected: Option<String>,
+    /// The start of the load that is under way, once it is slow.
+    pub slow_since: Option<Instant>,
 }
 
 /// The longest word that is read as a level: 1 KiB, which is more than enough to be told that it is none.
@@ -69,14 +71,18 @@ async fn addressed_directly(request: Request, next: Next) -> Response {
 }
 
 async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Loaded>)>) -> String {
-    let Loaded { since, what, rejected } = loaded.borrow().clone();
+    let Loaded { since, what, rejected, slow_since } = loaded.borrow().clone();
     let (load, age) = (limiter.rules().generation(), since.elapsed().as_secs());
     let rejected = rejected.map_or_else(String::new, |why| {
         format!("the rule files as they are now were rejected, so these rules stay:\n{}\n", why.trim_end())
     });
+    let slow = slow_since.map_or_else(String::new, |began| {
+        let passed = began.elapsed().as_secs();
+        format!("the next load has been under way for {passed} s: the file system of the rule files may not answer\n")
+    });
     format!(
         "rules in force: load {load}, {age} s ago: {what}
-{rejected}/rlconfig: the rate limits in force, one per line
+{rejected}{slow}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
 "
     )

@@ -11,12 +11,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("algorithm", &["model"]),
     ("rules", &["model", "algorithm"]),
     ("telemetry", &["model"]),
-    ("store", &["model", "algorithm", "telemetry"]),
-    ("source", &["model", "rules"]),
+    ("file", &[]),
+    ("store", &["model", "algorithm", "telemetry", "file"]),
+    ("source", &["model", "rules", "file"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model"]),
-    ("app", &["model", "algorithm", "rules", "store", "source", "limiter", "transport", "telemetry", "settings"]),
+    (
+        "app",
+        &["model", "algorithm", "rules", "file", "store", "source", "limiter", "transport", "telemetry", "settings"],
+    ),
     ("cli", &["app", "settings", "rules", "source", "model", "proto"]),
 ];
 
@@ -107,6 +111,24 @@ fn words_and_thought_do_no_io() {
         for external in NOT_IN_THOUGHT {
             let used = text.contains(&format!("use {external}::")) || text.contains(&format!(" {external}::"));
             assert!(!used, "{} uses {external}, which belongs to a floor that does I/O", name(path));
+        }
+    }
+}
+
+#[test]
+fn files_are_read_in_one_place_with_a_bound() {
+    for path in files("src", "rs").iter().filter(|path| name(path) != "src/file.rs") {
+        let text = read(path);
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        if name(path).ends_with("tests.rs") {
+            continue;
+        }
+        for call in ["fs::read(", "read_to_string(", "File::open(", "OpenOptions"] {
+            assert!(
+                !code.contains(call),
+                "{} reads a file by `{call}`: use crate::file::read, which takes regular files of a bounded size only",
+                name(path)
+            );
         }
     }
 }

@@ -25,6 +25,8 @@ mod edges;
 mod envoy;
 /// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
 mod faults;
+/// Files that the process reads at its start: regular files of a bounded size, or the start stops with the reason.
+mod files;
 /// Rule files with mistakes that people make, and what `tidegate check` says of them.
 mod golden_rules;
 /// The chart and the image: what they deploy is valid, confined, and is what runs.

@@ -18,6 +18,7 @@ use crate::support::{Process, eventually, output};
 pub mod certificates;
 pub mod clock;
 pub mod cluster;
+pub mod hang;
 mod partition;
 mod preloaded;
 pub mod proxy;

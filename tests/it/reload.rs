@@ -1,12 +1,11 @@
 //! Rules that change while they are in force: whole or not at all, and nobody waits.
 
 use std::fs;
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use tempfile::TempDir;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -23,6 +22,7 @@ use crate::support::{Tidegate, eventually, in_time};
 mod counters;
 mod cuts;
 mod editors;
+mod irregular;
 mod runtime;
 mod swaps;
 
@@ -463,23 +463,6 @@ async fn no_request_sees_half_a_change_and_none_fails() {
     let (seen, answers) = asking.await.expect("every answer fits");
     assert!(seen >= 40, "only {seen} changes seen in {answers} answers");
     assert!(!scene.server.log().contains("ERROR"), "{}", scene.server.log());
-}
-
-#[tokio::test]
-async fn a_file_system_that_never_answers_holds_up_neither_answers_nor_the_stop() {
-    let mut scene = Scene::of_file(&rules(10)).await;
-    let pipe = scene.at("pipe");
-    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
-    fs::rename(&pipe, scene.at("rules.yaml")).expect("it is renamed");
-    // It can be opened to be written as soon as the server waits for what is written.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("it fits");
-    let open = || fs::OpenOptions::new().write(true).custom_flags(flags).open(scene.at("rules.yaml")).ok();
-    let _never_written_to = eventually("the server reads", async || open()).await;
-    assert_eq!(scene.in_force().await, [("d.one".to_owned(), 10), ("d.two".to_owned(), 10)]);
-    let answer = ask(&mut scene.client().await, vec![descriptor("one", 1)]).await;
-    assert_eq!(answer.statuses[0].limit_remaining, 9);
-    scene.server.terminate();
-    assert!(scene.server.ended().await.success());
 }
 
 #[tokio::test]

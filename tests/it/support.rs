@@ -186,6 +186,11 @@ impl Tidegate {
         self.process.pid()
     }
 
+    /// The number of its threads.
+    pub fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the kernel tells").count()
+    }
+
     /// Sends a signal to it: `STOP` pauses it, `CONT` lets it go on.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);

@@ -21,6 +21,9 @@ const MOST_SHOWN: usize = 3;
 /// The longest list that stands as it is in a counter that its values share: 80 bytes.
 const LONGEST_COUNTED: usize = 80;
 
+/// The most bytes of all lists of one load together: 256 MiB, 16 million addresses. They are held until the load ends.
+const MAX_LIST_BYTES: usize = 256 << 20;
+
 impl Compiler<'_> {
     /// How the values of each domain's entries are read, by the name of the domain.
     pub(super) fn readings(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Readings> {
@@ -239,9 +242,10 @@ impl Compiler<'_> {
         let name: Arc<str> = path.to_string_lossy().into();
         let mut report = Report::new(&name);
         let mut is_empty = true;
+        let is_hidden = reading.is_some_and(|reading| reading.sensitive.is_some());
         for (line, text) in list::lines(&bytes) {
             is_empty = false;
-            let shown = || String::from_utf8_lossy(text).into_owned();
+            let shown = || if is_hidden { "***".to_owned() } else { String::from_utf8_lossy(text).into_owned() };
             match Member::parse(text, reading) {
                 Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
                     report.warning(Place { line, column: 1 }, || nobody_meets(&shown()));
@@ -252,7 +256,8 @@ impl Compiler<'_> {
                 }
                 Err(InvalidNetwork::Beyond { masked }) => {
                     report.warning(Place { line, column: 1 }, || {
-                        format!("{} is an address within a network: it is taken as `{masked}`", quoted(&shown()))
+                        let taken = if is_hidden { "the network".to_owned() } else { format!("`{masked}`") };
+                        format!("{} is an address within a network: it is taken as {taken}", quoted(&shown()))
                     });
                     let _ = node.add_member(Member::Network(masked));
                 }
@@ -263,7 +268,11 @@ impl Compiler<'_> {
             let message = format!("{} has no values, so the item answers for nothing", quoted(&named.value));
             self.warning(file, named.place, message);
         }
-        report.finish_bytes(&bytes, &mut self.of_lists);
+        if is_hidden {
+            report.finish_hidden(&mut self.of_lists);
+        } else {
+            report.finish_bytes(&bytes, &mut self.of_lists);
+        }
     }
 
     fn list_file(&mut self, path: &FilePath, named: &Placed<String>, file: usize) -> Option<Rc<Vec<u8>>> {
@@ -271,7 +280,19 @@ impl Compiler<'_> {
             return read.clone();
         }
         let read = match (self.options.read_list)(path) {
-            Ok(bytes) => Some(Rc::new(bytes)),
+            Ok(bytes) if self.list_bytes + bytes.len() > MAX_LIST_BYTES => {
+                let message = format!(
+                    "the lists up to {} are larger than {} MiB together, the most that one load reads",
+                    path.display(),
+                    MAX_LIST_BYTES >> 20
+                );
+                self.error(file, named.place, message);
+                None
+            }
+            Ok(bytes) => {
+                self.list_bytes += bytes.len();
+                Some(Rc::new(bytes))
+            }
             Err(error) => {
                 let message = format!("the list {} cannot be read: {error}", path.display());
                 self.error(file, named.place, message);

@@ -158,6 +158,8 @@ fn no_password_is_in_an_error_or_in_what_is_printed() {
         "redis://alice:hunter2",
         "redis://:hun?ter2@h:1",
         "redis://h:1?password=hunter2",
+        "redis://h:1#hunter2",
+        "redis://[::1]:hunter2",
         "redis://h:1/0?password=a@hunter2",
         "http://alice:hunter2@h:1",
         "alice:hunter2@h:1",

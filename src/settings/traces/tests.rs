@@ -35,6 +35,16 @@ fn the_defaults_are_the_references() {
 }
 
 #[test]
+fn an_endpoint_that_is_refused_is_shown_without_its_secrets() {
+    for endpoint in ["http://alice:hunter2@h:4318", "http://h:4318/?key=hunter2", "http://h:4318?hunter2#hunter2"] {
+        for variable in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+            let wrong = wrong(&[("TRACING_ENABLED", "true"), (variable, endpoint)]).concat();
+            assert!(wrong.contains("***") && !wrong.contains("hunter2"), "{wrong}");
+        }
+    }
+}
+
+#[test]
 fn http_adds_its_path_to_the_endpoint_of_everything_and_nothing_to_the_one_of_spans() {
     let endpoint = |given: &[(&str, &str)]| traces(given).endpoint;
     let (all, spans) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");

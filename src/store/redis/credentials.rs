@@ -1,10 +1,10 @@
 //! Who we are to Redis: a user and a password that may change while we run.
 
-use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+
+use crate::file::{Named, Unusable};
 
 /// A password that may be read anew from its file, and is never printed.
 pub struct Credentials {
@@ -12,9 +12,9 @@ pub struct Credentials {
     known: ArcSwap<Known>,
 }
 
-/// A file, and how to read what it says.
+/// A file with a password, and the function that reads its text.
 struct File {
-    path: PathBuf,
+    file: Named,
     parse: fn(&str) -> Option<Login>,
 }
 
@@ -43,12 +43,12 @@ impl Credentials {
         Self { file: None, known: ArcSwap::from_pointee(Known { now: login, before: None, generation: 0 }) }
     }
 
-    /// What a file says, by `parse`.
+    /// The credentials in a file, as `parse` reads its text. Blocks while the file system does.
     ///
     /// # Errors
-    /// When the file cannot be read, or says nothing.
-    pub fn of_file(path: PathBuf, parse: fn(&str) -> Option<Login>) -> io::Result<Self> {
-        let file = File { path, parse };
+    /// When the file cannot be read or has no password.
+    pub fn of_file(file: Named, parse: fn(&str) -> Option<Login>) -> Result<Self, Unusable> {
+        let file = File { file, parse };
         let now = file.read()?;
         Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
     }
@@ -63,12 +63,17 @@ impl Credentials {
         self.known.load().generation
     }
 
-    /// Reads the file again. True when it says something else than before. A file that cannot be read, or says nothing while
-    /// it is being written, changes nothing.
+    /// Whether there is a file that may change.
+    pub fn is_of_file(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Reads the file again; returns whether its credentials differ from those in use. A file that cannot be read, or that is
+    /// empty while it is being written, changes nothing. Blocks while the file system does.
     ///
     /// # Errors
-    /// When the file cannot be read, or says nothing.
-    pub fn read_again(&self) -> io::Result<bool> {
+    /// When the file cannot be read or has no password.
+    pub fn read_again(&self) -> Result<bool, Unusable> {
         let Some(file) = &self.file else { return Ok(false) };
         let now = file.read()?;
         let known = self.known.load();
@@ -82,9 +87,9 @@ impl Credentials {
 }
 
 impl File {
-    fn read(&self) -> io::Result<Login> {
-        let text = std::fs::read_to_string(&self.path)?;
-        (self.parse)(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "its first line has no password"))
+    fn read(&self) -> Result<Login, Unusable> {
+        let expected = "PASSWORD or USER:PASSWORD in the first line, in UTF-8";
+        self.file.read(expected, |bytes| std::str::from_utf8(bytes).ok().and_then(self.parse))
     }
 }
 
@@ -93,6 +98,7 @@ mod tests {
     use std::fs::write;
 
     use super::{Credentials, Login};
+    use crate::file::{MAX_SECRET, Named};
 
     fn login(password: &str) -> Login {
         Login { user: None, password: Some(password.to_owned()) }
@@ -107,7 +113,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("auth");
         write(&file, "one").unwrap();
-        let credentials = Credentials::of_file(file.clone(), parse).unwrap();
+        let named = || Named::new("REDIS_AUTH_FILE", file.clone(), MAX_SECRET);
+        let credentials = Credentials::of_file(named(), parse).unwrap();
         assert!(!credentials.read_again().unwrap());
         write(&file, "two").unwrap();
         assert!(credentials.read_again().unwrap());
@@ -116,7 +123,7 @@ mod tests {
         assert!(known.before == Some(login("one")));
         write(&file, "").unwrap();
         assert!(credentials.read_again().is_err());
-        assert!(Credentials::of_file(file.clone(), parse).is_err());
+        assert!(Credentials::of_file(named(), parse).is_err());
         std::fs::remove_file(&file).unwrap();
         assert!(credentials.read_again().is_err());
         assert_eq!(credentials.generation(), 1);

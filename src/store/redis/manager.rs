@@ -11,9 +11,8 @@ use redis::aio::SendError;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, Value, cmd,
-    from_redis_value_ref,
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
+    RedisConnectionInfo, RedisError, RedisResult, Value, cmd, from_redis_value_ref,
 };
 use tokio::time::{Instant, timeout};
 
@@ -22,7 +21,9 @@ use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, Health};
 use super::credentials::{Credentials, Login};
+use super::hidden::hidden;
 use super::script;
+use super::tls::Tls;
 use crate::model::Micros;
 use crate::telemetry::servers::Servers;
 
@@ -68,24 +69,13 @@ pub enum Locate {
     },
 }
 
-/// How to speak TLS. The files are read for every connection, so that they may be replaced.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// The certificates of those who sign servers' certificates, in place of the system's.
-    pub ca: Option<PathBuf>,
-    /// Our certificate and its key.
-    pub client: Option<(PathBuf, PathBuf)>,
-    /// Whether a certificate of any name will do.
-    pub any_hostname: bool,
-}
-
 /// What all connections of one Redis have in common.
 #[derive(Clone)]
 pub struct Access {
     /// Who we are.
     pub credentials: Arc<Credentials>,
-    /// How to speak TLS, if so.
-    pub tls: Option<Tls>,
+    /// The TLS settings; none for plaintext.
+    pub tls: Option<Arc<Tls>>,
     /// The number of the database.
     pub db: i64,
     /// How long connecting may take.
@@ -183,25 +173,9 @@ impl Manager {
         let Some(tls) = self.access.tls.as_ref().filter(|_| matches!(plain, ConnectionAddr::TcpTls { .. })) else {
             return Client::open(info(plain)?);
         };
-        let read = |path: &PathBuf| {
-            std::fs::read(path).map_err(|error| {
-                RedisError::from((
-                    ErrorKind::InvalidClientConfig,
-                    "unreadable file",
-                    format!("{}: {error}", path.display()),
-                ))
-            })
-        };
-        let client_tls = match &tls.client {
-            Some((certificate, key)) => {
-                Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
-            }
-            None => None,
-        };
-        let certificates = TlsCertificates { client_tls, root_cert: tls.ca.as_ref().map(read).transpose()? };
-        let client = Client::build_with_tls(info(plain)?, certificates)?;
+        let client = Client::build_with_tls(info(plain)?, tls.certificates())?;
         let mut address = client.get_connection_info().addr().clone();
-        address.set_danger_accept_invalid_hostnames(tls.any_hostname);
+        address.set_danger_accept_invalid_hostnames(tls.takes_any_hostname());
         Client::open(info(address)?)
     }
 
@@ -237,6 +211,17 @@ impl Manager {
         }
         connection.establish();
         Ok(connection)
+    }
+
+    /// The text of an error, without the passwords that the servers may have repeated.
+    fn without_passwords(&self, error: &RedisError) -> String {
+        let known = self.access.credentials.known();
+        let of_sentinels = match &self.locate {
+            Locate::At(_) => None,
+            Locate::Sentinel { login, .. } => Some(login),
+        };
+        let logins = [Some(&known.now), known.before.as_ref(), of_sentinels];
+        hidden(&error.to_string(), logins.into_iter().flatten().filter_map(|login| login.password.as_deref()))
     }
 
     /// The address of the master: the first that a sentinel knows.
@@ -293,6 +278,7 @@ impl ManageConnection for Manager {
             Err(error) => {
                 self.backoff.failed();
                 if self.backoff.quiet.is_over() {
+                    let error = self.without_passwords(&error);
                     tracing::warn!(%error, server = %self.locate, "cannot connect to Redis");
                 }
                 Err(error)

@@ -11,10 +11,11 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use redis::{Cmd, Value, cmd, from_redis_value_ref};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::backoff::{Quiet, chance};
 use super::credentials::Login;
+use super::files;
 use super::manager::{Access, Address, Locate};
 use super::node::Node;
 use crate::store::StoreError;
@@ -30,8 +31,6 @@ const REFRESH_AGAIN: Duration = Duration::from_millis(50);
 const MAP_PATIENCE: Duration = Duration::from_millis(100);
 /// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
 const MOST_ASKED: usize = 5;
-/// How often the file with the password is read again: every second.
-const CREDENTIALS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is tried to connect when no connection is left and no call tries: every 500 ms.
 const CONNECT_AGAIN: Duration = Duration::from_millis(500);
 /// After how long an older map is believed when nobody tells a newer one: 30 s. A master that was cut off from its cluster stops
@@ -184,27 +183,31 @@ impl Servers {
         &self.nowhere
     }
 
-    /// Connects, follows the cluster's changes, probes the nodes that are in doubt and reads the credentials again, for ever.
+    /// Connects, follows the cluster's changes, probes the nodes that are in doubt and reads the files of passwords and
+    /// certificates again, for ever.
     pub async fn supervise(&self) {
-        tokio::join!(self.look_after_nodes(), self.look_after_credentials());
+        tokio::join!(self.look_after_nodes(), self.look_after_files());
     }
 
-    async fn look_after_credentials(&self) {
-        let complaints = Quiet::new();
-        loop {
-            sleep(CREDENTIALS_EVERY).await;
-            match self.access.credentials.read_again() {
-                Ok(false) => {}
-                Ok(true) => {
+    async fn look_after_files(&self) {
+        let Access { credentials, tls, .. } = &self.access;
+        let password = async {
+            if credentials.is_of_file() {
+                let credentials = Arc::clone(credentials);
+                let changed = || {
                     tracing::warn!("the password of Redis has changed; connections authenticate anew");
                     self.attention.notify_one();
-                }
-                Err(error) if complaints.is_over() => {
-                    tracing::warn!(%error, "the file with the password of Redis cannot be read; the last one stays");
-                }
-                Err(_) => {}
+                };
+                files::follow("the file with the password of Redis", move || credentials.read_again(), changed).await;
             }
-        }
+        };
+        let certificates = async {
+            if let Some(tls) = tls.clone().filter(|tls| tls.is_of_files()) {
+                let changed = || tracing::warn!("the TLS files of Redis have changed; new connections use them");
+                files::follow("a TLS file of Redis", move || tls.read_again(), changed).await;
+            }
+        };
+        tokio::join!(password, certificates);
     }
 
     async fn look_after_nodes(&self) {

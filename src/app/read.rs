@@ -1,0 +1,116 @@
+//! The files that are read before the service starts, and those of `tidegate check`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::store::RedisFiles;
+use super::traces::Exporting;
+use super::{SENT_TWICE, environment};
+use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named, apart};
+use crate::model::Charging;
+use crate::rules::{self, InvalidRules, KeySecret, Loaded, Options, RuleSet};
+use crate::settings::{HeaderStyle, Settings};
+use crate::source::file::{Source, UnreadableRules, read_list};
+use crate::source::load::Loader;
+use crate::telemetry::escape::escaped;
+use crate::telemetry::traces::Traces;
+
+/// The settings that concern rule files.
+pub const RULE_SETTINGS: [&str; 6] = [
+    "MERGE_DOMAIN_CONFIG",
+    "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+    "ON_STORE_FAILURE",
+    "SHADOW_MODE",
+    "QUOTA_MODE",
+    "KEY_SECRET_FILE",
+];
+
+/// All that a start reads from files.
+pub(super) struct Read {
+    /// What follows the rule files.
+    pub(super) loader: Loader,
+    /// The rules.
+    pub(super) rules: RuleSet,
+    /// The number of rule files.
+    pub(super) files: usize,
+    /// The files of Redis, if counters are there.
+    pub(super) redis: Option<RedisFiles>,
+    /// What delivers spans, if requests are recorded. It reads the authorities of the system.
+    pub(super) spans: Option<(Arc<Traces>, Exporting)>,
+}
+
+impl Read {
+    /// Reads the files and prints the warnings of the rule files. Blocks while a file system does.
+    ///
+    /// # Errors
+    /// What is wrong with them, with the path.
+    pub(super) fn all(settings: &Settings, source: Source) -> anyhow::Result<Self> {
+        let options = Options { needs_secret: true, ..options(settings)? };
+        let (loader, Loaded { rules, warnings }, files) = Loader::start(source, options)?;
+        warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
+        if settings.response_headers == HeaderStyle::XRateLimit {
+            eprintln!("{SENT_TWICE}");
+        }
+        Ok(Self { loader, rules, files, redis: RedisFiles::read(settings)?, spans: Exporting::start(settings)? })
+    }
+}
+
+/// Reads and compiles rule files for a command, as the service does; returns their number and what came of them. A read of more
+/// than 10 s is reported on standard error.
+///
+/// # Errors
+/// When files cannot be read.
+pub fn load(settings: Settings, source: Source) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
+    let load = move || {
+        let files = read(&source)?;
+        anyhow::Ok((files.len(), rules::load(&files, options(&settings)?)))
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    runtime.block_on(apart(load, |passed| {
+        eprintln!("reading the files has taken {} s and goes on: their file system may not answer", passed.as_secs());
+    }))?
+}
+
+/// Checks that the file is readable that `SSL_CERT_FILE` names in place of the system's authorities: the TLS libraries read it
+/// without a bound.
+///
+/// # Errors
+/// When it is no regular file, or too large.
+pub(super) fn system_authorities() -> anyhow::Result<()> {
+    let Some(path) = environment("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(()) };
+    let file = Named::new("SSL_CERT_FILE", PathBuf::from(path), MAX_CERTIFICATES);
+    Ok(file.read("certificates as PEM", |_| Some(()))?)
+}
+
+/// Reads rule files; the error has a line for each path that could not be read.
+fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
+    let lines = |wrong: Vec<UnreadableRules>| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    source.read().map_err(|wrong| anyhow::anyhow!(lines(wrong)))
+}
+
+/// What the settings of the process add to the rule files.
+fn options(settings: &Settings) -> anyhow::Result<Options> {
+    let charging = match settings.stop_cache_key_increment_when_overlimit {
+        true => Charging::AllOrNothing,
+        false => Charging::Each,
+    };
+    Ok(Options {
+        merge_domains: settings.merge_domain_config,
+        charging,
+        on_store_failure: settings.on_store_failure.0,
+        shadow_mode: settings.shadow_mode,
+        quota_mode: settings.quota_mode,
+        read_list,
+        key_secret: key_secret(&settings.key_secret_file)?,
+        needs_secret: false,
+    })
+}
+
+/// The secret in a file, if one is named.
+fn key_secret(path: &str) -> anyhow::Result<Option<KeySecret>> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let file = Named::new("KEY_SECRET_FILE", path.into(), MAX_SECRET);
+    Ok(Some(file.read("a file with at least 16 random bytes", KeySecret::new)?))
+}

@@ -1,0 +1,39 @@
+//! Following the files that a connection needs: passwords, certificates and keys.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::backoff::Quiet;
+use crate::file::{Unusable, apart};
+
+/// The time between two reads of a file: 1 s.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Reads files again every second, for ever, and calls `changed` when their content has changed. Reads happen on a thread of
+/// their own, one at a time: while a file system does not answer, the last good content stays in use and no other read begins.
+pub async fn follow<R>(what: &str, read_again: R, changed: impl Fn())
+where
+    R: Fn() -> Result<bool, Unusable> + Clone + Send + 'static,
+{
+    let complaints = Quiet::new();
+    loop {
+        sleep(EVERY).await;
+        let read = apart(read_again.clone(), |passed| {
+            tracing::warn!(
+                "reading {what} has taken {} s and goes on: its file system may not answer; the last content stays in use",
+                passed.as_secs()
+            );
+        });
+        match read.await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => changed(),
+            Ok(Err(error)) if complaints.is_over() => {
+                tracing::warn!(%error, "{what} cannot be read; the last content stays in use");
+            }
+            Ok(Err(_)) => {}
+            // The hook for panics has logged it.
+            Err(_) => return,
+        }
+    }
+}
