@@ -178,7 +178,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let debug = listener("debug", debug, http_slots());
     let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
     watched::connections(&telemetry, tallies);
-    let http_routes = json::routes(http_edge, readiness.clone())?;
+    let http_routes = json::routes(http_edge, readiness.clone(), settings.json_max_body.0);
     let debug_routes = admin::routes(Arc::clone(&limiter), loaded, log.level.clone(), debug_at.ip());
     let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();

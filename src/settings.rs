@@ -22,8 +22,8 @@ pub use store::StoreChoice;
 pub use traces::{Protocol, TraceSettings};
 use values::Setting;
 pub use values::{
-    BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat, LogLevel,
-    PagePath, Policy, Ratio, StoreDeadline, Workers,
+    BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
+    LogLevel, PagePath, Policy, Ratio, StoreDeadline, Workers,
 };
 
 /// One row of the table, for help texts and documentation.
@@ -111,6 +111,7 @@ settings! {
     grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 takes a free one";
     host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 takes a free one";
+    json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Most bytes of a body of /json; a larger one is answered with 413";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
     workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";

@@ -58,6 +58,27 @@ impl Setting for CounterCount {
     }
 }
 
+/// How many bytes a body may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodySize(pub usize);
+
+impl BodySize {
+    /// The units, by their names. A number without one is bytes.
+    const UNITS: [(&'static str, usize); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("", 1)];
+    /// The smallest: 1 KiB, which holds an ordinary request. The largest: 4 MiB, the largest gRPC message.
+    const BOUNDS: std::ops::RangeInclusive<usize> = (1 << 10)..=(4 << 20);
+}
+
+impl Setting for BodySize {
+    const TAKES: &'static str = "a size from 1KiB to 4MiB such as 256KiB, or a number of bytes";
+    fn parse(text: &str) -> Option<Self> {
+        let of_unit = |(unit, bytes): (&str, usize)| Some((text.strip_suffix(unit)?.trim_end(), bytes));
+        let (number, unit) = Self::UNITS.into_iter().find_map(of_unit)?;
+        let bytes = number.parse::<usize>().ok()?.checked_mul(unit)?;
+        Self::BOUNDS.contains(&bytes).then_some(Self(bytes))
+    }
+}
+
 impl Setting for bool {
     const TAKES: &'static str = "true or false";
     /// As Go reads them.

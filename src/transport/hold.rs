@@ -94,11 +94,18 @@ impl Caller {
 impl Held {
     /// The answer, when it is due. To drop this is harmless: what was charged was charged before.
     pub(super) async fn over(self) -> RateLimitResponse {
-        if !self.hold.length.is_zero() {
-            // Boxed, for a timer is large and hardly any call has one.
-            Box::pin(tokio::time::sleep(self.hold.length)).await;
-        }
+        self.hold.over().await;
         self.response
+    }
+}
+
+impl Hold {
+    /// Waits until the answer is due.
+    pub(super) async fn over(self) {
+        if !self.length.is_zero() {
+            // Boxed, for a timer is large and hardly any call has one.
+            Box::pin(tokio::time::sleep(self.length)).await;
+        }
     }
 }
 

@@ -4,25 +4,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use futures_util::StreamExt;
+use http_body::Body as _;
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, SerializeOptions};
-use thiserror::Error;
+use tokio::task::spawn_blocking;
 
+use self::room::{Room, SMALL_BODY_BYTES, Seated};
 use super::grpc::{Edge, Undecided};
-use super::message::LARGEST_MESSAGE;
+use super::hold::Held;
 use super::metrics;
-use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
-const REQUEST: &str = "envoy.service.ratelimit.v3.RateLimitRequest";
-const RESPONSE: &str = "envoy.service.ratelimit.v3.RateLimitResponse";
+mod read;
+mod room;
+#[cfg(test)]
+mod tests;
+mod write;
+
+/// The bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
+const MOST_DISCARDED: usize = 4 << 20;
 
 /// Whether this instance wants requests, for `/healthcheck`.
 #[derive(Clone, Debug, Default)]
@@ -39,55 +48,177 @@ impl Readiness {
     }
 }
 
-/// The routes of the HTTP listener.
-///
-/// # Errors
-/// When the messages are missing from `proto/`: a fault of the build.
-pub fn routes(edge: Edge, readiness: Readiness) -> Result<Router, MissingMessages> {
+/// The routes of the HTTP listener. A body of `/json` has at most `most_bytes`.
+pub fn routes(edge: Edge, readiness: Readiness, most_bytes: usize) -> Router {
     let metrics = metrics::routes("/metrics", edge.telemetry());
-    let codec = Arc::new(Codec::new()?);
-    Ok(Router::new()
+    let door = Door { edge, most_bytes, room: Room::new() };
+    Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
-        .route("/json", any(json).with_state((edge, codec)))
-        .layer(DefaultBodyLimit::max(LARGEST_MESSAGE))
-        .merge(metrics))
+        .route("/json", any(json).with_state(door))
+        .merge(metrics)
 }
 
 async fn healthcheck(State(readiness): State<Readiness>) -> Response {
     if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
-async fn json(
-    State((edge, codec)): State<(Edge, Arc<Codec>)>,
-    method: Method,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Response {
-    let Some(request) = codec.read(&body) else { return bad_request() };
-    let mut span = edge.telemetry().request(Way::Json { is_post: method == Method::POST }, &headers);
-    let response = decided(&edge, &codec, request, span.as_mut()).await;
-    if let Some(span) = &mut span {
+/// What answers `/json`.
+#[derive(Clone)]
+struct Door {
+    edge: Edge,
+    most_bytes: usize,
+    room: Room,
+}
+
+/// Why a body was not read.
+enum Unread {
+    /// It has more bytes than it may have; the rest is here.
+    TooLarge(BodyDataStream),
+    /// It ended with an error, or did not arrive in time.
+    Broken,
+}
+
+/// An answer: its status and its text.
+struct Answer {
+    status: StatusCode,
+    text: Vec<u8>,
+}
+
+async fn json(State(door): State<Door>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+    match announced {
+        Some(bytes) if bytes > door.most_bytes => door.too_large(&head, body.into_data_stream()).await,
+        Some(bytes) if bytes <= SMALL_BODY_BYTES => door.answer_small(&head, body).await,
+        // Boxed, so that small requests do not carry it.
+        _ => Box::pin(door.answer_large(&head, body)).await,
+    }
+}
+
+impl Door {
+    /// Answers a small request at once.
+    async fn answer_small(&self, head: &Parts, body: Body) -> Response {
+        let body = match self.whole(body).await {
+            Ok(body) => body,
+            Err(unread) => return self.unread(head, unread).await,
+        };
+        let Some(request) = read(&body) else { return bad_request() };
+        let mut span = self.span(head);
+        let response = match self.edge.decide(request, None, span.as_mut()).await {
+            Ok(response) => Answer::of(&response).map_or_else(broken, |answer| answer.with(Body::from)),
+            Err(undecided) => failed(&undecided),
+        };
+        told(span, response)
+    }
+
+    /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
+    async fn answer_large(&self, head: &Parts, body: Body) -> Response {
+        let seat = self.room.seat().await;
+        let body = match self.whole(body).await {
+            Ok(body) => body,
+            Err(unread) => {
+                drop(seat);
+                return self.unread(head, unread).await;
+            }
+        };
+        let turn = self.room.turn().await;
+        // What runs there goes on when the caller has left, and so it keeps the turn.
+        let Ok((request, turn)) = spawn_blocking(move || (read(&body), turn)).await else { return broken() };
+        let Some(request) = request else { return bad_request() };
+        let mut span = self.span(head);
+        let response = match self.edge.charge(request, None, span.as_mut()).await {
+            Err(undecided) => failed(&undecided),
+            Ok(Held { response, hold }) => {
+                let answer = spawn_blocking(move || {
+                    let answer = Answer::of(&response);
+                    drop((response, turn));
+                    answer
+                });
+                let answer = answer.await.ok().flatten();
+                hold.over().await;
+                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(Seated::new(text, seat))))
+            }
+        };
+        told(span, response)
+    }
+
+    fn span(&self, head: &Parts) -> Option<Span> {
+        self.edge.telemetry().request(Way::Json { is_post: head.method == Method::POST }, &head.headers)
+    }
+
+    /// Reads a body whole.
+    async fn whole(&self, body: Body) -> Result<Bytes, Unread> {
+        let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        let mut whole = Vec::with_capacity(expected.min(self.most_bytes));
+        let mut data = body.into_data_stream();
+        while let Some(part) = data.next().await {
+            let part = part.map_err(|_| Unread::Broken)?;
+            if whole.len() + part.len() > self.most_bytes {
+                return Err(Unread::TooLarge(data));
+            }
+            whole.extend_from_slice(&part);
+        }
+        Ok(whole.into())
+    }
+
+    async fn unread(&self, head: &Parts, unread: Unread) -> Response {
+        match unread {
+            Unread::TooLarge(rest) => self.too_large(head, rest).await,
+            Unread::Broken => bad_request(),
+        }
+    }
+
+    /// Answers a request whose body is above the bound. The rest of the body is read and thrown away, up to a bound: a
+    /// client that is still sending when its connection is closed may not see the answer.
+    async fn too_large(&self, head: &Parts, mut rest: BodyDataStream) -> Response {
+        self.edge.telemetry().call_limited(Cause::JsonTooLarge);
+        let mut discarded = 0;
+        // Who asks before it sends does not send.
+        let is_sending = !head.headers.contains_key(header::EXPECT);
+        while is_sending && discarded < MOST_DISCARDED {
+            let Some(Ok(part)) = rest.next().await else { break };
+            discarded += part.len();
+        }
+        let why = format!(
+            "The body is larger than {} bytes (JSON_MAX_BODY), so the request was not decided. Treat this answer as a refusal. Send fewer descriptors in one request, or call over gRPC.\n",
+            self.most_bytes
+        );
+        (StatusCode::PAYLOAD_TOO_LARGE, why).into_response()
+    }
+}
+
+impl Answer {
+    /// `None` where the answer has no form as JSON, which is a fault of this program.
+    fn of(response: &RateLimitResponse) -> Option<Self> {
+        let status = match response.overall_code() {
+            Code::Ok => StatusCode::OK,
+            Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Some(Self { status, text: write::write(response)? })
+    }
+
+    fn with(self, body: impl FnOnce(Vec<u8>) -> Body) -> Response {
+        (self.status, [(header::CONTENT_TYPE, "application/json")], body(self.text)).into_response()
+    }
+}
+
+fn read(body: &Bytes) -> Option<RateLimitRequest> {
+    RateLimitRequest::decode(read::read(body)?).ok()
+}
+
+/// Ends the span of a request with the status of its answer.
+fn told(span: Option<Span>, response: Response) -> Response {
+    if let Some(mut span) = span {
         span.answered_http(response.status().as_u16());
     }
     response
 }
 
-async fn decided(edge: &Edge, codec: &Codec, request: RateLimitRequest, span: Option<&mut Span>) -> Response {
-    let response = match edge.decide(request, None, span).await {
-        Ok(response) => response,
-        Err(Undecided::Invalid(_)) => return bad_request(),
-        Err(Undecided::Unavailable(error)) => {
-            return (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response();
-        }
-    };
-    let status = match response.overall_code() {
-        Code::Ok => StatusCode::OK,
-        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
-        Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    match codec.write(&response) {
-        Some(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+fn failed(undecided: &Undecided) -> Response {
+    match undecided {
+        Undecided::Invalid(_) => bad_request(),
+        Undecided::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }
 
@@ -95,36 +226,6 @@ fn bad_request() -> Response {
     (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
 }
 
-/// The protocol's messages as JSON, by their unpatched descriptors: there, entries are text.
-struct Codec {
-    request: MessageDescriptor,
-    response: MessageDescriptor,
-}
-
-/// The descriptors lack a message of the protocol.
-#[derive(Debug, Error)]
-#[error("the built-in protocol descriptors lack {REQUEST} or {RESPONSE}: this build is broken")]
-pub struct MissingMessages;
-
-impl Codec {
-    fn new() -> Result<Self, MissingMessages> {
-        let pool = DescriptorPool::decode(DESCRIPTORS).map_err(|_| MissingMessages)?;
-        let message = |name| pool.get_message_by_name(name).ok_or(MissingMessages);
-        Ok(Self { request: message(REQUEST)?, response: message(RESPONSE)? })
-    }
-
-    fn read(&self, body: &[u8]) -> Option<RateLimitRequest> {
-        let mut json = serde_json::Deserializer::from_slice(body);
-        let message = DynamicMessage::deserialize(self.request.clone(), &mut json).ok()?;
-        json.end().ok()?;
-        RateLimitRequest::decode(message.encode_to_vec().as_slice()).ok()
-    }
-
-    fn write(&self, response: &RateLimitResponse) -> Option<Vec<u8>> {
-        let message = DynamicMessage::decode(self.response.clone(), response.encode_to_vec().as_slice()).ok()?;
-        let mut body = Vec::new();
-        let mut json = serde_json::Serializer::new(&mut body);
-        message.serialize_with_options(&mut json, &SerializeOptions::new()).ok()?;
-        Some(body)
-    }
+fn broken() -> Response {
+    StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }

@@ -35,6 +35,8 @@ mod helm;
 mod hostile;
 /// The house checks itself: who may import whom, and what every file owes its reader.
 mod house;
+/// Requests over `/json`: bounded in size, in memory and in the time that they take from others.
+mod json;
 /// The rule language: who is one client, who is exempt or refused, and what a request costs.
 mod language;
 /// What every algorithm obeys on every store, and an oracle that it equals.

@@ -1,0 +1,436 @@
+//! Reads a `RateLimitRequest` from JSON, as proto3 maps it, and encodes it as it is read.
+//!
+//! A tree of the JSON, or a message made from descriptors, takes several hundred bytes for the three of `{},`. Here one
+//! descriptor is in memory at a time, and becomes two bytes. A test compares the result with prost-reflect.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use bytes::Bytes;
+use prost::Message as _;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use crate::proto::envoy::r#type::v3::RateLimitUnit;
+
+/// The number of the field `descriptors`.
+const DESCRIPTORS: u32 = 2;
+
+/// Reads a request and returns it as an encoded `RateLimitRequest`. `None` if the body is anything else.
+pub(super) fn read(body: &Bytes) -> Option<Bytes> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let Encoded { domain, descriptors, hits_addend } = Fields::of(body).deserialize(&mut json).ok()?;
+    json.end().ok()?;
+    let mut message = RateLimitRequest { domain, descriptors: Vec::new(), hits_addend }.encode_to_vec();
+    message.extend_from_slice(&descriptors);
+    Some(message.into())
+}
+
+/// A request whose descriptors are encoded.
+#[derive(Default)]
+struct Encoded {
+    domain: String,
+    descriptors: Vec<u8>,
+    hits_addend: u32,
+}
+
+/// A message that is read field by field.
+trait Message: Default {
+    /// The names of its fields: as JSON has them, and as `proto/` has them. Both are read.
+    const NAMES: &'static [[&'static str; 2]];
+
+    /// Reads the value of the field with this index among [`Self::NAMES`].
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error>;
+}
+
+impl Message for Encoded {
+    const NAMES: &'static [[&'static str; 2]] =
+        &[["domain", "domain"], ["descriptors", "descriptors"], ["hitsAddend", "hits_addend"]];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
+        match field {
+            0 => set(&mut self.domain, map, Owned),
+            1 => set(&mut self.descriptors, map, Descriptors(body)),
+            _ => set(&mut self.hits_addend, map, Number::<u32>::NEW),
+        }
+    }
+}
+
+impl Message for RateLimitDescriptor {
+    const NAMES: &'static [[&'static str; 2]] = &[
+        ["entries", "entries"],
+        ["limit", "limit"],
+        ["hitsAddend", "hits_addend"],
+        ["isNegativeHits", "is_negative_hits"],
+    ];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
+        match field {
+            0 => set(&mut self.entries, map, List::of(body)),
+            1 => set_some(&mut self.limit, map, Fields::of(body)),
+            2 => set_some(&mut self.hits_addend, map, Number::<u64>::NEW),
+            _ => set(&mut self.is_negative_hits, map, Flag),
+        }
+    }
+}
+
+impl Message for Entry {
+    const NAMES: &'static [[&'static str; 2]] = &[["key", "key"], ["value", "value"]];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
+        set(if field == 0 { &mut self.key } else { &mut self.value }, map, Part(body))
+    }
+}
+
+impl Message for RateLimitOverride {
+    const NAMES: &'static [[&'static str; 2]] =
+        &[["requestsPerUnit", "requests_per_unit"], ["unit", "unit"], ["unitMultiplier", "unit_multiplier"]];
+
+    fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, _: &'de Bytes) -> Result<(), A::Error> {
+        match field {
+            0 => set(&mut self.requests_per_unit, map, Number::<u32>::NEW),
+            1 => set(&mut self.unit, map, Unit),
+            _ => set_some(&mut self.unit_multiplier, map, Number::<u32>::NEW),
+        }
+    }
+}
+
+/// Reads the value of a field; `null` leaves the field as it is, and of two values the last one counts.
+fn set<'de, A, S>(field: &mut S::Value, map: &mut A, seed: S) -> Result<(), A::Error>
+where
+    A: MapAccess<'de>,
+    S: DeserializeSeed<'de>,
+{
+    if let Some(value) = map.next_value_seed(Nullable(seed))? {
+        *field = value;
+    }
+    Ok(())
+}
+
+fn set_some<'de, A, S>(field: &mut Option<S::Value>, map: &mut A, seed: S) -> Result<(), A::Error>
+where
+    A: MapAccess<'de>,
+    S: DeserializeSeed<'de>,
+{
+    if let Some(value) = map.next_value_seed(Nullable(seed))? {
+        *field = Some(value);
+    }
+    Ok(())
+}
+
+/// A value, or `null` in its place.
+struct Nullable<S>(S);
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Nullable<S> {
+    type Value = Option<S::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_option(self)
+    }
+}
+
+impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for Nullable<S> {
+    type Value = Option<S::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value or null")
+    }
+
+    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        self.0.deserialize(json).map(Some)
+    }
+}
+
+/// The object of a message.
+struct Fields<'de, T> {
+    body: &'de Bytes,
+    message: PhantomData<T>,
+}
+
+impl<'de, T> Fields<'de, T> {
+    fn of(body: &'de Bytes) -> Self {
+        Self { body, message: PhantomData }
+    }
+}
+
+impl<'de, T: Message> DeserializeSeed<'de> for Fields<'de, T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<T, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de, T: Message> Visitor<'de> for Fields<'de, T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let mut message = T::default();
+        while let Some(field) = map.next_key_seed(Name(T::NAMES))? {
+            message.read(field, &mut map, self.body)?;
+        }
+        Ok(message)
+    }
+}
+
+/// The name of a field, read as its index.
+struct Name(&'static [[&'static str; 2]]);
+
+impl<'de> DeserializeSeed<'de> for Name {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<usize, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a field")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<usize, E> {
+        let found = self.0.iter().position(|names| names.contains(&name));
+        found.ok_or_else(|| E::custom("no field has this name"))
+    }
+}
+
+/// The array of a repeated message.
+struct List<'de, T> {
+    body: &'de Bytes,
+    message: PhantomData<T>,
+}
+
+impl<'de, T> List<'de, T> {
+    fn of(body: &'de Bytes) -> Self {
+        Self { body, message: PhantomData }
+    }
+}
+
+impl<'de, T: Message> DeserializeSeed<'de> for List<'de, T> {
+    type Value = Vec<T>;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<T>, D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: Message> Visitor<'de> for List<'de, T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(Fields::of(self.body))? {
+            items.push(item);
+        }
+        Ok(items)
+    }
+}
+
+/// The array of descriptors, each of which is encoded when it is read.
+struct Descriptors<'de>(&'de Bytes);
+
+impl<'de> DeserializeSeed<'de> for Descriptors<'de> {
+    type Value = Vec<u8>;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<u8>, D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Descriptors<'de> {
+    type Value = Vec<u8>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u8>, A::Error> {
+        let mut encoded = Vec::new();
+        while let Some(descriptor) = seq.next_element_seed(Fields::<RateLimitDescriptor>::of(self.0))? {
+            prost::encoding::message::encode(DESCRIPTORS, &descriptor, &mut encoded);
+        }
+        Ok(encoded)
+    }
+}
+
+/// A string that becomes a part of the body, unless escapes in it make a copy necessary.
+struct Part<'de>(&'de Bytes);
+
+impl<'de> DeserializeSeed<'de> for Part<'de> {
+    type Value = Bytes;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Bytes, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part<'de> {
+    type Value = Bytes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Bytes, E> {
+        Ok(self.0.slice_ref(text.as_bytes()))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Bytes, E> {
+        Ok(Bytes::copy_from_slice(text.as_bytes()))
+    }
+}
+
+/// A string of its own.
+struct Owned;
+
+impl<'de> DeserializeSeed<'de> for Owned {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<String, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Owned {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
+        Ok(text.to_owned())
+    }
+}
+
+/// `true` or `false`.
+struct Flag;
+
+impl<'de> DeserializeSeed<'de> for Flag {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
+        json.deserialize_bool(self)
+    }
+}
+
+impl Visitor<'_> for Flag {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true or false")
+    }
+
+    fn visit_bool<E: Error>(self, flag: bool) -> Result<bool, E> {
+        Ok(flag)
+    }
+}
+
+/// A unit by its name or its number. Numbers without a meaning are kept, and refused later with a sentence.
+struct Unit;
+
+impl<'de> DeserializeSeed<'de> for Unit {
+    type Value = i32;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<i32, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl Visitor<'_> for Unit {
+    type Value = i32;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name or the number of a unit")
+    }
+
+    fn visit_str<E: Error>(self, name: &str) -> Result<i32, E> {
+        RateLimitUnit::from_str_name(name).map(Into::into).ok_or_else(|| E::custom("no unit has this name"))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<i32, E> {
+        number.try_into().map_err(E::custom)
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<i32, E> {
+        number.try_into().map_err(E::custom)
+    }
+}
+
+/// A whole number without a sign, as a number or as a string of digits.
+struct Number<N>(PhantomData<N>);
+
+impl<N> Number<N> {
+    const NEW: Self = Self(PhantomData);
+}
+
+/// A type of such numbers.
+trait Unsigned: TryFrom<u64> + std::str::FromStr {
+    /// The largest number, as a float.
+    const LARGEST: f64;
+}
+
+impl Unsigned for u32 {
+    const LARGEST: f64 = 4_294_967_295.0;
+}
+
+impl Unsigned for u64 {
+    const LARGEST: f64 = 18_446_744_073_709_551_615.0;
+}
+
+impl<'de, N: Unsigned> DeserializeSeed<'de> for Number<N> {
+    type Value = N;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<N, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<N: Unsigned> Visitor<'_> for Number<N> {
+    type Value = N;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a whole number, or a string of its digits")
+    }
+
+    fn visit_str<E: Error>(self, digits: &str) -> Result<N, E> {
+        digits.parse().map_err(|_| E::custom("no number"))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<N, E> {
+        number.try_into().map_err(|_| E::custom("too large"))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<N, E> {
+        if number.fract() != 0.0 || !(0.0..=N::LARGEST).contains(&number) {
+            return Err(E::custom("no whole number, or too large"));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole, and cut off at the largest"
+        )]
+        self.visit_u64(number as u64)
+    }
+}

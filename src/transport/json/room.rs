@@ -1,0 +1,86 @@
+//! The memory that large requests over `/json` may take: so many of them at once, one of them being decided, the rest waiting in order.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// The largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
+pub(super) const SMALL_BODY_BYTES: usize = 4 << 10;
+/// The larger requests that have a body or an answer in memory: 8. A body has up to `JSON_MAX_BODY` bytes (256 KiB), and
+/// its answer about five times as many (`{},` becomes `{"code":"OK"},`).
+const LARGE_REQUESTS: usize = 8;
+/// The parts in which a large answer is written: 16 KiB. What is written is copied, so that the answer goes when its last
+/// part is taken.
+const PART_BYTES: usize = 16 << 10;
+
+/// Who may be in memory, and whose turn it is. Waiting is fair: first come, first served.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    seats: Arc<Semaphore>,
+    turn: Arc<Semaphore>,
+}
+
+/// A place of one large request, from its body to the end of its answer.
+#[derive(Debug)]
+pub(super) struct Seat {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The turn of one large request to be decoded, decided and encoded; the next one begins when this is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The text of an answer that keeps its seat until it is written.
+#[derive(Debug)]
+pub(super) struct Seated {
+    text: Bytes,
+    _seat: Seat,
+}
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self { seats: Arc::new(Semaphore::new(LARGE_REQUESTS)), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Waits for a seat.
+    pub(super) async fn seat(&self) -> Seat {
+        // Nobody closes the semaphore.
+        Seat { _permit: Arc::clone(&self.seats).acquire_owned().await.ok() }
+    }
+
+    /// Waits for the turn.
+    pub(super) async fn turn(&self) -> Turn {
+        Turn { _permit: Arc::clone(&self.turn).acquire_owned().await.ok() }
+    }
+}
+
+impl Seated {
+    pub(super) fn new(text: Vec<u8>, seat: Seat) -> Self {
+        Self { text: text.into(), _seat: seat }
+    }
+}
+
+impl Body for Seated {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let length = self.text.len().min(PART_BYTES);
+        let part = self.text.split_to(length);
+        Poll::Ready((length > 0).then(|| Ok(Frame::data(Bytes::copy_from_slice(&part)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.text.len() as u64)
+    }
+}

@@ -1,0 +1,192 @@
+//! Requests over `/json`: bounded in size, in memory and in the time that they take from others.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{Tidegate, in_time, said};
+
+const KIB: usize = 1 << 10;
+/// The bound on a body, unless it is set.
+const BOUND: usize = 256 * KIB;
+/// The memory that any mixture of requests may take.
+const MOST_MEMORY: u64 = 256 << 20;
+
+const RULES: &str = "domain: d
+descriptors:
+  - { key: k, rate_limit: { unit: year, requests_per_unit: 1000000 } }
+  - { key: full, rate_limit: { unit: year, requests_per_unit: 0 } }
+";
+
+async fn server(variables: &[(&str, &str)]) -> Tidegate {
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(rules.path(), RULES).expect("it is written");
+    Tidegate::start(rules.path(), variables).await
+}
+
+/// How the length of a body is told.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    ContentLength,
+    Chunked,
+}
+
+/// A request whose body has these bytes.
+fn post(body: &str, told: Told) -> String {
+    let head = "POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\n";
+    match told {
+        Told::ContentLength => format!("{head}content-length: {}\r\n\r\n{body}", body.len()),
+        Told::Chunked => {
+            let chunks = body.as_bytes().chunks(10_000).map(|chunk| {
+                let chunk = std::str::from_utf8(chunk).expect("ASCII");
+                format!("{:x}\r\n{chunk}\r\n", chunk.len())
+            });
+            format!("{head}transfer-encoding: chunked\r\n\r\n{}0\r\n\r\n", chunks.collect::<String>())
+        }
+    }
+}
+
+/// A request of exactly this many bytes, whose one descriptor has this key.
+fn request(key: &str, bytes: usize) -> String {
+    let around = |value: &str| {
+        format!("{{\"domain\":\"d\",\"descriptors\":[{{\"entries\":[{{\"key\":\"{key}\",\"value\":\"{value}\"}}]}}]}}")
+    };
+    around(&"v".repeat(bytes - around("").len()))
+}
+
+/// A request of at most `bytes` bytes with as many of this as fit into an array between these.
+fn many(before: &str, item: &str, after: &str, bytes: usize) -> String {
+    let count = (bytes - before.len() - after.len()) / (item.len() + 1);
+    format!("{before}{}{after}", vec![item; count].join(","))
+}
+
+/// The requests that take the most memory for their size, each in its own way.
+fn costly(bytes: usize) -> Vec<(&'static str, String)> {
+    let descriptors = "{\"domain\":\"d\",\"descriptors\":[";
+    let one = "{\"domain\":\"d\",\"descriptors\":[{\"entries\":[";
+    vec![
+        ("empty descriptors", many(descriptors, "{}", "]}", bytes)),
+        ("empty entries", many(one, "{}", "]}]}", bytes)),
+        ("descriptors with a limit", many(descriptors, "{\"entries\":[{\"key\":\"k\"}]}", "]}", bytes)),
+        ("descriptors that bring one", many(descriptors, "{\"limit\":{\"unit\":1}}", "]}", bytes)),
+        ("escaped values", many(one, "{\"value\":\"\\n\"}", "]}]}", bytes)),
+        ("one string", request("k", bytes)),
+        ("one escaped string", many("{\"domain\":\"", "\\u0000", "\"}", bytes)),
+        ("nesting", "[".repeat(bytes)),
+        ("nested descriptors", "{\"descriptors\":[".repeat(bytes / 16)),
+        ("an unknown name", format!("{{\"{}", "x".repeat(bytes - 2))),
+        ("many numbers", many("{\"descriptors\":[{\"hitsAddend\":[", "1", "]}]}", bytes)),
+    ]
+}
+
+#[tokio::test]
+async fn a_body_up_to_the_bound_is_decided_and_one_byte_more_is_413() {
+    let server = server(&[]).await;
+    for told in [Told::ContentLength, Told::Chunked] {
+        let answer = said(server.http, &post(&request("k", BOUND), told)).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{told:?}: {answer}");
+        assert!(answer.contains("\"limitRemaining\":"), "{told:?}: {answer}");
+        let answer = said(server.http, &post(&request("full", BOUND), told)).await;
+        assert!(answer.starts_with("HTTP/1.1 429 "), "{told:?}: {answer}");
+        for bytes in [BOUND + 1, 2 * BOUND, 4 << 20] {
+            let answer = said(server.http, &post(&request("k", bytes), told)).await;
+            assert!(answer.starts_with("HTTP/1.1 413 "), "{told:?}, {bytes}: {answer}");
+            assert!(answer.contains("JSON_MAX_BODY") && answer.contains("as a refusal"), "{answer}");
+        }
+    }
+    let page = server.metrics().await;
+    assert!(page.contains("tidegate_calls_limited_total{cause=\"json_too_large\"} 6\n"), "{page}");
+}
+
+#[tokio::test]
+async fn the_bound_on_a_body_is_a_setting() {
+    let server = server(&[("JSON_MAX_BODY", "1KiB")]).await;
+    for told in [Told::ContentLength, Told::Chunked] {
+        for (bytes, status) in [(KIB, "200"), (KIB + 1, "413")] {
+            let answer = said(server.http, &post(&request("k", bytes), told)).await;
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{told:?}, {bytes}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_answered_without_its_body() {
+    let server = server(&[]).await;
+    let head =
+        format!("POST /json HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", BOUND + 1);
+    let answer = said(server.http, &head).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test]
+async fn a_large_request_and_a_small_one_are_answered_alike() {
+    let server = server(&[]).await;
+    for count in [3, 3_000] {
+        let body = vec![r#"{"entries":[{"key":"full"}]}"#; count].join(",");
+        let body = format!(r#"{{"domain":"d","descriptors":[{body}]}}"#);
+        let answer = said(server.http, &post(&body, Told::ContentLength)).await;
+        let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with("HTTP/1.1 429 ") && head.contains("content-type: application/json"), "{head}");
+        assert!(head.contains(&format!("content-length: {}", text.len())), "{head}");
+        let answer: serde_json::Value = serde_json::from_str(text).expect("JSON");
+        let statuses = answer["statuses"].as_array().expect("statuses");
+        assert_eq!(statuses.len(), count);
+        assert!(statuses.iter().all(|status| status["code"] == "OVER_LIMIT"), "{}", statuses[0]);
+    }
+}
+
+/// Sends a request and reads nothing of the answer.
+async fn send_only(server: &Tidegate, request: String) -> TcpStream {
+    let mut socket = TcpStream::connect(server.http).await.expect("it listens");
+    let _ = in_time("it is read", socket.write_all(request.as_bytes())).await;
+    socket
+}
+
+#[tokio::test]
+async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
+    let server = server(&[]).await;
+    let answer = said(server.http, &post(&request("k", 100), Told::ContentLength)).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let before = server.peak_memory();
+    let grown = || server.peak_memory().saturating_sub(before);
+    for (what, body) in costly(BOUND) {
+        let began = Instant::now();
+        said(server.http, &post(&body, Told::ContentLength)).await;
+        println!("one of {what}: {} KiB in all, {:?}", grown() / 1_024, began.elapsed());
+    }
+    // Some of whose callers read the answer, and some that never do.
+    let bodies: Vec<_> = costly(BOUND).into_iter().chain(costly(4 * KIB)).collect();
+    let mut silent = Vec::new();
+    for (number, (_, body)) in bodies.iter().cycle().take(36).enumerate() {
+        let told = if number % 2 == 0 { Told::ContentLength } else { Told::Chunked };
+        silent.push(send_only(&server, post(body, told)));
+    }
+    let silent = join_all(silent);
+    let reading = join_all(
+        bodies
+            .iter()
+            .cycle()
+            .take(80)
+            .map(|(_, body)| async { said(server.http, &post(body, Told::ContentLength)).await }),
+    );
+    let health = async {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..50 {
+            let began = Instant::now();
+            let answer = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            slowest = slowest.max(began.elapsed());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        slowest
+    };
+    let (sockets, _, slowest) = tokio::join!(silent, reading, health);
+    println!("116 at once: {} KiB in all; the slowest /healthcheck took {slowest:?}", grown() / 1_024);
+    assert!(grown() < MOST_MEMORY, "{} bytes more", grown());
+    for mut socket in sockets {
+        let mut byte = [0];
+        let _ = in_time("each is answered", socket.read(&mut byte)).await;
+    }
+}
