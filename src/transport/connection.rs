@@ -58,14 +58,15 @@ impl Stop {
 }
 
 /// Serves `connection` to its end, whoever brings it about. `limits.age` is this connection's own.
+///
+/// It is boxed because the task would hold its room twice: as the argument, and pinned.
 pub(super) async fn live<C: Connection>(
-    connection: C,
+    mut connection: Pin<Box<C>>,
     state: State,
     activity: Activity,
     limits: ConnectionLimits,
     mut stop: Stop,
 ) -> Ending {
-    let mut connection = pin!(connection);
     let mut phase = Phase::Opening;
     // One place that waits, so that the future has room for one wait only.
     loop {

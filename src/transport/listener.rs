@@ -161,7 +161,7 @@ impl Loop {
             match TcpStream::from_std(stream) {
                 Ok(stream) => {
                     let socket = Socket::new(stream, P::OPENING_BYTES, state.clone(), limits.stall);
-                    live(protocol.connect(socket, &activity), state, activity, limits, stop).await
+                    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop).await
                 }
                 Err(error) => Ending::Failed(How::Io, error.into()),
             }

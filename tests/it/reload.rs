@@ -398,7 +398,8 @@ async fn a_file_cut_anywhere_is_taken_whole_or_not_at_all() {
                 taken += 1;
             }
             Err(invalid) => {
-                says(&invalid.to_string()).await;
+                // In the log, a line that goes on is indented.
+                says(&invalid.to_string().replace('\n', "\n    ")).await;
                 assert_eq!(scene.in_force().await, before, "cut at {end}");
                 scene.edit("rules.yaml", &whole);
                 says("the rule files say again what is in force").await;
