@@ -129,7 +129,7 @@ settings! {
     key_secret_file: String = "KEY_SECRET_FILE", "", "File with at least 16 random bytes, of which the digests of `sensitive` values are made; another secret starts their counters anew";
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the earliest idle of a sample is forgotten";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Text in front of the name of every counter in Redis, to share one with others";
-    store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of what the caller allows, at most 100ms, and 10ms for a caller that does not say";
+    store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of the caller's timeout, at most 25ms (for a Redis further away three of its round trips, at most 100ms), and 10ms for a caller without a timeout";
     replicas: NonZeroU32 = "REPLICAS", "1", "How many instances share the limits; under the failure policy local each one counts its part";
     redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Whether the health checks fail while there is no connection to Redis";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "What is answered while the store cannot be asked, where no rule says otherwise";

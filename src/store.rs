@@ -33,6 +33,12 @@ pub trait Store: Send + Sync {
         charges: &'a [Charge],
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>>;
+
+    /// Returns the smallest recent round trip to the store, of its servers that of the one furthest away; `None` where there is no
+    /// network in between, or nothing has been measured.
+    fn round_trip(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// What became of the charges of one request.

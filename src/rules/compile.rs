@@ -20,6 +20,7 @@ use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleI
 
 mod limits;
 mod lists;
+mod paths;
 
 /// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
 const MOST_LIMITS: usize = 16;
@@ -286,6 +287,7 @@ impl Compiler<'_> {
                 self.error(inherited.file, place, message);
             }
         }
+        self.other_spellings(node, inherited);
     }
 
     fn child(

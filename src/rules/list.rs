@@ -29,11 +29,16 @@ impl Member {
         }
         let Some(reading) = reading else { return Ok(Self::Text(text.into())) };
         let read = reading.read(text);
-        Ok(match read.address {
+        match read.address {
             // With a port or in brackets, as a client's may be.
-            Some(address) => Self::Network(Network::of(address, u8::MAX)),
-            None => Self::Text(read.text().into()),
-        })
+            Some(address) if !text.contains(&b',') => {
+                let network = Network::of(address, u8::MAX);
+                if text.contains(&b'%') { Err(InvalidNetwork::Zone { network }) } else { Ok(Self::Network(network)) }
+            }
+            // Of a client's list the last address counts; a line with commas in a list of ours is a mistake.
+            Some(_) => Ok(Self::Text(text.into())),
+            None => Ok(Self::Text(read.text().into())),
+        }
     }
 }
 

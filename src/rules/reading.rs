@@ -151,6 +151,28 @@ impl Reading {
         matches!(self.form, Form::Ip { .. })
     }
 
+    /// Spells a wildcard as the values that it matches: in lower case where they are, and of a path the percent-encoding in capital
+    /// digits (RFC 3986, 6.2.2.1).
+    pub(super) fn wildcard(&self, text: &str) -> String {
+        let text = if self.is_lower { lower_text(text) } else { text.to_owned() };
+        if self.form != Form::Path {
+            return text;
+        }
+        let mut pieces = text.split('%');
+        let mut spelled = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            spelled.push('%');
+            match piece.split_at_checked(2) {
+                Some((digits, rest)) if digits.bytes().all(|digit| digit.is_ascii_hexdigit()) => {
+                    spelled.push_str(&digits.to_ascii_uppercase());
+                    spelled.push_str(rest);
+                }
+                _ => spelled.push_str(piece),
+            }
+        }
+        spelled
+    }
+
     /// Reads a value.
     pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
         let mut read = match self.form {
@@ -251,8 +273,14 @@ impl Network {
         text
     }
 
-    /// `10.0.0.0/8`, or an address; an IPv4 network may be written as one of IPv6. `None` when it is neither.
+    /// Reads `10.0.0.0/8`, or an address; an IPv4 network may be written as one of IPv6. Returns `None` when it is neither.
     pub(super) fn parse(text: &str) -> Option<Result<Self, InvalidNetwork>> {
+        if let Some(without) = without_zone(text) {
+            return match Self::parse(&without)? {
+                Ok(network) => Some(Err(InvalidNetwork::Zone { network })),
+                error => Some(error),
+            };
+        }
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits)),
             None => (text, None),
@@ -295,6 +323,14 @@ pub(super) enum InvalidNetwork {
     Mapped,
     /// The address has bits that do not count.
     Beyond { masked: Network },
+    /// There is a zone id, which says nothing that a client's address is compared with; `network` is the rest.
+    Zone { network: Network },
+}
+
+/// Removes the zone id from the text of a network: from the first `%` to the last `/`, or to the end. Returns `None` without a `%`.
+fn without_zone(text: &str) -> Option<String> {
+    let (address, zone) = text.split_once('%')?;
+    Some(zone.rsplit_once('/').map_or_else(|| address.to_owned(), |(_, bits)| format!("{address}/{bits}")))
 }
 
 /// The first `bits` of a number of `width` bits.
@@ -318,7 +354,7 @@ fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
 }
 
 /// A text in lower case, letter by letter.
-pub(super) fn lower_text(text: &str) -> String {
+fn lower_text(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect()
 }
 

@@ -23,7 +23,8 @@ pub struct Guard {
 /// How long the store may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// Half of the time the caller waits, from 1 to 100 ms; 10 ms when it does not say.
+    /// Half of the caller's timeout, at least 1 ms and at most 25 ms; 10 ms when the caller sends no timeout. For a store that is
+    /// further away, at most three times its smallest recent round trip, and never more than 100 ms.
     Auto,
     /// None: the store is in this process and answers at once, so it is asked however short the caller waits.
     AtOnce,
@@ -34,19 +35,31 @@ pub enum Deadline {
 impl Deadline {
     /// Below 1 ms no store answers over a network.
     const LEAST: Duration = Duration::from_millis(1);
-    /// Above 100 ms a caller is better served by the policy.
+    /// The upper bound of `auto` for a store in the same network: 25 ms. A longer timeout of the caller must not let a sick store hold
+    /// up every request for as long.
+    const NEAR: Duration = Duration::from_millis(25);
+    /// Round trips that a store further away is given: 3. One is needed; the others allow for a busy store and a lost script.
+    const ROUND_TRIPS: u32 = 3;
+    /// The upper bound of `auto` for any store: 100 ms. Above it a caller is better served by the policy.
     const MOST: Duration = Duration::from_millis(100);
-    /// Half of Envoy's default call time-out (20 ms, `rate_limit.proto`, field `timeout`).
+    /// The budget for a caller that sends no timeout: 10 ms, half of Envoy's default timeout (20 ms, `rate_limit.proto`, field `timeout`).
     const UNTOLD: Duration = Duration::from_millis(10);
     /// What decoding, deciding and answering may take beside the store: 3 ms.
     const OWN: Duration = Duration::from_millis(3);
 
-    /// How long the store may take when the caller waits this long; `None` when there is no time to ask.
-    pub fn budget(self, patience: Option<Duration>) -> Option<Duration> {
-        let wanted = match self {
-            Self::AtOnce => return Some(Duration::MAX),
-            Self::Fixed(fixed) => fixed,
-            Self::Auto => patience.map_or(Self::UNTOLD, |patience| (patience / 2).min(Self::MOST)),
+    /// Returns how long the store may take for a caller whose timeout is `patience`; `None` when there is no time to ask.
+    /// `round_trip` returns the smallest recent round trip to the store, if one is known.
+    pub fn budget(self, patience: Option<Duration>, round_trip: impl FnOnce() -> Option<Duration>) -> Option<Duration> {
+        let wanted = match (self, patience) {
+            (Self::AtOnce, _) => return Some(Duration::MAX),
+            (Self::Fixed(fixed), _) => fixed,
+            (Self::Auto, None) => Self::UNTOLD,
+            (Self::Auto, Some(patience)) if patience / 2 <= Self::NEAR => patience / 2,
+            (Self::Auto, Some(patience)) => {
+                let far =
+                    round_trip().map_or(Duration::ZERO, |round_trip| round_trip.saturating_mul(Self::ROUND_TRIPS));
+                (patience / 2).min(far.clamp(Self::NEAR, Self::MOST))
+            }
         };
         let bound = patience.map_or(Duration::MAX, |patience| patience.saturating_sub(Self::OWN));
         (bound > Self::LEAST).then(|| wanted.min(bound))
@@ -70,7 +83,7 @@ impl Guard {
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Charged { answers, undo } = match self.deadline.budget(patience) {
+        let Charged { answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: charges.iter().map(|_| Err(StoreError::NoTime)).collect(), undo: None },
         };

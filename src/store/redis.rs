@@ -35,6 +35,7 @@ mod files;
 mod hidden;
 pub mod manager;
 pub mod node;
+pub mod round_trip;
 pub mod script;
 pub mod servers;
 pub mod tls;
@@ -140,6 +141,11 @@ impl Store for Redis {
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         Box::pin(self.charge_by(charges, Instant::now() + budget))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        let Instances { main, per_second, .. } = &*self.0;
+        std::iter::once(main).chain(per_second).filter_map(Servers::round_trip).max()
     }
 }
 

@@ -41,6 +41,41 @@ async fn serve_text(rules: &str, variables: &[(&str, &str)]) -> Served {
     Served { tidegate: Tidegate::start(file.path(), variables).await, _rules: file }
 }
 
+/// The settings without which Envoy lets requests pass, because it drops its own calls under load.
+const UNDER_LOAD: [&str; 6] = [
+    "timeout: 0.25s",
+    "http.max_requests_per_io_cycle",
+    "max_outbound_control_frames: 65536",
+    "max_outbound_frames: 262144",
+    "max_concurrent_streams: 1024",
+    "max_requests: 65536, max_pending_requests: 65536",
+];
+
+#[test]
+fn every_configuration_of_envoy_has_the_settings_for_load() {
+    let files = [
+        ("README.md", 1),
+        ("docs/deployment.md", 2),
+        ("helm/tidegate/templates/NOTES.txt", 1),
+        ("examples/envoy.yaml", 1),
+        ("examples/envoy-llm-tokens.yaml", 1),
+        ("examples/envoy-delay.yaml", 1),
+        ("examples/plans/envoy.yaml", 1),
+    ];
+    for (file, times) in files {
+        let text = std::fs::read_to_string(repository(file)).expect("it reads");
+        for setting in UNDER_LOAD {
+            // What is held in the example of delays takes longer; Istio has circuit breakers of its own.
+            let times = match (file, setting) {
+                ("examples/envoy-delay.yaml", "timeout: 0.25s") => continue,
+                ("docs/deployment.md", "max_requests: 65536, max_pending_requests: 65536") => 1,
+                _ => times,
+            };
+            assert!(text.matches(setting).count() >= times, "{file} has no {setting}");
+        }
+    }
+}
+
 /// Another client of the same server.
 struct Other(RateLimitServiceClient<Channel>, &'static str);
 

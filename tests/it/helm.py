@@ -125,15 +125,13 @@ def patched(page, kind):
                 assert patch["name"] == listener["name"]
                 add({"Listener": listener, "RouteConfiguration": routing}[target], operation["path"], operation["value"])
     else:
-        filters, hosts = [item["patch"]["value"] for item in found["spec"]["configPatches"]]
+        filters, options_of_cluster, hosts = [item["patch"]["value"] for item in found["spec"]["configPatches"]]
         edge["typed_config"]["http_filters"].insert(0, filters)
         for host in routing["virtual_hosts"]:
             host.update(hosts)
-        # What Istio makes of a Service whose port speaks gRPC.
+        # Istio makes a cluster of a Service whose port speaks gRPC; the patch replaces how it speaks HTTP/2.
         name = filters["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"]
-        options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-        http2 = {"@type": f"type.googleapis.com/{options}", "explicit_http_config": {"http2_protocol_options": {}}}
-        clusters.append(cluster(name, at(8081), typed_extension_protocol_options={options: http2}))
+        clusters.append(cluster(name, at(8081), **options_of_cluster))
     text = yaml.safe_dump(
         {
             "admin": {"address": at(9901)},

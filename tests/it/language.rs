@@ -234,7 +234,7 @@ descriptors:
 
 #[test]
 fn what_is_wrong_with_a_list_is_said_with_its_line() {
-    let list = list("10.0.0.0/8\n10.0.0.0/99\n10.1.2.3/16\n");
+    let list = list("10.0.0.0/8\n10.0.0.0/99\n10.1.2.3/16\nfe80::1%eth0\n");
     let name = list.path().display().to_string();
     let rules = format!(
         "domain: d\ndescriptors:\n  - {{ key: ip, values_file: {name}, deny: true }}\n  - {{ key: ip, values_file: /no/such/list, deny: true }}\n"
@@ -248,8 +248,14 @@ fn what_is_wrong_with_a_list_is_said_with_its_line() {
         found[1],
         format!("{name}:3:1: warning: `10.1.2.3/16` is an address within a network: it is taken as `10.1.0.0/16`")
     );
+    assert_eq!(
+        found[2],
+        format!(
+            "{name}:4:1: warning: `fe80::1%eth0` has a zone id, which is not part of a client's address: it is taken as `fe80::1`, on every interface"
+        )
+    );
     assert!(
-        found[2].starts_with("rules.yaml:4:29: error: the list /no/such/list cannot be read: No such file"),
+        found[3].starts_with("rules.yaml:4:29: error: the list /no/such/list cannot be read: No such file"),
         "{found:?}"
     );
 }
@@ -370,6 +376,74 @@ descriptors:
         assert!(world.hit(&format!("ip={address}"), 1).refused, "{address}");
     }
     world.hit("ip=2001:db8::2", 1).admitted(8);
+}
+
+#[test]
+fn link_local_clients_of_one_network_are_one_client_whatever_their_zone() {
+    let world = world(ADDRESSES);
+    let spelled =
+        ["fe80::1%eth0", "fe80::2%25eth0", "FE80::3%2", "[fe80::4%eth0]", "[fe80::5%eth0]:443", "fe80::6%", "fe80::7"];
+    for (index, address) in spelled.into_iter().enumerate() {
+        world.hit(&format!("remote_address={address}"), 1).admitted(9 - u32::try_from(index).unwrap());
+    }
+    assert_eq!(world.store.counters(), 1);
+    world.hit("remote_address=::ffff:192.0.2.1%eth0", 1).admitted(9);
+    world.hit("remote_address=192.0.2.1", 1).admitted(8);
+}
+
+#[test]
+fn no_zone_slips_past_a_list() {
+    // Without `entries` a value that is in no list is compared with the networks all the same.
+    for entries in ["{ ip: { as: ip } }", "{}"] {
+        let world = world(&format!(
+            "domain: d
+entries: {entries}
+descriptors:
+  - {{ key: ip, cidr: [\"fe80::/10\", 192.0.2.0/24], deny: true }}
+  - {{ key: ip, rate_limit: {{ unit: week, requests_per_unit: 9 }} }}
+"
+        ));
+        for address in ["fe80::9%2", "[fe80::9%eth0]", "[fe80::9%eth0]:443", "fe80::9%", "::ffff:192.0.2.1%1"] {
+            assert!(world.hit(&format!("ip={address}"), 1).refused, "{address}");
+        }
+        for last in ["fe80::9%2", "[fe80::9%eth0]:443", "192.0.2.1"] {
+            let entries = vec![Entry::new("ip", format!("2001:db8::1, {last}"))];
+            assert!(world.one(Descriptor { entries, ..Descriptor::default() }).refused, "{last}");
+        }
+        world.hit("ip=2001:db8::1%eth0", 1).admitted(8);
+    }
+}
+
+#[test]
+fn a_wildcard_on_paths_whose_other_spellings_are_denied_is_not_warned_of() {
+    let guards = |guards: &[&str]| {
+        let deny = |value: &&str| format!("  - {{ key: path, value: \"{value}\", deny: true }}\n");
+        guards.iter().map(deny).collect::<String>()
+    };
+    let rules = |entries: &str, guards: &str| {
+        format!(
+            "domain: d
+entries: {{ path: {{ {entries} }} }}
+descriptors:
+{guards}  - {{ key: path, value: /static/*, exempt: true }}
+  - {{ key: path, value: /admin/*, deny: true }}
+  - {{ key: path, rate_limit: {{ unit: week, requests_per_unit: 9 }} }}
+"
+        )
+    };
+    let warned = |rules: &str| load(&[file("rules.yaml", rules)], options()).expect("rules").warnings.len();
+    for entries in ["as: path", "as: path, case: lower"] {
+        assert_eq!(warned(&rules(entries, "")), 2);
+        assert_eq!(warned(&rules(entries, &guards(&["*;*", "*%5C*"]))), 2, "`%2f` is left");
+        let guarded = rules(entries, &guards(&["*;*", "*%2f*", "*%5C*"]));
+        assert_eq!(warned(&guarded), 0);
+        let world = world(&guarded);
+        for path in
+            ["/static/..;/x", "/static/..%2fx", "/static/..%2Fx", "/static/..\\x", "/x/..;/admin/y", "/admin%2Fy"]
+        {
+            assert!(world.hit(&format!("path={path}"), 1).refused, "{path}");
+        }
+    }
 }
 
 #[test]
@@ -560,7 +634,7 @@ descriptors:
 proptest! {
     /// Nothing that stands in an entry makes an exempt or free one of it.
     #[test]
-    fn no_value_slips_past_a_list_by_its_spelling(bits: u32, form in 0_usize..4) {
+    fn no_value_slips_past_a_list_by_its_spelling(bits: u32, form in 0_usize..7) {
         let address = std::net::Ipv4Addr::from(0xcb00_7100 | (bits & 0xff));
         let [_, _, c, d] = address.octets();
         let spelling = [
@@ -568,6 +642,9 @@ proptest! {
             format!("::ffff:{address}"),
             format!("::ffff:cb00:{c:02x}{d:02x}"),
             format!("{address}:{}", bits >> 16),
+            format!("::ffff:{address}%eth{}", bits >> 28),
+            format!("[::ffff:{address}%25eth0]:{}", bits >> 16),
+            format!("::ffff:cb00:{c:02x}{d:02x}%"),
         ][form].clone();
         let world = world(TIERS);
         let is_carved_out = d == 7;

@@ -511,24 +511,31 @@ descriptors:
 
 proptest! {
     #[test]
-    fn the_store_has_half_of_a_callers_time_at_most_100_ms_and_leaves_3_ms(patience_us in 0_u64..400_000) {
+    fn the_store_has_half_of_a_callers_time_at_most_25_ms_or_three_round_trips_and_leaves_3_ms(
+        patience_us in 0_u64..400_000,
+        round_trip_us in prop::option::of(0_u64..60_000),
+    ) {
         let patience = Duration::from_micros(patience_us);
         let ms = Duration::from_millis;
-        let budget = Deadline::Auto.budget(Some(patience));
+        let round_trip = round_trip_us.map(Duration::from_micros);
+        let budget = Deadline::Auto.budget(Some(patience), || round_trip);
         prop_assert_eq!(budget.is_none(), patience <= ms(4), "whoever waits 4 ms or less is answered without the store");
         if let Some(budget) = budget {
-            prop_assert_eq!(budget, (patience / 2).min(ms(100)).min(patience - ms(3)));
+            let most = (3 * round_trip.unwrap_or_default()).max(ms(25)).min(ms(100));
+            prop_assert_eq!(budget, (patience / 2).min(most).min(patience - ms(3)));
             prop_assert!(budget >= ms(1));
         }
+        prop_assert_eq!(Deadline::Auto.budget(None, || round_trip), Some(ms(10)));
+        prop_assert_eq!(Deadline::AtOnce.budget(Some(patience), || round_trip), Some(Duration::MAX));
     }
 
     #[test]
     fn a_fixed_deadline_leaves_the_caller_3_ms_too(fixed_us in 1_000_u64..400_000, patience_us in 0_u64..400_000) {
         let (fixed, patience) = (Duration::from_micros(fixed_us), Duration::from_micros(patience_us));
         let ms = Duration::from_millis;
-        let budget = Deadline::Fixed(fixed).budget(Some(patience));
+        let budget = Deadline::Fixed(fixed).budget(Some(patience), || Some(ms(40)));
         prop_assert_eq!(budget, (patience > ms(4)).then(|| fixed.min(patience - ms(3))));
-        prop_assert_eq!(Deadline::Fixed(fixed).budget(None), Some(fixed));
+        prop_assert_eq!(Deadline::Fixed(fixed).budget(None, || None), Some(fixed));
     }
 }
 
@@ -547,7 +554,7 @@ fn a_caller_who_waits_4_ms_or_less_is_answered_by_policy_and_the_store_is_not_ca
     assert_eq!(provenance(ask(Some(ms(4)))), Provenance::Local);
     assert_eq!(provenance(ask(Some(Duration::ZERO))), Provenance::Local);
     assert!(instance.store.budgets.lock().is_empty());
-    for (patience, budget) in [(Some(ms(20)), ms(10)), (None, ms(10)), (Some(ms(5)), ms(2)), (Some(ms(900)), ms(100))] {
+    for (patience, budget) in [(Some(ms(20)), ms(10)), (None, ms(10)), (Some(ms(5)), ms(2)), (Some(ms(900)), ms(25))] {
         assert_eq!(provenance(ask(patience)), Provenance::Store);
         assert_eq!(instance.store.budgets.lock().pop(), Some(budget), "{patience:?}");
     }

@@ -10,9 +10,7 @@ use super::{Compiler, Inherited};
 use crate::rules::document::{AmongNode, DescriptorNode, Document, FormWord, ReadingNode};
 use crate::rules::list::{self, Member};
 use crate::rules::problem::{Place, Placed, Report, quoted};
-use crate::rules::reading::{
-    Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX, lower_text,
-};
+use crate::rules::reading::{Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX};
 use crate::rules::tree::{Listed, Node, Pattern, Values};
 
 /// How many values of a list people are shown: 3.
@@ -150,12 +148,14 @@ impl Compiler<'_> {
         }
         let Some(reading) = reading else { return Values::Pattern(Pattern::new(value.value.clone())) };
         if value.value.contains('*') {
-            let text = if reading.is_lower { lower_text(&value.value) } else { value.value.clone() };
-            return Values::Pattern(Pattern::new(text));
+            return Values::Pattern(Pattern::new(reading.wildcard(&value.value)));
         }
         if reading.is_of_addresses() {
             match Network::parse(&value.value) {
                 Some(Ok(network)) if network.is_single() => {}
+                Some(Err(error @ InvalidNetwork::Zone { network })) if network.is_single() => {
+                    self.error(file, value.place, invalid(&value.value, error));
+                }
                 Some(_) => {
                     let message = format!(
                         "{} is a network: write `cidr: [{}]` in place of `value`",
@@ -173,6 +173,10 @@ impl Compiler<'_> {
                     self.warning(file, value.place, message);
                 }
             }
+        }
+        if reading.is_of_addresses() && value.value.contains(',') {
+            // Read as a client's it would be the last address of a list.
+            return Values::Pattern(Pattern::new(value.value.clone()));
         }
         let read = reading.read(value.value.as_bytes()).text().into_owned();
         Values::Pattern(Pattern::new(String::from_utf8(read).unwrap_or_else(|_| value.value.clone())))
@@ -260,6 +264,15 @@ impl Compiler<'_> {
                         format!("{} is an address within a network: it is taken as {taken}", quoted(&shown()))
                     });
                     let _ = node.add_member(Member::Network(masked));
+                }
+                Err(InvalidNetwork::Zone { network }) => {
+                    report.warning(Place { line, column: 1 }, || {
+                        format!(
+                            "{} has a zone id, which is not part of a client's address: it is taken as `{network}`, on every interface",
+                            quoted(&shown())
+                        )
+                    });
+                    let _ = node.add_member(Member::Network(network));
                 }
                 Err(error) => report.error(Place { line, column: 1 }, || invalid(&shown(), error)),
             }
@@ -377,6 +390,11 @@ fn invalid(text: &str, error: InvalidNetwork) -> String {
         }
         InvalidNetwork::Beyond { masked } => {
             format!("{text} is an address within a network, not a network: write `{masked}`, or the address alone")
+        }
+        InvalidNetwork::Zone { network } => {
+            format!(
+                "{text} has a zone id, and the zone id of a client's address is cut off before it is compared: write `{network}`, which answers for that address on every interface"
+            )
         }
     }
 }

@@ -150,10 +150,14 @@ impl<'t> Reader<'_> {
             descriptors: Vec::new(),
         };
         let mut limits_entry: Option<Entry<'t>> = None;
+        let mut empty_value: Option<Place> = None;
         for entry in self.entries(mapping, Level::Descriptor) {
             match entry.name {
                 "key" => node.key = self.text(entry),
-                "value" => node.value = self.text(entry),
+                "value" => {
+                    node.value = self.text(entry);
+                    empty_value = entry.value.is_blank().then_some(entry.place);
+                }
                 "cidr" => node.among.get_or_insert_default().cidr = self.texts(entry),
                 "values" => node.among.get_or_insert_default().values = self.texts(entry),
                 "values_file" => node.among.get_or_insert_default().file = self.file_name(entry),
@@ -190,6 +194,11 @@ impl<'t> Reader<'_> {
                 "descriptors" => node.descriptors = self.descriptors(entry),
                 _ => {}
             }
+        }
+        if let Some(place) = empty_value.filter(|_| node.exempt.is_some()) {
+            self.report.warning(place, || {
+                "an empty `value` is any value, so `exempt: true` exempts every request with this key, also of a client that sends the header empty: write the value that is exempt, or remove `value` if all of them are.".to_owned()
+            });
         }
         node
     }

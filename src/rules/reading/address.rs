@@ -2,14 +2,38 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use memchr::{memchr, memrchr};
 use smallvec::SmallVec;
 
 /// The text of an address or network: 43 bytes at most.
 pub type Text = SmallVec<[u8; 48]>;
 
-/// The address that a value is, with or without a port; an IPv4 address in IPv6 notation is the IPv4 address.
+/// Reads the address in `value`: alone, in brackets, with a port or with a zone id (RFC 4007, 11: `fe80::1%eth0`), or the last of a
+/// list with commas, as in `X-Forwarded-For`. Drops port and zone id. Turns an IPv4-mapped IPv6 address into the IPv4 address.
 pub fn parse(value: &[u8]) -> Option<IpAddr> {
-    // What begins otherwise is none; most values that are none are found out so.
+    parse_one(value).or_else(|| match memrchr(b',', value) {
+        Some(comma) => {
+            let last = value[comma + 1..].trim_ascii();
+            parse_one(last).or_else(|| parse_zoned(last))
+        }
+        None => parse_zoned(value),
+    })
+}
+
+/// Reads one address that has a zone id: from the first `%` to the last `]` if `value` begins with a bracket, else to the end.
+fn parse_zoned(value: &[u8]) -> Option<IpAddr> {
+    let (address, zone) = value.split_at(memchr(b'%', value)?);
+    if address.first() == Some(&b'[') && !address.contains(&b']') {
+        let after = &zone[memrchr(b']', zone)?..];
+        parse_one(&[address, after].concat())
+    } else {
+        parse_one(address)
+    }
+}
+
+/// Reads one address without a zone id.
+fn parse_one(value: &[u8]) -> Option<IpAddr> {
+    // Most values that are no address are recognised by their first byte.
     if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
         return None;
     }
@@ -204,11 +228,58 @@ mod tests {
             "]",
             "192.0.2.1",
             "/",
-            "%1",
             " ",
             "+1",
         ]);
         prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+    }
+
+    /// What the library takes for an address, alone, in brackets or with a port.
+    fn by_the_library(text: &str) -> Option<IpAddr> {
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).and_then(|bare| bare.parse().ok());
+        let socket = || text.parse().ok().map(|address: SocketAddr| address.ip());
+        let any = text.parse().ok().or(bare.map(IpAddr::V6)).or_else(socket);
+        any.map(|address: IpAddr| address.to_canonical())
+    }
+
+    #[test]
+    fn a_zone_id_is_dropped_in_every_form() {
+        let of = |text: &str| parse(text.as_bytes()).map(|address| address.to_string());
+        for zone in ["%eth0", "%2", "%25eth0", "%", "%%", "%a%b", "%eth0.100", "%\u{e9}", "%a]b", "%a:b", "%[", "% "] {
+            for form in
+                ["fe80::1Z", "FE80:0::1Z", "[fe80::1Z]", "[fe80::1Z]:443", "10.0.0.1, fe80::1Z", "a,[fe80::1Z]:1"]
+            {
+                assert_eq!(of(&form.replace('Z', zone)).as_deref(), Some("fe80::1"), "{form} {zone}");
+            }
+            for form in
+                ["::ffff:192.0.2.1Z", "[::ffff:192.0.2.1Z]:443", "::ffff:c000:201Z", "192.0.2.1Z", "x, 192.0.2.1Z"]
+            {
+                assert_eq!(of(&form.replace('Z', zone)).as_deref(), Some("192.0.2.1"), "{form} {zone}");
+            }
+        }
+        for other in [
+            "%eth0",
+            "[%eth0]",
+            "[fe80::1%eth0",
+            "[fe80::1%eth0]443",
+            "[fe80::1%eth0]:",
+            "g::1%eth0",
+            "10%",
+            "fe80::1%a,b",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_last_of_a_list_is_the_address() {
+        let of = |text: &str| parse(text.as_bytes()).map(|address| address.to_string());
+        for list in ["192.0.2.1", "10.0.0.1,192.0.2.1", "x, 10.0.0.1 ,\t192.0.2.1 ", ",192.0.2.1", "a, 192.0.2.1:443"] {
+            assert_eq!(of(list).as_deref(), Some("192.0.2.1"), "{list}");
+        }
+        for other in [",", "192.0.2.1,", "192.0.2.1, unknown", "192.0.2.1 10.0.0.1", " 192.0.2.1"] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 
     proptest! {
@@ -226,9 +297,21 @@ mod tests {
             if !text.contains('.') {
                 prop_assert_eq!(v6(text.as_bytes()), library, "{}", text);
             }
-            let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).and_then(|bare| bare.parse().ok()).map(IpAddr::V6);
-            let any: Option<IpAddr> = text.parse().ok().or(bare).or(text.parse().ok().map(|address: SocketAddr| address.ip()));
-            prop_assert_eq!(parse(text.as_bytes()), any.map(|address| address.to_canonical()), "{}", text);
+            prop_assert_eq!(parse(text.as_bytes()), by_the_library(&text), "{}", text);
+        }
+
+        #[test]
+        fn a_zone_id_and_the_addresses_before_change_no_address(text in text(), before in text(), zone in "[^,]{0,8}") {
+            // In brackets the zone id stands before the last of them.
+            let zoned = match text.rsplit_once(']').filter(|_| text.starts_with('[')) {
+                Some((inside, after)) => format!("{inside}%{zone}]{after}"),
+                None => format!("{text}%{zone}"),
+            };
+            if let Some(address) = by_the_library(&text) {
+                for spelling in [zoned.clone(), format!("{before},{text}"), format!("{before}, {zoned}")] {
+                    prop_assert_eq!(parse(spelling.as_bytes()), Some(address), "{}", spelling);
+                }
+            }
         }
 
         #[test]

@@ -22,6 +22,7 @@ use super::clock::NodeClock;
 use super::connection::{Connection, Health};
 use super::credentials::{Credentials, Login};
 use super::hidden::hidden;
+use super::round_trip::RoundTrips;
 use super::script;
 use super::tls::Tls;
 use crate::model::Micros;
@@ -91,6 +92,7 @@ pub struct Manager {
     locate: Locate,
     access: Access,
     clock: Arc<NodeClock>,
+    round_trips: Arc<RoundTrips>,
     backoff: Arc<Backoff>,
     /// Whether any connection has asked the node about itself.
     is_inspected: Arc<AtomicBool>,
@@ -102,10 +104,11 @@ impl Manager {
         locate: Locate,
         access: Access,
         clock: Arc<NodeClock>,
+        round_trips: Arc<RoundTrips>,
         backoff: Arc<Backoff>,
         is_inspected: Arc<AtomicBool>,
     ) -> Self {
-        Self { locate, access, clock, backoff, is_inspected }
+        Self { locate, access, clock, round_trips, backoff, is_inspected }
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -207,7 +210,9 @@ impl Manager {
             advice::warn(about, &self.locate);
         }
         if let Some(time) = time_of(time) {
-            self.clock.learn(sent, Instant::now(), time);
+            let now = Instant::now();
+            self.clock.learn(sent, now, time);
+            self.round_trips.add(now, now.duration_since(sent));
         }
         connection.establish();
         Ok(connection)

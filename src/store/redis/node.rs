@@ -1,6 +1,7 @@
 //! One Redis server: its connections, what is in flight to it, and whether it is worth asking.
 
 use std::cell::Cell;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use super::breaker::Breaker;
 use super::clock::NodeClock;
 use super::connection::Connection;
 use super::manager::{Access, Address, Locate, Manager};
+use super::round_trip::RoundTrips;
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::telemetry::servers::Server;
@@ -28,7 +30,7 @@ const PROBE_SPREAD_MS: u64 = 100;
 /// A connection on which a call timed out is suspected if the call has waited for 5 ms, half of what an ordinary caller leaves:
 /// the haste of a few must not cost the others their connection.
 const FAIR_WAIT: Duration = Duration::from_millis(5);
-/// How long a node may take to say that it is there, where nobody needs it faster: 100 ms.
+/// How long the answer to a probe is waited for: 100 ms. One that comes later than the callers need measures the round trip only.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One Redis server.
@@ -38,6 +40,7 @@ pub struct Node {
     locate: Locate,
     access: Access,
     clock: Arc<NodeClock>,
+    round_trips: Arc<RoundTrips>,
     backoff: Arc<Backoff>,
     is_inspected: Arc<AtomicBool>,
     breaker: Breaker,
@@ -83,6 +86,7 @@ impl Node {
             locate,
             access,
             clock: Arc::default(),
+            round_trips: Arc::default(),
             backoff: Arc::default(),
             is_inspected: Arc::default(),
             breaker,
@@ -157,8 +161,8 @@ impl Node {
 
     fn pool(&self) -> Pool<Manager> {
         let (clock, backoff) = (Arc::clone(&self.clock), Arc::clone(&self.backoff));
-        let is_inspected = Arc::clone(&self.is_inspected);
-        let manager = Manager::new(self.locate.clone(), self.access.clone(), clock, backoff, is_inspected);
+        let (round_trips, is_inspected) = (Arc::clone(&self.round_trips), Arc::clone(&self.is_inspected));
+        let manager = Manager::new(self.locate.clone(), self.access.clone(), clock, round_trips, backoff, is_inspected);
         Pool::builder()
             .max_size(1)
             .queue_strategy(QueueStrategy::Fifo)
@@ -199,19 +203,35 @@ impl Node {
         }
     }
 
+    /// Sends a PING and returns whether it is answered before `until`. An answer that comes later, up to 100 ms after the PING, measures
+    /// the round trip: a node that has moved further away is given the time that it needs once that is known.
     async fn is_there(&self, until: Instant) -> bool {
-        let Some(mut connection) = self.connection(until).await else { return false };
-        match timeout_at(until, connection.send(&cmd("PING"))).await {
-            Ok(Ok(Value::ServerError(_)) | Err(_)) => false,
-            Ok(Ok(_)) => {
+        let Some(connection) = self.connection(until).await else { return false };
+        let (mut asked, ping, sent) = (connection.clone(), cmd("PING"), Instant::now());
+        let mut answer = pin!(asked.send(&ping));
+        // An answer that has come counts, however late this thread looks for it.
+        let (reply, is_in_time) = match timeout_at(until, &mut answer).await {
+            Ok(reply) => (Some(reply), true),
+            Err(_) => (timeout_at(sent + PROBE_PATIENCE, answer).await.ok(), false),
+        };
+        match reply {
+            Some(Ok(Value::ServerError(_)) | Err(_)) => false,
+            Some(Ok(_)) => {
                 connection.answered();
-                true
+                let now = Instant::now();
+                self.round_trips.add(now, now.duration_since(sent));
+                is_in_time
             }
-            Err(_) => {
+            None => {
                 connection.timed_out();
                 false
             }
         }
+    }
+
+    /// Returns the smallest recent round trip, if one was measured.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trips.least()
     }
 
     /// Asks something that is no charge, on this thread's connection.
@@ -272,7 +292,10 @@ impl Checkout<'_> {
         match timeout_at(until, sent).await {
             Ok(Ok(replies)) => {
                 self.connection.answered();
-                self.node.watched.answered(began.elapsed());
+                let now = Instant::now();
+                let took = now.duration_since(began);
+                self.node.watched.answered(took);
+                self.node.round_trips.add(now, took);
                 if replies.iter().any(is_blocked) {
                     self.node.failed(budget);
                 } else {

@@ -237,6 +237,14 @@ impl Servers {
         }
     }
 
+    /// Returns the smallest recent round trip of the node that is furthest away.
+    pub fn round_trip(&self) -> Option<Duration> {
+        match &self.shape {
+            Shape::One(node) => node.round_trip(),
+            Shape::Cluster { map, .. } => map.load().masters.iter().filter_map(|node| node.round_trip()).max(),
+        }
+    }
+
     /// Every node that charges go to.
     fn nodes(&self) -> Vec<Arc<Node>> {
         match &self.shape {

@@ -77,6 +77,33 @@ descriptors: [{ key: remote_address, rate_limit: { unit: week, requests_per_unit
     assert_eq!(get_with(edge, "/", &["x-forwarded-for: 2001:db8:1:3::1"]).await.status, 200, "the next network");
 }
 
+/// The header that Envoy appends its peer's address to, or that a proxy in front has made, as a descriptor of its own.
+const FORWARDED: (&str, &str) =
+    ("- remote_address: {}", "- request_headers: { header_name: x-forwarded-for, descriptor_key: remote_address }");
+
+#[tokio::test]
+async fn a_zone_id_makes_no_new_client_and_slips_past_no_list() {
+    let rules = "domain: edge
+entries: { remote_address: { as: ip } }
+descriptors:
+  - { key: remote_address, cidr: [\"fe80:1::/32\"], deny: true }
+  - { key: remote_address, rate_limit: { unit: week, requests_per_unit: 5 } }
+";
+    let served = serve_text(rules, &[]).await;
+    // Envoy leaves the header as the trusted proxy sent it.
+    let kept = ("use_remote_address: true", "use_remote_address: false");
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[TRUSTED, FORWARDED, kept]).await;
+    let edge = envoy.listener("fail_open").await;
+    let from = async |list: &str| get_with(edge, "/", &[&format!("x-forwarded-for: {list}")]).await.status;
+    for address in ["fe80::1%eth0", "[fe80::2%eth0]", "[fe80::3%25eth0]:443", "10.0.0.1, fe80::4%2", "fe80::5"] {
+        assert_eq!(from(address).await, 200, "{address}");
+    }
+    for address in ["fe80::6%eth1", "192.0.2.1, fe80::7%", "fe80:1::9%2", "192.0.2.1, [fe80:1::9%eth0]:443"] {
+        assert_eq!(from(address).await, 429, "{address}");
+    }
+    assert_eq!(from("fe80::6%eth1, 192.0.2.1").await, 200, "the last address counts");
+}
+
 #[tokio::test]
 async fn ten_thousand_query_strings_are_one_path() {
     let rules = "domain: edge

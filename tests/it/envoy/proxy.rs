@@ -40,8 +40,8 @@ impl Proxy {
         let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
         let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
         let patient =
-            ["timeout: 0.05s", "timeout: 3s"].into_iter().filter(|written| is_patient && text.contains(written));
-        let patient: Vec<_> = patient.map(|written| (written, "timeout: 30s")).collect();
+            [" timeout: 0.25s", " timeout: 3s"].into_iter().filter(|written| is_patient && text.contains(written));
+        let patient: Vec<_> = patient.map(|written| (written, " timeout: 30s")).collect();
         for (from, to) in ports.chain(patient).chain(changes.iter().copied()) {
             assert!(text.contains(from), "{example} has no {from:?}");
             text = text.replace(from, to);

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use super::{exact, is_counted, lasting, late, load, openings, report, report_restored, restored, settled, tidegate};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tonic::Request;
+
+use super::{
+    exact, is_counted, lasting, late, load, openings, policies, report, report_restored, request, restored, settled,
+    tidegate,
+};
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::proxy::{Faults, Proxy, Way};
+use crate::support::{Tidegate, eventually};
 
 /// How often a breaker may open and close while Redis is as slow all the time: the bar of the matrix, for a minute.
 const MOST_CHANGES: usize = 6;
@@ -68,4 +75,49 @@ async fn a3_answers_that_come_byte_by_byte_are_not_waited_for() {
     let unheard = books.charged_unheard(&during);
     report("A3 a byte each 10 ms", &during, &format!("0 double charges (bar 0), {unheard} replies lost"));
     report_restored("A3 a byte each 10 ms", restored(&calls, healed));
+}
+
+/// The timeout of the examples.
+const EXAMPLES: Duration = Duration::from_millis(250);
+
+/// Calls with the timeout of the examples, each with a counter of its own. Returns whether the store decided it.
+async fn is_decided_by_the_store(server: &Tidegate, value: &str) -> bool {
+    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
+    let mut asked = Request::new(request("open", value));
+    asked.set_timeout(EXAMPLES);
+    let answer = client.expect("the server answers").should_rate_limit(asked).await;
+    // An answer that this machine was too busy for is none of the store's.
+    answer.is_ok_and(|answer| policies(answer.get_ref()).is_empty())
+}
+
+async fn decided_of_20(server: &Tidegate, name: &str) -> usize {
+    let mut decided = 0;
+    for call in 0..20 {
+        decided += usize::from(is_decided_by_the_store(server, &format!("{name}-{call}")).await);
+    }
+    decided
+}
+
+#[tokio::test]
+async fn a_redis_that_is_40_ms_away_decides_for_a_caller_with_a_timeout_of_250_ms() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    proxy.set(Faults::both(Way::latency_ms(20)));
+    let server = tidegate(&proxy.address().to_string()).await;
+    eventually("the store decides", async || is_decided_by_the_store(&server, "first").await.then_some(())).await;
+    let decided = decided_of_20(&server, "far").await;
+    println!("A3 40 ms away: {decided} of 20 decided by the store");
+    assert!(decided > 0, "three round trips are more than 25 ms");
+}
+
+#[tokio::test]
+async fn a_near_redis_that_is_slow_is_waited_for_25_ms_and_one_that_has_moved_away_for_three_round_trips() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    let server = tidegate(&proxy.address().to_string()).await;
+    eventually("the store decides", async || is_decided_by_the_store(&server, "first").await.then_some(())).await;
+    proxy.set(Faults { to_server: Way::latency_ms(60), ..Faults::default() });
+    assert_eq!(decided_of_20(&server, "slow").await, 0, "an answer after 60 ms is later than 25 ms");
+    eventually("the new round trip is known", async || is_decided_by_the_store(&server, "moved").await.then_some(()))
+        .await;
 }
