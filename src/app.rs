@@ -156,6 +156,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         rejected: None,
         slow_since: None,
     });
+    watched::slow_load(&telemetry, loaded.clone());
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
     let answers = Arc::new(answers(settings)?);
     let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), Arc::clone(&telemetry), most_held);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::watch;
+
 use super::SystemClock;
 use crate::model::Clock;
 use crate::rules::{Rule, RuleSet};
@@ -12,10 +14,11 @@ use crate::store::redis::Redis;
 use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, SPANS_DROPPED,
-    STORE_CONNECTED,
+    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, RULES_LOADING,
+    SPANS_DROPPED, STORE_CONNECTED,
 };
 use crate::telemetry::traces::Traces;
+use crate::transport::admin::Loaded;
 use crate::transport::{How, Tally};
 
 /// The telemetry of a process that starts now.
@@ -40,6 +43,14 @@ pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet, load: u64) {
     let all = rules.rules();
     let abouts = all.iter().map(|rule| Rule::about(rule));
     telemetry.rules_loaded(load, &rules.domains(), abouts, SystemClock.now());
+}
+
+/// Reports a load of the rules that is slow.
+pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<Loaded>) {
+    telemetry.also(move |page| {
+        let passed = loaded.borrow().slow_since.map_or(0, |began| began.elapsed().as_secs());
+        page.single(&RULES_LOADING, passed);
+    });
 }
 
 /// Tells of the stores.

@@ -66,6 +66,7 @@ metrics! {
     RULES_GENERATION: Gauge "tidegate_rules_generation" [] "Which load of the rules is in force, counted from 1";
     RULES_LOADED: Gauge "tidegate_rules_loaded_timestamp_seconds" [] "When the rules in force were loaded, in seconds since 1970";
     RULES_REJECTED: Gauge "tidegate_rules_rejected" [] "1 while the rule files hold something that was rejected, so that older rules stay in force";
+    RULES_LOADING: Gauge "tidegate_rules_loading_seconds" [] "How long the present load of the rules has been under way, once that is more than 10 s; else 0";
     STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "How long a server of the store took to answer one write";
     STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges that a server of the store was asked for first and that were not answered; the reason timed_out is a missed deadline, and the server unmapped is a cluster's unknown one";
     STORE_LOST_UNDOS: Counter "tidegate_store_lost_undos_total" ["server"] "Charges that could not be given back, so that counts stand too high until they expire";

@@ -88,6 +88,18 @@ fn an_empty_runtime_directory_is_no_rules_and_a_missing_one_an_error() {
 }
 
 #[test]
+fn rule_files_that_are_too_large_together_are_an_error() {
+    let names: Vec<_> = (0..9).map(|number| format!("config/{number}.yaml")).collect();
+    let made = directory(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    for name in &names {
+        // A hole of the largest size of one file.
+        fs::File::create(made.path().join(name)).expect("a file").set_len(32 << 20).expect("a hole");
+    }
+    let wrong = Source::Paths(vec![made.path().join("config")]).read().expect_err("nine of them are too many");
+    assert!(matches!(wrong.as_slice(), [UnreadableRules::TooLarge { path }] if path.ends_with("8.yaml")), "{wrong:?}");
+}
+
+#[test]
 fn a_link_that_leads_nowhere_is_an_error_unless_an_editor_made_it() {
     let made = directory(&["config/a.yaml"]);
     let config = made.path().join("config");
