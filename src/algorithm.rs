@@ -6,10 +6,10 @@
 use std::num::NonZeroU32;
 
 use crate::model::{
-    Ballot, Charging, CounterKey, Delay, FailurePolicy, Hits, InvalidDelay, InvalidQuota, Micros, Outcome, Override,
-    Quota, Role, Unit, Verdict, Window,
+    Charging, Delay, Hits, InvalidDelay, InvalidQuota, Micros, Outcome, Override, Quota, Unit, Verdict, Window,
 };
 
+mod charge;
 mod fixed_window;
 mod gcra;
 mod leaky_bucket;
@@ -17,6 +17,8 @@ mod meter;
 mod sliding_log;
 mod sliding_window;
 mod token_bucket;
+
+pub use charge::Charge;
 
 /// Builds [`Algorithm`] and [`State`] and sends each call to the row it belongs to.
 macro_rules! algorithms {
@@ -104,6 +106,12 @@ macro_rules! algorithms {
             fn charge(&mut self, now: Micros, hits: Hits, quota: Quota) {
                 match self {
                     $(Self::$variant(state) => <$count as Count>::charge(state, now, hits, quota),)+
+                }
+            }
+
+            fn undo(&mut self, now: Micros, at: Micros, hits: u64, quota: Quota) {
+                match self {
+                    $(Self::$variant(state) => <$count as Count>::undo(state, now, at, hits, quota),)+
                 }
             }
 
@@ -280,6 +288,12 @@ impl Limit {
         (if is_refused { again() } else { verdict }, true)
     }
 
+    /// Takes back `hits` that were charged at `at`. The state is then never below what it would be without that charge, unless
+    /// hits were given back in between.
+    pub fn undo(&self, state: &mut State, now: Micros, at: Micros, hits: u64) {
+        state.undo(now, at, hits, self.quota);
+    }
+
     /// As many of the hits of one charge as are counted: all of them, but at most 2^31 where none are refused.
     pub fn counted(&self, hits: Hits) -> Hits {
         match self.delay_of(hits) {
@@ -328,38 +342,6 @@ impl Limit {
     }
 }
 
-/// One key asked to take hits against one limit.
-#[derive(Clone, Debug)]
-pub struct Charge {
-    /// The counter.
-    pub key: CounterKey,
-    /// The limit.
-    pub limit: Limit,
-    /// What it costs.
-    pub hits: Hits,
-    /// Which descriptor of the request it belongs to. The charges of one descriptor stand next to each other.
-    pub descriptor: usize,
-    /// What its refusal means for the request.
-    pub role: Role,
-    /// Whether it is spared when the request is refused.
-    pub charging: Charging,
-    /// What is answered while the store cannot be asked.
-    pub on_store_failure: FailurePolicy,
-}
-
-impl Charge {
-    /// Its part in the outcome of the request, when that is its own outcome.
-    pub const fn ballot(&self, outcome: Outcome) -> Ballot {
-        Ballot { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
-    }
-
-    /// Whether it stays although its request is refused: it is on its own, it is counted whatever becomes of it, or it
-    /// gives back.
-    pub fn is_kept(&self) -> bool {
-        self.charging == Charging::Each || self.limit.counts_refused() || self.hits.given_back() > 0
-    }
-}
-
 /// A way of counting hits. It reads no clock and knows of no store, and what a state says of the hits already used does not
 /// depend on the limit it was written under, so a changed limit goes on with them.
 pub trait Count {
@@ -393,6 +375,10 @@ pub trait Count {
     /// Puts the hits on the counter, whatever the verdict says of them: what it says remains when they are admitted is then
     /// what a look finds.
     fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota);
+
+    /// Takes back `hits` that were charged at `at`, as far as they still count: never more than that charge added. Equal to
+    /// `undo` of the twin in Lua.
+    fn undo(state: &mut Self::State, now: Micros, at: Micros, hits: u64, quota: Quota);
 
     /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against. Of
     /// `quota` only the window counts.

@@ -15,6 +15,11 @@ use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
+mod large;
+mod notable;
+
+pub use large::Large;
+
 /// Decides requests.
 pub struct Limiter {
     rules: Arc<Live>,

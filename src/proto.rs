@@ -8,6 +8,7 @@
 )]
 
 pub mod codec;
+pub mod large;
 
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 

@@ -19,6 +19,7 @@ pub mod live;
 pub mod problem;
 mod reading;
 mod replacement;
+mod survey;
 mod tree;
 mod yaml;
 
@@ -26,6 +27,7 @@ pub use compile::{File, InvalidRules, Loaded, Options, load};
 pub use explain::{Explanation, explain};
 pub use reading::KeySecret;
 use reading::Readings;
+pub use survey::Survey;
 use tree::Node;
 
 /// All rules in force, immutable.
@@ -279,30 +281,10 @@ impl RuleSet {
 
     /// Finds what each descriptor of a request is to be charged. Pure; the cost is that of the request's bytes.
     pub fn find(&self, request: &Request) -> Matched<'_> {
-        let mut matched = Matched {
-            domain: None,
-            items: Vec::with_capacity(request.descriptors().len()),
-            charges: Vec::new(),
-            ruling: None,
-            is_shadowed: self.shadow_mode,
-            hidden: Vec::new(),
-        };
-        let Some((name, domain)) = self.domains.get_key_value(request.domain()) else {
-            let unmatched = || MatchedItem { rule: None, is_overridden: false, kind: MatchedKind::Unmatched };
-            matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
-            return matched;
-        };
+        let Some((name, domain)) = self.domains.get_key_value(request.domain()) else { return self.unmatched(request) };
+        let mut matched = self.nothing(request);
         matched.domain = Some(name);
-        let find = |descriptor: &Descriptor| {
-            let found = domain.root.find(&domain.readings, descriptor);
-            // A limit that the request sends is counted where no rule answers too.
-            if found.rule.is_none() && descriptor.limit.is_some() {
-                found.unruled(&domain.readings, descriptor)
-            } else {
-                found
-            }
-        };
-        let places: Vec<_> = request.descriptors().iter().map(find).collect();
+        let places = domain.places(request.descriptors());
         if domain.readings.has_sensitive() {
             matched.hidden = hidden(request, &domain.readings);
         }
@@ -311,12 +293,46 @@ impl RuleSet {
             matched.items.extend(places.iter().map(undecided));
             return matched;
         }
-        let replaced = replaced_names(request, &places);
-        let cost = request_cost(&places);
+        let replaced: HashSet<&str> = replaced_names(request.descriptors(), &places).collect();
+        self.charge(&mut matched, domain, request, &places, &replaced, request_cost(&places));
+        matched
+    }
+
+    /// Nothing found yet.
+    fn nothing(&self, request: &Request) -> Matched<'_> {
+        Matched {
+            domain: None,
+            items: Vec::with_capacity(request.descriptors().len()),
+            charges: Vec::new(),
+            ruling: None,
+            is_shadowed: self.shadow_mode,
+            hidden: Vec::new(),
+        }
+    }
+
+    /// What is found for a domain that no rule file has.
+    fn unmatched(&self, request: &Request) -> Matched<'_> {
+        let mut matched = self.nothing(request);
+        let unmatched = || MatchedItem { rule: None, is_overridden: false, kind: MatchedKind::Unmatched };
+        matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
+        matched
+    }
+
+    /// Adds the items of a request and their charges, whose hits cost `cost` times as much, without the limits that are
+    /// `replaced`.
+    fn charge<'a>(
+        &'a self,
+        matched: &mut Matched<'a>,
+        domain: &'a Domain,
+        request: &Request,
+        places: &[tree::Found<'a>],
+        replaced: &HashSet<&str>,
+        cost: u64,
+    ) {
         matched.charges.reserve(places.len());
         for (index, place) in places.iter().enumerate() {
             let descriptor = &request.descriptors()[index];
-            let (limits, role) = self.limits(descriptor, place.rule, &replaced);
+            let (limits, role) = self.limits(descriptor, place.rule, replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
             let on_store_failure = place.rule.map_or(domain.on_store_failure, |rule| rule.on_store_failure);
             let hits = request.hits(descriptor).times(cost);
@@ -338,7 +354,6 @@ impl RuleSet {
             };
             matched.items.push(MatchedItem { rule: place.rule, is_overridden: descriptor.limit.is_some(), kind });
         }
-        matched
     }
 
     /// What a rule's refusal means under the modes of the process: a shadow only watches, so it is no quota by them.
@@ -367,10 +382,26 @@ impl RuleSet {
     }
 }
 
+impl Domain {
+    /// Finds the rule of each descriptor.
+    fn places(&self, descriptors: &[Descriptor]) -> Vec<tree::Found<'_>> {
+        let find = |descriptor: &Descriptor| {
+            let found = self.root.find(&self.readings, descriptor);
+            // A limit that the request sends is counted where no rule answers too.
+            if found.rule.is_none() && descriptor.limit.is_some() {
+                found.unruled(&self.readings, descriptor)
+            } else {
+                found
+            }
+        };
+        descriptors.iter().map(find).collect()
+    }
+}
+
 /// The names that some matched rule replaces. Overridden descriptors neither replace nor are replaced.
-fn replaced_names<'a>(request: &Request, places: &[tree::Found<'a>]) -> HashSet<&'a str> {
-    let rules = request.descriptors().iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
-    rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref).collect()
+fn replaced_names<'a>(descriptors: &[Descriptor], places: &[tree::Found<'a>]) -> impl Iterator<Item = &'a str> {
+    let rules = descriptors.iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
+    rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref)
 }
 
 /// The values that are shown nowhere, and what is shown in their place.
@@ -388,25 +419,35 @@ fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
 
 /// The first rule that denies the request, else the first that exempts it.
 fn ruling<'a>(places: &[tree::Found<'a>]) -> Option<Ruling<'a>> {
-    let first = |wanted: Decides| {
-        let rules = places.iter().filter_map(|place| place.rule);
-        rules.clone().find(|rule| rule.decides == Some(wanted))
-    };
-    let denied = first(Decides::Deny).map(|rule| Ruling { is_denied: true, rule: &rule.about });
-    denied.or_else(|| first(Decides::Exempt).map(|rule| Ruling { is_denied: false, rule: &rule.about }))
+    ruling_of(first(places, Decides::Deny), || first(places, Decides::Exempt))
+}
+
+fn first<'a>(places: &[tree::Found<'a>], wanted: Decides) -> Option<&'a Rule> {
+    places.iter().filter_map(|place| place.rule).find(|rule| rule.decides == Some(wanted))
+}
+
+/// The ruling of the first rule that denies, else of the first that exempts.
+fn ruling_of<'a>(denied: Option<&'a Rule>, exempt: impl FnOnce() -> Option<&'a Rule>) -> Option<Ruling<'a>> {
+    let denied = denied.map(|rule| Ruling { is_denied: true, rule: &rule.about });
+    denied.or_else(|| exempt().map(|rule| Ruling { is_denied: false, rule: &rule.about }))
 }
 
 /// What the hits of every limit of the request are multiplied by: each rule of it multiplies once.
 fn request_cost(places: &[tree::Found<'_>]) -> u64 {
-    let mut costly: SmallVec<[(RuleId, u64); 4]> = places
-        .iter()
-        .filter_map(|place| place.rule)
-        .filter(|rule| rule.request_cost.get() > 1)
-        .map(|rule| (rule.id(), rule.request_cost.get().into()))
-        .collect();
+    let mut costly: SmallVec<[(RuleId, u64); 4]> = costs(places).collect();
     costly.sort_unstable();
     costly.dedup();
-    costly.iter().fold(1, |product: u64, (_, cost)| product.saturating_mul(*cost).min(Hits::MOST))
+    product(costly.iter().map(|(_, cost)| *cost))
+}
+
+/// The rules that multiply the hits of the request, and by what.
+fn costs(places: &[tree::Found<'_>]) -> impl Iterator<Item = (RuleId, u64)> {
+    let rules = places.iter().filter_map(|place| place.rule).filter(|rule| rule.request_cost.get() > 1);
+    rules.map(|rule| (rule.id(), rule.request_cost.get().into()))
+}
+
+fn product(costs: impl Iterator<Item = u64>) -> u64 {
+    costs.fold(1, |product, cost| product.saturating_mul(cost).min(Hits::MOST))
 }
 
 /// What is said of a descriptor when its request is decided before anything is charged.

@@ -34,11 +34,32 @@ pub trait Store: Send + Sync {
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>>;
 
+    /// Charges a part of a request whose other parts are charged before or after it, within `budget`. What it takes and would
+    /// not keep if the request were refused, it takes all the same unless this part alone is refused, and says so:
+    /// [`Store::give_back`] takes it back.
+    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
+
+    /// Takes back charges of a request that was refused, each with the moment that [`Store::take`] returned for it.
+    fn give_back<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        taken: &'a [Option<Micros>],
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
     /// Returns the smallest recent round trip to the store, of its servers that of the one furthest away; `None` where there is no
     /// network in between, or nothing has been measured.
     fn round_trip(&self) -> Option<Duration> {
         None
     }
+}
+
+/// What became of the charges of a part of a request.
+#[derive(Debug)]
+pub struct Taken {
+    /// The answer to each charge.
+    pub answers: Answers,
+    /// For each charge that is to be taken back if the request is refused, the moment at which it was charged.
+    pub taken: Vec<Option<Micros>>,
 }
 
 /// What became of the charges of one request.

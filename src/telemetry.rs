@@ -160,22 +160,52 @@ impl Telemetry {
         Arc::clone(&self.limited)
     }
 
-    /// A request was decided, of which `span` tells if it is recorded.
+    /// Counts a decided request, and records it in `span`.
     pub fn observe(&self, request: &Request, decision: &Decision<'_>, span: Option<&mut Span>) {
         if !self.is_on && span.is_none() {
             return;
         }
         let deciding = Deciding::of(decision);
         if let Some(span) = span {
-            span.decided(request, decision, deciding);
+            span.decided(request.descriptors().len(), decision, deciding);
         }
         if !self.is_on {
             return;
         }
+        self.rules.count(request, decision, deciding);
+        self.count(decision, deciding);
+    }
+
+    /// Counts the charges of a slice of a large request.
+    pub fn observe_slice(&self, slice: &Request, decision: &Decision<'_>) {
+        if self.is_on {
+            self.rules.count_charges(slice, decision);
+        }
+    }
+
+    /// Counts a large request of so many descriptors, whose charges were counted slice by slice, and records it in `span`.
+    /// `request` and `decision` hold the descriptors that decide.
+    pub fn observe_large(
+        &self,
+        descriptors: usize,
+        request: &Request,
+        decision: &Decision<'_>,
+        span: Option<&mut Span>,
+    ) {
+        let deciding = Deciding::of(decision);
+        if let Some(span) = span {
+            span.decided(descriptors, decision, deciding);
+        }
+        if self.is_on {
+            self.rules.count_decision(request, decision, deciding);
+            self.count(decision, deciding);
+        }
+    }
+
+    fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }
-        self.rules.count(request, decision, deciding);
         let is_unasked = |answer: &Answered<'_>| answer.verdict.provenance != Provenance::Store;
         if decision.answers.iter().any(is_unasked) {
             self.unasked.fetch_add(1, Ordering::Relaxed);

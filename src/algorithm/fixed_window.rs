@@ -51,6 +51,13 @@ impl Count for FixedWindow {
         *state = State { window, count: charged(count, hits) };
     }
 
+    fn undo(state: &mut State, _: Micros, at: Micros, hits: u64, quota: Quota) {
+        // From the window of the charge, and from no other.
+        if state.window == at.get() / quota.window().length().get() {
+            state.count = state.count.saturating_sub(hits);
+        }
+    }
+
     fn idle_at(state: &State, quota: Quota) -> Micros {
         end_of(state.window, quota)
     }

@@ -90,6 +90,15 @@ impl<S: Slots> Count for Meter<S> {
         *state = State { tick, level: charged(level, hits, quota), slowest: slowest.min(quota.limit()) };
     }
 
+    fn undo(state: &mut State, now: Micros, at: Micros, hits: u64, quota: Quota) {
+        let drained = state.at(now, quota);
+        // What the charge added, less what has drained since: at least that much still stands.
+        let since = drained.tick.saturating_sub(at.get() / quota.tick().get());
+        let added = hits.saturating_mul(quota.ticks());
+        let back = added.saturating_sub(since.saturating_mul(u64::from(quota.limit())));
+        *state = State { level: drained.level.saturating_sub(back), ..drained };
+    }
+
     fn idle_at(state: &State, quota: Quota) -> Micros {
         let drained = state.level.checked_div(u64::from(state.slowest)).map_or(0, |whole| whole + 1);
         Micros::new(state.tick.saturating_add(drained).saturating_mul(quota.tick().get()))

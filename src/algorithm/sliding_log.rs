@@ -12,6 +12,10 @@ use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdi
 /// The most hits that are ever counted in one log: 2^48, below what the running numbers of its twin in Lua tell apart.
 const MOST_HITS: u64 = 1 << 48;
 
+/// An undo that would have to change more entries than these leaves the log as it is: too many hits are counted then, and
+/// never too few. The same as in the twin, which keeps its server from others meanwhile.
+const MOST_MOVED: usize = 1_000;
+
 /// A log gives memory back when it uses less than a quarter of what it has.
 const SHRINK_BELOW: usize = 4;
 
@@ -82,14 +86,20 @@ impl Count for SlidingLog {
     fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota) {
         let clock = state.clock(now);
         let Live { first, used, .. } = state.live(clock, quota.window().length());
-        if let Some(last) = first.checked_sub(1).and_then(|last| state.entries.get(last)) {
-            state.before = last.upto;
-        }
-        state.entries.drain(..first);
+        state.forget(first);
         state.set(charged(used, hits), clock);
         // After a burst it gives memory back.
         if state.entries.len() < state.entries.capacity() / SHRINK_BELOW {
             state.entries.shrink_to(state.entries.len() * 2);
+        }
+    }
+
+    fn undo(state: &mut Self::State, now: Micros, at: Micros, hits: u64, quota: Quota) {
+        let (clock, length) = (state.clock(now), quota.window().length());
+        let first = state.live(clock, length).first;
+        if at.saturating_add(length) > clock && state.take_back(at, hits) {
+            // The clock may now stand before the moment that it had reached: what was old stays old.
+            state.forget(first);
         }
     }
 
@@ -112,6 +122,31 @@ impl State {
 
     fn upto(&self) -> u64 {
         self.entries.back().map_or(self.before, |entry| entry.upto)
+    }
+
+    /// Drops this many of the oldest entries.
+    fn forget(&mut self, first: usize) {
+        if let Some(last) = first.checked_sub(1).and_then(|last| self.entries.get(last)) {
+            self.before = last.upto;
+        }
+        self.entries.drain(..first);
+    }
+
+    /// Takes `hits` off the entry of `at`, as far as it has them; false where there is no such entry or too many come after it.
+    fn take_back(&mut self, at: Micros, hits: u64) -> bool {
+        let first = self.entries.partition_point(|entry| entry.at < at);
+        let moved = self.entries.len() - first;
+        let found = self.entries.get(first).filter(|entry| entry.at == at && moved <= MOST_MOVED);
+        let Some(entry) = found else { return false };
+        let before = first.checked_sub(1).map_or(self.before, |last| self.entries[last].upto);
+        let own = entry.upto.wrapping_sub(before);
+        let back = own.min(hits);
+        // The hits that came after them move up.
+        self.entries.range_mut(first..).for_each(|entry| entry.upto = entry.upto.wrapping_sub(back));
+        if back == own {
+            self.entries.remove(first);
+        }
+        true
     }
 
     /// Makes it so many hits: the new ones are of the moment `clock`, and those that are too many are the latest.

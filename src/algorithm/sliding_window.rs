@@ -59,6 +59,16 @@ impl Count for SlidingWindow {
         *state = state.at(now, quota).0.charged(hits);
     }
 
+    fn undo(state: &mut State, _: Micros, at: Micros, hits: u64, quota: Quota) {
+        // From the window of the charge, as far as that still counts.
+        let window = at.get() / quota.window().length().get();
+        if window == state.window {
+            state.current = state.current.saturating_sub(hits);
+        } else if window.checked_add(1) == Some(state.window) {
+            state.previous = state.previous.saturating_sub(hits);
+        }
+    }
+
     fn idle_at(state: &State, quota: Quota) -> Micros {
         state.idle_at(quota)
     }

@@ -39,6 +39,12 @@ impl Request {
         Ok(Self { domain, descriptors: Vec::new(), hits_addend: 0 })
     }
 
+    /// The same request with other descriptors, at least one: a part of it.
+    #[must_use]
+    pub fn with(&self, descriptors: Vec<Descriptor>) -> Self {
+        Self { domain: self.domain.clone(), descriptors, hits_addend: self.hits_addend }
+    }
+
     /// The domain, never empty.
     pub fn domain(&self) -> &str {
         &self.domain

@@ -115,23 +115,27 @@ pub struct Ballot {
     pub refused: bool,
 }
 
-/// Whether a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
-///
-/// A quota refuses when any limit of its descriptor does. This is the one place that says so: stores that charge all
-/// or nothing ask it too.
-pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
-    let mut quota: Option<(usize, bool)> = None;
-    let mut quota_has_room = false;
-    for Ballot { descriptor, role, refused } in ballots {
+/// A running count of the ballots of one request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Count {
+    is_refused: bool,
+    /// The last quota: its descriptor, and whether any of its ballots refuses.
+    quota: Option<(usize, bool)>,
+    quota_has_room: bool,
+}
+
+impl Count {
+    /// Counts one more ballot, in the order of the request.
+    pub fn add(&mut self, Ballot { descriptor, role, refused }: Ballot) {
         match role {
-            Role::Enforce if refused => return true,
-            Role::Enforce | Role::Shadow => {}
-            Role::ShadowQuota => quota_has_room = true,
+            Role::Enforce => self.is_refused |= refused,
+            Role::Shadow => {}
+            Role::ShadowQuota => self.quota_has_room = true,
             Role::Quota => {
-                quota = match quota {
+                self.quota = match self.quota {
                     Some((same, any)) if same == descriptor => Some((same, any || refused)),
                     Some((_, any)) => {
-                        quota_has_room |= !any;
+                        self.quota_has_room |= !any;
                         Some((descriptor, refused))
                     }
                     None => Some((descriptor, refused)),
@@ -139,7 +143,26 @@ pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
             }
         }
     }
-    quota.is_some_and(|(_, last_refused)| last_refused && !quota_has_room)
+
+    /// Whether the ballots so far refuse the request: an enforced charge refuses, or there are quotas and all of them refuse.
+    pub fn is_refused(&self) -> bool {
+        self.is_refused || self.quota.is_some_and(|(_, last_refused)| last_refused && !self.quota_has_room)
+    }
+}
+
+/// Whether a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
+///
+/// A quota refuses when any limit of its descriptor does. [`Count`] is the one place that says so: stores that charge all
+/// or nothing ask it too.
+pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
+    let mut count = Count::default();
+    for ballot in ballots {
+        if ballot.role == Role::Enforce && ballot.refused {
+            return true;
+        }
+        count.add(ballot);
+    }
+    count.is_refused()
 }
 
 #[cfg(test)]

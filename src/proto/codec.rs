@@ -2,9 +2,14 @@
 
 use std::marker::PhantomData;
 
-use prost::Message;
-use tonic::codec::{BufferSettings, Codec};
+use bytes::{Buf, BufMut, Bytes};
+use prost::{DecodeError, Message};
+use tonic::Status;
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic_prost::{ProstDecoder, ProstEncoder};
+
+use super::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use super::large::is_large;
 
 /// What each direction of a call allocates at first: 512 bytes, which hold a decision about four descriptors; a larger
 /// message grows it. tonic's 8 KiB go past the allocator's quick path, on every call (`docs/performance.md`).
@@ -38,6 +43,102 @@ where
 
     fn decoder(&mut self) -> Self::Decoder {
         ProstDecoder::new(buffers())
+    }
+}
+
+/// A request to decide: decoded, or as it came if it is too large to be decoded whole.
+#[derive(Debug)]
+pub enum Incoming {
+    /// Decoded.
+    Small(RateLimitRequest),
+    /// As it came.
+    Large(Bytes),
+}
+
+impl Incoming {
+    /// The request, decoded whole.
+    ///
+    /// # Errors
+    /// When the message is no request.
+    pub fn decoded(self) -> Result<RateLimitRequest, DecodeError> {
+        match self {
+            Self::Small(request) => Ok(request),
+            Self::Large(message) => RateLimitRequest::decode(message),
+        }
+    }
+}
+
+/// An answer: not encoded yet, or in encoded parts.
+#[derive(Debug)]
+pub enum Outgoing {
+    /// Not encoded yet.
+    Small(RateLimitResponse),
+    /// Parts that are one encoded message.
+    Large(Vec<Bytes>),
+}
+
+/// The messages of `ShouldRateLimit`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Decisions;
+
+/// Decodes requests that are not large.
+#[derive(Debug)]
+pub struct Questions(ProstDecoder<RateLimitRequest>);
+
+/// Encodes answers.
+#[derive(Debug)]
+pub struct Replies(ProstEncoder<RateLimitResponse>);
+
+impl Codec for Decisions {
+    type Encode = Outgoing;
+    type Decode = Incoming;
+    type Encoder = Replies;
+    type Decoder = Questions;
+
+    fn encoder(&mut self) -> Replies {
+        Replies(ProstEncoder::new(buffers()))
+    }
+
+    fn decoder(&mut self) -> Questions {
+        Questions(ProstDecoder::new(buffers()))
+    }
+}
+
+impl Decoder for Questions {
+    type Item = Incoming;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Incoming>, Status> {
+        // The whole message lies in one piece.
+        if is_large(source.chunk()) {
+            return Ok(Some(Incoming::Large(source.copy_to_bytes(source.remaining()))));
+        }
+        Ok(self.0.decode(source)?.map(Incoming::Small))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
+    }
+}
+
+impl Encoder for Replies {
+    type Item = Outgoing;
+    type Error = Status;
+
+    fn encode(&mut self, answer: Outgoing, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        match answer {
+            Outgoing::Small(answer) => self.0.encode(answer, to),
+            Outgoing::Large(parts) => {
+                to.reserve(parts.iter().map(Bytes::len).sum());
+                // Each part is freed when it is copied.
+                parts.into_iter().for_each(|part| to.put(part));
+                Ok(())
+            }
+        }
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::Memory;
-use super::{Answers, Charged, Store, StoreError, Verdicts};
+use super::{Answers, Charged, Store, StoreError, Taken, Verdicts};
 use crate::algorithm::{Charge, Limit};
 use crate::model::policy::is_request_refused;
-use crate::model::{Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Verdict};
+use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Verdict};
 
 /// Asks a store, and answers by policy what it does not.
 pub struct Guard {
@@ -18,6 +18,14 @@ pub struct Guard {
     local: Arc<Memory>,
     replicas: NonZeroU32,
     clock: Arc<dyn Clock>,
+}
+
+/// When a charge was taken that is taken back if its request is refused, and by which store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Given {
+    at: Micros,
+    /// Whether the embedded store took it, in place of one that failed.
+    is_local: bool,
 }
 
 /// How long the store may take.
@@ -100,6 +108,56 @@ impl Guard {
         verdicts
     }
 
+    /// Charges a part of a request, as [`Guard::charge`] does a whole one; [`Guard::give_back`] takes back what it took if the
+    /// request is refused.
+    pub async fn take(&self, charges: &[Charge], patience: Option<Duration>) -> (Verdicts, Vec<Option<Given>>) {
+        if charges.iter().all(|charge| charge.charging == Charging::Each) {
+            return (self.charge(charges, patience).await, vec![None; charges.len()]);
+        }
+        let Taken { answers, taken } = match self.deadline.budget(patience, || self.store.round_trip()) {
+            Some(budget) => self.store.take(charges, budget).await,
+            None => Taken {
+                answers: charges.iter().map(|_| Err(StoreError::NoTime)).collect(),
+                taken: vec![None; charges.len()],
+            },
+        };
+        let mut verdicts: Verdicts =
+            charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
+        let given = |at: Option<Micros>| at.map(|at| Given { at, is_local: false });
+        let mut taken: Vec<_> = taken.into_iter().map(given).collect();
+        let is_local = |index: usize| is_local(&charges[index], &answers[index]);
+        let local: Vec<usize> = (0..charges.len()).filter(|&index| is_local(index)).collect();
+        if !local.is_empty() {
+            let shared: Vec<_> = local.iter().map(|&index| self.shared(&charges[index])).collect();
+            let (decided, own) = self.local.take_now(&shared);
+            for ((&index, verdict), at) in local.iter().zip(decided).zip(own) {
+                verdicts[index] = Verdict { provenance: Provenance::Local, ..verdict };
+                taken[index] = at.map(|at| Given { at, is_local: true });
+            }
+        }
+        (verdicts, taken)
+    }
+
+    /// Takes back what [`Guard::take`] took.
+    pub async fn give_back(&self, charges: &[Charge], taken: &[Option<Given>]) {
+        let of = |wanted: bool| -> Vec<Option<Micros>> {
+            taken.iter().map(|given| given.filter(|given| given.is_local == wanted).map(|given| given.at)).collect()
+        };
+        let (store, local) = (of(false), of(true));
+        if local.iter().any(Option::is_some) {
+            let shared: Vec<_> = charges.iter().map(|charge| self.shared(charge)).collect();
+            self.local.give_back_now(&shared, &local);
+        }
+        if store.iter().any(Option::is_some) {
+            self.store.give_back(charges, &store).await;
+        }
+    }
+
+    /// A charge as the embedded store of this instance alone decides it.
+    fn shared(&self, charge: &Charge) -> Charge {
+        Charge { limit: charge.limit.shared_among(self.replicas), ..charge.clone() }
+    }
+
     /// The store's verdict, or that of the policy. Under `local` it is one to be replaced.
     fn verdict(&self, charge: &Charge, answer: Result<Verdict, StoreError>) -> Verdict {
         let error = match answer {
@@ -143,13 +201,11 @@ impl Guard {
             .iter()
             .zip(answers)
             .zip(verdicts.iter())
-            .map(|((charge, answer), verdict)| {
-                if is_local(charge, answer) {
-                    Charge { limit: charge.limit.shared_among(self.replicas), ..charge.clone() }
-                } else {
-                    stand_in(charge, verdict)
-                }
-            })
+            .map(
+                |((charge, answer), verdict)| {
+                    if is_local(charge, answer) { self.shared(charge) } else { stand_in(charge, verdict) }
+                },
+            )
             .collect();
         let decided = self.local.charge_now(&request);
         let local = charges.iter().zip(answers).zip(verdicts).zip(decided);

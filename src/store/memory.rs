@@ -1,6 +1,5 @@
 //! The embedded store: counters in this process, sharded, bounded, swept and exact under concurrency.
 
-use std::collections::HashMap;
 use std::future::{Future, ready};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
@@ -12,7 +11,7 @@ use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use super::{Charged, Store, Verdicts};
+use super::{Charged, Store, Taken, Verdicts};
 use crate::algorithm::{Charge, State};
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
@@ -20,6 +19,13 @@ use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
 /// How many shards the counters are spread over: 64, well above the cores that share them, so that two requests seldom
 /// meet at one lock.
 const SHARDS: usize = 64;
+/// The most charges of one request that are one atomic step: 1,000, as many as one Redis script charges together. They hold
+/// their locks for less than 2 ms (`how_long_a_request_holds_the_locks_of_the_embedded_store` prints it).
+const MOST_TOGETHER: usize = 1_000;
+/// The charges of one group of a larger request: 256, so that other requests wait for a fraction of a millisecond.
+const GROUP: usize = 256;
+/// Charges whose shards are locked at once without a look at their room first: 16, more than ordinary requests have.
+const FEW: usize = 16;
 /// How many counters are looked at to find one to evict: 8. The earliest idle of them goes.
 const SAMPLED: usize = 8;
 /// How many buckets each new counter checks for an idle one: 2, so that a busy store sweeps faster than it grows.
@@ -39,18 +45,23 @@ pub struct Memory {
 
 #[derive(Default)]
 struct Shard {
-    /// Boxed: as many as half of a table's buckets are empty, and an empty one costs 9 bytes so, not a whole counter's.
-    counters: HashTable<Box<Counter>>,
+    counters: HashTable<Slot>,
     /// Where the sweep goes on.
     swept: usize,
     /// Where the last sample began.
     sampled: usize,
 }
 
+/// A counter in its table. What is boxed is not needed to find an idle counter: sampling and sweeping read the table alone,
+/// which lies together in memory. As many as half of a table's buckets are empty; an empty one takes 17 bytes.
+struct Slot {
+    idle_at: Micros,
+    counter: Box<Counter>,
+}
+
 struct Counter {
     key: CounterKey,
     state: State,
-    idle_at: Micros,
 }
 
 /// A charge and where its counter lives.
@@ -61,13 +72,50 @@ struct Located<'a> {
     shard: usize,
 }
 
-/// The shards of one request, locked in order of their numbers so that no two requests wait for each other.
-type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); 4]>;
+/// Charges that are decided in one atomic step, in their order.
+struct Step<'a> {
+    located: SmallVec<[Located<'a>; 4]>,
+    /// The numbers of their shards, sorted, each once.
+    shards: SmallVec<[usize; 4]>,
+    /// The hashes of the keys that more than one of them has, sorted, each once. Keys of one hash count as one.
+    repeated: SmallVec<[u64; 4]>,
+}
+
+/// The shards of one step, locked in order of their numbers so that no two requests wait for each other: for each shard of
+/// the store, its place among the locked ones.
+struct Locked<'a> {
+    places: [u8; SHARDS],
+    guards: SmallVec<[MutexGuard<'a, Shard>; 4]>,
+}
+
+/// The counters that a request charges more than once, as its charges so far would leave them, by the hashes of their keys.
+type Copies<'a> = HashTable<(&'a CounterKey, State)>;
+
+/// Hits to take back from one counter.
+struct Back<'a> {
+    at: Located<'a>,
+    charged: Micros,
+    hits: u64,
+}
 
 impl Store for Memory {
     fn charge<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         let answers = self.charge_now(charges).into_iter().map(Ok).collect();
         Box::pin(ready(Charged { answers, undo: None }))
+    }
+
+    fn take<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
+        let (verdicts, taken) = self.take_now(charges);
+        Box::pin(ready(Taken { answers: verdicts.into_iter().map(Ok).collect(), taken }))
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        taken: &'a [Option<Micros>],
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        self.give_back_now(charges, taken);
+        Box::pin(ready(()))
     }
 }
 
@@ -100,7 +148,48 @@ impl Memory {
             let each = charges.iter().map(|charge| self.locate(charge));
             return each.map(|at| self.charge_alone(at)).collect();
         }
+        if charges.len() > MOST_TOGETHER {
+            return self.charge_in_groups(charges);
+        }
         self.charge_together(charges)
+    }
+
+    /// Charges a part of a request in one atomic step, whatever the others refuse. Returns the verdicts, and the moment of
+    /// each charge that [`Memory::give_back_now`] has to take back if the request is refused.
+    pub fn take_now(&self, charges: &[Charge]) -> (Verdicts, Vec<Option<Micros>>) {
+        let (mut verdicts, mut taken) = (Verdicts::with_capacity(charges.len()), Vec::with_capacity(charges.len()));
+        for group in charges.chunks(GROUP) {
+            self.take_group(group, &mut verdicts, &mut taken);
+        }
+        (verdicts, taken)
+    }
+
+    /// Takes back charges, each with the moment at which it was charged; `None` where nothing is to be taken back. Locks one
+    /// shard at a time.
+    pub fn give_back_now(&self, charges: &[Charge], taken: &[Option<Micros>]) {
+        let due = charges.iter().zip(taken).filter_map(|(charge, charged)| {
+            let hits = charge.limit.counted(charge.hits).taken();
+            charged.map(|charged| Back { at: self.locate(charge), charged, hits })
+        });
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_key(|back| (back.at.shard, back.at.hash, back.charged));
+        // Charges of one counter against one limit are taken back as one, as by the script: what has drained since has
+        // drained of all of them.
+        due.dedup_by(|next, first| {
+            let is_same = (next.charged, &next.at.charge.key, next.at.charge.limit.quota().limit())
+                == (first.charged, &first.at.charge.key, first.at.charge.limit.quota().limit());
+            if is_same {
+                first.hits = first.hits.saturating_add(next.hits);
+            }
+            is_same
+        });
+        for group in due.chunk_by(|one, other| one.at.shard == other.at.shard) {
+            for part in group.chunks(GROUP) {
+                let mut shard = self.shards[part[0].at.shard].lock();
+                let now = self.clock.now();
+                part.iter().for_each(|back| shard.give_back(back, now));
+            }
+        }
     }
 
     /// Forgets every counter that is idle. Locks one shard at a time.
@@ -108,9 +197,9 @@ impl Memory {
         for shard in &self.shards {
             let now = self.clock.now();
             let Shard { counters, .. } = &mut *shard.lock();
-            counters.retain(|counter| counter.idle_at > now);
+            counters.retain(|slot| slot.idle_at > now);
             if counters.len() < counters.capacity() / SHRINK_BELOW {
-                counters.shrink_to(counters.len() * 2, |counter| self.hasher.hash_one(&counter.key));
+                counters.shrink_to(counters.len() * 2, |slot| self.hash(slot));
             }
         }
     }
@@ -119,7 +208,7 @@ impl Memory {
         let mut shard = self.shards[at.shard].lock();
         // Read under the lock: who comes second never brings the earlier time, so what was swept stays idle.
         let now = self.clock.now();
-        shard.charge(at, now, self)
+        shard.charge(at, now, self).0
     }
 
     fn locate<'a>(&self, charge: &'a Charge) -> Located<'a> {
@@ -132,82 +221,141 @@ impl Memory {
     /// One atomic step over several counters: decide all in order, and when it is known whether the request is refused,
     /// charge all of them or only what is kept all the same.
     fn charge_together(&self, charges: &[Charge]) -> Verdicts {
-        let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
-        let mut locked = self.lock(&located);
+        // Whatever takes long and needs no counter is done before the locks are taken, and what is no longer needed is
+        // dropped after they are released.
+        let step = self.step(charges);
+        let mut copies = Copies::with_capacity(step.repeated.len());
+        let mut verdicts = Verdicts::with_capacity(charges.len());
+        let mut locked = self.lock(&step);
         let now = self.clock.now();
 
-        let has_repeats = has_repeats(&located);
-        let mut verdicts = if has_repeats {
-            decide_in_order(&located, &mut locked, now)
-        } else {
-            located.iter().map(|&at| shard(&mut locked, at).decide(at, now)).collect()
-        };
-        let ballots = located.iter().zip(&verdicts).map(|(at, verdict)| at.charge.ballot(verdict.outcome));
+        for &at in &step.located {
+            let shard = locked.shard(at);
+            let is_repeated = step.is_repeated(at);
+            verdicts.push(if is_repeated {
+                self.decide_in_turn(shard, &mut copies, at, now)
+            } else {
+                shard.decide(at, now)
+            });
+        }
+        let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
         let is_refused = is_request_refused(ballots);
-        for (&at, verdict) in located.iter().zip(&mut verdicts) {
+        for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
             if is_refused && !at.charge.is_kept() {
                 continue;
             }
-            let told = shard(&mut locked, at).charge(at, now, self);
+            let (told, _) = locked.shard(at).charge(at, now, self);
             // Where a counter was charged more than once, what it is without the others was not asked.
-            if !(is_refused && has_repeats) {
+            if !(is_refused && step.is_repeated(at)) {
                 *verdict = told;
             }
         }
         if is_refused {
-            // Each keeps its outcome; what is left is what nobody has taken.
-            for (&at, verdict) in located.iter().zip(&mut verdicts) {
-                let shard = shard(&mut locked, at);
-                let left = at.charge.limit.verdict(shard.state(at), now, Hits::LOOK);
-                verdict.remaining = left.remaining;
-                verdict.reset = left.reset;
+            for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
+                locked.shard(at).tell_left(at, now, verdict);
             }
         }
         verdicts
     }
 
-    fn lock(&self, located: &[Located<'_>]) -> Locked<'_> {
-        let mut numbers: SmallVec<[usize; 4]> = located.iter().map(|at| at.shard).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        numbers.into_iter().map(|number| (number, self.shards[number].lock())).collect()
+    /// Charges more counters than one atomic step does: group by group, and when it is known that the request is refused, what
+    /// the groups took is taken back.
+    fn charge_in_groups(&self, charges: &[Charge]) -> Verdicts {
+        let (mut verdicts, taken) = self.take_now(charges);
+        let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
+        if is_request_refused(ballots) {
+            self.give_back_now(charges, &taken);
+            for (charge, verdict) in charges.iter().zip(&mut verdicts) {
+                let at = self.locate(charge);
+                let shard = self.shards[at.shard].lock();
+                shard.tell_left(at, self.clock.now(), verdict);
+            }
+        }
+        verdicts
     }
-}
 
-fn shard<'a, 'b>(locked: &'a mut Locked<'b>, at: Located<'_>) -> &'a mut Shard {
-    let index = locked.binary_search_by_key(&at.shard, |(number, _)| *number);
-    assert!(index.is_ok(), "every shard of the request is locked before it is used");
-    &mut locked[index.unwrap_or_default()].1
-}
+    fn take_group(&self, charges: &[Charge], verdicts: &mut Verdicts, taken: &mut Vec<Option<Micros>>) {
+        let step = self.step(charges);
+        let mut locked = self.lock(&step);
+        let now = self.clock.now();
+        for &at in &step.located {
+            let (verdict, stays) = locked.shard(at).charge(at, now, self);
+            let is_taken = stays && !at.charge.is_kept() && at.charge.hits.taken() > 0;
+            verdicts.push(verdict);
+            taken.push(is_taken.then_some(now));
+        }
+    }
 
-/// Whether some counter may be charged more than once. Keys of one hash count as one.
-fn has_repeats(located: &[Located<'_>]) -> bool {
-    let mut hashes: SmallVec<[u64; 4]> = located.iter().map(|at| at.hash).collect();
-    hashes.sort_unstable();
-    hashes.windows(2).any(|pair| pair[0] == pair[1])
-}
-
-/// What each charge is told if those before it are charged: on a copy of each counter, whatever the number of its charges.
-fn decide_in_order(located: &[Located<'_>], locked: &mut Locked<'_>, now: Micros) -> Verdicts {
-    let mut copies: HashMap<&CounterKey, State> = HashMap::new();
-    let mut verdicts = Verdicts::with_capacity(located.len());
-    for &at in located {
+    /// Decides a charge of a counter that its request charges more than once, on a copy of the counter.
+    fn decide_in_turn<'a>(&self, shard: &Shard, copies: &mut Copies<'a>, at: Located<'a>, now: Micros) -> Verdict {
         let Charge { key, limit, hits, charging, .. } = at.charge;
-        let shard = shard(locked, at);
-        let copy = || shard.state(at).cloned().unwrap_or_else(|| limit.fresh());
-        let state = copies.entry(key).or_insert_with(copy);
-        verdicts.push(limit.charge(state, now, *hits, *charging).0);
+        let copy = || (key, shard.state(at).cloned().unwrap_or_else(|| limit.fresh()));
+        let entry = copies.entry(at.hash, |(known, _)| *known == key, |(known, _)| self.hasher.hash_one(known));
+        let (_, state) = entry.or_insert_with(copy).into_mut();
+        limit.charge(state, now, *hits, *charging).0
     }
-    verdicts
+
+    /// Lets the shards of a step grow for counters that are new, one shard at a time, so that none grows while all are locked.
+    fn make_ready(&self, step: &Step<'_>) {
+        let mut needed = [0; SHARDS];
+        step.located.iter().for_each(|at| needed[at.shard] += 1);
+        for &number in &step.shards {
+            self.shards[number].lock().counters.reserve(needed[number], |slot| self.hash(slot));
+        }
+    }
+
+    fn hash(&self, slot: &Slot) -> u64 {
+        self.hasher.hash_one(&slot.counter.key)
+    }
+
+    fn step<'a>(&self, charges: &'a [Charge]) -> Step<'a> {
+        let located: SmallVec<[Located<'_>; 4]> = charges.iter().map(|charge| self.locate(charge)).collect();
+        let mut shards: SmallVec<[usize; 4]> = located.iter().map(|at| at.shard).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        let mut hashes: SmallVec<[u64; 4]> = located.iter().map(|at| at.hash).collect();
+        hashes.sort_unstable();
+        let pairs = hashes.windows(2).filter(|pair| pair[0] == pair[1]);
+        let mut repeated: SmallVec<[u64; 4]> = pairs.map(|pair| pair[0]).collect();
+        repeated.dedup();
+        Step { located, shards, repeated }
+    }
+
+    /// Locks the shards of a step.
+    fn lock(&self, step: &Step<'_>) -> Locked<'_> {
+        if step.located.len() > FEW {
+            self.make_ready(step);
+        }
+        let mut locked = Locked { places: [0; SHARDS], guards: SmallVec::with_capacity(step.shards.len()) };
+        for (place, &number) in (0..).zip(&step.shards) {
+            locked.places[number] = place;
+            locked.guards.push(self.shards[number].lock());
+        }
+        locked
+    }
+}
+
+impl Step<'_> {
+    /// Whether the counter of a charge may be charged more than once.
+    fn is_repeated(&self, at: Located<'_>) -> bool {
+        !self.repeated.is_empty() && self.repeated.binary_search(&at.hash).is_ok()
+    }
+}
+
+impl Locked<'_> {
+    /// The shard of a charge, which is one of those of its step.
+    fn shard(&mut self, at: Located<'_>) -> &mut Shard {
+        &mut self.guards[usize::from(self.places[at.shard])]
+    }
 }
 
 impl Shard {
     fn find(&self, at: Located<'_>) -> Option<usize> {
-        self.counters.find_bucket_index(at.hash, |counter| counter.key == at.charge.key)
+        self.counters.find_bucket_index(at.hash, |slot| slot.counter.key == at.charge.key)
     }
 
     fn state(&self, at: Located<'_>) -> Option<&State> {
-        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|counter| &counter.state)
+        self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|slot| &slot.counter.state)
     }
 
     /// What a charge is told.
@@ -215,16 +363,33 @@ impl Shard {
         at.charge.limit.verdict(self.state(at), now, at.charge.hits)
     }
 
-    /// Decides one charge and saves what it leaves behind. Giving back creates no counter.
-    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> Verdict {
+    /// Tells what is left of a counter when its request is refused: what nobody has taken. The outcome stays.
+    fn tell_left(&self, at: Located<'_>, now: Micros, verdict: &mut Verdict) {
+        let left = at.charge.limit.verdict(self.state(at), now, Hits::LOOK);
+        verdict.remaining = left.remaining;
+        verdict.reset = left.reset;
+    }
+
+    /// Takes hits back; from a counter that is gone, none.
+    fn give_back(&mut self, back: &Back<'_>, now: Micros) {
+        let limit = back.at.charge.limit;
+        if let Some(slot) = self.find(back.at).and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
+            limit.undo(&mut slot.counter.state, now, back.charged, back.hits);
+            slot.idle_at = limit.idle_at(&slot.counter.state);
+        }
+    }
+
+    /// Decides one charge and saves what it leaves behind. Returns the verdict, and whether the hits are on the counter. Giving
+    /// back creates no counter.
+    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> (Verdict, bool) {
         let Charge { hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
-        if let Some(counter) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            let (verdict, stays) = limit.charge(&mut counter.state, now, *hits, *charging);
+        if let Some(slot) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
+            let (verdict, stays) = limit.charge(&mut slot.counter.state, now, *hits, *charging);
             if stays {
-                counter.idle_at = limit.idle_at(&counter.state);
+                slot.idle_at = limit.idle_at(&slot.counter.state);
             }
-            return verdict;
+            return (verdict, stays);
         }
         let mut state = limit.fresh();
         let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
@@ -232,18 +397,19 @@ impl Shard {
             self.make_room(now, memory);
             self.insert(at, state, memory);
         }
-        verdict
+        (verdict, stays)
     }
 
     fn insert(&mut self, at: Located<'_>, state: State, memory: &Memory) {
         let Charge { key, limit, .. } = at.charge;
-        let counter = Box::new(Counter { key: key.clone(), idle_at: limit.idle_at(&state), state });
-        self.counters.insert_unique(at.hash, counter, |counter| memory.hasher.hash_one(&counter.key));
+        let idle_at = limit.idle_at(&state);
+        let slot = Slot { idle_at, counter: Box::new(Counter { key: key.clone(), state }) };
+        self.counters.insert_unique(at.hash, slot, |slot| memory.hash(slot));
     }
 
     fn remove(&mut self, bucket: usize) {
-        if let Ok(counter) = self.counters.get_bucket_entry(bucket) {
-            counter.remove();
+        if let Ok(slot) = self.counters.get_bucket_entry(bucket) {
+            slot.remove();
         }
     }
 
@@ -252,7 +418,7 @@ impl Shard {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
-            if self.counters.get_bucket(self.swept).is_some_and(|counter| counter.idle_at <= now) {
+            if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.idle_at <= now) {
                 self.remove(self.swept);
             }
         }
@@ -262,7 +428,7 @@ impl Shard {
             let begin = self.sampled >> 16;
             let sample = (0..buckets).filter_map(|offset| {
                 let bucket = begin.wrapping_add(offset) % buckets;
-                self.counters.get_bucket(bucket).map(|counter| (counter.idle_at, bucket))
+                self.counters.get_bucket(bucket).map(|slot| (slot.idle_at, bucket))
             });
             match sample.take(SAMPLED).min() {
                 Some((idle_at, bucket)) => {

@@ -143,6 +143,22 @@ impl Store for Redis {
         Box::pin(self.charge_by(charges, Instant::now() + budget))
     }
 
+    fn take<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = super::Taken> + Send + 'a>> {
+        Box::pin(self.take_by(charges, Instant::now() + budget))
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        taken: &'a [Option<Micros>],
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(self.give_back(self.0.dated(charges, taken)))
+    }
+
     fn round_trip(&self) -> Option<Duration> {
         let Instances { main, per_second, .. } = &*self.0;
         std::iter::once(main).chain(per_second).filter_map(Servers::round_trip).max()
@@ -174,6 +190,28 @@ impl Redis {
         told.await.unwrap_or_else(|_| failed())
     }
 
+    /// Charges a part of a request. Must not be dropped before it is done, for then nobody knows what was taken.
+    async fn take_by(&self, charges: &[Charge], until: Instant) -> super::Taken {
+        let groups = self.0.groups(charges, true);
+        let outcomes = self.0.ask(&groups, charges, Mode::Take, until).await;
+        let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let mut taken = vec![None; charges.len()];
+        for (group, outcome) in groups.iter().zip(outcomes) {
+            match outcome {
+                Ok((at, rows)) => {
+                    for member in group.taken(charges, &rows, Mode::Take, &mut SmallVec::new()) {
+                        taken[member] = Some(at);
+                    }
+                    for (&member, row) in group.members.iter().zip(rows.iter()) {
+                        answers[member] = row.answer.ok_or(StoreError::Foreign);
+                    }
+                }
+                Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
+            }
+        }
+        super::Taken { answers, taken }
+    }
+
     fn conclude(&self, groups: &[Group], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
         let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut left = SmallVec::new();
@@ -183,7 +221,12 @@ impl Redis {
                 Ok((at, rows)) => {
                     // What the script alone decided needs no undo.
                     if mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
-                        taken.extend(group.taken(charges, &rows, mode, at, &mut left));
+                        let members = group.taken(charges, &rows, mode, &mut left);
+                        if !members.is_empty() {
+                            let charges = members.into_iter().map(|member| charges[member].clone()).collect();
+                            let Group { is_per_second, slot, .. } = *group;
+                            taken.push(Taken { is_per_second, slot, charges, at });
+                        }
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
                         answers[member] = row.answer.ok_or(StoreError::Foreign);
@@ -271,6 +314,22 @@ impl Instances {
         groups
     }
 
+    /// Charges to take back, by slot and moment.
+    fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<Taken> {
+        let mut dated: Vec<(Micros, Charge)> =
+            charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (at, charge.clone()))).collect();
+        dated.sort_by_key(|(at, _)| *at);
+        let mut all = Vec::new();
+        for of_moment in dated.chunk_by(|one, other| one.0 == other.0) {
+            let charges: Vec<Charge> = of_moment.iter().map(|(_, charge)| charge.clone()).collect();
+            for Group { is_per_second, slot, members } in self.groups(&charges, true) {
+                let charges = members.iter().map(|&member| charges[member].clone()).collect();
+                all.push(Taken { is_per_second, slot, charges, at: of_moment[0].0 });
+            }
+        }
+        all
+    }
+
     /// Asks all nodes at once, each in one write. The outcomes are in the order of the groups.
     async fn ask(&self, groups: &[Group], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
         if let [group] = groups {
@@ -327,15 +386,15 @@ impl Instances {
 }
 
 impl Group {
-    /// What the script of this group has taken that has to be given back if the request is refused, and what is left then.
+    /// Which charges the script of this group has taken that have to be given back if the request is refused, and what is
+    /// left then.
     fn taken(
         &self,
         charges: &[Charge],
         rows: &Rows,
         mode: Mode,
-        at: Micros,
         left: &mut SmallVec<[(usize, u32, Micros); 4]>,
-    ) -> Option<Taken> {
+    ) -> SmallVec<[usize; 4]> {
         let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
@@ -345,10 +404,10 @@ impl Group {
                 verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())
             }
         };
+        let mut taken = SmallVec::new();
         if has_refused {
-            return None;
+            return taken;
         }
-        let mut taken = Vec::new();
         for ((member, charge), row) in members() {
             if charge.limit.is_closed() || charge.is_kept() {
                 continue;
@@ -358,11 +417,10 @@ impl Group {
             }
             let is_admitted = row.answer.is_some_and(|verdict| verdict.outcome == Outcome::Admitted);
             if is_admitted && !row.is_unrecorded && charge.hits.taken() > 0 {
-                taken.push(charge.clone());
+                taken.push(member);
             }
         }
-        let Self { is_per_second, slot, .. } = *self;
-        (!taken.is_empty()).then_some(Taken { is_per_second, slot, charges: taken, at })
+        taken
     }
 }
 

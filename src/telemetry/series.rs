@@ -96,15 +96,38 @@ impl Rules {
 
     /// Counts a decision and every charge of it.
     pub(super) fn count(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
-        let Some(domain) = decision.domain else { return };
+        if decision.domain.is_none() {
+            return;
+        }
         let table = self.table.load();
         let table = table.of(decision.generation);
+        self.charged(table, request, decision);
+        self.decided(table, request, decision, deciding);
+    }
+
+    /// Counts every charge of a decision.
+    pub(super) fn count_charges(&self, request: &Request, decision: &Decision<'_>) {
+        let table = self.table.load();
+        self.charged(table.of(decision.generation), request, decision);
+    }
+
+    /// Counts a decision without its charges.
+    pub(super) fn count_decision(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+        let table = self.table.load();
+        self.decided(table.of(decision.generation), request, decision, deciding);
+    }
+
+    fn charged(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>) {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {
                 let charged = |counts: &Counts| counts.charged(answer, self.near_ratio);
                 self.with(table, rule, Some(answer), request, decision, charged);
             }
         }
+    }
+
+    fn decided(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+        let Some(domain) = decision.domain else { return };
         let decided = |counts: &Counts| counts.decided(decision.outcome, deciding.origin);
         match deciding.rule {
             Some(rule) => self.with(table, rule, deciding.answer, request, decision, decided),

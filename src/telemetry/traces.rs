@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use self::incoming::Incoming;
 use super::deciding::Deciding;
-use crate::model::{Clock, Decision, Outcome, Request};
+use crate::model::{Clock, Decision, Outcome};
 
 mod incoming;
 
@@ -180,8 +180,8 @@ impl Span {
 
     /// What was decided. Names of rules come from rule files; nothing here comes from the request but how many descriptors
     /// it has.
-    pub(super) fn decided(&mut self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
-        self.set("tidegate.descriptors", count(request.descriptors().len()));
+    pub(super) fn decided(&mut self, descriptors: usize, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+        self.set("tidegate.descriptors", count(descriptors));
         self.set("tidegate.generation", i64::try_from(decision.generation).unwrap_or(i64::MAX));
         self.set(
             "tidegate.outcome",

@@ -11,12 +11,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http_body::Body;
+use prost::DecodeError;
 use thiserror::Error;
+use tonic::server::{Grpc, UnaryService};
 use tonic::service::Routes;
 use tonic::{Request as Wire, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
+
+mod large;
 
 use super::hold::{Caller, Held, Seats};
 use super::message::{Beginning, LARGEST_MESSAGE, Unopened, Unread};
@@ -24,14 +28,16 @@ use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::Limiter;
 use crate::model::{InvalidRequest, Request};
 use crate::proto::DESCRIPTORS;
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer, SERVICE_NAME,
-};
+use crate::proto::codec::{Decisions, Incoming, Outgoing};
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::large::SLICE_DESCRIPTORS;
 use crate::telemetry::Telemetry;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
+/// The path of the one method that decides.
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// The names under which health is asked for: the server as a whole, the reference's name, and the service's own.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
@@ -42,12 +48,20 @@ pub struct Edge {
     answers: Arc<Answers>,
     telemetry: Arc<Telemetry>,
     seats: Arc<Seats>,
+    /// Descriptors of one slice of a large request.
+    slice: usize,
 }
 
 impl Edge {
     /// An edge that asks this limiter, answers so, tells of it there, and holds back so many calls at once.
     pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, telemetry: Arc<Telemetry>, most_held: usize) -> Self {
-        Self { limiter, answers, telemetry, seats: Seats::new(most_held) }
+        Self { limiter, answers, telemetry, seats: Seats::new(most_held), slice: SLICE_DESCRIPTORS }
+    }
+
+    /// The same edge, which decides large requests in slices of at most so many descriptors.
+    #[must_use]
+    pub fn slicing(self, slice: usize) -> Self {
+        Self { slice, ..self }
     }
 
     /// What it tells of its calls and decisions.
@@ -113,24 +127,52 @@ impl Edge {
     }
 }
 
-#[tonic::async_trait]
-impl RateLimitService for Edge {
-    async fn should_rate_limit(&self, wire: Wire<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
+impl Edge {
+    /// Answers a call of `ShouldRateLimit`.
+    ///
+    /// # Errors
+    /// When the request is invalid, or the store cannot be asked.
+    pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
         let _call = self.telemetry.call();
         let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
-        let answer = match wire.extensions().get::<Unread>().copied() {
-            None => self.decide(wire.into_inner(), patience, span.as_mut()).await,
-            Some(unread) => self.decide_unread(wire.into_inner().domain, unread, span.as_mut()),
+        let unread = wire.extensions().get::<Unread>().copied();
+        let answer = match (wire.into_inner(), unread) {
+            (Incoming::Small(request), None) => {
+                self.decide(request, patience, span.as_mut()).await.map(Outgoing::Small)
+            }
+            // Boxed, so that ordinary calls do not carry it.
+            (Incoming::Large(message), None) => {
+                Box::pin(self.decide_large(message, patience, &mut span)).await.map(Outgoing::Large)
+            }
+            (message, Some(unread)) => {
+                let request = message.decoded();
+                let decided = |request: RateLimitRequest| self.decide_unread(request.domain, unread, span.as_mut());
+                request.map_err(Undecided::from).and_then(decided).map(Outgoing::Small)
+            }
         };
         if let Some(span) = &mut span {
             match &answer {
                 Ok(_) => span.answered("OK", false),
                 Err(Undecided::Invalid(_)) => span.answered("INVALID_ARGUMENT", false),
+                Err(Undecided::Malformed(_)) => span.answered("INTERNAL", false),
                 Err(Undecided::Unavailable(_)) => span.answered("UNAVAILABLE", true),
             }
         }
         answer.map(Response::new).map_err(Status::from)
+    }
+}
+
+/// One call of `ShouldRateLimit`.
+struct Asked(Arc<Edge>);
+
+impl UnaryService<Incoming> for Asked {
+    type Response = Outgoing;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
+
+    fn call(&mut self, request: Wire<Incoming>) -> Self::Future {
+        let edge = Arc::clone(&self.0);
+        Box::pin(async move { edge.should_rate_limit(request).await })
     }
 }
 
@@ -140,6 +182,9 @@ pub enum Undecided {
     /// The request means nothing.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
+    /// The message is no request.
+    #[error(transparent)]
+    Malformed(#[from] DecodeError),
     /// The store could not be asked.
     #[error(transparent)]
     Unavailable(#[from] StoreUnavailable),
@@ -149,6 +194,8 @@ impl From<Undecided> for Status {
     fn from(undecided: Undecided) -> Self {
         match undecided {
             Undecided::Invalid(error) => Self::invalid_argument(error.to_string()),
+            // As tonic answers what it cannot decode.
+            Undecided::Malformed(error) => Self::internal(error.to_string()),
             Undecided::Unavailable(error) => Self::unavailable(error.to_string()),
         }
     }
@@ -175,7 +222,7 @@ fn patience(text: &[u8]) -> Option<Duration> {
 /// Every service of the gRPC listener. The busy one is asked without going through a router.
 #[derive(Clone)]
 pub struct Services {
-    decisions: RateLimitServiceServer<Edge>,
+    decisions: Arc<Edge>,
     others: Routes,
     limiter: Arc<Limiter>,
 }
@@ -213,8 +260,7 @@ impl Services {
             .add_service(reflection().build_v1alpha()?)
             .prepare();
         let limiter = Arc::clone(&edge.limiter);
-        let decisions = RateLimitServiceServer::new(edge).max_decoding_message_size(LARGEST_MESSAGE);
-        Ok((Self { decisions, others, limiter }, health))
+        Ok((Self { decisions: Arc::new(edge), others, limiter }, health))
     }
 
     /// Answers a call whose message has not arrived, or is above [`LARGEST_MESSAGE`].
@@ -223,14 +269,23 @@ impl Services {
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
-        let (mut decisions, limiter) = (self.decisions.clone(), Arc::clone(&self.limiter));
+        let (decisions, limiter) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter));
         Box::pin(async move {
             match body.open(&mut head, || limiter.rules().longest_domain()).await {
-                Ok(body) => Service::call(&mut decisions, http::Request::from_parts(head, body)).await,
+                Ok(body) => Ok(answer(decisions, http::Request::from_parts(head, body)).await),
                 Err(broken) => Ok(broken.into_http()),
             }
         })
     }
+}
+
+/// Answers a call whose message is not above the bound.
+async fn answer<B>(edge: Arc<Edge>, request: http::Request<B>) -> http::Response<tonic::body::Body>
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+{
+    Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(Asked(edge), request).await
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
@@ -249,13 +304,15 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Answer {
-        let is_decision = request.uri().path().strip_prefix('/').is_some_and(|path| path.starts_with(SERVICE_NAME));
-        if !is_decision {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
             return Box::pin(self.others.call(request));
         }
         let (head, body) = request.into_parts();
         match Beginning::of(body) {
-            Ok(Beginning::Ordinary(body)) => Service::call(&mut self.decisions, http::Request::from_parts(head, body)),
+            Ok(Beginning::Ordinary(body)) => {
+                let answered = answer(Arc::clone(&self.decisions), http::Request::from_parts(head, body));
+                Box::pin(async { Ok(answered.await) })
+            }
             Ok(Beginning::Other(body)) => self.open(head, body),
             Err(broken) => Box::pin(ready(Ok(Status::from_error(broken.into()).into_http()))),
         }

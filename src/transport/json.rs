@@ -217,7 +217,7 @@ fn told(span: Option<Span>, response: Response) -> Response {
 
 fn failed(undecided: &Undecided) -> Response {
     match undecided {
-        Undecided::Invalid(_) => bad_request(),
+        Undecided::Invalid(_) | Undecided::Malformed(_) => bad_request(),
         Undecided::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }

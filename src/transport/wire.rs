@@ -1,5 +1,7 @@
 //! Between the protocol's messages and our own words: requests in, decisions out.
 
+use bytes::BytesMut;
+use prost::encoding::message;
 use prost_types::Duration;
 use thiserror::Error;
 
@@ -12,6 +14,7 @@ use crate::model::{
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::large::MOST_ENTRIES;
 
 mod body;
 mod headers;
@@ -27,6 +30,8 @@ const UNAVAILABLE: &str = "rate_limiter_unavailable";
 
 /// What body and metadata say when a request is refused because its message is too large to be read.
 const TOO_LARGE: &str = "too_large";
+/// The field of the statuses in `RateLimitResponse`.
+const STATUSES: u32 = 2;
 
 /// What is remaining of an unlimited descriptor, as the reference tells it.
 const UNLIMITED: u32 = u32::MAX;
@@ -51,7 +56,9 @@ impl TryFrom<RateLimitDescriptor> for Descriptor {
         let limit =
             wire.limit.map(|sent| Override::new(sent.requests_per_unit, sent.unit, sent.unit_multiplier.unwrap_or(1)));
         Ok(Self {
-            entries: wire.entries.into_iter().map(|entry| Entry { key: entry.key, value: entry.value }).collect(),
+            entries: (wire.entries.into_iter().take(MOST_ENTRIES))
+                .map(|entry| Entry { key: entry.key, value: entry.value })
+                .collect(),
             limit: limit.transpose()?,
             hits_addend: wire.hits_addend,
             is_negative_hits: wire.is_negative_hits,
@@ -95,6 +102,11 @@ impl Answers {
         }
         Ok(response)
     }
+}
+
+/// Appends the statuses of a slice to an encoded `RateLimitResponse`.
+pub(super) fn encode_statuses(decision: &Decision<'_>, into: &mut BytesMut) {
+    decision.parts.iter().for_each(|part| message::encode(STATUSES, &status(part), into));
 }
 
 /// The store could not be asked, and the operator leaves the decision to the caller.

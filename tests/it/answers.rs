@@ -13,10 +13,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use serde_json::{Value, json};
 use tidegate::model::Micros;
+use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as OurEntry;
 use tidegate::proto::envoy::service::ratelimit::v3 as ours;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use tidegate::rules::live::Live;
 use tidegate::rules::{Options, load};
 use tidegate::store::memory::Memory;
@@ -262,7 +262,8 @@ async fn held(edge: &Edge, user: &str, patience: Option<&str>) -> (i32, Duration
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
     }
     let began = Instant::now();
-    let answer = edge.should_rate_limit(call).await.expect("no error").into_inner();
+    let answer = edge.should_rate_limit(call.map(Incoming::Small)).await.expect("no error").into_inner();
+    let Outgoing::Small(answer) = answer else { panic!("it is not large") };
     (answer.overall_code, began.elapsed())
 }
 

@@ -17,6 +17,8 @@ use crate::histories;
 use crate::support::{Tidegate, in_time};
 use crate::world::{HandClock, NOON};
 
+mod held;
+
 const CLIENTS: usize = 64;
 const LIMITS: [u32; 5] = [1, 2, 7, 100, 10_000];
 

@@ -149,15 +149,16 @@ fn only_the_wiring_names_the_concrete_store() {
 fn every_algorithm_says_what_it_counts_and_when_to_choose_another() {
     let algorithms = files("src/algorithm", "rs");
     assert!(!algorithms.is_empty());
-    for path in algorithms {
-        let text = read(&path);
+    // What every algorithm is called with.
+    for path in algorithms.iter().filter(|path| !path.ends_with("charge.rs")) {
+        let text = read(path);
         let head: Vec<_> = text.lines().take_while(|line| line.starts_with("//!")).collect();
         assert!(
             head.len() >= 5
                 && head[0].starts_with("//! Counts")
                 && head.iter().any(|line| line.starts_with("//! Choose")),
             "{} must open with five lines: what it counts; where it comes from; what it remembers, in bytes; how wrong it can be; when to choose another",
-            name(&path)
+            name(path)
         );
     }
 }

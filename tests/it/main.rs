@@ -39,6 +39,8 @@ mod house;
 mod json;
 /// The rule language: who is one client, who is exempt or refused, and what a request costs.
 mod language;
+/// Requests too large to be decoded whole: decided like any others, in bounded memory.
+mod large;
 /// What every algorithm obeys on every store, and an oracle that it equals.
 mod laws;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.

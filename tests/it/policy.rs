@@ -6,11 +6,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::algorithm::Charge;
 use tidegate::model::{
-    Charging, Decision, Descriptor, FailurePolicy, Finding, Outcome, Override, Provenance, Role, Verdict,
+    Charging, Decision, Descriptor, FailurePolicy, Finding, Micros, Outcome, Override, Provenance, Role, Verdict,
 };
 use tidegate::rules::Options;
 use tidegate::store::guard::Deadline;
-use tidegate::store::{Charged, Store};
+use tidegate::store::{Charged, Store, Taken};
 
 use crate::world::{HandClock, Limiter, NOON, descriptor, futures, request};
 use failing::{Failing, Instance, Told, guard, limiter};
@@ -432,6 +432,18 @@ impl Store for Silent {
             let _undo = self.0.undo([], || {});
             std::future::pending().await
         })
+    }
+
+    fn take<'a>(&'a self, _: &'a [Charge], _: Duration) -> std::pin::Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        _: &'a [Charge],
+        _: &'a [Option<Micros>],
+    ) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(std::future::pending())
     }
 }
 

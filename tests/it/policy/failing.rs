@@ -14,7 +14,7 @@ use tidegate::model::{Charging, Clock, Hits, Micros};
 use tidegate::rules::{Options, load};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
-use tidegate::store::{Charged, Store, StoreError, Undo};
+use tidegate::store::{Charged, Store, StoreError, Taken, Undo};
 
 use crate::world::{HandClock, Limiter, NOON, file};
 
@@ -129,6 +129,28 @@ impl Store for Failing {
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         self.budgets.lock().push(budget);
         Box::pin(std::future::ready(self.charge_now(charges)))
+    }
+
+    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
+        self.budgets.lock().push(budget);
+        let (verdicts, mut taken) = self.memory.take_now(charges);
+        let error = *self.error.lock();
+        let answers = charges
+            .iter()
+            .zip(verdicts)
+            .map(|(charge, verdict)| if is_down(charge) { Err(error) } else { Ok(verdict) });
+        let answers = answers.collect();
+        charges.iter().zip(&mut taken).filter(|(charge, _)| is_down(charge)).for_each(|(_, taken)| *taken = None);
+        Box::pin(std::future::ready(Taken { answers, taken }))
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        taken: &'a [Option<Micros>],
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        self.memory.give_back_now(charges, taken);
+        Box::pin(std::future::ready(()))
     }
 }
 

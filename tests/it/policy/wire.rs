@@ -232,8 +232,8 @@ async fn as_json_the_policies_are_200_429_and_503() {
 
 #[tokio::test]
 async fn a_caller_without_time_is_answered_by_policy() {
+    use tidegate::proto::codec::{Incoming, Outgoing};
     use tidegate::proto::envoy::service::ratelimit::v3 as ours;
-    use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
     let instance = Instance::of(2);
     let edge = edge(&instance, false);
     let code = async |key: &str, patience: &str| {
@@ -241,7 +241,10 @@ async fn a_caller_without_time_is_answered_by_policy() {
         let message = request(&[&format!("{key}=up")]).encode_to_vec();
         let mut call = tonic::Request::new(ours::RateLimitRequest::decode(message.as_slice()).expect("the same"));
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
-        edge.should_rate_limit(call).await.map(|answer| answer.into_inner().overall_code)
+        edge.should_rate_limit(call.map(Incoming::Small)).await.map(|answer| match answer.into_inner() {
+            Outgoing::Small(answer) => answer.overall_code,
+            Outgoing::Large(_) => panic!("it is not large"),
+        })
     };
     assert_eq!(code("error", "4m").await.expect_err("no time").code(), tonic::Code::Unavailable);
     assert_eq!(code("open", "4m").await.expect("an answer"), i32::from(Code::Ok));

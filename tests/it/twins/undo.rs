@@ -14,6 +14,9 @@ use crate::histories::{Pause, algorithm, any_limit, charge, limit, moment, pause
 use crate::laws::bound;
 use crate::world::NOON;
 
+mod equal;
+mod groups;
+
 const METERS: [Algorithm; 3] = [Algorithm::TokenBucket, Algorithm::LeakyBucket, Algorithm::Gcra];
 
 fn all(name: &str, limit: Limit, hits: Hits) -> Charge {

@@ -1,0 +1,210 @@
+//! Deciding a large request slice by slice: what is kept of it is bounded by its charges, and others are served in between.
+
+use std::time::Duration;
+
+use super::notable::Notables;
+use super::{Limiter, asked, fold, ruled};
+use crate::model::policy::Count;
+use crate::model::{Decision, Descriptor, Micros, Outcome, Provenance, Request, Wait, Warning};
+use crate::rules::{Matched, Rule, RuleSet, Survey};
+use crate::store::Verdicts;
+use crate::store::guard::Given;
+
+/// The most warnings that are kept: 16, as many as the header that lists them has room for.
+const MOST_WARNINGS: usize = 16;
+
+/// A large request that is being decided. Its descriptors come in slices, three times at most: first all of them are
+/// surveyed, then each slice is decided, and if the request is refused and [`Large::is_taken`], each slice is given back.
+pub struct Large<'a> {
+    limiter: &'a Limiter,
+    survey: Survey<'a>,
+    /// How many descriptors are decided.
+    decided: usize,
+    ballots: Count,
+    /// The same, as if every limit that could not be checked let the request pass.
+    checked_ballots: Count,
+    has_failed: bool,
+    retry: Retry,
+    unavailable_for: Option<Micros>,
+    wait: Wait,
+    warnings: Vec<Warning<'a>>,
+    notables: Notables<'a>,
+    /// What is taken back if the request is refused: of every charge so far, in order.
+    taken: Vec<Option<Given>>,
+    given_back: usize,
+}
+
+/// How long until all that refuse would let the request pass.
+#[derive(Clone, Copy, Debug, Default)]
+struct Retry {
+    /// The longest wait for a limit that refuses alone.
+    longest: Option<Micros>,
+    /// Whether a limit that refuses alone never lets it pass, or is not exposed.
+    is_never: bool,
+    is_alone: bool,
+    /// The shortest wait for a quota.
+    shortest: Option<Micros>,
+}
+
+impl Limiter {
+    /// Begins to decide a large request of this domain by these rules.
+    pub fn large<'a>(&'a self, rules: &'a RuleSet, domain: &str) -> Large<'a> {
+        Large {
+            limiter: self,
+            survey: rules.survey(domain),
+            decided: 0,
+            ballots: Count::default(),
+            checked_ballots: Count::default(),
+            has_failed: false,
+            retry: Retry::default(),
+            unavailable_for: None,
+            wait: Wait::default(),
+            warnings: Vec::new(),
+            notables: Notables::default(),
+            taken: Vec::new(),
+            given_back: 0,
+        }
+    }
+}
+
+impl<'a> Large<'a> {
+    /// Looks at the next descriptors, and charges nothing.
+    pub fn survey(&mut self, descriptors: &[Descriptor]) {
+        self.survey.add(descriptors);
+    }
+
+    /// Decides the next slice for a caller with this timeout. The parts and answers of the returned decision are those of the
+    /// slice; its outcome is that of the slice alone and not of the request.
+    pub async fn decide(&mut self, slice: &Request, patience: Option<Duration>) -> Decision<'a> {
+        let generation = self.survey.rules().generation();
+        let matched = self.survey.find(slice);
+        let decision = match matched.ruling {
+            Some(ruling) => ruled(matched, ruling, generation),
+            None => {
+                let (verdicts, taken) = self.limiter.guard.take(&matched.charges, patience).await;
+                self.taken.extend(taken);
+                self.add(&matched, &verdicts);
+                fold(matched, &verdicts, generation)
+            }
+        };
+        self.notables.add(self.decided, slice, &decision);
+        self.decided += slice.descriptors().len();
+        decision
+    }
+
+    /// Whether a charge was taken that a refused request does not keep.
+    pub fn is_taken(&self) -> bool {
+        self.taken.iter().any(Option::is_some)
+    }
+
+    /// Whether the slices decided so far refuse the request.
+    pub fn is_refused(&self) -> bool {
+        self.ballots.is_refused()
+    }
+
+    /// Gives back what the next slice took; the slices are the same as for [`Large::decide`] and in the same order.
+    pub async fn give_back(&mut self, slice: &Request) {
+        let charges = self.survey.find(slice).charges;
+        let end = (self.given_back + charges.len()).min(self.taken.len());
+        let taken = &self.taken[self.given_back..end];
+        if taken.iter().any(Option::is_some) {
+            self.limiter.guard.give_back(&charges, taken).await;
+        }
+        self.given_back = end;
+    }
+
+    /// Whether all that was taken is given back.
+    pub fn is_given_back(&self) -> bool {
+        self.given_back >= self.taken.len()
+    }
+
+    /// Returns the decision of the whole request, and the part of the request that it is about: the descriptors that headers,
+    /// body, metadata, metrics and spans describe. All others are left out.
+    pub fn conclude(self, request: &Request) -> (Request, Decision<'a>) {
+        let Self {
+            survey, notables, ballots, checked_ballots, has_failed, unavailable_for, wait, warnings, retry, ..
+        } = self;
+        let generation = survey.rules().generation();
+        let (descriptors, parts, answers, hidden) = notables.into_parts();
+        let request = request.with(descriptors);
+        let matched = survey.find(&request);
+        let domain = matched.domain;
+        let is_shadowed = matched.is_shadowed;
+        if let Some(ruling) = matched.ruling {
+            return (request, ruled(matched, ruling, generation));
+        }
+        let spares = ballots.is_refused();
+        let outcome = match () {
+            () if is_shadowed => Outcome::Admitted,
+            () if spares => Outcome::Refused,
+            () if has_failed => Outcome::Failed,
+            () => Outcome::Admitted,
+        };
+        let is_asked = outcome == Outcome::Admitted && !is_shadowed;
+        let (wait, warnings) = if is_asked { (wait, warnings) } else { Default::default() };
+        let is_refused = outcome.is_refused();
+        let decision = Decision {
+            outcome,
+            domain,
+            parts,
+            answers,
+            ruling: None,
+            retry: is_refused.then(|| retry.wait()).flatten(),
+            unavailable_for: unavailable_for.filter(|_| is_refused && !checked_ballots.is_refused()),
+            wait,
+            warnings,
+            hidden,
+            is_refusal_watched: is_shadowed && spares,
+            is_unread: false,
+            generation,
+        };
+        (request, decision)
+    }
+
+    /// Adds the charges of a slice to what is known of the whole request.
+    fn add(&mut self, matched: &Matched<'a>, verdicts: &Verdicts) {
+        for (charge, verdict) in matched.charges.iter().zip(verdicts) {
+            let mut ballot = charge.ballot(verdict.outcome);
+            ballot.descriptor += self.decided;
+            self.ballots.add(ballot);
+            let is_unchecked = verdict.provenance == Provenance::Closed;
+            ballot.refused &= !is_unchecked;
+            self.checked_ballots.add(ballot);
+            if charge.role.is_shadow() {
+                continue;
+            }
+            self.has_failed |= verdict.outcome.is_failed();
+            if is_unchecked {
+                self.unavailable_for = self.unavailable_for.max(Some(verdict.duration_until_reset()));
+            }
+            if verdict.outcome.is_refused() {
+                let rule = matched.items.get(charge.descriptor).and_then(|item| item.rule);
+                let is_exposed = rule.is_none_or(|rule: &Rule| rule.about().is_exposed);
+                self.retry.add(verdict.retry.filter(|_| is_exposed), charge.role.is_quota());
+            }
+        }
+        let (wait, warnings) = asked(matched, verdicts);
+        self.wait = Wait { header: self.wait.header.max(wait.header), hold: self.wait.hold.max(wait.hold) };
+        let room = MOST_WARNINGS.saturating_sub(self.warnings.len());
+        self.warnings.extend(warnings.into_iter().filter(|warning| warning.rule.is_exposed).take(room));
+    }
+}
+
+impl Retry {
+    fn add(&mut self, wait: Option<Micros>, is_quota: bool) {
+        if is_quota {
+            self.shortest = match (self.shortest, wait) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            };
+            return;
+        }
+        self.is_alone = true;
+        self.is_never |= wait.is_none();
+        self.longest = self.longest.max(wait);
+    }
+
+    fn wait(self) -> Option<Micros> {
+        if self.is_alone { self.longest.filter(|_| !self.is_never) } else { self.shortest }
+    }
+}

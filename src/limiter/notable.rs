@@ -1,0 +1,198 @@
+//! The few descriptors of a large request that its headers, body, metadata, metrics and spans describe.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::model::{
+    Answered, Decision, Descriptor, Finding, Hidden, Micros, Outcome, Part, Provenance, Request, Tightest,
+};
+
+/// How many limits are kept for headers that list limits: 16, as many as one header has room for.
+const MOST_LISTED: usize = 16;
+
+/// A descriptor with its answers.
+#[derive(Debug)]
+struct Notable<'a> {
+    descriptor: Descriptor,
+    part: Part<'a>,
+    answers: Vec<Answered<'a>>,
+    hidden: Vec<Hidden>,
+}
+
+/// Why a descriptor is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reason {
+    /// It is the first of the request.
+    First,
+    /// The n-th whose limit may be listed.
+    Listed(usize),
+    /// The first with a limit, and the first with a limit that a policy answered for.
+    Limited,
+    Policy(&'static str),
+    /// The first that refuses: at all, on its own, and without being exposed.
+    Refused,
+    RefusedAlone,
+    RefusedUnexposed,
+    /// The limit that three headers describe: of those that are exposed, and of all.
+    Described,
+    DescribedUnexposed,
+    /// The limit that refuses longest, and the quota that refuses shortest.
+    Longest,
+    Shortest,
+    /// The first charge that has an answer: any, one that is enforced, and those that could not be asked of the store.
+    Answer,
+    Unasked,
+    Enforced,
+    EnforcedUnasked,
+    /// The first enforced charge that refuses: at all and on its own; and the first that failed.
+    EnforcedRefused,
+    EnforcedRefusedAlone,
+    EnforcedFailed,
+    /// The charge with the longest delay.
+    Delayed,
+}
+
+/// The descriptors that are kept, each for its reasons: about thirty at most.
+#[derive(Debug, Default)]
+pub(super) struct Notables<'a> {
+    kept: BTreeMap<Reason, (usize, Arc<Notable<'a>>)>,
+    listed: usize,
+    least: [Least; 2],
+    longest: Option<Micros>,
+    shortest: Option<Micros>,
+    delay: Option<Micros>,
+}
+
+/// The least that remains of a limit so far, less one when none was seen: as `described` of the headers counts it.
+#[derive(Clone, Copy, Debug)]
+struct Least(u32);
+
+impl Default for Least {
+    fn default() -> Self {
+        Self(u32::MAX)
+    }
+}
+
+impl<'a> Notables<'a> {
+    /// Looks at the next slice of a request, whose first descriptor has the number `begin` in the request.
+    pub(super) fn add(&mut self, begin: usize, slice: &Request, decision: &Decision<'a>) {
+        let mut answers = decision.answers.as_slice();
+        for (index, part) in decision.parts.iter().enumerate() {
+            let own = answers.iter().take_while(|answer| answer.descriptor == index).count();
+            let (own, rest) = answers.split_at(own);
+            answers = rest;
+            let is_plain = own.is_empty() && matches!(part.finding, Finding::Unmatched | Finding::Unlimited);
+            if is_plain && !self.kept.is_empty() {
+                continue;
+            }
+            let mut reasons = Vec::new();
+            self.reasons(part, own, &mut reasons);
+            if reasons.is_empty() {
+                continue;
+            }
+            let hidden = decision.hidden.iter().filter(|hidden| hidden.descriptor == index).cloned();
+            let notable = Arc::new(Notable {
+                descriptor: slice.descriptors().get(index).cloned().unwrap_or_default(),
+                part: part.clone(),
+                answers: own.to_vec(),
+                hidden: hidden.collect(),
+            });
+            for reason in reasons {
+                self.kept.insert(reason, (begin + index, Arc::clone(&notable)));
+            }
+        }
+    }
+
+    /// The descriptors that are kept, in request order and each once, with their parts, answers and hidden values.
+    pub(super) fn into_parts(self) -> (Vec<Descriptor>, Vec<Part<'a>>, Vec<Answered<'a>>, Vec<Hidden>) {
+        let kept: BTreeMap<usize, Arc<Notable<'a>>> = self.kept.into_values().collect();
+        let (mut descriptors, mut parts, mut answers, mut hidden) = Default::default();
+        let (d, p, a, h): (&mut Vec<_>, &mut Vec<_>, &mut Vec<_>, &mut Vec<_>) =
+            (&mut descriptors, &mut parts, &mut answers, &mut hidden);
+        for (descriptor, notable) in kept.values().enumerate() {
+            d.push(notable.descriptor.clone());
+            p.push(notable.part.clone());
+            a.extend(notable.answers.iter().map(|answer| Answered { descriptor, ..*answer }));
+            h.extend(notable.hidden.iter().map(|hidden| Hidden { descriptor, ..hidden.clone() }));
+        }
+        (descriptors, parts, answers, hidden)
+    }
+
+    /// The reasons to keep a descriptor instead of those that were kept for them.
+    fn reasons(&mut self, part: &Part<'a>, answers: &[Answered<'a>], reasons: &mut Vec<Reason>) {
+        let is_refused = part.outcome().is_refused();
+        self.once(true, Reason::First, reasons);
+        self.once(is_refused && !part.is_exposed(), Reason::RefusedUnexposed, reasons);
+        if let Finding::Limited(tightest) = &part.finding {
+            self.limited(part, tightest, is_refused, reasons);
+        }
+        for answer in answers {
+            self.answered(answer, reasons);
+        }
+    }
+
+    fn limited(&mut self, part: &Part<'a>, tightest: &Tightest<'a>, is_refused: bool, reasons: &mut Vec<Reason>) {
+        let (verdict, is_quota) = (&tightest.verdict, tightest.role.is_quota());
+        self.once(true, Reason::Limited, reasons);
+        self.once(is_refused, Reason::Refused, reasons);
+        self.once(is_refused && !is_quota, Reason::RefusedAlone, reasons);
+        let is_policy = verdict.provenance != Provenance::Store;
+        self.once(is_policy, Reason::Policy(verdict.provenance.name()), reasons);
+        if !verdict.provenance.is_counted() {
+            return;
+        }
+        let is_refused_alone = is_refused && !is_quota;
+        for (least, reason, is_eligible) in
+            [(0, Reason::DescribedUnexposed, true), (1, Reason::Described, part.is_exposed())]
+        {
+            let Least(best) = &mut self.least[least];
+            if is_eligible && (verdict.remaining < *best || is_refused_alone) {
+                *best = if is_refused_alone { 0 } else { verdict.remaining };
+                reasons.push(reason);
+            }
+        }
+        if !part.is_exposed() {
+            return;
+        }
+        if self.listed < MOST_LISTED {
+            reasons.push(Reason::Listed(self.listed));
+            self.listed += 1;
+        }
+        let wait = verdict.retry.unwrap_or(Micros::new(u64::MAX));
+        if is_refused_alone && self.longest.is_none_or(|longest| wait >= longest) {
+            self.longest = Some(wait);
+            reasons.push(Reason::Longest);
+        }
+        if is_refused && self.shortest.is_none_or(|shortest| wait < shortest) {
+            self.shortest = Some(wait);
+            reasons.push(Reason::Shortest);
+        }
+    }
+
+    fn answered(&mut self, answer: &Answered<'a>, reasons: &mut Vec<Reason>) {
+        let Answered { role, verdict, .. } = answer;
+        let is_unasked = verdict.provenance != Provenance::Store;
+        self.once(true, Reason::Answer, reasons);
+        self.once(is_unasked, Reason::Unasked, reasons);
+        if role.is_shadow() {
+            return;
+        }
+        let is_refused = verdict.outcome == Outcome::Refused;
+        self.once(true, Reason::Enforced, reasons);
+        self.once(is_unasked, Reason::EnforcedUnasked, reasons);
+        self.once(is_refused, Reason::EnforcedRefused, reasons);
+        self.once(is_refused && !role.is_quota(), Reason::EnforcedRefusedAlone, reasons);
+        self.once(verdict.outcome.is_failed(), Reason::EnforcedFailed, reasons);
+        if self.delay.is_none_or(|delay| verdict.delay >= delay) && verdict.delay > Micros::ZERO {
+            self.delay = Some(verdict.delay);
+            reasons.push(Reason::Delayed);
+        }
+    }
+
+    /// Keeps the first descriptor of which something holds.
+    fn once(&self, holds: bool, reason: Reason, reasons: &mut Vec<Reason>) {
+        if holds && !self.kept.contains_key(&reason) && !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+}

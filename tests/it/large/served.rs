@@ -1,0 +1,151 @@
+//! Large requests to the real binary: what they take, and what others notice.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use crate::support::{Tidegate, in_time};
+
+/// What a large request may take beside its message: 64 MB.
+const MOST: u64 = 64_000_000;
+/// The largest message: 4 MiB.
+const MESSAGE: usize = 4 << 20;
+
+/// What is asked, and what the answer must be: its overall code and how many statuses refuse.
+struct Kind {
+    name: &'static str,
+    domain: &'static str,
+    descriptors: Vec<RateLimitDescriptor>,
+    refused: Option<usize>,
+    /// Whether it is measured by hand only: what it takes is between others.
+    is_for_people: bool,
+}
+
+fn descriptor(entries: Vec<Entry>) -> RateLimitDescriptor {
+    RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }
+}
+
+fn entry(key: &'static str) -> Entry {
+    Entry { key: Bytes::from_static(key.as_bytes()), value: Bytes::new() }
+}
+
+fn kinds() -> Vec<Kind> {
+    let matched = |domain, name, key, refused| Kind {
+        name,
+        domain,
+        descriptors: vec![descriptor(vec![entry(key)]); MESSAGE / 7 - 9],
+        refused,
+        is_for_people: refused.is_none(),
+    };
+    let limit = RateLimitOverride { requests_per_unit: 1_000, unit: 3, unit_multiplier: None };
+    let long = RateLimitDescriptor { limit: Some(limit), ..descriptor(vec![Entry::default(); MESSAGE / 2 / 10 - 50]) };
+    let mixed = [
+        vec![descriptor(Vec::new()); 500_000],
+        vec![descriptor(vec![entry("k")]); 200_000],
+        vec![long.clone(); 4],
+        vec![RateLimitDescriptor { limit: Some(limit), ..descriptor(vec![entry("n"); 4]) }; 1_000],
+    ];
+    vec![
+        Kind {
+            name: "empty descriptors",
+            domain: "e",
+            descriptors: vec![descriptor(Vec::new()); MESSAGE / 2 - 9],
+            refused: None,
+            is_for_people: false,
+        },
+        matched("e", "matched, each", "k", None),
+        matched("a", "matched, all or nothing", "k", None),
+        matched("a", "matched, all or nothing, refused by the last", "f", Some(MESSAGE / 7 - 9 - 500_000)),
+        Kind {
+            name: "long descriptors",
+            domain: "e",
+            descriptors: vec![long; 10],
+            refused: None,
+            is_for_people: false,
+        },
+        Kind { name: "all of these", domain: "e", descriptors: mixed.concat(), refused: None, is_for_people: false },
+    ]
+}
+
+async fn server() -> (Tidegate, tempfile::TempDir) {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (domain, charging) in [("e", "each"), ("a", "all_or_nothing")] {
+        let rules = format!(
+            "domain: {domain}\ncharging: {charging}\ndescriptors:\n  \
+             - {{ key: k, rate_limit: {{ unit: year, requests_per_unit: 4000000000 }} }}\n  \
+             - {{ key: f, rate_limit: {{ unit: year, requests_per_unit: 500000 }} }}\n"
+        );
+        std::fs::write(directory.path().join(format!("{domain}.yaml")), rules).expect("it is written");
+    }
+    let server = Tidegate::start(directory.path(), &[("WORKERS", "1"), ("LOG_LEVEL", "warn")]).await;
+    (server, directory)
+}
+
+async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
+    let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
+    let client = in_time("the server is there", connected).await.expect("it takes connections");
+    client.max_decoding_message_size(usize::MAX)
+}
+
+/// Asks for a kind, and says whether the answer is right.
+async fn ask(client: &mut RateLimitServiceClient<Channel>, kind: &Kind) {
+    let request =
+        RateLimitRequest { domain: kind.domain.to_owned(), descriptors: kind.descriptors.clone(), hits_addend: 0 };
+    let answer = in_time("it is answered", client.should_rate_limit(request)).await.expect("no error").into_inner();
+    assert_eq!(answer.statuses.len(), kind.descriptors.len(), "{}", kind.name);
+    let refused = answer.statuses.iter().filter(|status| status.code() == Code::OverLimit).count();
+    let overall = if kind.refused.is_some() { Code::OverLimit } else { Code::Ok };
+    assert_eq!((answer.overall_code(), refused), (overall, kind.refused.unwrap_or(0)), "{}", kind.name);
+}
+
+#[tokio::test]
+async fn a_large_request_takes_little_more_than_its_message_whatever_is_in_it() {
+    let (server, _rules) = server().await;
+    let mut client = client(&server).await;
+    let before = server.peak_memory();
+    for kind in kinds().into_iter().filter(|kind| !kind.is_for_people) {
+        ask(&mut client, &kind).await;
+        let grown = server.peak_memory() - before;
+        println!("{}: {} KB", kind.name, grown / 1_000);
+        assert!(grown <= MOST + MESSAGE as u64, "{}: {} MB", kind.name, grown / 1_000_000);
+    }
+}
+
+/// Figures for people: how long small requests on the same worker wait while large ones are decided.
+#[tokio::test]
+#[ignore = "prints how long others wait; run it by its name with --nocapture"]
+async fn how_long_others_wait_while_large_requests_are_decided() {
+    let (server, _rules) = server().await;
+    for kind in kinds() {
+        let (mut large, mut small) = (client(&server).await, client(&server).await);
+        let name = kind.name;
+        let busy = tokio::spawn(async move {
+            let began = Instant::now();
+            ask(&mut large, &kind).await;
+            began.elapsed()
+        });
+        let mut waits = Vec::new();
+        while !busy.is_finished() {
+            let request = RateLimitRequest {
+                domain: "e".to_owned(),
+                descriptors: vec![descriptor(vec![entry("k")])],
+                hits_addend: 0,
+            };
+            let began = Instant::now();
+            in_time("it is answered", small.should_rate_limit(request)).await.expect("no error");
+            waits.push(began.elapsed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let took = busy.await.expect("it is answered");
+        waits.sort_unstable();
+        let at = |share: usize| waits[(waits.len() - 1) * share / 100];
+        println!("{name:<45} took {took:?}; others: median {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100));
+    }
+}
