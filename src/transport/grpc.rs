@@ -85,30 +85,22 @@ impl Edge {
         patience: Option<Duration>,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
-        Ok(self.charge(wire, patience, span).await?.over().await)
-    }
-
-    /// Decides a request like [`Edge::decide`], and returns the answer before it is due.
-    ///
-    /// # Errors
-    /// The same.
-    pub(super) async fn charge(
-        &self,
-        wire: RateLimitRequest,
-        patience: Option<Duration>,
-        span: Option<&mut Span>,
-    ) -> Result<Held, Undecided> {
         let caller = Caller::who_waits(patience);
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
-        let rules = self.limiter.rules();
-        let mut decision = match &span {
-            None => self.limiter.decide(&rules, &request, patience).await,
-            // Boxed, so that those who are not recorded do not carry it.
-            Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, patience))).await,
+        let held = {
+            let rules = self.limiter.rules();
+            let mut decision = match &span {
+                None => self.limiter.decide(&rules, &request, patience).await,
+                // Boxed, so that those who are not recorded do not carry it.
+                Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, patience))).await,
+            };
+            let hold = caller.hold(&mut decision, &self.seats);
+            self.telemetry.observe(&request, &decision, span);
+            Held { response: self.answers.respond(&request, &decision)?, hold }
         };
-        let hold = caller.hold(&mut decision, &self.seats);
-        self.telemetry.observe(&request, &decision, span);
-        Ok(Held { response: self.answers.respond(&request, &decision)?, hold })
+        // By now neither the rules nor the request are needed, however long it takes.
+        drop(request);
+        Ok(held.over().await)
     }
 
     /// Decides a request whose message was above [`LARGEST_MESSAGE`], so that `domain` is all that was read of it.

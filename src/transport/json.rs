@@ -17,7 +17,6 @@ use tokio::task::spawn_blocking;
 
 use self::room::{Room, SMALL_BODY_BYTES, Seated};
 use super::grpc::{Edge, Undecided};
-use super::hold::Held;
 use super::metrics;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
@@ -78,6 +77,13 @@ enum Unread {
     Broken,
 }
 
+/// A decided request.
+struct Decided {
+    response: RateLimitResponse,
+    /// More statuses of the response, encoded.
+    statuses: Vec<Bytes>,
+}
+
 /// An answer: its status and its text.
 struct Answer {
     status: StatusCode,
@@ -102,11 +108,11 @@ impl Door {
             Ok(body) => body,
             Err(unread) => return self.unread(head, unread).await,
         };
-        let Some(request) = read(&body) else { return bad_request() };
+        let Some(message) = read::read(&body) else { return bad_request() };
         let mut span = self.span(head);
-        let response = match self.edge.decide(request, None, span.as_mut()).await {
-            Ok(response) => Answer::of(&response).map_or_else(broken, |answer| answer.with(Body::from)),
-            Err(undecided) => failed(&undecided),
+        let response = match self.decide(message, &mut span).await {
+            Ok(decided) => Answer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
+            Err(response) => response,
         };
         told(span, response)
     }
@@ -123,23 +129,31 @@ impl Door {
         };
         let turn = self.room.turn().await;
         // What runs there goes on when the caller has left, and so it keeps the turn.
-        let Ok((request, turn)) = spawn_blocking(move || (read(&body), turn)).await else { return broken() };
-        let Some(request) = request else { return bad_request() };
+        let Ok((message, turn)) = spawn_blocking(move || (read::read(&body), turn)).await else { return broken() };
+        drop(turn);
+        let Some(message) = message else { return bad_request() };
         let mut span = self.span(head);
-        let response = match self.edge.charge(request, None, span.as_mut()).await {
-            Err(undecided) => failed(&undecided),
-            Ok(Held { response, hold }) => {
+        let response = match self.decide(message, &mut span).await {
+            Ok(decided) => {
+                let turn = self.room.turn().await;
                 let answer = spawn_blocking(move || {
-                    let answer = Answer::of(&response);
-                    drop((response, turn));
+                    let answer = Answer::of(&decided);
+                    drop((decided, turn));
                     answer
                 });
                 let answer = answer.await.ok().flatten();
-                hold.over().await;
                 answer.map_or_else(broken, |answer| answer.with(|text| Body::new(Seated::new(text, seat))))
             }
+            Err(response) => response,
         };
         told(span, response)
+    }
+
+    /// Decides an encoded request.
+    async fn decide(&self, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
+        let request = RateLimitRequest::decode(message).map_err(|_| bad_request())?;
+        let response = self.edge.decide(request, None, span.as_mut()).await;
+        Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() })
     }
 
     fn span(&self, head: &Parts) -> Option<Span> {
@@ -189,22 +203,18 @@ impl Door {
 
 impl Answer {
     /// `None` where the answer has no form as JSON, which is a fault of this program.
-    fn of(response: &RateLimitResponse) -> Option<Self> {
+    fn of(Decided { response, statuses }: &Decided) -> Option<Self> {
         let status = match response.overall_code() {
             Code::Ok => StatusCode::OK,
             Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
             Code::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        Some(Self { status, text: write::write(response)? })
+        Some(Self { status, text: write::write(response, statuses)? })
     }
 
     fn with(self, body: impl FnOnce(Vec<u8>) -> Body) -> Response {
         (self.status, [(header::CONTENT_TYPE, "application/json")], body(self.text)).into_response()
     }
-}
-
-fn read(body: &Bytes) -> Option<RateLimitRequest> {
-    RateLimitRequest::decode(read::read(body)?).ok()
 }
 
 /// Ends the span of a request with the status of its answer.

@@ -1,6 +1,7 @@
 //! Messages above 4 MiB: decided by their domain, in bounded memory, and never answered with an error.
 
 use std::path::Path;
+use std::time::Instant;
 
 use bytes::Bytes;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -188,7 +189,9 @@ async fn a_header_that_makes_a_message_too_large_lets_no_request_pass_envoy() {
     assert_eq!(half_a_mebibyte.status, 200, "2 MiB are counted: {}", half_a_mebibyte.body);
     for bytes in [MIB + MIB / 2, 3 * MIB, 7 * MIB] {
         for _ in 0..2 {
+            let began = Instant::now();
             let answer = get(edge, "/", vec![b'a'; bytes]).await;
+            println!("a message of {} MiB through Envoy: {:?}", 4 * bytes / MIB, began.elapsed());
             assert_eq!(answer.status, 429, "four times {bytes} bytes: {}", &answer.body[..answer.body.len().min(200)]);
             assert_eq!(answer.body, r#"{"error":"too_large","message":"This request is too large."}"#);
         }

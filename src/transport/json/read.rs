@@ -1,13 +1,14 @@
 //! Reads a `RateLimitRequest` from JSON, as proto3 maps it, and encodes it as it is read.
 //!
 //! A tree of the JSON, or a message made from descriptors, takes several hundred bytes for the three of `{},`. Here one
-//! descriptor is in memory at a time, and becomes two bytes. A test compares the result with prost-reflect.
+//! entry is in memory at a time, and a descriptor becomes two bytes. A test compares the result with prost-reflect.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use bytes::Bytes;
 use prost::Message as _;
+use prost::encoding::{WireType, encode_key, encode_varint, message};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -15,8 +16,9 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descripto
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::proto::envoy::r#type::v3::RateLimitUnit;
 
-/// The number of the field `descriptors`.
+/// The numbers of the fields `descriptors` of a request and `entries` of a descriptor.
 const DESCRIPTORS: u32 = 2;
+const ENTRIES: u32 = 1;
 
 /// Reads a request and returns it as an encoded `RateLimitRequest`. `None` if the body is anything else.
 pub(super) fn read(body: &Bytes) -> Option<Bytes> {
@@ -36,6 +38,36 @@ struct Encoded {
     hits_addend: u32,
 }
 
+/// A descriptor whose entries are encoded.
+#[derive(Default)]
+struct EncodedDescriptor {
+    entries: Vec<u8>,
+    /// Everything else.
+    rest: RateLimitDescriptor,
+}
+
+/// A message that is repeated.
+trait Item {
+    /// Appends it, with its field number and length.
+    fn encode(self, encoded: &mut Vec<u8>);
+}
+
+impl Item for Entry {
+    fn encode(self, encoded: &mut Vec<u8>) {
+        message::encode(ENTRIES, &self, encoded);
+    }
+}
+
+impl Item for EncodedDescriptor {
+    fn encode(self, encoded: &mut Vec<u8>) {
+        encode_key(DESCRIPTORS, WireType::LengthDelimited, encoded);
+        encode_varint((self.entries.len() + self.rest.encoded_len()) as u64, encoded);
+        encoded.extend_from_slice(&self.entries);
+        // A vector grows as it has to.
+        let _ = self.rest.encode(encoded);
+    }
+}
+
 /// A message that is read field by field.
 trait Message: Default {
     /// The names of its fields: as JSON has them, and as `proto/` has them. Both are read.
@@ -52,13 +84,13 @@ impl Message for Encoded {
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.domain, map, Owned),
-            1 => set(&mut self.descriptors, map, Descriptors(body)),
+            1 => set(&mut self.descriptors, map, List::<EncodedDescriptor>::of(body)),
             _ => set(&mut self.hits_addend, map, Number::<u32>::NEW),
         }
     }
 }
 
-impl Message for RateLimitDescriptor {
+impl Message for EncodedDescriptor {
     const NAMES: &'static [[&'static str; 2]] = &[
         ["entries", "entries"],
         ["limit", "limit"],
@@ -68,10 +100,10 @@ impl Message for RateLimitDescriptor {
 
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
-            0 => set(&mut self.entries, map, List::of(body)),
-            1 => set_some(&mut self.limit, map, Fields::of(body)),
-            2 => set_some(&mut self.hits_addend, map, Number::<u64>::NEW),
-            _ => set(&mut self.is_negative_hits, map, Flag),
+            0 => set(&mut self.entries, map, List::<Entry>::of(body)),
+            1 => set_some(&mut self.rest.limit, map, Fields::of(body)),
+            2 => set_some(&mut self.rest.hits_addend, map, Number::<u64>::NEW),
+            _ => set(&mut self.rest.is_negative_hits, map, Flag),
         }
     }
 }
@@ -211,7 +243,7 @@ impl Visitor<'_> for Name {
     }
 }
 
-/// The array of a repeated message.
+/// The array of a repeated message, each of which is encoded when it is read.
 struct List<'de, T> {
     body: &'de Bytes,
     message: PhantomData<T>,
@@ -223,34 +255,7 @@ impl<'de, T> List<'de, T> {
     }
 }
 
-impl<'de, T: Message> DeserializeSeed<'de> for List<'de, T> {
-    type Value = Vec<T>;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<T>, D::Error> {
-        json.deserialize_seq(self)
-    }
-}
-
-impl<'de, T: Message> Visitor<'de> for List<'de, T> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(Fields::of(self.body))? {
-            items.push(item);
-        }
-        Ok(items)
-    }
-}
-
-/// The array of descriptors, each of which is encoded when it is read.
-struct Descriptors<'de>(&'de Bytes);
-
-impl<'de> DeserializeSeed<'de> for Descriptors<'de> {
+impl<'de, T: Message + Item> DeserializeSeed<'de> for List<'de, T> {
     type Value = Vec<u8>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<u8>, D::Error> {
@@ -258,7 +263,7 @@ impl<'de> DeserializeSeed<'de> for Descriptors<'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Descriptors<'de> {
+impl<'de, T: Message + Item> Visitor<'de> for List<'de, T> {
     type Value = Vec<u8>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -267,8 +272,8 @@ impl<'de> Visitor<'de> for Descriptors<'de> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u8>, A::Error> {
         let mut encoded = Vec::new();
-        while let Some(descriptor) = seq.next_element_seed(Fields::<RateLimitDescriptor>::of(self.0))? {
-            prost::encoding::message::encode(DESCRIPTORS, &descriptor, &mut encoded);
+        while let Some(item) = seq.next_element_seed(Fields::<T>::of(self.body))? {
+            item.encode(&mut encoded);
         }
         Ok(encoded)
     }

@@ -10,9 +10,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
 pub(super) const SMALL_BODY_BYTES: usize = 4 << 10;
-/// The larger requests that have a body or an answer in memory: 8. A body has up to `JSON_MAX_BODY` bytes (256 KiB), and
+/// The larger requests that have a body or an answer in memory: 4. A body has up to `JSON_MAX_BODY` bytes (256 KiB), and
 /// its answer about five times as many (`{},` becomes `{"code":"OK"},`).
-const LARGE_REQUESTS: usize = 8;
+const LARGE_REQUESTS: usize = 4;
 /// The parts in which a large answer is written: 16 KiB. What is written is copied, so that the answer goes when its last
 /// part is taken.
 const PART_BYTES: usize = 16 << 10;

@@ -228,8 +228,17 @@ proptest! {
 
     #[test]
     fn an_answer_is_written_as_by_its_descriptor(response in response()) {
-        let text = write(&response).map(|text| String::from_utf8(text).unwrap());
-        prop_assert_eq!(text, write_by_descriptor(&response));
+        let text = |response, more| write(response, more).map(|text| String::from_utf8(text).unwrap());
+        let expected = write_by_descriptor(&response);
+        prop_assert_eq!(&text(&response, &[]), &expected);
+        // The same with some of the statuses encoded in parts.
+        let (first, more) = response.statuses.split_at(response.statuses.len() / 3);
+        let encoded = |statuses: &[DescriptorStatus]| {
+            Bytes::from(RateLimitResponse { statuses: statuses.to_vec(), ..RateLimitResponse::default() }.encode_to_vec())
+        };
+        let parts: Vec<_> = more.chunks(2).map(encoded).collect();
+        let first = RateLimitResponse { statuses: first.to_vec(), ..response.clone() };
+        prop_assert_eq!(&text(&first, &parts), &expected);
     }
 }
 
