@@ -15,7 +15,7 @@ use prost::DecodeError;
 use thiserror::Error;
 use tonic::server::{Grpc, UnaryService};
 use tonic::service::Routes;
-use tonic::{Request as Wire, Response, Status};
+use tonic::{Code, Request as Wire, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::Service;
@@ -262,11 +262,24 @@ impl Services {
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
         let (decisions, limiter) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter));
-        Box::pin(async move {
+        self.counted(Box::pin(async move {
             match body.open(&mut head, || limiter.rules().longest_domain()).await {
                 Ok(body) => Ok(answer(decisions, http::Request::from_parts(head, body)).await),
                 Err(broken) => Ok(broken.into_http()),
             }
+        }))
+    }
+
+    /// Counts the call if its body does not arrive in time.
+    fn counted(&self, answer: Answer) -> Answer {
+        let telemetry = Arc::clone(&self.decisions.telemetry);
+        Box::pin(async move {
+            let answer = answer.await?;
+            // Nothing else is answered with this status: see `RequestBody`.
+            if Status::from_header_map(answer.headers()).is_some_and(|status| status.code() == Code::DeadlineExceeded) {
+                telemetry.call_limited(Cause::LateBody);
+            }
+            Ok(answer)
         })
     }
 }
@@ -302,8 +315,10 @@ where
         let (head, body) = request.into_parts();
         match Beginning::of(body) {
             Ok(Beginning::Ordinary(body)) => {
+                let has_arrived = body.has_arrived();
                 let answered = answer(Arc::clone(&self.decisions), http::Request::from_parts(head, body));
-                Box::pin(async { Ok(answered.await) })
+                let answered: Answer = Box::pin(async { Ok(answered.await) });
+                if has_arrived { answered } else { self.counted(answered) }
             }
             Ok(Beginning::Other(body)) => self.open(head, body),
             Err(broken) => Box::pin(ready(Ok(Status::from_error(broken.into()).into_http()))),

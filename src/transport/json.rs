@@ -166,13 +166,21 @@ impl Door {
         let mut whole = Vec::with_capacity(expected.min(self.most_bytes));
         let mut data = body.into_data_stream();
         while let Some(part) = data.next().await {
-            let part = part.map_err(|_| Unread::Broken)?;
+            let part = part.map_err(|error| self.broken_off(error))?;
             if whole.len() + part.len() > self.most_bytes {
                 return Err(Unread::TooLarge(data));
             }
             whole.extend_from_slice(&part);
         }
         Ok(whole.into())
+    }
+
+    /// Counts a body that did not arrive in time.
+    fn broken_off(&self, error: axum::Error) -> Unread {
+        if tonic::Status::from_error(error.into_inner()).code() == tonic::Code::DeadlineExceeded {
+            self.edge.telemetry().call_limited(Cause::LateBody);
+        }
+        Unread::Broken
     }
 
     async fn unread(&self, head: &Parts, unread: Unread) -> Response {

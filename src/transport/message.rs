@@ -92,6 +92,13 @@ where
     }
 }
 
+impl<B: Body> Begun<B> {
+    /// Returns true when all of the body has arrived.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+}
+
 impl<B> Unopened<B>
 where
     B: Body<Data = Bytes> + Unpin,

@@ -1,6 +1,7 @@
 //! The metric of ended connections names the cause of each.
 
 use super::*;
+use crate::support::Tidegate;
 
 /// What a peer sends after its preface, and the cause by which its connection then ends.
 async fn ends(how: How, sent: &[u8]) {
@@ -19,6 +20,27 @@ async fn assert_counted(edge: &Edge, expected: &[(How, u64)]) {
     let counts = How::ALL.map(|how| (how, edge.tally.counts().ended(how)));
     let found: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
     assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn a_body_that_is_late_is_counted_on_either_listener() {
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(rules.path(), "domain: edge\ndescriptors: [{ key: k, rate_limit: { unlimited: true } }]\n").unwrap();
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let (client, _connection) = h2_client(server.grpc).await;
+    let call = http::Request::post("http://edge/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    let call = call.header("content-type", "application/grpc").body(()).unwrap();
+    let (answer, mut body) = client.ready().await.unwrap().send_request(call, false).unwrap();
+    body.send_data(Bytes::from_static(&[0, 0, 0, 0, 100, 0x0a]), false).unwrap();
+    let mut json = tokio::net::TcpStream::connect(server.http).await.unwrap();
+    json.write_all(b"POST /json HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{").await.unwrap();
+
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    assert_eq!(answer.headers().get("grpc-status").unwrap(), "4", "DEADLINE_EXCEEDED");
+    assert!(until_closed(&mut json).await.starts_with(b"HTTP/1.1 400"));
+    let page = server.metrics().await;
+    assert!(page.contains("tidegate_calls_limited_total{cause=\"late_body\"} 2\n"), "{page}");
+    assert!(server.log().contains("late_body"), "{}", server.log());
 }
 
 /// Reads an answer whose body is `ok`.
