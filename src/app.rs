@@ -183,7 +183,8 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let debug_routes = admin::routes(Arc::clone(&limiter), loaded, log.level.clone(), debug_at.ip());
     let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();
-    serving.spawn(grpc.serve(Http2::new(services, &limits), workers.clone(), stopped.clone()));
+    let calls = Http2::new(services, &limits).counting(telemetry.limited_calls());
+    serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
     serving.spawn(http.serve(http1(http_routes), workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(debug_routes), Workers::here(), stopped.clone()));
     if let Some(prometheus) = prometheus {

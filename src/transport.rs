@@ -10,10 +10,13 @@
 
 pub mod activity;
 pub mod admin;
+pub mod answer;
 pub mod body;
+pub mod budget;
 pub mod connection;
 mod ending;
 pub mod grpc;
+mod head;
 mod hold;
 mod idle;
 pub mod json;

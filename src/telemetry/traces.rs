@@ -15,6 +15,7 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEve
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+pub use self::incoming::CALLER_HEADERS;
 use self::incoming::Incoming;
 use super::deciding::Deciding;
 use crate::model::{Clock, Decision, Outcome};

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use hyper::rt::Executor;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -83,20 +82,6 @@ impl Drop for InFlight {
         }
         // Whoever sees no call in flight sees the time above as well.
         state.calls.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// Runs the calls of one HTTP/2 connection as tasks, each of which counts as in flight to its end.
-#[derive(Clone, Debug)]
-pub struct Tasks(pub(super) Activity);
-
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
-    fn execute(&self, call: F) {
-        let in_flight = self.0.call();
-        tokio::spawn(async move {
-            call.await;
-            drop(in_flight);
-        });
     }
 }
 

@@ -1,8 +1,9 @@
-//! A request's body, which must arrive in time.
+//! A request's body, which must arrive in time and is read while its connection has room for it.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,8 +12,14 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 use tonic::Status;
 
-/// The bytes of a body that must arrive while its timer runs, or its end: 64 KiB, the window of a stream
-/// ([`STREAM_WINDOW_BYTES`](super::protocol::STREAM_WINDOW_BYTES)). A long message that goes on arriving is not late.
+use super::budget::{self, Account, Call, Hold, UNCOUNTED_REQUEST_BYTES};
+use super::message::LARGEST_MESSAGE;
+use crate::telemetry::limited::Cause;
+
+/// Bytes of a part of a body, at most: 16 KiB, the largest frame (`SETTINGS_MAX_FRAME_SIZE` in RFC 9113).
+const PART_BYTES: usize = 16 * 1_024;
+/// Bytes of a body that must arrive while its timer runs, or its end: 64 KiB. A long message that goes on arriving is not
+/// late.
 const PROGRESS_BYTES: usize = 64 << 10;
 
 /// What a client sends, and an error if the end of it takes too long.
@@ -22,31 +29,164 @@ const PROGRESS_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
+    /// Read, and not given to the handler yet.
+    early: Option<Early>,
     allowed: Option<Duration>,
     late: Option<Pin<Box<Sleep>>>,
     /// Bytes that have arrived since the timer was set.
     arrived: usize,
+    /// Time left when a wait for room began; the timer stands still during that wait.
+    left: Option<Duration>,
+    /// The messages in it, where the account of the connection counts them. An HTTP/1 connection has one body at a time,
+    /// which its handler bounds.
+    messages: Option<Messages>,
+    /// The part in the account of a stream that need not end, which its service may read in a task of its own. Others are
+    /// read in the task of their call, whose part is the running one.
+    own: Option<Box<Call>>,
+}
+
+/// What was read before there was room for the rest of its message.
+#[derive(Debug)]
+struct Early {
+    bytes: Bytes,
+    /// None for a small request that arrived whole.
+    _hold: Option<Hold>,
+}
+
+/// Where the bytes read so far end among gRPC's messages, each with a prefix of a flag and its length.
+#[derive(Clone, Copy, Debug, Default)]
+struct Messages {
+    prefix: [u8; 5],
+    prefix_bytes: usize,
+    /// What is missing of the message.
+    missing: usize,
+    /// The longest message so far with its prefix. Of one above [`LARGEST_MESSAGE`] nothing is kept.
+    largest: usize,
+}
+
+impl Messages {
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while let Some((first, rest)) = bytes.split_first() {
+            if self.missing > 0 {
+                let passed = self.missing.min(bytes.len());
+                self.missing -= passed;
+                bytes = bytes.get(passed..).unwrap_or_default();
+                continue;
+            }
+            if let Some(place) = self.prefix.get_mut(self.prefix_bytes) {
+                *place = *first;
+            }
+            self.prefix_bytes += 1;
+            bytes = rest;
+            if let [_, a, b, c, d] = self.prefix
+                && self.prefix_bytes == self.prefix.len()
+            {
+                self.prefix_bytes = 0;
+                self.missing = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+                if self.missing <= LARGEST_MESSAGE {
+                    self.largest = self.largest.max(self.missing + self.prefix.len());
+                }
+            }
+        }
+    }
 }
 
 impl RequestBody {
     /// A body that ends with an error when neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed` of the first
     /// wait for it, and again of each such progress; `None` waits for ever.
     pub(super) fn new(body: Incoming, allowed: Option<Duration>) -> Self {
-        Self { body, allowed, late: None, arrived: 0 }
+        Self { body, early: None, allowed, late: None, arrived: 0, left: None, messages: None, own: None }
+    }
+
+    /// A body of gRPC messages that is read while `account`, the one of its connection, has room. The time during which
+    /// it may not be read does not count.
+    pub(super) fn of_account(body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
+        let own = allowed.is_none().then(|| Box::new(Call::new(Arc::clone(account))));
+        let mut body = Self { messages: Some(Messages::default()), own, ..Self::new(body, allowed) };
+        if account.may_begin() {
+            // Nobody has to be woken, since the call's own task polls again. Errors come again then, and trailers without
+            // data are nobody's.
+            let mut cx = Context::from_waker(Waker::noop());
+            if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
+                && let Ok(bytes) = frame.into_data()
+            {
+                body.pass(&bytes);
+                let hold = (!body.is_small()).then(|| Hold::begun(Arc::clone(account), bytes.len()));
+                body.early = Some(Early { bytes, _hold: hold });
+            }
+        }
+        body
+    }
+
+    /// Returns true when all of the body has arrived.
+    pub(super) fn has_arrived(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn pass(&mut self, bytes: &[u8]) {
+        self.arrived = self.arrived.saturating_add(bytes.len());
+        if let Some(messages) = &mut self.messages {
+            messages.pass(bytes);
+        }
+    }
+
+    /// Returns true for a small request that has arrived whole.
+    fn is_small(&self) -> bool {
+        let is_small = |messages: &Messages| messages.largest <= UNCOUNTED_REQUEST_BYTES;
+        self.body.is_end_stream() && self.messages.as_ref().is_some_and(is_small)
     }
 
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         let Some(allowed) = self.allowed else { return Poll::Pending };
         let late = self.late.get_or_insert_with(|| Box::pin(tokio::time::sleep(allowed)));
+        if let Some(left) = self.left.take() {
+            late.as_mut().reset(Instant::now() + left);
+        }
         while self.arrived >= PROGRESS_BYTES && late.as_mut().poll(cx).is_ready() {
             self.arrived = 0;
             late.as_mut().reset(Instant::now() + allowed);
         }
         late.as_mut().poll(cx).map(|()| {
+            if let Some(account) = budget::account() {
+                account.count(Cause::LateBody);
+            }
             Status::deadline_exceeded(format!(
                 "the request's body did not arrive: neither its end nor 64 KiB of it came within {allowed:?}"
             ))
         })
+    }
+
+    /// Returns true when the next part may be read.
+    fn may_begin(&mut self, cx: &Context<'_>) -> bool {
+        let Some(messages) = &self.messages else { return true };
+        // A call that holds more than a part can bring does not wait for its last ones.
+        let has_room = messages.missing > 0 || messages.largest > PART_BYTES || self.body.is_end_stream();
+        has_room
+            || match &mut self.own {
+                Some(own) => own.may_begin(false, cx.waker()),
+                None => budget::may_begin(cx),
+            }
+            || self.pause()
+    }
+
+    /// Returns true when there is room for the messages that what was read belongs to.
+    fn may_hold(&mut self, cx: &Context<'_>) -> bool {
+        let Some(messages) = &self.messages else { return true };
+        let largest = messages.largest;
+        self.is_small()
+            || match &mut self.own {
+                Some(own) => own.may_hold(largest, false, cx.waker()),
+                None => budget::may_hold(largest, cx),
+            }
+            || self.pause()
+    }
+
+    /// Stops the timer while there is no room. Returns false.
+    fn pause(&mut self) -> bool {
+        if self.left.is_none() {
+            self.left = self.late.as_ref().map(|late| late.deadline().saturating_duration_since(Instant::now()));
+        }
+        false
     }
 }
 
@@ -55,22 +195,67 @@ impl Body for RequestBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match Pin::new(&mut self.body).poll_frame(cx) {
-            Poll::Ready(frame) => {
-                if let Some(Ok(frame)) = &frame {
-                    self.arrived = self.arrived.saturating_add(frame.data_ref().map_or(0, Bytes::len));
-                }
-                Poll::Ready(frame.map(|frame| frame.map_err(|broken| Status::from_error(Box::new(broken)))))
+        if self.early.is_some() {
+            if !self.may_hold(cx) {
+                return Poll::Pending;
             }
-            Poll::Pending => self.poll_late(cx).map(|late| Some(Err(late))),
+            return Poll::Ready(self.early.take().map(|early| Ok(Frame::data(early.bytes))));
         }
+        if !self.may_begin(cx) {
+            return Poll::Pending;
+        }
+        let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => frame,
+            Poll::Ready(Some(Err(broken))) => return Poll::Ready(Some(Err(Status::from_error(Box::new(broken))))),
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Pending => return self.poll_late(cx).map(|late| Some(Err(late))),
+        };
+        let bytes = match frame.into_data() {
+            Ok(bytes) => bytes,
+            Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+        };
+        self.pass(&bytes);
+        if self.may_hold(cx) {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        let account = self.own.as_ref().map(|own| own.account()).or_else(budget::account);
+        let hold = account.map(|account| Hold::begun(account, bytes.len()));
+        self.early = Some(Early { bytes, _hold: hold });
+        Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.early.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let early = self.early.as_ref().map_or(0, |early| u64::try_from(early.bytes.len()).unwrap_or(u64::MAX));
+        let mut hint = self.body.size_hint();
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(early));
+        }
+        hint.set_lower(hint.lower().saturating_add(early));
+        hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_length_of_a_message_is_known_from_its_prefix_on_however_it_is_cut() {
+        let bytes =
+            [&[0, 0, 0, 1, 0][..], &[7; 256], &[0, 0, 0, 0, 0], &[1, 0, 0, 0, 3], b"abc", &[0, 0xff, 0, 0, 0]].concat();
+        for cut in 1..bytes.len() {
+            let mut messages = Messages::default();
+            for part in bytes.chunks(cut) {
+                messages.pass(part);
+            }
+            assert_eq!((messages.largest, messages.missing), (261, 0xff00_0000), "in parts of {cut}");
+            let mut messages = Messages::default();
+            bytes[..274].chunks(cut).for_each(|part| messages.pass(part));
+            assert_eq!((messages.largest, messages.missing, messages.prefix_bytes), (261, 0, 0));
+        }
     }
 }

@@ -4,8 +4,11 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -14,18 +17,25 @@ use hyper::service::Service as HyperService;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tower::Service;
 
-use super::activity::{Activity, Tasks};
+use super::activity::Activity;
+use super::answer::Answer;
 use super::body::RequestBody;
+use super::budget::{Account, Runner};
+use super::head;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
+use crate::telemetry::limited::LimitedCalls;
 
 /// Calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
 pub const MAX_STREAMS: u32 = 1_024;
-/// Bytes in flight to us on one connection: 1 MiB, which is 512 x [`MAX_STREAMS`] and a little more. With less, h2
-/// takes a burst of small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
-pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-/// Bytes in flight to us in one call: 64 KiB; a decision's request has some hundred.
-pub const STREAM_WINDOW_BYTES: u32 = 64 * 1_024;
+/// Bytes in flight to us in one call: 16 KiB less the head of a frame, so that a whole window in one frame fits into 16 KiB
+/// of memory. h2 keeps them while a body waits for room, so [`MAX_STREAMS`] of them have to fit into what a connection may
+/// hold (`docs/decisions/0024`).
+pub const STREAM_WINDOW_BYTES: u32 = 16 * 1_024 - 9;
+/// Bytes in flight to us on one connection: a whole window for each call, 16 MiB. With less, bodies that wait for room
+/// would keep the body that has the turn from arriving. It is also above 512 x [`MAX_STREAMS`], below which h2 takes a
+/// burst of small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
+pub const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
 /// Bytes of one call's headers: 256 KiB. Envoy may copy a client's tracing headers into the call, and takes up to 60 KiB of
 /// them, or more where it is told to; a call refused for its headers is an error, and an error is a yes to Envoy.
 pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
@@ -66,20 +76,20 @@ pub trait Answering:
         Request<RequestBody>,
         Response = Response<<Self as Answering>::Body>,
         Error = Infallible,
-        Future: Send + 'static,
+        Future: Send + Unpin + 'static,
     > + Clone
     + Send
     + 'static
 {
     /// The body of an answer.
-    type Body: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static;
 }
 
 impl<S, B> Answering for S
 where
     S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+    S::Future: Send + Unpin + 'static,
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static,
 {
     type Body = B;
 }
@@ -87,27 +97,33 @@ where
 /// HTTP/2 without negotiation (h2c with prior knowledge), as Envoy and every gRPC client speak it.
 #[derive(Clone, Debug)]
 pub struct Http2<S> {
-    ping_after: Duration,
-    ping_answer: Duration,
-    calls: Calls<S>,
+    service: S,
+    limits: ConnectionLimits,
+    limited: Option<Arc<LimitedCalls>>,
 }
 
 impl<S> Http2<S> {
     /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
     /// `poll_ready` is not asked.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
-        let ConnectionLimits { ping_after, ping_answer, body, .. } = *limits;
-        Self { ping_after, ping_answer, calls: Calls { service, body } }
+        Self { service, limits: *limits, limited: None }
+    }
+
+    /// Counts in `limited` the calls that end because of their peer: late bodies, and answers that nobody takes.
+    #[must_use]
+    pub fn counting(self, limited: Arc<LimitedCalls>) -> Self {
+        Self { limited: Some(limited), ..self }
     }
 }
 
 impl<S: Answering> Protocol for Http2<S> {
     /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
     const OPENING_BYTES: usize = 24 + 9;
-    type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Tasks>;
+    type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection {
-        http2::Builder::new(Tasks(activity.clone()))
+        let (limits, account) = (&self.limits, Arc::new(Account::new(self.limited.clone())));
+        http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -116,14 +132,17 @@ impl<S: Answering> Protocol for Http2<S> {
             .max_send_buf_size(SEND_BUFFER_BYTES)
             .max_pending_accept_reset_streams(MAX_RESET_BEFORE_ACCEPT)
             .max_local_error_reset_streams(MAX_RESET_FOR_ERRORS)
-            .keep_alive_interval(self.ping_after)
-            .keep_alive_timeout(self.ping_answer)
+            .keep_alive_interval(limits.ping_after)
+            .keep_alive_timeout(limits.ping_answer)
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(socket), self.calls.clone())
+            .serve_connection(
+                TokioIo::new(socket),
+                Calls { service: self.service.clone(), body: limits.body, account: Some(account) },
+            )
     }
 }
 
-impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, Tasks> {
+impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, Runner> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
     }
@@ -141,7 +160,7 @@ impl<S> Http1<S> {
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
-        Self { builder, calls: Calls { service, body: limits.body } }
+        Self { builder, calls: Calls { service, body: limits.body, account: None } }
     }
 }
 
@@ -162,23 +181,48 @@ impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
     }
 }
 
-/// A tower service as hyper calls it: a clone and a call, with no future or box of its own.
+/// A tower service as hyper calls it: a clone and a call, with no box of its own.
 #[derive(Clone, Debug)]
 pub struct Calls<S> {
     service: S,
     body: Duration,
+    /// Counts what the calls of the connection hold, where there may be many at once.
+    account: Option<Arc<Account>>,
 }
+
+/// A call being answered.
+#[derive(Debug)]
+pub struct Answered<F>(F);
 
 impl<S> HyperService<Request<Incoming>> for Calls<S>
 where
-    S: Service<Request<RequestBody>> + Clone,
+    S: Answering,
 {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
+    type Response = Response<Answer<<S as Answering>::Body>>;
+    type Error = Infallible;
+    type Future = Answered<S::Future>;
 
-    fn call(&self, request: Request<Incoming>) -> S::Future {
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
         let allowed = (!request.uri().path().starts_with(OPEN_ENDED)).then_some(self.body);
-        self.service.clone().call(request.map(|body| RequestBody::new(body, allowed)))
+        let (mut head, body) = request.into_parts();
+        let body = match &self.account {
+            None => RequestBody::new(body, allowed),
+            Some(account) => RequestBody::of_account(body, allowed, account),
+        };
+        if self.account.is_some() && !body.has_arrived() {
+            head::reduce(&mut head);
+        }
+        Answered(self.service.clone().call(Request::from_parts(head, body)))
+    }
+}
+
+impl<F, B, E> Future for Answered<F>
+where
+    F: Future<Output = Result<Response<B>, E>> + Unpin,
+{
+    type Output = Result<Response<Answer<B>>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map_ok(|response| response.map(Answer::new))
     }
 }

@@ -18,6 +18,7 @@ use support::*;
 
 mod causes;
 mod idle;
+mod memory;
 pub mod support;
 
 const MS: Duration = Duration::from_millis(1);
@@ -43,10 +44,10 @@ async fn a_client_is_told_the_bounds_of_its_connection() {
         })
         .collect();
     assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
-    assert!(settings.contains(&(4, 65_536)) || !settings.iter().any(|(id, _)| *id == 4), "stream window: {settings:?}");
+    assert!(settings.contains(&(4, 16_375)), "stream window: {settings:?}");
     assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
     let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
-    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1 << 20, "connection window");
+    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 16_375, "connection window");
 }
 
 #[tokio::test]

@@ -17,6 +17,9 @@ static B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
 static B3_SPAN: HeaderName = HeaderName::from_static("x-b3-spanid");
 static B3_SAMPLED: HeaderName = HeaderName::from_static("x-b3-sampled");
 static B3_FLAGS: HeaderName = HeaderName::from_static("x-b3-flags");
+/// The headers that are read here.
+pub static CALLER_HEADERS: [&HeaderName; 7] =
+    [&TRACEPARENT, &TRACESTATE, &B3, &B3_TRACE, &B3_SPAN, &B3_SAMPLED, &B3_FLAGS];
 
 /// What a caller says. What is not well-formed says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -173,10 +173,13 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The head of a health check as HPACK without a dynamic table.
 pub fn head() -> Vec<u8> {
+    head_of("/grpc.health.v1.Health/Check")
+}
+
+/// The head of a call of `path`, in the same way.
+pub fn head_of(path: &str) -> Vec<u8> {
     let mut head = vec![0x83, 0x86];
-    for (name, value) in
-        [(&[0x04][..], "/grpc.health.v1.Health/Check"), (&[0x01], "edge"), (&[0x0f, 0x10], "application/grpc")]
-    {
+    for (name, value) in [(&[0x04][..], path), (&[0x01], "edge"), (&[0x0f, 0x10], "application/grpc")] {
         head.extend(name);
         head.push(u8::try_from(value.len()).unwrap());
         head.extend(value.bytes());

@@ -1,0 +1,455 @@
+//! Memory that the calls of one connection may hold.
+//!
+//! An [`Account`] counts, for one connection, the bytes of requests that are not answered and of answers that the peer has
+//! not taken. A message counts whole from its prefix on, since tonic makes room for all of it then. A message that would
+//! go beyond the bound is not read, so that its HTTP/2 window stays closed and the peer holds the bytes instead. Nothing
+//! is refused. One call at a time may go beyond the bound (the turn), so that a connection full of unfinished messages
+//! makes progress (`docs/decisions/0024`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use parking_lot::Mutex;
+use tokio::task_local;
+use tokio::time::{Instant, Sleep};
+
+use super::activity::Activity;
+use crate::telemetry::limited::{Cause, LimitedCalls};
+
+/// Bytes of messages that the calls of one connection hold: 1 MiB. Beside them a connection holds what h2 has received and
+/// nobody has read, at most 16 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the turn, at most
+/// 4 MiB, and about 8 KiB for each call: 32 MB together.
+pub const CONNECTION_BYTES: usize = 1 << 20;
+/// Bytes of messages and untaken answers beyond which no new message is begun: 2 MiB. Messages alone do not reach it, so
+/// small requests, which arrive in one piece, pass large ones.
+pub const CONNECTION_BYTES_TO_BEGIN: usize = 2 << 20;
+/// Bytes of beginnings that wait for room for the rest of their message: 512 KiB, 32 of them.
+pub const BEGUN_BYTES: usize = 512 << 10;
+/// Requests that are not counted because they arrived whole and are decided at once: up to 1 KiB. An ordinary one has some
+/// hundred bytes.
+pub const UNCOUNTED_REQUEST_BYTES: usize = 1_024;
+
+task_local! {
+    /// The call that the running task answers.
+    static CALL: RefCell<Call>;
+}
+
+/// The bytes that the calls of one connection hold, and the calls that wait for room.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Messages from their prefix to their answer, and untaken answers. Not the message of the call that has the turn.
+    held: AtomicUsize,
+    /// Beginnings of messages that wait for room for the rest.
+    begun: AtomicUsize,
+    queue: Mutex<Queue>,
+    limited: Option<Arc<LimitedCalls>>,
+}
+
+/// Bytes in an account, which its drop gives back.
+#[derive(Debug)]
+pub(super) struct Hold {
+    account: Arc<Account>,
+    bytes: usize,
+    is_begun: bool,
+}
+
+/// The calls that wait for room, in the order in which they began to wait.
+#[derive(Debug, Default)]
+struct Queue {
+    next: u64,
+    turn: Option<u64>,
+    waiting: BTreeMap<u64, Waker>,
+}
+
+/// The part of one call in its connection's account.
+#[derive(Debug)]
+pub(super) struct Call {
+    account: Arc<Account>,
+    /// Bytes of the request that are counted.
+    bytes: usize,
+    /// The place in the queue, from the first wait on.
+    ticket: Option<u64>,
+    has_turn: bool,
+    answer: Answering,
+}
+
+/// How far the answer of a call is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answering {
+    /// Number of times that the connection asked for more of the answer, or that the peer took a part of it.
+    steps: u64,
+    /// Whether a part was given and the peer has to take it before there are more steps.
+    is_given: bool,
+}
+
+impl Account {
+    /// An account of a new connection, whose calls that meet a bound `limited` counts.
+    pub(super) fn new(limited: Option<Arc<LimitedCalls>>) -> Self {
+        Self { limited, ..Self::default() }
+    }
+
+    /// Counts a call that met a bound.
+    pub(super) fn count(&self, cause: Cause) {
+        if let Some(limited) = &self.limited {
+            limited.count(cause);
+        }
+    }
+
+    /// Returns the bytes that are held now.
+    pub(super) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Returns true when a message may be begun.
+    pub(super) fn may_begin(&self) -> bool {
+        self.held() <= CONNECTION_BYTES_TO_BEGIN && self.begun.load(Ordering::Relaxed) <= BEGUN_BYTES
+    }
+
+    fn release(&self, bytes: usize, of: &AtomicUsize) {
+        of.fetch_sub(bytes, Ordering::Relaxed);
+        if self.may_begin() {
+            let waiting = mem::take(&mut self.queue.lock().waiting);
+            waiting.into_values().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Hold {
+    /// Counts the beginning of a message that waits for room.
+    pub(super) fn begun(account: Arc<Account>, bytes: usize) -> Self {
+        account.begun.fetch_add(bytes, Ordering::Relaxed);
+        Self { account, bytes, is_begun: true }
+    }
+
+    /// Counts an answer that the peer has not taken.
+    pub(super) fn untaken(account: Arc<Account>, bytes: usize) -> Self {
+        account.held.fetch_add(bytes, Ordering::Relaxed);
+        Self { account, bytes, is_begun: false }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let of = if self.is_begun { &self.account.begun } else { &self.account.held };
+        self.account.release(self.bytes, of);
+    }
+}
+
+impl Answering {
+    fn step(&mut self, is_given: bool) {
+        *self = Self { steps: self.steps.wrapping_add(1), is_given };
+    }
+}
+
+impl Queue {
+    /// Wakes the call that waits longest if nobody has the turn.
+    fn pass_on(&mut self) {
+        if self.turn.is_none()
+            && let Some((_, first)) = self.waiting.first_key_value()
+        {
+            first.wake_by_ref();
+        }
+    }
+}
+
+impl Call {
+    /// A call that holds nothing yet.
+    pub(super) fn new(account: Arc<Account>) -> Self {
+        Self { account, bytes: 0, ticket: None, has_turn: false, answer: Answering::default() }
+    }
+
+    pub(super) fn account(&self) -> Arc<Account> {
+        Arc::clone(&self.account)
+    }
+
+    /// Returns true when this call may begin a message. Else the task is woken for another try. `may_take_turn` is false for
+    /// a call that need not end.
+    pub(super) fn may_begin(&mut self, may_take_turn: bool, waker: &Waker) -> bool {
+        self.has_room(self.account.may_begin(), may_take_turn, waker)
+    }
+
+    /// Returns true when this call may hold a message of `bytes`, and counts it. Else the task is woken for another try.
+    pub(super) fn may_hold(&mut self, bytes: usize, may_take_turn: bool, waker: &Waker) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        let is_within = self.account.held().saturating_add(more) <= CONNECTION_BYTES;
+        let has_room = more == 0 || self.has_room(is_within, may_take_turn, waker);
+        if has_room && !self.has_turn {
+            self.bytes += more;
+            self.account.held.fetch_add(more, Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn has_room(&mut self, is_within: bool, may_take_turn: bool, waker: &Waker) -> bool {
+        if !is_within {
+            return self.has_turn || self.takes_turn(may_take_turn, waker);
+        }
+        if let Some(ticket) = self.ticket {
+            self.account.queue.lock().waiting.remove(&ticket);
+        }
+        true
+    }
+
+    /// Returns true when this call takes the turn. Else it stands in the queue.
+    fn takes_turn(&mut self, may_take_turn: bool, waker: &Waker) -> bool {
+        let mut queue = self.account.queue.lock();
+        let ticket = *self.ticket.get_or_insert_with(|| {
+            queue.next += 1;
+            // Those who do not take the turn stand behind all others.
+            if may_take_turn { queue.next } else { queue.next | 1 << 63 }
+        });
+        let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| *first >= ticket);
+        self.has_turn = may_take_turn && is_first && queue.turn.is_none();
+        if self.has_turn {
+            queue.turn = Some(ticket);
+            queue.waiting.remove(&ticket);
+        } else {
+            queue.waiting.insert(ticket, waker.clone());
+        }
+        self.has_turn
+    }
+
+    fn release_request(&mut self) {
+        if self.bytes > 0 {
+            self.account.release(mem::take(&mut self.bytes), &self.account.held);
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.release_request();
+        if let Some(ticket) = self.ticket {
+            let mut queue = self.account.queue.lock();
+            queue.waiting.remove(&ticket);
+            if self.has_turn {
+                queue.turn = None;
+            }
+            queue.pass_on();
+        }
+    }
+}
+
+/// Returns true when the running call may begin a message. Else its task is woken for another try. Outside of a call nothing
+/// may be begun.
+pub(super) fn may_begin(cx: &Context<'_>) -> bool {
+    CALL.try_with(|call| call.borrow_mut().may_begin(true, cx.waker())).unwrap_or(false)
+}
+
+/// Returns true when the running call may hold a message of `bytes`, and counts it until the answer is there. Else its task
+/// is woken for another try. Outside of a call nothing may be held.
+pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
+    CALL.try_with(|call| call.borrow_mut().may_hold(bytes, true, cx.waker())).unwrap_or(false)
+}
+
+/// Returns the account of the running call.
+pub(super) fn account() -> Option<Arc<Account>> {
+    CALL.try_with(|call| call.borrow().account()).ok()
+}
+
+/// Notes that the running call was asked for the next part of its answer.
+pub(super) fn is_asked() {
+    let _ = CALL.try_with(|call| call.borrow_mut().answer.step(false));
+}
+
+/// Notes that the running call gave a part of its answer, which the peer has to take before the next. Its request counts no
+/// longer. Returns the account for the answer, and `None` outside of a call.
+pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
+    CALL.try_with(|call| {
+        let mut call = call.borrow_mut();
+        call.answer.step(true);
+        call.release_request();
+        is_counted.then(|| Arc::clone(&call.account))
+    })
+    .ok()
+    .flatten()
+}
+
+/// Runs the calls of one connection, each in a task of its own that counts into the connection's account, and as in flight to
+/// its end.
+#[derive(Clone, Debug)]
+pub struct Runner {
+    account: Arc<Account>,
+    stall: Duration,
+    activity: Activity,
+}
+
+impl Runner {
+    pub(super) fn new(account: Arc<Account>, stall: Duration, activity: Activity) -> Self {
+        Self { account, stall, activity }
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Runner {
+    fn execute(&self, call: F) {
+        let context = RefCell::new(Call::new(Arc::clone(&self.account)));
+        let (in_flight, stall) = (self.activity.call(), self.stall);
+        tokio::spawn(CALL.scope(context, async move {
+            unless_stalled(call, stall).await;
+            drop(in_flight);
+        }));
+    }
+}
+
+/// Runs `call` to its end, or drops it when its peer takes nothing of the answer for `stall`. The drop resets the stream.
+///
+/// hyper asks the body of an answer for nothing while it waits for the peer, so that a timer of the body would not run.
+async fn unless_stalled(call: impl Future<Output = ()>, stall: Duration) {
+    let mut call = pin!(call);
+    let mut timer: Option<(u64, Pin<Box<Sleep>>)> = None;
+    poll_fn(|cx| {
+        if call.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let answer = CALL.with(|call| call.borrow().answer);
+        if !answer.is_given {
+            timer = None;
+            return Poll::Pending;
+        }
+        let (steps, sleep) = timer.get_or_insert_with(|| (answer.steps, Box::pin(tokio::time::sleep(stall))));
+        if *steps != answer.steps {
+            *steps = answer.steps;
+            sleep.as_mut().reset(Instant::now() + stall);
+        }
+        let stalled = sleep.as_mut().poll(cx);
+        if stalled.is_ready() {
+            CALL.with(|call| call.borrow().account.count(Cause::StalledAnswer));
+        }
+        stalled
+    })
+    .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LARGE: usize = 4 << 20;
+
+    fn call(account: &Arc<Account>) -> Call {
+        Call::new(Arc::clone(account))
+    }
+
+    fn untaken(account: &Arc<Account>, bytes: usize) -> Hold {
+        Hold::untaken(Arc::clone(account), bytes)
+    }
+
+    fn begins(call: &mut Call) -> bool {
+        call.may_begin(true, Waker::noop())
+    }
+
+    fn holds(call: &mut Call, bytes: usize) -> bool {
+        call.may_hold(bytes, true, Waker::noop())
+    }
+
+    #[test]
+    fn beyond_the_bound_one_message_is_read_at_a_time_and_the_next_after_it() {
+        let account = Arc::default();
+        let full = untaken(&account, CONNECTION_BYTES_TO_BEGIN + 1);
+        let [mut first, mut second, mut third] = [0; 3].map(|_| call(&account));
+        assert_eq!([begins(&mut first), begins(&mut second), begins(&mut third)], [true, false, false]);
+        assert!(holds(&mut first, LARGE), "it has the turn");
+        drop(first);
+        assert_eq!([begins(&mut third), begins(&mut second), begins(&mut third)], [false, true, false]);
+        drop(second);
+        assert!(begins(&mut third));
+        drop((full, third));
+        assert_eq!((account.held(), account.queue.lock().turn), (0, None));
+    }
+
+    #[test]
+    fn large_messages_wait_for_each_other_and_small_ones_pass_them() {
+        let account = Arc::default();
+        let [mut first, mut second, mut third, mut small] = [0; 4].map(|_| call(&account));
+        assert!(holds(&mut first, CONNECTION_BYTES));
+        assert!(holds(&mut second, LARGE), "it takes the turn");
+        assert!(!holds(&mut third, LARGE));
+        assert!(begins(&mut small) && !holds(&mut small, 1));
+        drop(first);
+        assert!(holds(&mut small, 1));
+        assert!(holds(&mut third, CONNECTION_BYTES - 1));
+        assert_eq!(account.held(), CONNECTION_BYTES, "the message that has the turn is not among them");
+        drop((second, third, small));
+        assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn a_message_is_counted_once_however_often_it_is_asked_for() {
+        let account = Arc::default();
+        let mut call = call(&account);
+        assert!(holds(&mut call, 10) && holds(&mut call, 10) && holds(&mut call, 30));
+        assert_eq!(account.held(), 30);
+        call.release_request();
+        assert_eq!(account.held(), 0);
+    }
+
+    #[test]
+    fn beginnings_that_wait_are_bounded() {
+        let account = Arc::default();
+        let begun = Hold::begun(Arc::clone(&account), BEGUN_BYTES + 1);
+        let (mut turn, mut new) = (call(&account), call(&account));
+        assert_eq!([begins(&mut turn), begins(&mut new)], [true, false]);
+        drop(begun);
+        assert!(begins(&mut new));
+    }
+
+    #[test]
+    fn a_call_that_need_not_end_does_not_take_the_turn_from_others() {
+        let account = Arc::default();
+        let full = untaken(&account, CONNECTION_BYTES_TO_BEGIN + 1);
+        let (mut endless, mut other) = (call(&account), call(&account));
+        assert!(!endless.may_begin(false, Waker::noop()));
+        assert!(begins(&mut other));
+        drop(full);
+        assert!(endless.may_begin(false, Waker::noop()), "there is room");
+    }
+
+    #[test]
+    fn a_call_that_waits_is_woken_when_there_is_room_and_when_it_has_the_turn() {
+        struct Woken(AtomicUsize);
+        impl std::task::Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&woken));
+        let account = Arc::default();
+        let [_full, one, other] = [CONNECTION_BYTES_TO_BEGIN, 1, 1].map(|bytes| untaken(&account, bytes));
+        let (mut turn, mut waiting) = (call(&account), call(&account));
+        assert!(begins(&mut turn) && !waiting.may_begin(true, &waker));
+        drop(one);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0, "there is a byte too many");
+        drop(turn);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        drop(other);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_ends_when_its_peer_takes_nothing_and_not_while_the_service_thinks() {
+        let stall = Duration::from_secs(10);
+        let began = Instant::now();
+        let context = || RefCell::new(Call::new(Arc::default()));
+        let thinking = async { tokio::time::sleep(3 * stall).await };
+        CALL.scope(context(), unless_stalled(thinking, stall)).await;
+        assert_eq!(began.elapsed(), 3 * stall);
+        let taken_slowly = async {
+            for _ in 0..3 {
+                assert!(gives(false).is_none());
+                tokio::time::sleep(stall / 2).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        CALL.scope(context(), unless_stalled(taken_slowly, stall)).await;
+        assert_eq!(began.elapsed(), 3 * stall + stall + stall);
+    }
+}

@@ -1,0 +1,259 @@
+//! What one connection may hold in memory, and that nobody's call fails for it.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use h2::Reason;
+use prost::Message;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::transport::ConnectionLimits;
+use tidegate::transport::budget::{CONNECTION_BYTES, CONNECTION_BYTES_TO_BEGIN};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use super::support::*;
+use super::{MS, limits};
+use crate::support::{Tidegate, repository};
+
+/// The memory that one connection may take: 32 MiB (`docs/decisions/0024`).
+const LARGEST_CONNECTION: u64 = 32 << 20;
+/// The same where frames are so small that h2 needs as much memory for each as it carries.
+const LARGEST_CONNECTION_IN_SMALL_FRAMES: u64 = 64 << 20;
+/// The calls of a hostile peer: nearly all that a connection may have.
+const CALLS: u32 = 1_000;
+
+const DATA: u8 = 0;
+const END_STREAM: u8 = 1;
+
+/// A real server, and the memory it had before the attack.
+struct Attacked {
+    server: Tidegate,
+    before: u64,
+}
+
+impl Attacked {
+    async fn start() -> Self {
+        let server =
+            Tidegate::start(&repository("examples/rules.yaml"), &[("RESPONSE_DYNAMIC_METADATA", "true")]).await;
+        client(server.grpc).await.check(order("")).await.unwrap();
+        let before = server.peak_memory();
+        Self { server, before }
+    }
+
+    /// A peer whose first settings are `settings`.
+    async fn peer(&self, settings: &[u8]) -> Peer {
+        let mut peer = Peer(TcpStream::connect(self.server.grpc).await.unwrap());
+        peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        peer.send(&frame(SETTINGS, 0, 0, settings)).await.unwrap();
+        peer
+    }
+
+    /// The calls of another connection are answered, and the memory that was taken is bounded.
+    async fn is_bounded(&self, largest: u64) {
+        let mut others = client(self.server.grpc).await;
+        for _ in 0..20 {
+            tokio::time::timeout(PATIENCE, others.check(order(""))).await.expect("others are answered").unwrap();
+            tokio::time::sleep(50 * MS).await;
+        }
+        let taken = self.server.peak_memory() - self.before;
+        println!("{taken} bytes more at most");
+        assert!(taken <= largest, "{taken} bytes for one connection");
+    }
+}
+
+/// The number of frames of `kind` in what the server said, and the reasons of its resets.
+fn said(bytes: &[u8]) -> (usize, Vec<u32>) {
+    let frames = frames(bytes);
+    let resets = frames.iter().filter(|(kind, _)| *kind == RST_STREAM);
+    let resets = resets.map(|(_, reason)| u32::from_be_bytes(reason[..4].try_into().unwrap())).collect();
+    (frames.iter().filter(|(kind, _)| *kind == DATA).count(), resets)
+}
+
+/// Reads until `is_enough` of what was said.
+async fn read_until(peer: &mut Peer, said: &mut Vec<u8>, mut is_enough: impl FnMut(&[u8]) -> bool) {
+    let read = async {
+        while !is_enough(said) {
+            assert!(peer.0.read_buf(said).await.unwrap() > 0, "the server closed the connection");
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("the server answers");
+}
+
+#[tokio::test]
+async fn calls_with_thousands_of_header_fields_take_little_memory_and_are_all_answered() {
+    let attacked = Attacked::start().await;
+    let mut peer = attacked.peer(&[]).await;
+    for call in 0..CALLS {
+        let mut head = head();
+        // A field that enters the dynamic table, and then thousands of references to it of one byte each.
+        head.extend(if call == 0 { &b"\x40\x01a\x01b"[..] } else { b"" });
+        head.extend([0xbe; 7_500]);
+        peer.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &head)).await.unwrap();
+    }
+    attacked.is_bounded(LARGEST_CONNECTION).await;
+    for call in 0..CALLS {
+        peer.send(&frame(DATA, END_STREAM, 2 * call + 1, &message(""))).await.unwrap();
+    }
+    let mut answers = Vec::new();
+    read_until(&mut peer, &mut answers, |answers| said(answers).0 >= CALLS as usize).await;
+    assert_eq!((said(&answers).1, goaway(&answers)), (vec![], None));
+}
+
+#[tokio::test]
+async fn bodies_without_an_end_take_bounded_memory() {
+    for (size, largest) in [(16_375, LARGEST_CONNECTION), (256, LARGEST_CONNECTION_IN_SMALL_FRAMES)] {
+        let attacked = Attacked::start().await;
+        let (client, _connection) = h2_client(attacked.server.grpc).await;
+        let mut bodies = Vec::new();
+        for _ in 0..CALLS {
+            let (_, mut body) = client.clone().ready().await.unwrap().send_request(health_check(), false).unwrap();
+            body.reserve_capacity(64 * 1_024);
+            bodies.push(body);
+        }
+        // A message of 4 MiB begins, and then as much of it as the server takes.
+        let mut flood = tokio::spawn(async move {
+            let begun = Bytes::from_static(&[0, 0, 64, 0, 0]);
+            bodies.iter_mut().for_each(|body| body.send_data(begun.clone(), false).unwrap());
+            let piece = Bytes::from(vec![0; size]);
+            loop {
+                for body in &mut bodies {
+                    body.reserve_capacity(size);
+                    while body.capacity() >= size && body.send_data(piece.clone(), false).is_ok() {}
+                }
+                tokio::time::sleep(MS).await;
+            }
+        });
+        tokio::select! {
+            () = attacked.is_bounded(largest) => {}
+            _ = &mut flood => unreachable!("it has no end"),
+        }
+        flood.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_thousand_bodies_at_once_are_all_answered() {
+    let edge = Edge::grpc(limits(), 10).await;
+    let (client, _connection) = h2_client(edge.address).await;
+    // 60 KiB each, as where Envoy copies a client's largest header: thirty times what a connection may hold.
+    let body = large_message(60 * 1_024);
+    assert!(body.len() * 1_000 > 10 * (CONNECTION_BYTES + CONNECTION_BYTES_TO_BEGIN));
+    let calls = (0..1_000).map(|_| {
+        let (client, body) = (client.clone(), body.clone());
+        tokio::spawn(async move {
+            let (answer, mut sending) = client.ready().await.unwrap().send_request(health_check(), false).unwrap();
+            sending.send_data(body, true).unwrap();
+            let mut answer = answer.await.unwrap().into_body();
+            while let Some(data) = answer.data().await {
+                answer.flow_control().release_capacity(data.unwrap().len()).unwrap();
+            }
+            answer.trailers().await.unwrap().unwrap()["grpc-status"].clone()
+        })
+    });
+    let answers = tokio::time::timeout(PATIENCE, join_all(calls)).await.expect("they are answered");
+    assert!(answers.into_iter().all(|status| status.unwrap() == "0"));
+}
+
+#[tokio::test]
+async fn a_body_that_waits_for_room_is_not_late() {
+    let allowed = 500 * MS;
+    let edge = Edge::grpc(ConnectionLimits { body: allowed, ..limits() }, 10).await;
+    let (client, _connection) = h2_client(edge.address).await;
+    let begin = async |bytes: Bytes, is_end| {
+        let (answer, mut body) = client.clone().ready().await.unwrap().send_request(health_check(), false).unwrap();
+        body.send_data(bytes, is_end).unwrap();
+        (answer, body)
+    };
+    // Three bodies without an end: two fill the room, one has the turn. They end one after the other.
+    let half = large_message(4 << 20).slice(..CONNECTION_BYTES_TO_BEGIN * 2 / 3);
+    let hostile = [begin(half.clone(), false).await, begin(half.clone(), false).await, begin(half, false).await];
+    tokio::time::sleep(allowed / 2).await;
+    let began = Instant::now();
+    let (answer, _body) = begin(large_message(60 * 1_024), true).await;
+    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("it is answered").unwrap();
+    let status = match answer.headers().get("grpc-status") {
+        Some(status) => status.clone(),
+        None => {
+            let mut body = answer.into_body();
+            while body.data().await.is_some() {}
+            body.trailers().await.unwrap().unwrap()["grpc-status"].clone()
+        }
+    };
+    assert_eq!(status, "0", "after {:?}", began.elapsed());
+    drop(hostile);
+}
+
+#[tokio::test]
+async fn answers_that_nobody_takes_take_bounded_memory() {
+    let attacked = Attacked::start().await;
+    // SETTINGS_INITIAL_WINDOW_SIZE = 0
+    let mut peer = attacked.peer(&[0, 4, 0, 0, 0, 0]).await;
+    let head = head_of("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    for call in 0..CALLS {
+        peer.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &head)).await.unwrap();
+        peer.send(&frame(DATA, END_STREAM, 2 * call + 1, &many_descriptors(1_000))).await.unwrap();
+    }
+    attacked.is_bounded(LARGEST_CONNECTION).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_taken_is_dropped() {
+    let edge = Edge::grpc(ConnectionLimits { stall: 300 * MS, ..limits() }, 10).await;
+    let socket = TcpStream::connect(edge.address).await.unwrap();
+    let (client, connection) =
+        h2::client::Builder::new().initial_window_size(0).handshake::<_, Bytes>(socket).await.unwrap();
+    tokio::spawn(connection);
+    let (answer, mut body) = client.ready().await.unwrap().send_request(health_check(), false).unwrap();
+    body.send_data(message(""), true).unwrap();
+    let mut answer = answer.await.unwrap().into_body();
+    let end = tokio::time::timeout(PATIENCE, answer.data()).await.expect("it ends");
+    assert_eq!(end.unwrap().unwrap_err().reason(), Some(Reason::CANCEL));
+    edge.client().await.check(order("")).await.unwrap();
+}
+
+#[tokio::test]
+async fn two_thousand_calls_at_once_on_a_new_connection_are_all_answered() {
+    let attacked = Attacked::start().await;
+    let mut burst = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    burst.extend(frame(SETTINGS, 0, 0, &[]));
+    for call in 0..2_000 {
+        burst.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &head()));
+        burst.extend(frame(DATA, END_STREAM, 2 * call + 1, &message("")));
+    }
+    let mut peer = Peer(TcpStream::connect(attacked.server.grpc).await.unwrap());
+    peer.send(&burst).await.unwrap();
+    let mut answers = Vec::new();
+    read_until(&mut peer, &mut answers, |answers| said(answers).0 + said(answers).1.len() >= 2_000).await;
+    assert_eq!((said(&answers), goaway(&answers)), ((2_000, vec![]), None));
+}
+
+/// A health check for a service whose name has so many bytes, as gRPC frames it.
+fn large_message(length: usize) -> Bytes {
+    let mut name = vec![0x0a];
+    let mut rest = length;
+    while rest > 127 {
+        name.push(u8::try_from(rest & 127 | 128).unwrap());
+        rest >>= 7;
+    }
+    name.push(u8::try_from(rest).unwrap());
+    name.resize(name.len() + length, b'x');
+    let mut message = vec![0];
+    message.extend(u32::try_from(name.len()).unwrap().to_be_bytes());
+    message.extend(name);
+    message.into()
+}
+
+/// A request of `count` descriptors, whose answer with dynamic metadata has about 100 bytes for each.
+fn many_descriptors(count: usize) -> Vec<u8> {
+    let entry = Entry { key: "user".into(), value: "u".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    let request =
+        RateLimitRequest { domain: "edge".into(), descriptors: vec![descriptor; count], ..RateLimitRequest::default() };
+    let mut message = vec![0];
+    message.extend(u32::try_from(request.encoded_len()).unwrap().to_be_bytes());
+    request.encode(&mut message).unwrap();
+    message
+}
