@@ -20,6 +20,7 @@ use super::grpc::{Edge, Undecided};
 use super::metrics;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::large::is_large;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
@@ -149,11 +150,18 @@ impl Door {
         told(span, response)
     }
 
-    /// Decides an encoded request.
+    /// Decides an encoded request; one of many descriptors slice by slice.
     async fn decide(&self, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
-        let request = RateLimitRequest::decode(message).map_err(|_| bad_request())?;
-        let response = self.edge.decide(request, None, span.as_mut()).await;
-        Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() })
+        if !is_large(&message) {
+            let request = RateLimitRequest::decode(message).map_err(|_| bad_request())?;
+            let response = self.edge.decide(request, None, span.as_mut()).await;
+            return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
+        }
+        // Boxed, so that ordinary requests do not carry it.
+        let parts = Box::pin(self.edge.decide_large(message, None, span)).await;
+        let mut parts = parts.map_err(|undecided| failed(&undecided))?.into_iter();
+        let response = parts.next().and_then(|first| RateLimitResponse::decode(first).ok());
+        Ok(Decided { response: response.ok_or_else(broken)?, statuses: parts.collect() })
     }
 
     fn span(&self, head: &Parts) -> Option<Span> {
