@@ -392,9 +392,11 @@ async fn ten_thousand_of_anything_are_counted_like_one() {
             assert_eq!(answer.statuses.len(), asked.len());
         }
     }
-    // One entry more makes another counter.
+    // The first 256 entries make the counter, so one entry more does not make another.
     let one_more = vec![limited(entries(10_001))];
-    assert_eq!(ask(&mut client, one_more).await.expect("an answer").overall_code(), Code::Ok);
+    assert_eq!(ask(&mut client, one_more).await.expect("an answer").overall_code(), Code::OverLimit);
+    let fewer = vec![limited(entries(255))];
+    assert_eq!(ask(&mut client, fewer).await.expect("an answer").overall_code(), Code::Ok);
 }
 
 /// The code and the message with which a call ends that is made of these bytes, and of more to come or not.

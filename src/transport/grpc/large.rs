@@ -113,8 +113,9 @@ impl Job {
         let (request, mut decision) = large.conclude(&request);
         let hold = caller.hold(&mut decision, seats);
         telemetry.observe_large(descriptors, &request, &decision, span.as_mut());
-        // The request itself would take many times its bytes as metadata.
-        let answers = Answers { dynamic_metadata: false, ..Answers::clone(&self.edge.answers) };
+        // As metadata a request of many descriptors would take many times its bytes.
+        let mut answers = Answers::clone(&self.edge.answers);
+        answers.dynamic_metadata &= request.descriptors().len() == descriptors;
         let mut response = answers.respond(&request, &decision)?;
         response.statuses.clear();
         Ok((Held { response, hold }, statuses.into_parts()))
