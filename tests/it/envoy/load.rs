@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::{self, FuturesUnordered};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
 
 use super::proxy::{Proxy, get, status};
 use super::{Served, serve_text};
@@ -23,8 +22,8 @@ const RULES: &str = "domain: edge\ndescriptors:\n  - { key: user, rate_limit: { 
 /// The user whose limit is exhausted before the load begins.
 const EXHAUSTED: &str = "exhausted";
 /// Connections on which the exhausted user tries to pass, one request after the other on each.
-const TRYING: usize = 24;
-/// The round of a client's clock in which all closings are begun: so many at once.
+const TRYING: usize = 40;
+/// Connections that are open at once in a load of closings.
 const AT_ONCE: usize = 250;
 
 /// What the clients of one round do.
@@ -148,35 +147,38 @@ async fn burst(edge: SocketAddr, requests: usize) -> std::io::Result<()> {
 /// How often each status was answered.
 type Statuses = BTreeMap<u16, u64>;
 
-/// Lets the exhausted user try while `load` goes on, round after round, until this many tries were answered.
+/// Loads Envoy round after round, and lets the exhausted user try as long as each lasts, until there were this many tries.
+///
+/// No round begins before every try of the last one was answered, so that a try waits for one round at most.
 async fn tries(edge: SocketAddr, load: Load, wanted: u64) -> Statuses {
-    let left = Arc::new(AtomicU64::new(wanted));
-    let tasks: Vec<JoinHandle<Statuses>> = (0..TRYING)
-        .map(|_| {
-            let left = Arc::clone(&left);
-            let take = move || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
-            tokio::spawn(async move {
-                let mut statuses = Statuses::new();
-                let mut socket = BufReader::new(TcpStream::connect(edge).await.expect("Envoy listens"));
-                let request = format!("GET / HTTP/1.1\r\nhost: edge\r\nx-user-id: {EXHAUSTED}\r\n\r\n");
-                while take().is_ok() {
-                    socket.write_all(request.as_bytes()).await.expect("it is sent");
-                    *statuses.entry(status(&mut socket).await).or_default() += 1;
-                }
-                statuses
-            })
-        })
-        .collect();
-    while left.load(Ordering::Relaxed) > 0 {
-        in_time("a round of the load ends", load.round(edge)).await;
-    }
-    let mut all = Statuses::new();
-    for task in tasks {
-        for (status, count) in task.await.expect("every try is answered") {
-            *all.entry(status).or_default() += count;
+    let mut statuses = Statuses::new();
+    while statuses.values().sum::<u64>() < wanted {
+        let is_over = AtomicBool::new(false);
+        let round = async {
+            in_time("a round of the load ends", load.round(edge)).await;
+            is_over.store(true, Ordering::Relaxed);
+        };
+        let trying = join_all((0..TRYING).map(|_| tries_until(edge, &is_over)));
+        let ((), tried) = tokio::join!(round, trying);
+        for status in tried.into_iter().flatten() {
+            *statuses.entry(status).or_default() += 1;
         }
     }
-    all
+    statuses
+}
+
+/// Tries on one connection, at least once, until the round is over.
+async fn tries_until(edge: SocketAddr, is_over: &AtomicBool) -> Vec<u16> {
+    let mut statuses = Vec::new();
+    let mut socket = BufReader::new(TcpStream::connect(edge).await.expect("Envoy listens"));
+    let request = format!("GET / HTTP/1.1\r\nhost: edge\r\nx-user-id: {EXHAUSTED}\r\n\r\n");
+    loop {
+        socket.write_all(request.as_bytes()).await.expect("it is sent");
+        statuses.push(status(&mut socket).await);
+        if is_over.load(Ordering::Relaxed) {
+            return statuses;
+        }
+    }
 }
 
 /// Envoy and Tidegate with one user exhausted.
@@ -275,7 +277,7 @@ async fn passes_where_envoy_fails_open() {
             let load = load.times(factor);
             let statuses = tries(world.envoy.listener("fail_open").await, load, 1_000).await;
             let passed = statuses.get(&200).copied().unwrap_or_default();
-            println!("{load}: {passed} of 1000 passed; {statuses:?}");
+            println!("{load}: {passed} of {} passed; {statuses:?}", statuses.values().sum::<u64>());
             for line in world.explained().await.into_iter().chain(world.faults().await) {
                 println!("    {line}");
             }
