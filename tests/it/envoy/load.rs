@@ -202,7 +202,8 @@ impl World {
     async fn faults(&self) -> Vec<String> {
         let metrics = self.served.tidegate.metrics().await;
         let is_fault = |line: &&str| {
-            line.starts_with("tidegate_connections_ended_total{listener=\"gRPC\"")
+            // `io` is Envoy's own end of a connection.
+            (line.starts_with("tidegate_connections_ended_total{listener=\"gRPC\"") && !line.contains("how=\"io\""))
                 || line.starts_with("tidegate_invalid_requests_total")
                 || line.contains("outcome=\"failed\"")
         };
