@@ -14,7 +14,6 @@ use tonic::Status;
 
 use super::budget::{self, Account, Call, Hold, UNCOUNTED_REQUEST_BYTES};
 use super::message::LARGEST_MESSAGE;
-use crate::telemetry::limited::Cause;
 
 /// Bytes of a part of a body, at most: 16 KiB, the largest frame (`SETTINGS_MAX_FRAME_SIZE` in RFC 9113).
 const PART_BYTES: usize = 16 * 1_024;
@@ -147,9 +146,6 @@ impl RequestBody {
             late.as_mut().reset(Instant::now() + allowed);
         }
         late.as_mut().poll(cx).map(|()| {
-            if let Some(account) = budget::account() {
-                account.count(Cause::LateBody);
-            }
             Status::deadline_exceeded(format!(
                 "the request's body did not arrive: neither its end nor 64 KiB of it came within {allowed:?}"
             ))

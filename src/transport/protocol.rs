@@ -109,7 +109,7 @@ impl<S> Http2<S> {
         Self { service, limits: *limits, limited: None }
     }
 
-    /// Counts in `limited` the calls that end because of their peer: late bodies, and answers that nobody takes.
+    /// Counts in `limited` the calls that end because their peer takes nothing of the answer.
     #[must_use]
     pub fn counting(self, limited: Arc<LimitedCalls>) -> Self {
         Self { limited: Some(limited), ..self }
