@@ -13,7 +13,6 @@ use axum::routing::any;
 use futures_util::StreamExt;
 use http_body::Body as _;
 use prost::Message;
-use tokio::task::spawn_blocking;
 
 use self::room::{Room, SMALL_BODY_BYTES, Seated};
 use super::grpc::{Edge, Undecided};
@@ -130,14 +129,14 @@ impl Door {
         };
         let turn = self.room.turn().await;
         // What runs there goes on when the caller has left, and so it keeps the turn.
-        let Ok((message, turn)) = spawn_blocking(move || (read::read(&body), turn)).await else { return broken() };
+        let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return broken() };
         drop(turn);
         let Some(message) = message else { return bad_request() };
         let mut span = self.span(head);
         let response = match self.decide(message, &mut span).await {
             Ok(decided) => {
                 let turn = self.room.turn().await;
-                let answer = spawn_blocking(move || {
+                let answer = self.room.run(move || {
                     let answer = Answer::of(&decided);
                     drop((decided, turn));
                     answer

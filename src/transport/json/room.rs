@@ -6,7 +6,9 @@ use std::task::{Context, Poll};
 
 use axum::body::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 
 /// The largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
 pub(super) const SMALL_BODY_BYTES: usize = 4 << 10;
@@ -22,6 +24,8 @@ const PART_BYTES: usize = 16 << 10;
 pub(super) struct Room {
     seats: Arc<Semaphore>,
     turn: Arc<Semaphore>,
+    /// Of the process, not of a worker: the allocator keeps memory for each thread that used some, so few threads do this.
+    runtime: Handle,
 }
 
 /// A place of one large request, from its body to the end of its answer.
@@ -44,8 +48,15 @@ pub(super) struct Seated {
 }
 
 impl Room {
+    /// Room for [`LARGE_REQUESTS`]; they are decoded and encoded on blocking threads of the caller's runtime.
     pub(super) fn new() -> Self {
-        Self { seats: Arc::new(Semaphore::new(LARGE_REQUESTS)), turn: Arc::new(Semaphore::new(1)) }
+        let (seats, turn) = (Semaphore::new(LARGE_REQUESTS), Semaphore::new(1));
+        Self { seats: Arc::new(seats), turn: Arc::new(turn), runtime: Handle::current() }
+    }
+
+    /// Runs `work` on a blocking thread.
+    pub(super) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        self.runtime.spawn_blocking(work)
     }
 
     /// Waits for a seat.
