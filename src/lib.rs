@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | words | [`model`] | plain values |
 //! | thought | [`algorithm`], [`rules`], [`telemetry`] | how hits are counted, which rule answers, and what those who watch are told |
-//! | memory and hearing | [`file`], [`store`], [`source`] | how files are read, where counters live, where rules come from |
+//! | memory and hearing | [`mod@file`], [`store`], [`source`] | how files are read, where counters live, where rules come from |
 //! | the path | [`limiter`] | request to decision |
 //! | edges | [`transport`] | gRPC, JSON, the debug page |
 //! | roof | [`settings`], [`app`], [`cli`] | what an operator sets, and the wiring |

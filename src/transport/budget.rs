@@ -1,6 +1,6 @@
 //! Memory that the calls of one connection may hold.
 //!
-//! An [`Account`] counts, for one connection, the bytes of requests that are not answered and of answers that the peer has
+//! An `Account` counts, for one connection, the bytes of requests that are not answered and of answers that the peer has
 //! not taken. A message counts whole from its prefix on, since tonic makes room for all of it then. A message that would
 //! go beyond the bound is not read, so that its HTTP/2 window stays closed and the peer holds the bytes instead. Nothing
 //! is refused. One call at a time may go beyond the bound (the turn), so that a connection full of unfinished messages
