@@ -83,7 +83,7 @@ impl Message for Encoded {
 
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
-            0 => set(&mut self.domain, map, Owned),
+            0 => set(&mut self.domain, map, PhantomData::<String>),
             1 => set(&mut self.descriptors, map, List::<EncodedDescriptor>::of(body)),
             _ => set(&mut self.hits_addend, map, Number::<u32>::NEW),
         }
@@ -103,7 +103,7 @@ impl Message for EncodedDescriptor {
             0 => set(&mut self.entries, map, List::<Entry>::of(body)),
             1 => set_some(&mut self.rest.limit, map, Fields::of(body)),
             2 => set_some(&mut self.rest.hits_addend, map, Number::<u64>::NEW),
-            _ => set(&mut self.rest.is_negative_hits, map, Flag),
+            _ => set(&mut self.rest.is_negative_hits, map, PhantomData::<bool>),
         }
     }
 }
@@ -303,52 +303,6 @@ impl<'de> Visitor<'de> for Part<'de> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Bytes, E> {
         Ok(Bytes::copy_from_slice(text.as_bytes()))
-    }
-}
-
-/// A string of its own.
-struct Owned;
-
-impl<'de> DeserializeSeed<'de> for Owned {
-    type Value = String;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<String, D::Error> {
-        json.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Owned {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-}
-
-/// `true` or `false`.
-struct Flag;
-
-impl<'de> DeserializeSeed<'de> for Flag {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<bool, D::Error> {
-        json.deserialize_bool(self)
-    }
-}
-
-impl Visitor<'_> for Flag {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("true or false")
-    }
-
-    fn visit_bool<E: Error>(self, flag: bool) -> Result<bool, E> {
-        Ok(flag)
     }
 }
 
