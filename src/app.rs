@@ -28,6 +28,7 @@ use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::file::Source;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::transport::budget::process::ProcessAccount;
 use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
@@ -121,9 +122,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let apart = if settings.use_prometheus { 3 } else { 2 };
     let grpc_room = room - apart * spare;
     let (grpc_slots, http_slots) = (Slots::new(grpc_room), || Slots::new(spare));
+    let memory_bytes = bounds::memory_bytes();
     let most_idle = match settings.grpc_max_idle_connections.0 {
         Some(connections) => bounds::below(connections, grpc_room),
-        None => bounds::idle_connections(bounds::memory_bytes(), grpc_room),
+        None => bounds::idle_connections(memory_bytes, grpc_room),
     };
     let limits = ConnectionLimits {
         age: unless_zero(settings.grpc_max_connection_age),
@@ -183,7 +185,8 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let debug_routes = admin::routes(Arc::clone(&limiter), loaded, log.level.clone(), debug_at.ip());
     let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();
-    let calls = Http2::new(services, &limits).counting(telemetry.limited_calls());
+    let process = Arc::new(ProcessAccount::new(memory_bytes));
+    let calls = Http2::new(services, &limits).counting(telemetry.limited_calls()).within(process);
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
     serving.spawn(http.serve(http1(http_routes), workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(debug_routes), Workers::here(), stopped.clone()));

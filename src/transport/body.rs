@@ -42,6 +42,8 @@ pub struct RequestBody {
     /// The part in the account of a stream that need not end, which its service may read in a task of its own. Others are
     /// read in the task of their call, whose part is the running one.
     own: Option<Box<Call>>,
+    /// What h2 may have received and nobody has read yet, until the last of it is read.
+    unread: Option<Hold>,
 }
 
 /// What was read before there was room for the rest of its message.
@@ -94,7 +96,7 @@ impl RequestBody {
     /// A body that ends with an error when neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed` of the first
     /// wait for it, and again of each such progress; `None` waits for ever.
     pub(super) fn new(body: Incoming, allowed: Option<Duration>) -> Self {
-        Self { body, early: None, allowed, late: None, arrived: 0, left: None, messages: None, own: None }
+        Self { body, early: None, allowed, late: None, arrived: 0, left: None, messages: None, own: None, unread: None }
     }
 
     /// A body of gRPC messages that is read while `account`, the one of its connection, has room. The time during which
@@ -113,6 +115,9 @@ impl RequestBody {
                 let hold = (!body.is_small()).then(|| Hold::begun(Arc::clone(account), bytes.len()));
                 body.early = Some(Early { bytes, _hold: hold });
             }
+        }
+        if !body.body.is_end_stream() {
+            body.unread = Some(Hold::open_body(Arc::clone(account)));
         }
         body
     }
@@ -200,7 +205,11 @@ impl Body for RequestBody {
         if !self.may_begin(cx) {
             return Poll::Pending;
         }
-        let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if self.unread.is_some() && self.body.is_end_stream() {
+            self.unread = None;
+        }
+        let frame = match polled {
             Poll::Ready(Some(Ok(frame))) => frame,
             Poll::Ready(Some(Err(broken))) => return Poll::Ready(Some(Err(Status::from_error(Box::new(broken))))),
             Poll::Ready(None) => return Poll::Ready(None),

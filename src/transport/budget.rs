@@ -6,32 +6,30 @@
 //! is refused. One call at a time may go beyond the bound (the turn), so that a connection full of unfinished messages
 //! makes progress (`docs/decisions/0024`).
 
+pub mod process;
+pub(super) mod runner;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
 use std::mem;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::task::{Context, Waker};
 
-use hyper::rt::Executor;
 use parking_lot::Mutex;
 use tokio::task_local;
-use tokio::time::{Instant, Sleep};
 
-use super::activity::Activity;
+use self::process::{CALL_BYTES, OPEN_BODY_BYTES, ProcessAccount};
 use crate::telemetry::limited::{Cause, LimitedCalls};
 
 /// Bytes of messages that the calls of one connection hold: 1 MiB. Beside them a connection holds what h2 has received and
-/// nobody has read, at most 16 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the turn, at most
+/// nobody has read, at most 8 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the turn, at most
 /// 4 MiB, and about 8 KiB for each call: 32 MB together.
 pub const CONNECTION_BYTES: usize = 1 << 20;
 /// Bytes of messages and untaken answers beyond which no new message is begun: 2 MiB. Messages alone do not reach it, so
 /// small requests, which arrive in one piece, pass large ones.
 pub const CONNECTION_BYTES_TO_BEGIN: usize = 2 << 20;
-/// Bytes of beginnings that wait for room for the rest of their message: 512 KiB, 32 of them.
+/// Bytes of beginnings that wait for room for the rest of their message: 512 KiB, 64 windows.
 pub const BEGUN_BYTES: usize = 512 << 10;
 /// Requests that are not counted because they arrived whole and are decided at once: up to 1 KiB. An ordinary one has some
 /// hundred bytes.
@@ -43,14 +41,17 @@ task_local! {
 }
 
 /// The bytes that the calls of one connection hold, and the calls that wait for room.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Account {
     /// Messages from their prefix to their answer, and untaken answers. Not the message of the call that has the turn.
     held: AtomicUsize,
     /// Beginnings of messages that wait for room for the rest.
     begun: AtomicUsize,
+    /// Both, the message of the call that has the turn, the calls themselves, and their bodies.
+    all: AtomicUsize,
     queue: Mutex<Queue>,
     limited: Option<Arc<LimitedCalls>>,
+    process: Arc<ProcessAccount>,
 }
 
 /// Bytes in an account, which its drop gives back.
@@ -58,7 +59,18 @@ pub(super) struct Account {
 pub(super) struct Hold {
     account: Arc<Account>,
     bytes: usize,
-    is_begun: bool,
+    what: What,
+}
+
+/// What the bytes of a [`Hold`] are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// The beginning of a message that waits for room.
+    Begun,
+    /// An answer that the peer has not taken.
+    Untaken,
+    /// What h2 may have received of a body.
+    OpenBody,
 }
 
 /// The calls that wait for room, in the order in which they began to wait.
@@ -73,8 +85,10 @@ struct Queue {
 #[derive(Debug)]
 pub(super) struct Call {
     account: Arc<Account>,
-    /// Bytes of the request that are counted.
+    /// Bytes of the request that are counted as held.
     bytes: usize,
+    /// Bytes of the request beyond these, which the turn allowed.
+    turn_bytes: usize,
     /// The place in the queue, from the first wait on.
     ticket: Option<u64>,
     has_turn: bool,
@@ -90,10 +104,39 @@ struct Answering {
     is_given: bool,
 }
 
+impl Default for Account {
+    fn default() -> Self {
+        Self::new(None, Arc::default())
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.process.close();
+    }
+}
+
 impl Account {
-    /// An account of a new connection, whose calls that meet a bound `limited` counts.
-    pub(super) fn new(limited: Option<Arc<LimitedCalls>>) -> Self {
-        Self { limited, ..Self::default() }
+    /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts.
+    pub(super) fn new(limited: Option<Arc<LimitedCalls>>, process: Arc<ProcessAccount>) -> Self {
+        process.open();
+        let [held, begun, all] = [0; 3].map(AtomicUsize::new);
+        Self { held, begun, all, queue: Mutex::default(), limited, process }
+    }
+
+    /// Returns true while the connection has to wait because all connections together hold too much.
+    pub(super) fn is_over(&self) -> bool {
+        self.process.is_over(self.all.load(Ordering::Relaxed))
+    }
+
+    fn add(&self, bytes: usize) {
+        let before = self.all.fetch_add(bytes, Ordering::Relaxed);
+        self.process.change(before, before.saturating_add(bytes));
+    }
+
+    fn subtract(&self, bytes: usize) {
+        let before = self.all.fetch_sub(bytes, Ordering::Relaxed);
+        self.process.change(before, before.saturating_sub(bytes));
     }
 
     /// Counts a call that met a bound.
@@ -115,6 +158,7 @@ impl Account {
 
     fn release(&self, bytes: usize, of: &AtomicUsize) {
         of.fetch_sub(bytes, Ordering::Relaxed);
+        self.subtract(bytes);
         if self.may_begin() {
             let waiting = mem::take(&mut self.queue.lock().waiting);
             waiting.into_values().for_each(Waker::wake);
@@ -126,20 +170,33 @@ impl Hold {
     /// Counts the beginning of a message that waits for room.
     pub(super) fn begun(account: Arc<Account>, bytes: usize) -> Self {
         account.begun.fetch_add(bytes, Ordering::Relaxed);
-        Self { account, bytes, is_begun: true }
+        Self::new(account, bytes, What::Begun)
     }
 
     /// Counts an answer that the peer has not taken.
     pub(super) fn untaken(account: Arc<Account>, bytes: usize) -> Self {
         account.held.fetch_add(bytes, Ordering::Relaxed);
-        Self { account, bytes, is_begun: false }
+        Self::new(account, bytes, What::Untaken)
+    }
+
+    /// Counts what h2 may receive of a body before it is read.
+    pub(super) fn open_body(account: Arc<Account>) -> Self {
+        Self::new(account, OPEN_BODY_BYTES, What::OpenBody)
+    }
+
+    fn new(account: Arc<Account>, bytes: usize, what: What) -> Self {
+        account.add(bytes);
+        Self { account, bytes, what }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let of = if self.is_begun { &self.account.begun } else { &self.account.held };
-        self.account.release(self.bytes, of);
+        match self.what {
+            What::Begun => self.account.release(self.bytes, &self.account.begun),
+            What::Untaken => self.account.release(self.bytes, &self.account.held),
+            What::OpenBody => self.account.subtract(self.bytes),
+        }
     }
 }
 
@@ -163,7 +220,8 @@ impl Queue {
 impl Call {
     /// A call that holds nothing yet.
     pub(super) fn new(account: Arc<Account>) -> Self {
-        Self { account, bytes: 0, ticket: None, has_turn: false, answer: Answering::default() }
+        account.add(CALL_BYTES);
+        Self { account, bytes: 0, turn_bytes: 0, ticket: None, has_turn: false, answer: Answering::default() }
     }
 
     pub(super) fn account(&self) -> Arc<Account> {
@@ -181,9 +239,13 @@ impl Call {
         let more = bytes.saturating_sub(self.bytes);
         let is_within = self.account.held().saturating_add(more) <= CONNECTION_BYTES;
         let has_room = more == 0 || self.has_room(is_within, may_take_turn, waker);
-        if has_room && !self.has_turn {
+        if has_room && self.has_turn {
+            self.account.add(more.saturating_sub(self.turn_bytes));
+            self.turn_bytes = self.turn_bytes.max(more);
+        } else if has_room && more > 0 {
             self.bytes += more;
             self.account.held.fetch_add(more, Ordering::Relaxed);
+            self.account.add(more);
         }
         has_room
     }
@@ -227,6 +289,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.release_request();
+        self.account.subtract(CALL_BYTES + self.turn_bytes);
         if let Some(ticket) = self.ticket {
             let mut queue = self.account.queue.lock();
             queue.waiting.remove(&ticket);
@@ -271,61 +334,6 @@ pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
     })
     .ok()
     .flatten()
-}
-
-/// Runs the calls of one connection, each in a task of its own that counts into the connection's account, and as in flight to
-/// its end.
-#[derive(Clone, Debug)]
-pub struct Runner {
-    account: Arc<Account>,
-    stall: Duration,
-    activity: Activity,
-}
-
-impl Runner {
-    pub(super) fn new(account: Arc<Account>, stall: Duration, activity: Activity) -> Self {
-        Self { account, stall, activity }
-    }
-}
-
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Runner {
-    fn execute(&self, call: F) {
-        let context = RefCell::new(Call::new(Arc::clone(&self.account)));
-        let (in_flight, stall) = (self.activity.call(), self.stall);
-        tokio::spawn(CALL.scope(context, async move {
-            unless_stalled(call, stall).await;
-            drop(in_flight);
-        }));
-    }
-}
-
-/// Runs `call` to its end, or drops it when its peer takes nothing of the answer for `stall`. The drop resets the stream.
-///
-/// hyper asks the body of an answer for nothing while it waits for the peer, so that a timer of the body would not run.
-async fn unless_stalled(call: impl Future<Output = ()>, stall: Duration) {
-    let mut call = pin!(call);
-    let mut timer: Option<(u64, Pin<Box<Sleep>>)> = None;
-    poll_fn(|cx| {
-        if call.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        let answer = CALL.with(|call| call.borrow().answer);
-        if !answer.is_given {
-            timer = None;
-            return Poll::Pending;
-        }
-        let (steps, sleep) = timer.get_or_insert_with(|| (answer.steps, Box::pin(tokio::time::sleep(stall))));
-        if *steps != answer.steps {
-            *steps = answer.steps;
-            sleep.as_mut().reset(Instant::now() + stall);
-        }
-        let stalled = sleep.as_mut().poll(cx);
-        if stalled.is_ready() {
-            CALL.with(|call| call.borrow().account.count(Cause::StalledAnswer));
-        }
-        stalled
-    })
-    .await;
 }
 
 #[cfg(test)]
@@ -432,24 +440,5 @@ mod tests {
         assert_eq!(woken.0.load(Ordering::Relaxed), 1);
         drop(other);
         assert_eq!(woken.0.load(Ordering::Relaxed), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_ends_when_its_peer_takes_nothing_and_not_while_the_service_thinks() {
-        let stall = Duration::from_secs(10);
-        let began = Instant::now();
-        let context = || RefCell::new(Call::new(Arc::default()));
-        let thinking = async { tokio::time::sleep(3 * stall).await };
-        CALL.scope(context(), unless_stalled(thinking, stall)).await;
-        assert_eq!(began.elapsed(), 3 * stall);
-        let taken_slowly = async {
-            for _ in 0..3 {
-                assert!(gives(false).is_none());
-                tokio::time::sleep(stall / 2).await;
-            }
-            std::future::pending::<()>().await;
-        };
-        CALL.scope(context(), unless_stalled(taken_slowly, stall)).await;
-        assert_eq!(began.elapsed(), 3 * stall + stall + stall);
     }
 }

@@ -20,7 +20,9 @@ use tower::Service;
 use super::activity::Activity;
 use super::answer::Answer;
 use super::body::RequestBody;
-use super::budget::{Account, Runner};
+use super::budget::Account;
+use super::budget::process::ProcessAccount;
+use super::budget::runner::Runner;
 use super::head;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
@@ -28,11 +30,11 @@ use crate::telemetry::limited::LimitedCalls;
 
 /// Calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
 pub const MAX_STREAMS: u32 = 1_024;
-/// Bytes in flight to us in one call: 16 KiB less the head of a frame, so that a whole window in one frame fits into 16 KiB
+/// Bytes in flight to us in one call: 8 KiB less the head of a frame, so that a whole window in one frame fits into 8 KiB
 /// of memory. h2 keeps them while a body waits for room, so [`MAX_STREAMS`] of them have to fit into what a connection may
 /// hold (`docs/decisions/0024`).
-pub const STREAM_WINDOW_BYTES: u32 = 16 * 1_024 - 9;
-/// Bytes in flight to us on one connection: a whole window for each call, 16 MiB. With less, bodies that wait for room
+pub const STREAM_WINDOW_BYTES: u32 = 8 * 1_024 - 9;
+/// Bytes in flight to us on one connection: a whole window for each call, 8 MiB. With less, bodies that wait for room
 /// would keep the body that has the turn from arriving. It is also above 512 x [`MAX_STREAMS`], below which h2 takes a
 /// burst of small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
 pub const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
@@ -42,8 +44,8 @@ pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
 /// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
 /// Calls that the client resets before h2 hands them over: 2,048 at a time. h2 ends the connection beyond it, so that it
-/// must never be reached: one turn reads 16 KiB (`socket::TURN_BYTES`), which with a frame that began in the turn before
-/// hold at most 1,300 such calls, and all of them are handed over before the next turn.
+/// must never be reached: one turn reads 8 KiB (`socket::TURN_BYTES`), which with a frame that began in the turn before
+/// hold at most 1,000 such calls, and all of them are handed over before the next turn.
 pub const MAX_RESET_BEFORE_ACCEPT: usize = 2_048;
 /// Calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003); tonic lifts it.
 pub const MAX_RESET_FOR_ERRORS: usize = 256;
@@ -100,13 +102,20 @@ pub struct Http2<S> {
     service: S,
     limits: ConnectionLimits,
     limited: Option<Arc<LimitedCalls>>,
+    process: Arc<ProcessAccount>,
 }
 
 impl<S> Http2<S> {
     /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
     /// `poll_ready` is not asked.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
-        Self { service, limits: *limits, limited: None }
+        Self { service, limits: *limits, limited: None, process: Arc::default() }
+    }
+
+    /// Bounds in `process` what the calls of all connections hold.
+    #[must_use]
+    pub fn within(self, process: Arc<ProcessAccount>) -> Self {
+        Self { process, ..self }
     }
 
     /// Counts in `limited` the calls that end because their peer takes nothing of the answer.
@@ -122,7 +131,7 @@ impl<S: Answering> Protocol for Http2<S> {
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection {
-        let (limits, account) = (&self.limits, Arc::new(Account::new(self.limited.clone())));
+        let (limits, account) = (&self.limits, Arc::new(Account::new(self.limited.clone(), Arc::clone(&self.process))));
         http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
@@ -136,7 +145,7 @@ impl<S: Answering> Protocol for Http2<S> {
             .keep_alive_timeout(limits.ping_answer)
             .auto_date_header(false)
             .serve_connection(
-                TokioIo::new(socket),
+                TokioIo::new(socket.within(Arc::clone(&account))),
                 Calls { service: self.service.clone(), body: limits.body, account: Some(account) },
             )
     }

@@ -10,15 +10,21 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 use tokio::net::TcpStream;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
-/// Bytes read in one turn of a connection, that is, in one poll of its task: 16 KiB.
+use super::budget::Account;
+use crate::telemetry::limited::Cause;
+
+/// Bytes read in one turn of a connection, that is, in one poll of its task: 8 KiB.
 ///
 /// h2 handles everything it has read before it lets go of the thread. It ends a connection on which too many calls are
 /// reset before it could hand them over, and Envoy's shared connection looks like that when clients reset their requests.
-/// 16 KiB hold about 750 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
+/// 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
 /// that floods waits for the other connections after each turn (`docs/decisions/0023`).
-pub const TURN_BYTES: u64 = 16 * 1_024;
+pub const TURN_BYTES: u64 = 8 * 1_024;
+/// The time after which a connection that waits for memory looks again: 20 ms. It looks earlier when one of its own calls is
+/// answered.
+pub const MEMORY_REST: Duration = Duration::from_millis(20);
 
 /// A TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails when its peer stops reading.
 ///
@@ -33,6 +39,8 @@ pub struct Socket {
     state: State,
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
+    account: Option<Arc<Account>>,
+    rest: Option<Pin<Box<Sleep>>>,
 }
 
 /// What the task of a connection and its socket know of each other.
@@ -73,7 +81,38 @@ impl Socket {
     /// `stall`.
     pub(super) fn new(stream: TcpStream, opening_bytes: usize, state: State, stall: Duration) -> Self {
         let turn = state.turn();
-        Self { stream: stream.take(TURN_BYTES), turn, unopened_bytes: opening_bytes, state, stall, stalled: None }
+        Self {
+            stream: stream.take(TURN_BYTES),
+            turn,
+            unopened_bytes: opening_bytes,
+            state,
+            stall,
+            stalled: None,
+            account: None,
+            rest: None,
+        }
+    }
+
+    /// Reads only while the connection of `account` need not wait for memory.
+    pub(super) fn within(self, account: Arc<Account>) -> Self {
+        Self { account: Some(account), ..self }
+    }
+
+    /// Returns true while the connection has to wait for memory. Its task is woken to look again, after [`MEMORY_REST`] at
+    /// the latest.
+    fn waits_for_memory(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(account) = self.account.as_ref().filter(|account| account.is_over()) else {
+            self.rest = None;
+            return false;
+        };
+        let rest = self.rest.get_or_insert_with(|| {
+            account.count(Cause::WaitedForMemory);
+            Box::pin(tokio::time::sleep(MEMORY_REST))
+        });
+        while rest.as_mut().poll(cx).is_ready() {
+            rest.as_mut().reset(Instant::now() + MEMORY_REST);
+        }
+        true
     }
 
     /// Returns true when this turn has read all it may.
@@ -113,6 +152,9 @@ impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         if self.is_turn_over() {
             wake_after_others(cx);
+            return Poll::Pending;
+        }
+        if self.waits_for_memory(cx) {
             return Poll::Pending;
         }
         let before = buffer.filled().len();

@@ -44,10 +44,10 @@ async fn a_client_is_told_the_bounds_of_its_connection() {
         })
         .collect();
     assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
-    assert!(settings.contains(&(4, 16_375)), "stream window: {settings:?}");
+    assert!(settings.contains(&(4, 8_183)), "stream window: {settings:?}");
     assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
     let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
-    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 16_375, "connection window");
+    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 8_183, "connection window");
 }
 
 #[tokio::test]

@@ -42,9 +42,10 @@ async fn serve_text(rules: &str, variables: &[(&str, &str)]) -> Served {
 }
 
 /// The settings without which Envoy lets requests pass, because it drops its own calls under load.
-const UNDER_LOAD: [&str; 6] = [
+const UNDER_LOAD: [&str; 7] = [
     "timeout: 0.25s",
     "http.max_requests_per_io_cycle",
+    "max_connections_to_accept_per_socket_event",
     "max_outbound_control_frames: 65536",
     "max_outbound_frames: 262144",
     "max_concurrent_streams: 1024",

@@ -125,13 +125,15 @@ def patched(page, kind):
                 assert patch["name"] == listener["name"]
                 add({"Listener": listener, "RouteConfiguration": routing}[target], operation["path"], operation["value"])
     else:
-        filters, options_of_cluster, hosts = [item["patch"]["value"] for item in found["spec"]["configPatches"]]
+        values = {item["applyTo"]: item["patch"]["value"] for item in found["spec"]["configPatches"]}
+        filters, hosts = values["HTTP_FILTER"], values["VIRTUAL_HOST"]
+        listener.update(values["LISTENER"])
         edge["typed_config"]["http_filters"].insert(0, filters)
         for host in routing["virtual_hosts"]:
             host.update(hosts)
         # Istio makes a cluster of a Service whose port speaks gRPC; the patch replaces how it speaks HTTP/2.
         name = filters["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"]
-        clusters.append(cluster(name, at(8081), **options_of_cluster))
+        clusters.append(cluster(name, at(8081), **values["CLUSTER"]))
     text = yaml.safe_dump(
         {
             "admin": {"address": at(9901)},

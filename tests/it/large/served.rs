@@ -5,12 +5,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
-use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
+use crate::redis::Single;
 use crate::support::{Tidegate, in_time};
 
 /// What a large request may take beside its message: 64 MB.
@@ -148,4 +149,31 @@ async fn how_long_others_wait_while_large_requests_are_decided() {
         let at = |share: usize| waits[(waits.len() - 1) * share / 100];
         println!("{name:<45} took {took:?}; others: median {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100));
     }
+}
+
+#[tokio::test]
+async fn a_large_request_that_is_refused_leaves_nothing_in_redis() {
+    let redis = Single::start(&[]).await;
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    let text = "domain: a\ncharging: all_or_nothing\ndescriptors:\n  \
+                - { key: k, rate_limit: { unit: year, requests_per_unit: 100000 } }\n  \
+                - { key: f, rate_limit: { unit: year, requests_per_unit: 500 } }\n";
+    std::fs::write(rules.path(), text).expect("it is written");
+    let address = redis.address().to_string();
+    let variables = [("REDIS_URL", &*address), ("ON_STORE_FAILURE", "open"), ("STORE_DEADLINE", "5s")];
+    let server = Tidegate::start(rules.path(), &variables).await;
+    let mut client = client(&server).await;
+    let mut ask = async |descriptors: Vec<RateLimitDescriptor>| {
+        let request = RateLimitRequest { domain: "a".to_owned(), descriptors, hits_addend: 0 };
+        in_time("it is answered", client.should_rate_limit(request)).await.expect("no error").into_inner()
+    };
+    let left = |answer: &RateLimitResponse| answer.statuses.iter().map(|it| it.limit_remaining).collect::<Vec<_>>();
+    let many = |key, times| vec![descriptor(vec![entry(key)]); times];
+
+    let admitted = ask([many("k", 700), many("f", 400)].concat()).await;
+    assert_eq!(admitted.overall_code(), Code::Ok, "{}", server.log());
+    let refused = ask([many("k", 700), many("f", 400)].concat()).await;
+    assert_eq!(refused.overall_code(), Code::OverLimit);
+    let after = ask([many("k", 1), many("f", 1)].concat()).await;
+    assert_eq!((after.overall_code(), left(&after)), (Code::Ok, vec![99_299, 99]));
 }
