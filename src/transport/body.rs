@@ -23,13 +23,22 @@ const PROGRESS_BYTES: usize = 64 << 10;
 
 /// What a client sends, and an error if the end of it takes too long.
 ///
-/// The body of a decision is there when its head is, so the timer is armed by the first wait and most calls have none.
-/// The error is the status a gRPC handler answers with; other handlers see a body that broke.
+/// The body of a decision is there when its head is, so most calls have nothing but the bytes. The error is the status a
+/// gRPC handler answers with; other handlers see a body that broke.
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
     /// Read, and not given to the handler yet.
-    early: Option<Early>,
+    early: Option<Bytes>,
+    /// All of the body was received and read. To ask h2 for it takes a lock.
+    has_arrived: bool,
+    /// `None` for a small request that arrived whole.
+    slow: Option<Box<Slow>>,
+}
+
+/// What it takes to read a body that is large or has not arrived.
+#[derive(Debug, Default)]
+struct Slow {
     allowed: Option<Duration>,
     late: Option<Pin<Box<Sleep>>>,
     /// Bytes that have arrived since the timer was set.
@@ -41,17 +50,11 @@ pub struct RequestBody {
     messages: Option<Messages>,
     /// The part in the account of a stream that need not end, which its service may read in a task of its own. Others are
     /// read in the task of their call, whose part is the running one.
-    own: Option<Box<Call>>,
+    own: Option<Call>,
+    /// What was read before there was room for the rest of its message.
+    begun: Option<Hold>,
     /// What h2 may have received and nobody has read yet, until the last of it is read.
     unread: Option<Hold>,
-}
-
-/// What was read before there was room for the rest of its message.
-#[derive(Debug)]
-struct Early {
-    bytes: Bytes,
-    /// None for a small request that arrived whole.
-    _hold: Option<Hold>,
 }
 
 /// Where the bytes read so far end among gRPC's messages, each with a prefix of a flag and its length.
@@ -66,6 +69,11 @@ struct Messages {
 }
 
 impl Messages {
+    /// Returns true while none is larger than what is not counted.
+    fn is_small(&self) -> bool {
+        self.largest <= UNCOUNTED_REQUEST_BYTES
+    }
+
     fn pass(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
             if self.missing > 0 {
@@ -96,14 +104,15 @@ impl RequestBody {
     /// A body that ends with an error when neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed` of the first
     /// wait for it, and again of each such progress; `None` waits for ever.
     pub(super) fn new(body: Incoming, allowed: Option<Duration>) -> Self {
-        Self { body, early: None, allowed, late: None, arrived: 0, left: None, messages: None, own: None, unread: None }
+        let slow = Slow { allowed, ..Slow::default() };
+        Self { body, early: None, has_arrived: false, slow: Some(Box::new(slow)) }
     }
 
     /// A body of gRPC messages that is read while `account`, the one of its connection, has room. The time during which
     /// it may not be read does not count.
     pub(super) fn of_account(body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
-        let own = allowed.is_none().then(|| Box::new(Call::new(Arc::clone(account))));
-        let mut body = Self { messages: Some(Messages::default()), own, ..Self::new(body, allowed) };
+        let mut body = Self { body, early: None, has_arrived: false, slow: None };
+        let mut messages = Messages::default();
         if account.may_begin() {
             // Nobody has to be woken, since the call's own task polls again. Errors come again then, and trailers without
             // data are nobody's.
@@ -111,33 +120,39 @@ impl RequestBody {
             if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
                 && let Ok(bytes) = frame.into_data()
             {
-                body.pass(&bytes);
-                let hold = (!body.is_small()).then(|| Hold::begun(Arc::clone(account), bytes.len()));
-                body.early = Some(Early { bytes, _hold: hold });
+                messages.pass(&bytes);
+                body.early = Some(bytes);
             }
         }
-        if !body.body.is_end_stream() {
-            body.unread = Some(Hold::open_body(Arc::clone(account)));
+        body.has_arrived = body.body.is_end_stream();
+        if body.has_arrived && messages.is_small() {
+            return body;
         }
+        let account = || Arc::clone(account);
+        body.slow = Some(Box::new(Slow {
+            allowed,
+            arrived: body.early.as_ref().map_or(0, Bytes::len),
+            messages: Some(messages),
+            own: allowed.is_none().then(|| Call::new(account())),
+            begun: body.early.as_ref().map(|bytes| Hold::begun(account(), bytes.len())),
+            unread: (!body.has_arrived).then(|| Hold::open_body(account())),
+            ..Slow::default()
+        }));
         body
     }
 
-    /// Returns true when all of the body has arrived.
+    /// Returns true when all of the body was received and read.
     pub(super) fn has_arrived(&self) -> bool {
-        self.body.is_end_stream()
+        self.has_arrived
     }
+}
 
+impl Slow {
     fn pass(&mut self, bytes: &[u8]) {
         self.arrived = self.arrived.saturating_add(bytes.len());
         if let Some(messages) = &mut self.messages {
             messages.pass(bytes);
         }
-    }
-
-    /// Returns true for a small request that has arrived whole.
-    fn is_small(&self) -> bool {
-        let is_small = |messages: &Messages| messages.largest <= UNCOUNTED_REQUEST_BYTES;
-        self.body.is_end_stream() && self.messages.as_ref().is_some_and(is_small)
     }
 
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
@@ -158,10 +173,10 @@ impl RequestBody {
     }
 
     /// Returns true when the next part may be read.
-    fn may_begin(&mut self, cx: &Context<'_>) -> bool {
+    fn may_begin(&mut self, has_arrived: bool, cx: &Context<'_>) -> bool {
         let Some(messages) = &self.messages else { return true };
         // A call that holds more than a part can bring does not wait for its last ones.
-        let has_room = messages.missing > 0 || messages.largest > PART_BYTES || self.body.is_end_stream();
+        let has_room = messages.missing > 0 || messages.largest > PART_BYTES || has_arrived;
         has_room
             || match &mut self.own {
                 Some(own) => own.may_begin(false, cx.waker()),
@@ -171,10 +186,10 @@ impl RequestBody {
     }
 
     /// Returns true when there is room for the messages that what was read belongs to.
-    fn may_hold(&mut self, cx: &Context<'_>) -> bool {
+    fn may_hold(&mut self, has_arrived: bool, cx: &Context<'_>) -> bool {
         let Some(messages) = &self.messages else { return true };
         let largest = messages.largest;
-        self.is_small()
+        (has_arrived && messages.is_small())
             || match &mut self.own {
                 Some(own) => own.may_hold(largest, false, cx.waker()),
                 None => budget::may_hold(largest, cx),
@@ -189,6 +204,12 @@ impl RequestBody {
         }
         false
     }
+
+    /// Counts bytes that wait for room for the rest of their message.
+    fn begin(&mut self, bytes: &Bytes) {
+        let account = self.own.as_ref().map(Call::account).or_else(budget::account);
+        self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+    }
 }
 
 impl Body for RequestBody {
@@ -196,45 +217,56 @@ impl Body for RequestBody {
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.early.is_some() {
-            if !self.may_hold(cx) {
+        let Self { body, early, has_arrived, slow } = &mut *self;
+        let mut slow = slow.as_mut();
+        if early.is_some() {
+            if let Some(slow) = &mut slow {
+                if !slow.may_hold(*has_arrived, cx) {
+                    return Poll::Pending;
+                }
+                slow.begun = None;
+            }
+            return Poll::Ready(early.take().map(|bytes| Ok(Frame::data(bytes))));
+        }
+        if let Some(slow) = &mut slow {
+            *has_arrived = *has_arrived || body.is_end_stream();
+            if !slow.may_begin(*has_arrived, cx) {
                 return Poll::Pending;
             }
-            return Poll::Ready(self.early.take().map(|early| Ok(Frame::data(early.bytes))));
         }
-        if !self.may_begin(cx) {
-            return Poll::Pending;
-        }
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if self.unread.is_some() && self.body.is_end_stream() {
-            self.unread = None;
-        }
+        let polled = Pin::new(&mut *body).poll_frame(cx);
         let frame = match polled {
             Poll::Ready(Some(Ok(frame))) => frame,
             Poll::Ready(Some(Err(broken))) => return Poll::Ready(Some(Err(Status::from_error(Box::new(broken))))),
             Poll::Ready(None) => return Poll::Ready(None),
-            Poll::Pending => return self.poll_late(cx).map(|late| Some(Err(late))),
+            Poll::Pending => {
+                return slow.map_or(Poll::Pending, |slow| slow.poll_late(cx).map(|late| Some(Err(late))));
+            }
         };
         let bytes = match frame.into_data() {
             Ok(bytes) => bytes,
             Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
         };
-        self.pass(&bytes);
-        if self.may_hold(cx) {
+        let Some(slow) = slow else { return Poll::Ready(Some(Ok(Frame::data(bytes)))) };
+        slow.pass(&bytes);
+        *has_arrived = body.is_end_stream();
+        if *has_arrived {
+            slow.unread = None;
+        }
+        if slow.may_hold(*has_arrived, cx) {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
-        let account = self.own.as_ref().map(|own| own.account()).or_else(budget::account);
-        let hold = account.map(|account| Hold::begun(account, bytes.len()));
-        self.early = Some(Early { bytes, _hold: hold });
+        slow.begin(&bytes);
+        *early = Some(bytes);
         Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.early.is_none() && self.body.is_end_stream()
+        self.early.is_none() && (self.has_arrived || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let early = self.early.as_ref().map_or(0, |early| u64::try_from(early.bytes.len()).unwrap_or(u64::MAX));
+        let early = self.early.as_ref().map_or(0, |early| u64::try_from(early.len()).unwrap_or(u64::MAX));
         let mut hint = self.body.size_hint();
         if let Some(upper) = hint.upper() {
             hint.set_upper(upper.saturating_add(early));

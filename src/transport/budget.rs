@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
 use parking_lot::Mutex;
-use tokio::task_local;
 
 use self::process::{CALL_BYTES, OPEN_BODY_BYTES, ProcessAccount};
 use crate::telemetry::limited::{Cause, LimitedCalls};
@@ -35,9 +34,9 @@ pub const BEGUN_BYTES: usize = 512 << 10;
 /// hundred bytes.
 pub const UNCOUNTED_REQUEST_BYTES: usize = 1_024;
 
-task_local! {
+thread_local! {
     /// The call that the running task answers.
-    static CALL: RefCell<Call>;
+    static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
 }
 
 /// The bytes that the calls of one connection hold, and the calls that wait for room.
@@ -301,38 +300,41 @@ impl Drop for Call {
     }
 }
 
+/// Asks the running call. Returns `None` outside of a call.
+fn running<T>(ask: impl FnOnce(&mut Call) -> T) -> Option<T> {
+    CALL.with(|call| call.borrow_mut().as_mut().map(ask))
+}
+
 /// Returns true when the running call may begin a message. Else its task is woken for another try. Outside of a call nothing
 /// may be begun.
 pub(super) fn may_begin(cx: &Context<'_>) -> bool {
-    CALL.try_with(|call| call.borrow_mut().may_begin(true, cx.waker())).unwrap_or(false)
+    running(|call| call.may_begin(true, cx.waker())).unwrap_or(false)
 }
 
 /// Returns true when the running call may hold a message of `bytes`, and counts it until the answer is there. Else its task
 /// is woken for another try. Outside of a call nothing may be held.
 pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
-    CALL.try_with(|call| call.borrow_mut().may_hold(bytes, true, cx.waker())).unwrap_or(false)
+    running(|call| call.may_hold(bytes, true, cx.waker())).unwrap_or(false)
 }
 
 /// Returns the account of the running call.
 pub(super) fn account() -> Option<Arc<Account>> {
-    CALL.try_with(|call| call.borrow().account()).ok()
+    running(|call| call.account())
 }
 
 /// Notes that the running call was asked for the next part of its answer.
 pub(super) fn is_asked() {
-    let _ = CALL.try_with(|call| call.borrow_mut().answer.step(false));
+    let _ = running(|call| call.answer.step(false));
 }
 
 /// Notes that the running call gave a part of its answer, which the peer has to take before the next. Its request counts no
 /// longer. Returns the account for the answer, and `None` outside of a call.
 pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
-    CALL.try_with(|call| {
-        let mut call = call.borrow_mut();
+    running(|call| {
         call.answer.step(true);
         call.release_request();
         is_counted.then(|| Arc::clone(&call.account))
     })
-    .ok()
     .flatten()
 }
 

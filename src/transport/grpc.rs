@@ -264,7 +264,7 @@ impl Services {
         let (decisions, limiter) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter));
         self.counted(Box::pin(async move {
             match body.open(&mut head, || limiter.rules().longest_domain()).await {
-                Ok(body) => Ok(answer(decisions, http::Request::from_parts(head, body)).await),
+                Ok(body) => answer(decisions, http::Request::from_parts(head, body)).await,
                 Err(broken) => Ok(broken.into_http()),
             }
         }))
@@ -285,12 +285,12 @@ impl Services {
 }
 
 /// Answers a call whose message is not above the bound.
-async fn answer<B>(edge: Arc<Edge>, request: http::Request<B>) -> http::Response<tonic::body::Body>
+async fn answer<B>(edge: Arc<Edge>, request: http::Request<B>) -> Result<http::Response<tonic::body::Body>, Infallible>
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
 {
-    Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(Asked(edge), request).await
+    Ok(Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(Asked(edge), request).await)
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
@@ -316,8 +316,8 @@ where
         match Beginning::of(body) {
             Ok(Beginning::Ordinary(body)) => {
                 let has_arrived = body.has_arrived();
-                let answered = answer(Arc::clone(&self.decisions), http::Request::from_parts(head, body));
-                let answered: Answer = Box::pin(async { Ok(answered.await) });
+                let request = http::Request::from_parts(head, body);
+                let answered: Answer = Box::pin(answer(Arc::clone(&self.decisions), request));
                 if has_arrived { answered } else { self.counted(answered) }
             }
             Ok(Beginning::Other(body)) => self.open(head, body),

@@ -34,7 +34,7 @@ pub(super) struct Unread {
 /// A body of which the beginning was read already.
 #[derive(Debug)]
 pub(super) struct Begun<B> {
-    first: Option<Frame<Bytes>>,
+    first: Option<Bytes>,
     rest: B,
 }
 
@@ -82,13 +82,13 @@ where
         // What has not arrived is waited for by who polls the body next.
         let mut nobody = Context::from_waker(std::task::Waker::noop());
         let read = match Pin::new(&mut body).poll_frame(&mut nobody) {
-            Poll::Ready(Some(frame)) => frame?,
-            Poll::Ready(None) | Poll::Pending => Frame::data(Bytes::new()),
+            Poll::Ready(Some(frame)) => frame?.into_data().unwrap_or_default(),
+            Poll::Ready(None) | Poll::Pending => Bytes::new(),
         };
-        if read.data_ref().and_then(|data| Prefix::of(data)).is_some_and(Prefix::is_ordinary) {
+        if Prefix::of(&read).is_some_and(Prefix::is_ordinary) {
             return Ok(Self::Ordinary(Begun { first: Some(read), rest: body }));
         }
-        Ok(Self::Other(Unopened { read: read.into_data().unwrap_or_default(), rest: body }))
+        Ok(Self::Other(Unopened { read, rest: body }))
     }
 }
 
@@ -158,7 +158,7 @@ where
     }
 
     fn begun(self) -> Begun<B> {
-        Begun { first: Some(Frame::data(self.read)), rest: self.rest }
+        Begun { first: Some(self.read), rest: self.rest }
     }
 }
 
@@ -171,7 +171,7 @@ where
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(first))),
+            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
             None => Pin::new(&mut self.rest).poll_frame(cx),
         }
     }

@@ -1,10 +1,10 @@
 //! The tasks in which the calls of a connection are answered.
 
-use std::cell::RefCell;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::Executor;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::{Account, CALL, Call};
 use crate::telemetry::limited::Cause;
-use crate::transport::activity::Activity;
+use crate::transport::activity::{Activity, InFlight};
 
 /// Runs the calls of one connection, each in a task of its own that counts into the connection's account, and as in flight to
 /// its end.
@@ -23,50 +23,73 @@ pub struct Runner {
     activity: Activity,
 }
 
+/// The task of one call. It drops the call when its peer takes nothing of the answer for `stall`, which resets the stream.
+///
+/// hyper asks the body of an answer for nothing while it waits for the peer, so that a timer of the body would not run. The
+/// future of the call is large, so nothing here moves it but the spawn of the task.
+struct Running<F> {
+    call: F,
+    part: Option<Call>,
+    stall: Duration,
+    /// The timer, and the step of the answer since which it runs.
+    timer: Option<(u64, Pin<Box<Sleep>>)>,
+    _in_flight: Option<InFlight>,
+}
+
+/// Makes a call the running one of this thread until it is dropped.
+struct Entered<'a>(&'a mut Option<Call>);
+
 impl Runner {
     pub(in crate::transport) fn new(account: Arc<Account>, stall: Duration, activity: Activity) -> Self {
         Self { account, stall, activity }
     }
 }
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Runner {
+impl<F: Future<Output = ()> + Unpin + Send + 'static> Executor<F> for Runner {
     fn execute(&self, call: F) {
-        let context = RefCell::new(Call::new(Arc::clone(&self.account)));
-        let (in_flight, stall) = (self.activity.call(), self.stall);
-        tokio::spawn(CALL.scope(context, async move {
-            unless_stalled(call, stall).await;
-            drop(in_flight);
-        }));
+        let part = Some(Call::new(Arc::clone(&self.account)));
+        tokio::spawn(Running { call, part, stall: self.stall, timer: None, _in_flight: Some(self.activity.call()) });
     }
 }
 
-/// Runs `call` to its end, or drops it when its peer takes nothing of the answer for `stall`. The drop resets the stream.
-///
-/// hyper asks the body of an answer for nothing while it waits for the peer, so that a timer of the body would not run.
-async fn unless_stalled(call: impl Future<Output = ()>, stall: Duration) {
-    let mut call = pin!(call);
-    let mut timer: Option<(u64, Pin<Box<Sleep>>)> = None;
-    poll_fn(|cx| {
-        if call.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        let answer = CALL.with(|call| call.borrow().answer);
-        if !answer.is_given {
-            timer = None;
+impl<'a> Entered<'a> {
+    fn new(part: &'a mut Option<Call>) -> Self {
+        CALL.with(|running| mem::swap(&mut *running.borrow_mut(), part));
+        Self(part)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        CALL.with(|running| mem::swap(&mut *running.borrow_mut(), self.0));
+    }
+}
+
+impl<F: Future<Output = ()> + Unpin> Future for Running<F> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let entered = Entered::new(&mut this.part);
+        let polled = Pin::new(&mut this.call).poll(cx);
+        drop(entered);
+        let Some(part) = this.part.as_ref().filter(|_| polled.is_pending()) else { return Poll::Ready(()) };
+        if !part.answer.is_given {
+            this.timer = None;
             return Poll::Pending;
         }
-        let (steps, sleep) = timer.get_or_insert_with(|| (answer.steps, Box::pin(tokio::time::sleep(stall))));
-        if *steps != answer.steps {
-            *steps = answer.steps;
+        let (stall, step) = (this.stall, part.answer.steps);
+        let (since, sleep) = this.timer.get_or_insert_with(|| (step, Box::pin(tokio::time::sleep(stall))));
+        if *since != step {
+            *since = step;
             sleep.as_mut().reset(Instant::now() + stall);
         }
         let stalled = sleep.as_mut().poll(cx);
         if stalled.is_ready() {
-            CALL.with(|call| call.borrow().account.count(Cause::StalledAnswer));
+            part.account.count(Cause::StalledAnswer);
         }
         stalled
-    })
-    .await;
+    }
 }
 
 #[cfg(test)]
@@ -78,18 +101,19 @@ mod tests {
     async fn a_call_ends_when_its_peer_takes_nothing_and_not_while_the_service_thinks() {
         let stall = Duration::from_secs(10);
         let began = Instant::now();
-        let context = || RefCell::new(Call::new(Arc::default()));
-        let thinking = async { tokio::time::sleep(3 * stall).await };
-        CALL.scope(context(), unless_stalled(thinking, stall)).await;
+        let running =
+            |call| Running { call, part: Some(Call::new(Arc::default())), stall, timer: None, _in_flight: None };
+        let thinking: Pin<Box<dyn Future<Output = ()>>> = Box::pin(tokio::time::sleep(3 * stall));
+        running(thinking).await;
         assert_eq!(began.elapsed(), 3 * stall);
-        let taken_slowly = async {
+        let taken_slowly = Box::pin(async {
             for _ in 0..3 {
                 assert!(gives(false).is_none());
                 tokio::time::sleep(stall / 2).await;
             }
             std::future::pending::<()>().await;
-        };
-        CALL.scope(context(), unless_stalled(taken_slowly, stall)).await;
+        });
+        running(taken_slowly).await;
         assert_eq!(began.elapsed(), 3 * stall + stall + stall);
     }
 }
