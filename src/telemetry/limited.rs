@@ -45,8 +45,8 @@ causes! {
     LateBody "late_body", "request bodies were not complete 10 s after their head";
     /// An answer that the peer did not take in time.
     StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them";
-    /// Calls of a connection that is not read for a while, since those of all connections hold too much memory.
-    WaitedForMemory "waited_for_memory", "connections had to wait, because the calls of all of them hold too much memory";
+    /// Calls of a connection that is read slowly for a while, since those of all connections hold too much memory.
+    WaitedForMemory "waited_for_memory", "connections were read slowly, because the calls of all of them hold too much memory";
 }
 
 /// The calls that met a bound, by cause. Each thread may count; clones of the `Arc` count into the same numbers.

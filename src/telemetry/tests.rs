@@ -308,3 +308,37 @@ fn whatever_a_policy_answers_is_an_error_of_the_store_and_what_is_only_watched_i
     assert!(text.contains("should_rate_limit_error{err_type=\"redis_error\"} 1\n"), "{text}");
     assert!(text.contains("ratelimit_service_global_shadow_mode 1\n"), "{text}");
 }
+
+#[test]
+fn a_request_that_the_store_did_not_answer_is_one_error_however_many_limits_it_has() {
+    let telemetry = Telemetry::new(0.8, Micros::ZERO);
+    let open = Answered { verdict: verdict(Outcome::Admitted, 0, Provenance::Open), ..asked(None, 5, 0, 1) };
+    telemetry.observe(&request(&[]), &decision(&[open, open, open]), None);
+    let text = telemetry.page();
+    assert!(text.contains("should_rate_limit_error{err_type=\"redis_error\"} 1\n"), "{text}");
+}
+
+#[test]
+fn only_an_admitted_request_is_a_delayed_one() {
+    let telemetry = Telemetry::new(0.8, Micros::ZERO);
+    let wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
+    let held = Decision { wait, ..decision(&[asked(None, 5, 0, 1)]) };
+    telemetry.observe(&request(&[]), &held, None);
+    // It found no room to wait in.
+    telemetry.observe(&request(&[]), &Decision { outcome: Outcome::Refused, ..held }, None);
+    let text = telemetry.page();
+    for delivery in ["header", "hold"] {
+        assert!(text.contains(&format!("delayed_requests_total{{delivery=\"{delivery}\"}} 1\n")), "{text}");
+    }
+}
+
+#[test]
+fn what_an_instances_own_part_admits_is_within_the_limit() {
+    let rule = plain(0, "user");
+    let rules = loaded(&[&rule]);
+    let counted = asked(Some(&rule), 5, 1, 2);
+    let local = Answered { verdict: Verdict { provenance: Provenance::Local, ..counted.verdict }, ..counted };
+    count(&rules, &request(&[]), &decision(&[local]));
+    let text = page(&rules);
+    assert!(text.contains("within_limit{domain=\"edge\",key1=\"user\"} 2\n"), "{text}");
+}

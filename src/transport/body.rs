@@ -113,16 +113,14 @@ impl RequestBody {
     pub(super) fn of_account(body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
         let mut body = Self { body, early: None, has_arrived: false, slow: None };
         let mut messages = Messages::default();
-        if account.may_begin() {
-            // Nobody has to be woken, since the call's own task polls again. Errors come again then, and trailers without
-            // data are nobody's.
-            let mut cx = Context::from_waker(Waker::noop());
-            if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
-                && let Ok(bytes) = frame.into_data()
-            {
-                messages.pass(&bytes);
-                body.early = Some(bytes);
-            }
+        // A small request that has arrived is decided at once, however many large ones wait for room. Nobody has to be woken,
+        // since the call's own task polls again. Errors come again then, and trailers without data are nobody's.
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
+            && let Ok(bytes) = frame.into_data()
+        {
+            messages.pass(&bytes);
+            body.early = Some(bytes);
         }
         body.has_arrived = body.body.is_end_stream();
         if body.has_arrived && messages.is_small() {

@@ -109,21 +109,14 @@ impl Default for Account {
     }
 }
 
-impl Drop for Account {
-    fn drop(&mut self) {
-        self.process.close();
-    }
-}
-
 impl Account {
     /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts.
     pub(super) fn new(limited: Option<Arc<LimitedCalls>>, process: Arc<ProcessAccount>) -> Self {
-        process.open();
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
         Self { held, begun, all, queue: Mutex::default(), limited, process }
     }
 
-    /// Returns true while the connection has to wait because all connections together hold too much.
+    /// Returns true while the connection is read slowly because all connections together hold too much.
     pub(super) fn is_over(&self) -> bool {
         self.process.is_over(self.all.load(Ordering::Relaxed))
     }

@@ -22,8 +22,7 @@ use crate::telemetry::limited::Cause;
 /// 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
 /// that floods waits for the other connections after each turn (`docs/decisions/0023`).
 pub const TURN_BYTES: u64 = 8 * 1_024;
-/// The time after which a connection that waits for memory looks again: 20 ms. It looks earlier when one of its own calls is
-/// answered.
+/// The time from one turn to the next of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
 pub const MEMORY_REST: Duration = Duration::from_millis(20);
 
 /// A TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails when its peer stops reading.
@@ -40,7 +39,10 @@ pub struct Socket {
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
     account: Option<Arc<Account>>,
+    /// The time until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
+    /// The turn that may read meanwhile.
+    slow_turn: u64,
 }
 
 /// What the task of a connection and its socket know of each other.
@@ -90,6 +92,7 @@ impl Socket {
             stalled: None,
             account: None,
             rest: None,
+            slow_turn: turn,
         }
     }
 
@@ -98,8 +101,8 @@ impl Socket {
         Self { account: Some(account), ..self }
     }
 
-    /// Returns true while the connection has to wait for memory. Its task is woken to look again, after [`MEMORY_REST`] at
-    /// the latest.
+    /// Returns true while the connection waits because all connections together hold too much memory. After each
+    /// [`MEMORY_REST`] one turn may read, so that resets, answers to pings and the rest of messages arrive all the same.
     fn waits_for_memory(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(account) = self.account.as_ref().filter(|account| account.is_over()) else {
             self.rest = None;
@@ -109,10 +112,14 @@ impl Socket {
             account.count(Cause::WaitedForMemory);
             Box::pin(tokio::time::sleep(MEMORY_REST))
         });
-        while rest.as_mut().poll(cx).is_ready() {
+        if self.slow_turn != self.turn {
+            if rest.as_mut().poll(cx).is_pending() {
+                return true;
+            }
             rest.as_mut().reset(Instant::now() + MEMORY_REST);
+            self.slow_turn = self.turn;
         }
-        true
+        false
     }
 
     /// Returns true when this turn has read all it may.

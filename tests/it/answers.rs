@@ -34,6 +34,8 @@ use crate::support::{Tidegate, in_time, output, repository};
 use crate::wire::{object, plain};
 use crate::world::{HandClock, NOON, file, guard};
 
+mod retry;
+
 const RULES: &str = "domain: edge
 descriptors:
   - key: plan

@@ -525,21 +525,19 @@ descriptors:
     let limiter = limiter(rules, Options::default(), &store);
     let ask = |entries: String| {
         let request = request([descriptor(&entries)]);
-        futures(limiter.decide(&request, None)).outcome.is_refused()
+        let decision = futures(limiter.decide(&request, None));
+        (decision.outcome.is_refused(), decision.answers[0].verdict.remaining)
     };
     for value in 0..1_000 {
-        assert!(!ask(format!("long={value}")));
+        assert_eq!(ask(format!("long={value}")), (false, 999_999));
     }
     for value in 0..50_000 {
-        assert!(!ask(format!("short={value}")), "a full store refuses nobody");
+        assert!(!ask(format!("short={value}")).0, "a full store refuses nobody");
     }
     assert!(store.counters() <= 6_400);
     // A flood of short counters evicts short counters: of the thousand long ones nearly all are still there.
-    let before = store.counters();
-    for value in 0..1_000 {
-        assert!(!ask(format!("long={value}")));
-    }
-    assert_eq!(store.counters(), before);
+    let kept = (0..1_000).filter(|value| ask(format!("long={value}")) == (false, 999_998)).count();
+    assert!(kept >= 950, "{kept} of 1,000 long counters are still there");
 }
 
 fn counters(world: &World) -> usize {

@@ -465,6 +465,32 @@ fn a_client_near_its_limit_is_warned_whatever_the_style() {
     assert_eq!(told(&Decision { outcome: Outcome::Refused, ..warned })[0], [""; 0], "a refused one knows");
 }
 
+/// In every style the three headers are those of one descriptor, and of quotas that refuse it is the one with the shortest wait.
+#[test]
+fn three_headers_describe_one_limit_of_several_quotas() {
+    let (long, short, free) = (rule(&["long"]), rule(&["short"]), rule(&["free"]));
+    let wait = |seconds| Verdict { reset: Micros::from_secs(seconds), ..refused(Some(Micros::from_secs(seconds))) };
+    let quota = |rule, limit, verdict| with_role(Role::Quota, limited(rule, None, per_minute(limit), verdict));
+    let [long, short] = [quota(&long, 7, wait(500)), quota(&short, 8, wait(20))];
+    let room = quota(&free, 9, admitted(3, Micros::from_secs(90)));
+    let triple = |lines: &[String]| -> Vec<u64> {
+        lines.iter().take(3).map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect()
+    };
+    for parts in [[long.clone(), short.clone()], [short.clone(), long.clone()]] {
+        let refused = decision(Outcome::Refused, Some(Micros::from_secs(20)), parts.clone());
+        let [_, three, reference, x_rate_limit, _] = told(&refused);
+        assert_eq!(triple(&x_rate_limit)[..2], [8, 0]);
+        assert!(triple(&x_rate_limit)[2].abs_diff(NOW.ceil_secs() + 20) <= 1, "{x_rate_limit:?}");
+        for lines in [three, reference] {
+            assert!([vec![7, 0, 500], vec![8, 0, 20]].contains(&triple(&lines)), "{lines:?}");
+        }
+    }
+    let admitted = decision(Outcome::Admitted, None, [long, room]);
+    let [_, three, _, x_rate_limit, _] = told(&admitted);
+    assert_eq!(triple(&three), [7, 0, 500], "the least remaining");
+    assert_eq!(triple(&x_rate_limit)[..2], [7, 0]);
+}
+
 #[test]
 fn envoy_is_asked_to_wait_whole_milliseconds_and_only_for_who_passes() {
     let delay = |outcome, header| {

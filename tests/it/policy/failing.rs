@@ -21,7 +21,11 @@ use crate::world::{HandClock, Limiter, NOON, file};
 /// Room for every counter of a test, so that none is evicted.
 const COUNTERS: usize = 1 << 20;
 
-/// The embedded store, but charges whose value begins with `down` fail.
+/// The limit of those that fail where the value begins with `partly`.
+pub const PARTLY: u32 = 77;
+
+/// The embedded store, but charges whose value begins with `down` fail, and those of a limit of [`PARTLY`] whose value begins
+/// with `partly`.
 pub struct Failing {
     pub memory: Arc<Memory>,
     /// How they fail.
@@ -155,7 +159,8 @@ impl Store for Failing {
 }
 
 fn is_down(charge: &Charge) -> bool {
-    charge.key.to_string().contains("=down")
+    let key = charge.key.to_string();
+    key.contains("=down") || key.contains("=partly") && charge.limit.capacity() == PARTLY
 }
 
 /// The guard over this store of one of so many replicas.

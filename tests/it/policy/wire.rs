@@ -35,6 +35,12 @@ descriptors:
   - { key: quota, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
 ";
 
+/// Limits of which one alone fails, and one that warns.
+const MORE: &str = "  - { key: two, on_store_failure: open, rate_limits: [{ unit: day, requests_per_unit: 77 }, \
+                    { unit: week, requests_per_unit: 90 }] }
+  - { key: warned, on_store_failure: local, rate_limit: { unit: day, requests_per_unit: 10, warn_at: 10% } }
+";
+
 /// Half a day, in seconds: what is left of a day at noon.
 const HALF_DAY_S: i64 = 43_200;
 
@@ -43,7 +49,12 @@ fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
     let [limit, remaining, reset] = ["limit", "remaining", "reset"].map(str::to_owned);
     let headers = HeaderNames::new(limit, remaining, reset).expect("names");
     let answers = Answers { headers: Headers::Three(headers), dynamic_metadata, ..Answers::default() };
-    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
+    edge_with(instance, answers)
+}
+
+fn edge_with(instance: &Instance, answers: Answers) -> Edge {
+    let limiter = instance.limiter(&format!("{RULES}{MORE}")).limiter;
+    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
 fn request(entries: &[&str]) -> RateLimitRequest {
@@ -161,6 +172,36 @@ async fn what_a_real_limit_refuses_beside_a_closed_failure_is_an_ordinary_refusa
         assert_eq!(answer.raw_body, b"");
         assert_eq!(metadata(&answer), r#"{"on_store_failure": ["closed"]}"#);
     }
+}
+
+#[tokio::test]
+async fn a_real_refusal_beside_a_closed_failure_keeps_its_retry_after() {
+    let instance = Instance::of(2);
+    let edge = edge_with(&instance, Answers { headers: Headers::Ietf, ..Answers::default() });
+    assert_eq!(answer(&edge, &["one=up"]).await.overall_code(), Code::Ok);
+    for entries in [["one=up", "closed=down"], ["closed=down", "one=up"]] {
+        let answer = answer(&edge, &entries).await;
+        assert_eq!(headers(&answer).get("retry-after"), Some(&&*HALF_DAY_S.to_string()), "{entries:?}");
+    }
+}
+
+#[tokio::test]
+async fn of_two_limits_of_a_descriptor_the_one_that_was_counted_is_shown() {
+    let instance = Instance::of(2);
+    let edge = edge(&instance, false);
+    let counted = answer(&edge, &["two=partly"]).await;
+    let limit = counted.statuses[0].current_limit.as_ref().map(|limit| limit.requests_per_unit);
+    assert_eq!((limit, counted.statuses[0].limit_remaining), (Some(90), 89));
+    assert_eq!(headers(&counted).get("limit"), Some(&"90"));
+}
+
+#[tokio::test]
+async fn nobody_is_warned_of_an_instances_own_part() {
+    let instance = Instance::of(1);
+    let edge = edge(&instance, false);
+    let warning = "x-ratelimit-warning";
+    assert!(headers(&answer(&edge, &["warned=up"]).await).contains_key(warning));
+    assert!(!headers(&answer(&edge, &["warned=down"]).await).contains_key(warning));
 }
 
 #[tokio::test]

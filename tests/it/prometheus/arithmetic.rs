@@ -112,11 +112,18 @@ async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
 }
 
 async fn ask(client: &mut RateLimitServiceClient<Channel>, entries: &[(&str, &str)], hits: u32) {
+    ask_all(client, &[entries], hits).await;
+}
+
+async fn ask_all(client: &mut RateLimitServiceClient<Channel>, descriptors: &[&[(&str, &str)]], hits: u32) {
     let bytes = |text: &str| text.as_bytes().to_vec().into();
     let entry = |(key, value): &(&str, &str)| Entry { key: bytes(key), value: bytes(value) };
-    let descriptor =
-        RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..RateLimitDescriptor::default() };
-    let request = RateLimitRequest { domain: "d".to_owned(), descriptors: vec![descriptor], hits_addend: hits };
+    let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
+        entries: entries.iter().map(entry).collect(),
+        ..RateLimitDescriptor::default()
+    };
+    let descriptors = descriptors.iter().map(descriptor).collect();
+    let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: hits };
     in_time("it is answered", client.should_rate_limit(request)).await.expect("it is no error");
 }
 
@@ -167,6 +174,34 @@ fn the_oracle_counts_the_worked_examples() {
     };
     assert_eq!(of(20, 15, 7), Counts { total: 7, over: 2, near: 4, ..Counts::default() });
     assert_eq!(of(8, 5, 2), Counts { total: 2, near: 1, within: 2, ..Counts::default() });
+}
+
+#[tokio::test]
+async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
+    let rules = written(
+        "domain: d\ndescriptors:\n  - { key: kept, rate_limit: { unit: year, requests_per_unit: 10 } }\n  \
+         - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n",
+    );
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let mut client = client(&server).await;
+    ask(&mut client, &[("full", "v")], 1).await;
+    ask(&mut client, &[("kept", "v")], 7).await;
+    ask_all(&mut client, &[&[("kept", "v")], &[("full", "v")]], 1).await;
+    let expected = Counts { total: 8, within: 8, ..Counts::default() };
+    assert_eq!(Counts::read(&page(server.http).await, "kept"), expected, "8 of 10 are not near the limit");
+}
+
+#[tokio::test]
+async fn refusals_that_are_only_watched_are_counted() {
+    let rules =
+        written("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
+    let server = Tidegate::start(rules.path(), &[("SHADOW_MODE", "true")]).await;
+    let mut client = client(&server).await;
+    for refused in [0, 1, 2] {
+        ask(&mut client, &[("full", "v")], 1).await;
+        let page = page(server.http).await;
+        assert!(page.contains(&format!("ratelimit_service_global_shadow_mode {refused}\n")), "{page}");
+    }
 }
 
 #[tokio::test]
