@@ -36,7 +36,7 @@ pub struct RequestBody {
     slow: Option<Box<Slow>>,
 }
 
-/// What it takes to read a body that is large or has not arrived.
+/// The state of a body that is large or has not arrived: its timer, and its part in the account of the connection.
 #[derive(Debug, Default)]
 struct Slow {
     allowed: Option<Duration>,
@@ -51,9 +51,9 @@ struct Slow {
     /// The part in the account of a stream that need not end, which its service may read in a task of its own. Others are
     /// read in the task of their call, whose part is the running one.
     own: Option<Call>,
-    /// What was read before there was room for the rest of its message.
+    /// The bytes in `RequestBody::early`, while there is no room for the rest of their message.
     begun: Option<Hold>,
-    /// What h2 may have received and nobody has read yet, until the last of it is read.
+    /// A window of bytes that h2 may hold for this body. Dropped when all of the body was read.
     unread: Option<Hold>,
 }
 

@@ -61,14 +61,14 @@ pub(super) struct Hold {
     what: What,
 }
 
-/// What the bytes of a [`Hold`] are.
+/// The kinds of bytes that a [`Hold`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// The beginning of a message that waits for room.
     Begun,
     /// An answer that the peer has not taken.
     Untaken,
-    /// What h2 may have received of a body.
+    /// Bytes that h2 may hold of a body.
     OpenBody,
 }
 
@@ -171,7 +171,7 @@ impl Hold {
         Self::new(account, bytes, What::Untaken)
     }
 
-    /// Counts what h2 may receive of a body before it is read.
+    /// Counts the bytes that h2 may hold of a body that is not read to its end.
     pub(super) fn open_body(account: Arc<Account>) -> Self {
         Self::new(account, OPEN_BODY_BYTES, What::OpenBody)
     }

@@ -96,7 +96,7 @@ impl Socket {
         }
     }
 
-    /// Reads only while the connection of `account` need not wait for memory.
+    /// Reads slowly while the connection of `account` holds more than its share of the memory.
     pub(super) fn within(self, account: Arc<Account>) -> Self {
         Self { account: Some(account), ..self }
     }

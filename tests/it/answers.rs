@@ -60,8 +60,12 @@ struct Served {
 
 impl Served {
     async fn with(variables: &[(&str, &str)]) -> Self {
+        Self::of(RULES, variables).await
+    }
+
+    async fn of(text: &str, variables: &[(&str, &str)]) -> Self {
         let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(rules.path(), RULES).expect("it is written");
+        std::fs::write(rules.path(), text).expect("it is written");
         let tidegate = Tidegate::start(rules.path(), variables).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
         Self { tidegate, client: client.expect("the server answers") }
@@ -69,11 +73,17 @@ impl Served {
 
     /// The answer for a user of the free plan, who asks for a path.
     async fn ask(&mut self) -> RateLimitResponse {
-        let descriptor = |entries: &[(&str, &str)]| RateLimitDescriptor {
-            entries: entries.iter().map(|(key, value)| Entry { key: (*key).into(), value: (*value).into() }).collect(),
+        self.ask_for(&[&[("plan", "free"), ("user", "alice")], &[("path", "/")]]).await
+    }
+
+    /// The answer for these descriptors.
+    async fn ask_for(&mut self, descriptors: &[&[(&str, &str)]]) -> RateLimitResponse {
+        let entry = |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
+        let descriptor = |entries: &&[(&str, &str)]| RateLimitDescriptor {
+            entries: entries.iter().map(entry).collect(),
             ..RateLimitDescriptor::default()
         };
-        let descriptors = vec![descriptor(&[("plan", "free"), ("user", "alice")]), descriptor(&[("path", "/")])];
+        let descriptors = descriptors.iter().map(descriptor).collect();
         let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
         in_time("it is answered", self.client.should_rate_limit(request)).await.expect("no error").into_inner()
     }

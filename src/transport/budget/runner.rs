@@ -33,7 +33,7 @@ struct Running<F> {
     stall: Duration,
     /// The timer, and the step of the answer since which it runs.
     timer: Option<(u64, Pin<Box<Sleep>>)>,
-    _in_flight: Option<InFlight>,
+    _in_flight: InFlight,
 }
 
 /// Makes a call the running one of this thread until it is dropped.
@@ -43,12 +43,16 @@ impl Runner {
     pub(in crate::transport) fn new(account: Arc<Account>, stall: Duration, activity: Activity) -> Self {
         Self { account, stall, activity }
     }
+
+    fn running<F>(&self, call: F) -> Running<F> {
+        let part = Some(Call::new(Arc::clone(&self.account)));
+        Running { call, part, stall: self.stall, timer: None, _in_flight: self.activity.call() }
+    }
 }
 
 impl<F: Future<Output = ()> + Unpin + Send + 'static> Executor<F> for Runner {
     fn execute(&self, call: F) {
-        let part = Some(Call::new(Arc::clone(&self.account)));
-        tokio::spawn(Running { call, part, stall: self.stall, timer: None, _in_flight: Some(self.activity.call()) });
+        tokio::spawn(self.running(call));
     }
 }
 
@@ -101,10 +105,8 @@ mod tests {
     async fn a_call_ends_when_its_peer_takes_nothing_and_not_while_the_service_thinks() {
         let stall = Duration::from_secs(10);
         let began = Instant::now();
-        let running =
-            |call| Running { call, part: Some(Call::new(Arc::default())), stall, timer: None, _in_flight: None };
-        let thinking: Pin<Box<dyn Future<Output = ()>>> = Box::pin(tokio::time::sleep(3 * stall));
-        running(thinking).await;
+        let runner = Runner::new(Arc::default(), stall, Activity::new(began));
+        runner.running(Box::pin(tokio::time::sleep(3 * stall))).await;
         assert_eq!(began.elapsed(), 3 * stall);
         let taken_slowly = Box::pin(async {
             for _ in 0..3 {
@@ -113,7 +115,7 @@ mod tests {
             }
             std::future::pending::<()>().await;
         });
-        running(taken_slowly).await;
+        runner.running(taken_slowly).await;
         assert_eq!(began.elapsed(), 3 * stall + stall + stall);
     }
 }

@@ -1,13 +1,9 @@
 //! The Retry-After of a request that several limits refuse.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tonic::transport::Channel;
 
-use crate::support::{Tidegate, in_time};
+use super::Served;
 
 /// Limits of one hit, which take an hour or a day to let the next one pass, whatever the time of day.
 const RULES: &str = "domain: edge
@@ -22,16 +18,6 @@ descriptors:
 const HOUR_S: u64 = 3_600;
 const DAY_S: u64 = 24 * HOUR_S;
 
-async fn ask(client: &mut RateLimitServiceClient<Channel>, keys: &[&str], user: &str) -> RateLimitResponse {
-    let descriptor = |key: &&str| RateLimitDescriptor {
-        entries: vec![Entry { key: (*key).to_owned(), value: user.to_owned() }],
-        ..RateLimitDescriptor::default()
-    };
-    let descriptors = keys.iter().map(descriptor).collect();
-    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    in_time("it is answered", client.should_rate_limit(request)).await.expect("no error").into_inner()
-}
-
 /// The header of a refusal, in seconds.
 fn retry_after(answer: &RateLimitResponse) -> Option<u64> {
     assert_eq!(answer.overall_code(), Code::OverLimit, "{answer:?}");
@@ -39,22 +25,19 @@ fn retry_after(answer: &RateLimitResponse) -> Option<u64> {
     Some(header.value.parse().expect("seconds"))
 }
 
-/// What each of these limits, asked for twice, says the second time.
+/// The Retry-After of the second request for these keys, which is the same whatever their order.
 async fn told(keys: &[&str]) -> Option<u64> {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), RULES).expect("it is written");
-    let server = Tidegate::start(rules.path(), &[("RESPONSE_HEADERS", "ietf")]).await;
-    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
-    let mut client = client.expect("the server answers");
-    let told = async |client: &mut RateLimitServiceClient<Channel>, keys: &[&str], user: &str| {
-        assert_eq!(ask(client, keys, user).await.overall_code(), Code::Ok);
-        retry_after(&ask(client, keys, user).await)
+    let mut served = Served::of(RULES, &[("RESPONSE_HEADERS", "ietf")]).await;
+    let mut told = async |keys: &[&str], user: &str| {
+        let entries: Vec<_> = keys.iter().map(|key| [(*key, user)]).collect();
+        let descriptors: Vec<&[(&str, &str)]> = entries.iter().map(|entry| &entry[..]).collect();
+        assert_eq!(served.ask_for(&descriptors).await.overall_code(), Code::Ok);
+        retry_after(&served.ask_for(&descriptors).await).map(nearly)
     };
-    let first = told(&mut client, keys, "first").await;
+    let first = told(keys, "first").await;
     let turned: Vec<&str> = keys.iter().rev().copied().collect();
-    let second = told(&mut client, &turned, "second").await;
-    assert_eq!(first.map(nearly), second.map(nearly), "the order of the descriptors means nothing");
-    first.map(nearly)
+    assert_eq!(told(&turned, "second").await, first, "the order of the descriptors means nothing");
+    first
 }
 
 /// A number of seconds without the moment that has passed since the first hit.

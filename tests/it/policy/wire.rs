@@ -33,11 +33,9 @@ descriptors:
   - { key: shadow, shadow_mode: true, rate_limit: { unit: day, requests_per_unit: 10 } }
   - { key: one, rate_limit: { unit: day, requests_per_unit: 1 } }
   - { key: quota, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
-";
-
-/// Limits of which one alone fails, and one that warns.
-const MORE: &str = "  - { key: two, on_store_failure: open, rate_limits: [{ unit: day, requests_per_unit: 77 }, \
-                    { unit: week, requests_per_unit: 90 }] }
+  - key: two
+    on_store_failure: open
+    rate_limits: [{ unit: day, requests_per_unit: 77 }, { unit: week, requests_per_unit: 90 }]
   - { key: warned, on_store_failure: local, rate_limit: { unit: day, requests_per_unit: 10, warn_at: 10% } }
 ";
 
@@ -53,8 +51,7 @@ fn edge(instance: &Instance, dynamic_metadata: bool) -> Edge {
 }
 
 fn edge_with(instance: &Instance, answers: Answers) -> Edge {
-    let limiter = instance.limiter(&format!("{RULES}{MORE}")).limiter;
-    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
+    Edge::new(Arc::new(instance.limiter(RULES).limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
 fn request(entries: &[&str]) -> RateLimitRequest {
