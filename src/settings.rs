@@ -116,7 +116,7 @@ settings! {
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
     workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
-    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Open gRPC connections beyond which those without a call are closed, the longest idle first; auto is a quarter of the memory that the process may use, at 36 KiB each";
+    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Open gRPC connections beyond which those without a call in flight are closed: first those that never had one, then the longest idle; auto is a quarter of the memory that the process may use, at 36 KiB each";
     grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls; 0 is for ever";
     drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "How long calls in flight may take to finish after SIGTERM";
     drain_delay: Micros = "DRAIN_DELAY", "0s", "How long after SIGTERM calls are still taken while the health checks fail already, so that balancers go elsewhere first";

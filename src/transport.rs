@@ -15,6 +15,7 @@ pub mod body;
 pub mod budget;
 pub mod connection;
 mod ending;
+mod frames;
 pub mod grpc;
 mod head;
 mod hold;

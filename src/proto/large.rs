@@ -12,7 +12,7 @@ use super::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 const LARGE_BYTES: usize = 64 << 10;
 /// Descriptors above which a request is large: 1,000, as many limits as are charged in one atomic step. 1,000 unmatched
 /// ones keep a worker from others for about 1 ms.
-const LARGE_DESCRIPTORS: usize = 1_000;
+pub const LARGE_DESCRIPTORS: usize = 1_000;
 /// Bytes that hold no more than [`LARGE_DESCRIPTORS`] descriptors: an empty one takes 2. Below them nothing is counted.
 const FEW_BYTES: usize = 2 * LARGE_DESCRIPTORS;
 

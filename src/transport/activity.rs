@@ -17,6 +17,7 @@ struct State {
     /// The start of the listener, from which times are counted.
     began: Instant,
     calls: AtomicU32,
+    accepted_ms: u64,
     idle_since_ms: AtomicU64,
     is_leaving: AtomicBool,
     leave: Notify,
@@ -29,9 +30,10 @@ pub(super) struct InFlight(Activity);
 impl Activity {
     /// A connection that is idle since now, of a listener that started at `began`.
     pub(super) fn new(began: Instant) -> Self {
-        let idle_since_ms = AtomicU64::new(since(began));
+        let accepted_ms = since(began);
+        let idle_since_ms = AtomicU64::new(accepted_ms);
         let (calls, is_leaving, leave) = (AtomicU32::new(0), AtomicBool::new(false), Notify::new());
-        Self(Arc::new(State { began, calls, idle_since_ms, is_leaving, leave }))
+        Self(Arc::new(State { began, calls, accepted_ms, idle_since_ms, is_leaving, leave }))
     }
 
     /// Counts a call until the returned value is dropped.
@@ -43,6 +45,11 @@ impl Activity {
     /// Returns true while a call is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.0.calls.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns true from the first call on, unless that call ended within a millisecond of the accept.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_busy() || self.idle_since_ms() > self.0.accepted_ms
     }
 
     /// The end of the last call, or the accept where there was none, in milliseconds since the listener started.

@@ -1,5 +1,6 @@
 //! A request's body, which must arrive in time and is read while its connection has room for it.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const PROGRESS_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
-    /// Read, and not given to the handler yet.
+    /// The last part that was read, unless it is kept or given to the handler.
     early: Option<Bytes>,
     /// All of the body was received and read. To ask h2 for it takes a lock.
     has_arrived: bool,
@@ -45,6 +46,11 @@ struct Slow {
     arrived: usize,
     /// Time left when a wait for room began; the timer stands still during that wait.
     left: Option<Duration>,
+    /// The message that is arriving, in parts. The handler gets it when all of it is there: tonic makes room for a whole
+    /// message as soon as it sees the beginning, and a peer could claim much and send little.
+    kept: VecDeque<Bytes>,
+    /// What came after the last part.
+    end: Option<End>,
     /// The messages in it, where the account of the connection counts them. An HTTP/1 connection has one body at a time,
     /// which its handler bounds.
     messages: Option<Messages>,
@@ -57,6 +63,9 @@ struct Slow {
     unread: Option<Hold>,
 }
 
+/// What a body gives after its last data: trailers, an error, or nothing.
+type End = Option<Result<Frame<Bytes>, Status>>;
+
 /// Where the bytes read so far end among gRPC's messages, each with a prefix of a flag and its length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Messages {
@@ -64,6 +73,8 @@ struct Messages {
     prefix_bytes: usize,
     /// What is missing of the message.
     missing: usize,
+    /// Whether the message is above [`LARGEST_MESSAGE`].
+    is_too_large: bool,
     /// The longest message so far with its prefix. Of one above [`LARGEST_MESSAGE`] nothing is kept.
     largest: usize,
 }
@@ -72,6 +83,11 @@ impl Messages {
     /// Returns true while none is larger than what is not counted.
     fn is_small(&self) -> bool {
         self.largest <= UNCOUNTED_REQUEST_BYTES
+    }
+
+    /// Returns true within a message of which all is kept.
+    fn is_open(&self) -> bool {
+        self.prefix_bytes > 0 || self.missing > 0 && !self.is_too_large
     }
 
     fn pass(&mut self, mut bytes: &[u8]) {
@@ -92,7 +108,8 @@ impl Messages {
             {
                 self.prefix_bytes = 0;
                 self.missing = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-                if self.missing <= LARGEST_MESSAGE {
+                self.is_too_large = self.missing > LARGEST_MESSAGE;
+                if !self.is_too_large {
                     self.largest = self.largest.max(self.missing + self.prefix.len());
                 }
             }
@@ -131,7 +148,7 @@ impl RequestBody {
             allowed,
             arrived: body.early.as_ref().map_or(0, Bytes::len),
             messages: Some(messages),
-            own: allowed.is_none().then(|| Call::new(account())),
+            own: allowed.is_none().then(|| Call::new(account(), None)),
             begun: body.early.as_ref().map(|bytes| Hold::begun(account(), bytes.len())),
             unread: (!body.has_arrived).then(|| Hold::open_body(account())),
             ..Slow::default()
@@ -205,9 +222,50 @@ impl Slow {
 
     /// Counts bytes that wait for room for the rest of their message.
     fn begin(&mut self, bytes: &Bytes) {
-        let account = self.own.as_ref().map(Call::account).or_else(budget::account);
-        self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+        if self.begun.is_none() {
+            let account = self.own.as_ref().map(Call::account).or_else(budget::account);
+            self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+        }
     }
+
+    /// Keeps bytes for which there is room.
+    fn keep(&mut self, bytes: Bytes) {
+        self.begun = None;
+        if self.messages.is_some_and(|messages| messages.is_open() || messages.largest > 0) {
+            match &mut self.own {
+                Some(own) => own.arrives(bytes.len()),
+                None => budget::arrives(bytes.len()),
+            }
+        }
+        self.kept.push_back(bytes);
+    }
+
+    /// Returns the next part for the handler, when the message is there that it belongs to.
+    fn give(&mut self) -> Option<End> {
+        if self.end.is_none() && self.messages.is_some_and(|messages| messages.is_open()) {
+            return None;
+        }
+        match self.kept.pop_front() {
+            Some(bytes) => Some(Some(Ok(Frame::data(bytes)))),
+            None => self.end.take(),
+        }
+    }
+
+    /// Ends the body. An error drops what is there of its message.
+    fn end(&mut self, end: End) {
+        if let Some(Err(_)) = end {
+            self.kept.clear();
+        }
+        self.end = Some(end);
+    }
+}
+
+fn poll_data(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Bytes, End>> {
+    Pin::new(body).poll_frame(cx).map(|frame| match frame {
+        Some(Ok(frame)) => frame.into_data().map_err(|trailers| Some(Ok(trailers))),
+        Some(Err(broken)) => Err(Some(Err(Status::from_error(Box::new(broken))))),
+        None => Err(None),
+    })
 }
 
 impl Body for RequestBody {
@@ -216,60 +274,63 @@ impl Body for RequestBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Self { body, early, has_arrived, slow } = &mut *self;
-        let mut slow = slow.as_mut();
-        if early.is_some() {
-            if let Some(slow) = &mut slow {
+        let Some(slow) = slow else {
+            return match early.take() {
+                Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                None => {
+                    poll_data(body, cx).map(|data| data.map_or_else(|end| end, |bytes| Some(Ok(Frame::data(bytes)))))
+                }
+            };
+        };
+        loop {
+            if let Some(bytes) = early.take() {
                 if !slow.may_hold(*has_arrived, cx) {
+                    slow.begin(&bytes);
+                    *early = Some(bytes);
                     return Poll::Pending;
                 }
-                slow.begun = None;
+                slow.keep(bytes);
             }
-            return Poll::Ready(early.take().map(|bytes| Ok(Frame::data(bytes))));
-        }
-        if let Some(slow) = &mut slow {
+            if let Some(given) = slow.give() {
+                return Poll::Ready(given);
+            }
             *has_arrived = *has_arrived || body.is_end_stream();
             if !slow.may_begin(*has_arrived, cx) {
                 return Poll::Pending;
             }
-        }
-        let polled = Pin::new(&mut *body).poll_frame(cx);
-        let frame = match polled {
-            Poll::Ready(Some(Ok(frame))) => frame,
-            Poll::Ready(Some(Err(broken))) => return Poll::Ready(Some(Err(Status::from_error(Box::new(broken))))),
-            Poll::Ready(None) => return Poll::Ready(None),
-            Poll::Pending => {
-                return slow.map_or(Poll::Pending, |slow| slow.poll_late(cx).map(|late| Some(Err(late))));
+            match poll_data(body, cx) {
+                Poll::Ready(Ok(bytes)) => {
+                    slow.pass(&bytes);
+                    *early = Some(bytes);
+                    *has_arrived = body.is_end_stream();
+                    if *has_arrived {
+                        slow.unread = None;
+                    }
+                }
+                Poll::Ready(Err(end)) => slow.end(end),
+                Poll::Pending => match slow.poll_late(cx) {
+                    Poll::Ready(late) => slow.end(Some(Err(late))),
+                    Poll::Pending => return Poll::Pending,
+                },
             }
-        };
-        let bytes = match frame.into_data() {
-            Ok(bytes) => bytes,
-            Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-        };
-        let Some(slow) = slow else { return Poll::Ready(Some(Ok(Frame::data(bytes)))) };
-        slow.pass(&bytes);
-        *has_arrived = body.is_end_stream();
-        if *has_arrived {
-            slow.unread = None;
         }
-        if slow.may_hold(*has_arrived, cx) {
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
-        }
-        slow.begin(&bytes);
-        *early = Some(bytes);
-        Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.early.is_none() && (self.has_arrived || self.body.is_end_stream())
+        let is_given =
+            self.early.is_none() && self.slow.as_ref().is_none_or(|slow| slow.kept.is_empty() && slow.end.is_none());
+        is_given && (self.has_arrived || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let early = self.early.as_ref().map_or(0, |early| u64::try_from(early.len()).unwrap_or(u64::MAX));
+        let kept = self.slow.iter().flat_map(|slow| &slow.kept);
+        let read: usize = self.early.iter().chain(kept).map(Bytes::len).sum();
+        let read = u64::try_from(read).unwrap_or(u64::MAX);
         let mut hint = self.body.size_hint();
         if let Some(upper) = hint.upper() {
-            hint.set_upper(upper.saturating_add(early));
+            hint.set_upper(upper.saturating_add(read));
         }
-        hint.set_lower(hint.lower().saturating_add(early));
+        hint.set_lower(hint.lower().saturating_add(read));
         hint
     }
 }

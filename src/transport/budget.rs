@@ -1,8 +1,8 @@
 //! Memory that the calls of one connection may hold.
 //!
 //! An `Account` counts, for one connection, the bytes of requests that are not answered and of answers that the peer has
-//! not taken. A message counts whole from its prefix on, since tonic makes room for all of it then. A message that would
-//! go beyond the bound is not read, so that its HTTP/2 window stays closed and the peer holds the bytes instead. Nothing
+//! not taken. A message counts whole from its prefix on, so that all of it can arrive. A message that would go beyond the
+//! bound is not read, so that its HTTP/2 window stays closed and the peer holds the bytes instead. Nothing
 //! is refused. One call at a time may go beyond the bound (the turn), so that a connection full of unfinished messages
 //! makes progress (`docs/decisions/0024`).
 
@@ -18,7 +18,8 @@ use std::task::{Context, Waker};
 
 use parking_lot::Mutex;
 
-use self::process::{CALL_BYTES, OPEN_BODY_BYTES, ProcessAccount};
+use self::process::{CALL_BYTES, OPEN_BODY_BYTES, Pace, ProcessAccount};
+use super::activity::InFlight;
 use crate::telemetry::limited::{Cause, LimitedCalls};
 
 /// Bytes of messages that the calls of one connection hold: 1 MiB. Beside them a connection holds what h2 has received and
@@ -42,11 +43,11 @@ thread_local! {
 /// The bytes that the calls of one connection hold, and the calls that wait for room.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// Messages from their prefix to their answer, and untaken answers. Not the message of the call that has the turn.
+    /// Messages whole from their prefix to their answer, and untaken answers. Not the message of the call that has the turn.
     held: AtomicUsize,
     /// Beginnings of messages that wait for room for the rest.
     begun: AtomicUsize,
-    /// Both, the message of the call that has the turn, the calls themselves, and their bodies.
+    /// What has arrived of all messages, untaken answers, the calls themselves, and their bodies.
     all: AtomicUsize,
     queue: Mutex<Queue>,
     limited: Option<Arc<LimitedCalls>>,
@@ -86,12 +87,14 @@ pub(super) struct Call {
     account: Arc<Account>,
     /// Bytes of the request that are counted as held.
     bytes: usize,
-    /// Bytes of the request beyond these, which the turn allowed.
-    turn_bytes: usize,
+    /// Bytes of the request that have arrived and are kept.
+    arrived: usize,
     /// The place in the queue, from the first wait on.
     ticket: Option<u64>,
     has_turn: bool,
     answer: Answering,
+    /// Makes the connection busy. `None` for a call that need not end.
+    in_flight: Option<InFlight>,
 }
 
 /// How far the answer of a call is.
@@ -116,9 +119,15 @@ impl Account {
         Self { held, begun, all, queue: Mutex::default(), limited, process }
     }
 
-    /// Returns true while the connection is read slowly because all connections together hold too much.
-    pub(super) fn is_over(&self) -> bool {
-        self.process.is_over(self.all.load(Ordering::Relaxed))
+    /// Returns how fast the connection may be read.
+    pub(super) fn pace(&self) -> Pace {
+        self.process.pace(self.all.load(Ordering::Relaxed))
+    }
+
+    /// Counts `after` bytes of memory where `before` were counted.
+    pub(super) fn change(&self, before: usize, after: usize) {
+        self.add(after);
+        self.subtract(before);
     }
 
     fn add(&self, bytes: usize) {
@@ -150,7 +159,6 @@ impl Account {
 
     fn release(&self, bytes: usize, of: &AtomicUsize) {
         of.fetch_sub(bytes, Ordering::Relaxed);
-        self.subtract(bytes);
         if self.may_begin() {
             let waiting = mem::take(&mut self.queue.lock().waiting);
             waiting.into_values().for_each(Waker::wake);
@@ -184,10 +192,11 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        self.account.subtract(self.bytes);
         match self.what {
             What::Begun => self.account.release(self.bytes, &self.account.begun),
             What::Untaken => self.account.release(self.bytes, &self.account.held),
-            What::OpenBody => self.account.subtract(self.bytes),
+            What::OpenBody => {}
         }
     }
 }
@@ -210,10 +219,11 @@ impl Queue {
 }
 
 impl Call {
-    /// A call that holds nothing yet.
-    pub(super) fn new(account: Arc<Account>) -> Self {
+    /// A call that holds nothing yet. With `in_flight` it makes its connection busy.
+    pub(super) fn new(account: Arc<Account>, in_flight: Option<InFlight>) -> Self {
         account.add(CALL_BYTES);
-        Self { account, bytes: 0, turn_bytes: 0, ticket: None, has_turn: false, answer: Answering::default() }
+        let answer = Answering::default();
+        Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight }
     }
 
     pub(super) fn account(&self) -> Arc<Account> {
@@ -231,15 +241,17 @@ impl Call {
         let more = bytes.saturating_sub(self.bytes);
         let is_within = self.account.held().saturating_add(more) <= CONNECTION_BYTES;
         let has_room = more == 0 || self.has_room(is_within, may_take_turn, waker);
-        if has_room && self.has_turn {
-            self.account.add(more.saturating_sub(self.turn_bytes));
-            self.turn_bytes = self.turn_bytes.max(more);
-        } else if has_room && more > 0 {
+        if has_room && !self.has_turn {
             self.bytes += more;
             self.account.held.fetch_add(more, Ordering::Relaxed);
-            self.account.add(more);
         }
         has_room
+    }
+
+    /// Counts bytes of the request that have arrived and are kept until the answer is there.
+    pub(super) fn arrives(&mut self, bytes: usize) {
+        self.arrived += bytes;
+        self.account.add(bytes);
     }
 
     fn has_room(&mut self, is_within: bool, may_take_turn: bool, waker: &Waker) -> bool {
@@ -272,6 +284,9 @@ impl Call {
     }
 
     fn release_request(&mut self) {
+        if self.arrived > 0 {
+            self.account.subtract(mem::take(&mut self.arrived));
+        }
         if self.bytes > 0 {
             self.account.release(mem::take(&mut self.bytes), &self.account.held);
         }
@@ -281,7 +296,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.release_request();
-        self.account.subtract(CALL_BYTES + self.turn_bytes);
+        self.account.subtract(CALL_BYTES);
         if let Some(ticket) = self.ticket {
             let mut queue = self.account.queue.lock();
             queue.waiting.remove(&ticket);
@@ -310,6 +325,16 @@ pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
     running(|call| call.may_hold(bytes, true, cx.waker())).unwrap_or(false)
 }
 
+/// Counts bytes of the running call's request that have arrived and are kept.
+pub(super) fn arrives(bytes: usize) {
+    let _ = running(|call| call.arrives(bytes));
+}
+
+/// Notes that the running call need not end, so that its connection is idle if it has no other.
+pub(super) fn need_not_end() {
+    let _ = running(|call| call.in_flight = None);
+}
+
 /// Returns the account of the running call.
 pub(super) fn account() -> Option<Arc<Account>> {
     running(|call| call.account())
@@ -332,108 +357,4 @@ pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LARGE: usize = 4 << 20;
-
-    fn call(account: &Arc<Account>) -> Call {
-        Call::new(Arc::clone(account))
-    }
-
-    fn untaken(account: &Arc<Account>, bytes: usize) -> Hold {
-        Hold::untaken(Arc::clone(account), bytes)
-    }
-
-    fn begins(call: &mut Call) -> bool {
-        call.may_begin(true, Waker::noop())
-    }
-
-    fn holds(call: &mut Call, bytes: usize) -> bool {
-        call.may_hold(bytes, true, Waker::noop())
-    }
-
-    #[test]
-    fn beyond_the_bound_one_message_is_read_at_a_time_and_the_next_after_it() {
-        let account = Arc::default();
-        let full = untaken(&account, CONNECTION_BYTES_TO_BEGIN + 1);
-        let [mut first, mut second, mut third] = [0; 3].map(|_| call(&account));
-        assert_eq!([begins(&mut first), begins(&mut second), begins(&mut third)], [true, false, false]);
-        assert!(holds(&mut first, LARGE), "it has the turn");
-        drop(first);
-        assert_eq!([begins(&mut third), begins(&mut second), begins(&mut third)], [false, true, false]);
-        drop(second);
-        assert!(begins(&mut third));
-        drop((full, third));
-        assert_eq!((account.held(), account.queue.lock().turn), (0, None));
-    }
-
-    #[test]
-    fn large_messages_wait_for_each_other_and_small_ones_pass_them() {
-        let account = Arc::default();
-        let [mut first, mut second, mut third, mut small] = [0; 4].map(|_| call(&account));
-        assert!(holds(&mut first, CONNECTION_BYTES));
-        assert!(holds(&mut second, LARGE), "it takes the turn");
-        assert!(!holds(&mut third, LARGE));
-        assert!(begins(&mut small) && !holds(&mut small, 1));
-        drop(first);
-        assert!(holds(&mut small, 1));
-        assert!(holds(&mut third, CONNECTION_BYTES - 1));
-        assert_eq!(account.held(), CONNECTION_BYTES, "the message that has the turn is not among them");
-        drop((second, third, small));
-        assert_eq!(account.held(), 0);
-    }
-
-    #[test]
-    fn a_message_is_counted_once_however_often_it_is_asked_for() {
-        let account = Arc::default();
-        let mut call = call(&account);
-        assert!(holds(&mut call, 10) && holds(&mut call, 10) && holds(&mut call, 30));
-        assert_eq!(account.held(), 30);
-        call.release_request();
-        assert_eq!(account.held(), 0);
-    }
-
-    #[test]
-    fn beginnings_that_wait_are_bounded() {
-        let account = Arc::default();
-        let begun = Hold::begun(Arc::clone(&account), BEGUN_BYTES + 1);
-        let (mut turn, mut new) = (call(&account), call(&account));
-        assert_eq!([begins(&mut turn), begins(&mut new)], [true, false]);
-        drop(begun);
-        assert!(begins(&mut new));
-    }
-
-    #[test]
-    fn a_call_that_need_not_end_does_not_take_the_turn_from_others() {
-        let account = Arc::default();
-        let full = untaken(&account, CONNECTION_BYTES_TO_BEGIN + 1);
-        let (mut endless, mut other) = (call(&account), call(&account));
-        assert!(!endless.may_begin(false, Waker::noop()));
-        assert!(begins(&mut other));
-        drop(full);
-        assert!(endless.may_begin(false, Waker::noop()), "there is room");
-    }
-
-    #[test]
-    fn a_call_that_waits_is_woken_when_there_is_room_and_when_it_has_the_turn() {
-        struct Woken(AtomicUsize);
-        impl std::task::Wake for Woken {
-            fn wake(self: Arc<Self>) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let woken = Arc::new(Woken(AtomicUsize::new(0)));
-        let waker = Waker::from(Arc::clone(&woken));
-        let account = Arc::default();
-        let [_full, one, other] = [CONNECTION_BYTES_TO_BEGIN, 1, 1].map(|bytes| untaken(&account, bytes));
-        let (mut turn, mut waiting) = (call(&account), call(&account));
-        assert!(begins(&mut turn) && !waiting.may_begin(true, &waker));
-        drop(one);
-        assert_eq!(woken.0.load(Ordering::Relaxed), 0, "there is a byte too many");
-        drop(turn);
-        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
-        drop(other);
-        assert_eq!(woken.0.load(Ordering::Relaxed), 2);
-    }
-}
+mod tests;

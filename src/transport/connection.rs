@@ -20,6 +20,8 @@ use super::tally::How;
 /// How long a connection that is idle and asked to leave may take to close: 1 s. It answers the calls that were on their
 /// way when it was asked.
 pub const IDLE_GRACE: Duration = Duration::from_secs(1);
+/// The same for a connection that has never had a call: 100 ms.
+pub const UNUSED_GRACE: Duration = Duration::from_millis(100);
 
 /// A part of a connection's life.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +99,8 @@ impl Phase {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
             Self::Serving => (limits.age, true),
-            Self::Leaving => (IDLE_GRACE, false),
+            Self::Leaving if activity.is_used() => (IDLE_GRACE, false),
+            Self::Leaving => (UNUSED_GRACE, false),
             Self::Finishing => (limits.grace, false),
             Self::Draining => return sleep(limits.drain).await,
         };

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io::{self, ErrorKind};
 
+use super::frames::FrameError;
 use super::socket::State;
 use super::tally::How;
 
@@ -21,10 +22,12 @@ impl Ending {
     /// The end of a connection that was polled to it.
     pub(super) fn of(ended: hyper::Result<()>, state: &State) -> Self {
         let Err(error) = ended else { return Self::Closed };
-        match how(&error) {
+        match (state.broken(), how(&error)) {
+            (Some(FrameError::Trailers), _) => Self::Failed(How::Trailers, error.into()),
+            (Some(FrameError::LateHead), _) => Self::Failed(How::LateHead, error.into()),
             // hyper counts a request head from the answer before it, so this is an HTTP/1 connection that was kept alive.
-            How::LateHead if state.is_at_rest() => Self::Closed,
-            how => Self::Failed(how, error.into()),
+            (None, How::LateHead) if state.is_at_rest() => Self::Closed,
+            (None, how) => Self::Failed(how, error.into()),
         }
     }
 }

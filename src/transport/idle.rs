@@ -1,8 +1,8 @@
-//! The connections of a listener, from the one that is idle longest.
+//! The connections of a listener: those that never had a call, and the others, each from the one that is idle longest.
 //!
-//! The accept loop alone keeps this order, so there is no lock. A call does not touch it: a connection has the place of the
+//! The accept loop alone keeps these orders, so there is no lock. A call does not touch them: a connection has the place of the
 //! time when the loop last looked at it, which is never later than its true one. The loop therefore looks at the first of
-//! the order again before it closes it, and puts it back at its true place if there were calls meanwhile.
+//! an order again before it closes it, and puts it at its true place if there were calls meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -22,23 +22,41 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A connection that has been idle for less is not asked to leave: 250 ms. A caller opens one because it has a call, which is
 /// then on its way.
 const LEAST_IDLE_MS: u64 = 250;
+/// Connections that are leaving, or beyond the bound and never had a call, that are not too many: 2,000, which take 72 MB.
+const LEAST_CROWD: usize = 2_000;
+/// The most of them that are not too many, whatever the bound is: 4,000, which take 144 MB. 11,000 new connections a second do not
+/// reach it (`LEAST_IDLE_MS` and `connection::UNUSED_GRACE`), so that a flood of them does not keep a caller waiting.
+const MOST_CROWD: usize = 4_000;
 
-/// A place in the order: the time since when the connection is idle, as far as the loop knows, and its number.
+/// A place in an order: the time since when the connection is idle, as far as the loop knows, and its number.
 type Place = (u64, u64);
 
-/// The connections of one listener that have not been asked to leave.
+/// The connections of one listener.
 #[derive(Debug)]
 pub(super) struct Idle {
     most: usize,
-    order: BTreeMap<Place, (Id, Activity)>,
+    /// Those that never had a call, as far as the loop knows.
+    unused: BTreeMap<Place, (Id, Activity)>,
+    used: BTreeMap<Place, (Id, Activity)>,
     places: HashMap<Id, Place>,
+    /// Those that were asked to leave and have not ended.
+    leaving: usize,
     number: u64,
+}
+
+/// What became of a connection that was looked at.
+enum Looked {
+    /// It was asked to leave, or has another place.
+    Moved,
+    /// It was idle for too short a time, as are all others of its order.
+    Young,
 }
 
 impl Idle {
     /// No connection yet. Beyond `most` of them, idle ones are asked to leave.
     pub(super) fn new(most: usize) -> Self {
-        Self { most, order: BTreeMap::new(), places: HashMap::new(), number: 0 }
+        let [unused, used] = [0; 2].map(|_| BTreeMap::new());
+        Self { most, unused, used, places: HashMap::new(), leaving: 0, number: 0 }
     }
 
     /// Adds a connection.
@@ -48,8 +66,11 @@ impl Idle {
 
     /// Removes a connection that has ended; it may have been asked to leave before.
     pub(super) fn remove(&mut self, id: Id) {
-        if let Some(place) = self.places.remove(&id) {
-            self.order.remove(&place);
+        match self.places.remove(&id) {
+            Some(place) => {
+                let _ = self.unused.remove(&place).or_else(|| self.used.remove(&place));
+            }
+            None => self.leaving = self.leaving.saturating_sub(1),
         }
     }
 
@@ -58,33 +79,53 @@ impl Idle {
         self.places.len() > self.most
     }
 
-    /// While there are more than the bound, asks those that are idle longest to leave. Looks at up to `looks` connections,
-    /// and passes over those that have calls, or had one a moment ago.
+    /// Returns true when too many connections are leaving, or are beyond the bound and never had a call.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowd() > self.most.clamp(LEAST_CROWD, MOST_CROWD)
+    }
+
+    fn crowd(&self) -> usize {
+        self.leaving + self.unused.len().min(self.places.len().saturating_sub(self.most))
+    }
+
+    /// While there are more than the bound, asks those to leave that never had a call, and then those that are idle longest.
+    /// Looks at up to `looks` connections, and passes over those that have calls, or had one a moment ago.
     pub(super) fn make_room(&mut self, looks: usize) {
-        for _ in 0..looks {
-            if !self.is_over() {
-                break;
+        let mut looks = 0..looks;
+        while self.is_over() && looks.next().is_some() {
+            let looked = self.unused.pop_first().map_or(Looked::Young, |first| self.look(first));
+            if matches!(looked, Looked::Moved) {
+                continue;
             }
-            let Some(((since_ms, _), (id, activity))) = self.order.pop_first() else { break };
-            self.places.remove(&id);
-            let idle_since_ms = if activity.is_busy() { activity.now_ms() } else { activity.idle_since_ms() };
-            if activity.is_busy() || idle_since_ms > since_ms {
-                self.place(id, idle_since_ms, activity);
-            } else if activity.now_ms().saturating_sub(idle_since_ms) < LEAST_IDLE_MS {
-                // All others have had a call later.
-                self.place(id, idle_since_ms, activity);
+            // Those that were opened a moment ago make nobody leave who has calls now and then.
+            let first = if self.used.len() > self.most { self.used.pop_first() } else { None };
+            if first.is_none_or(|first| matches!(self.look(first), Looked::Young)) {
                 break;
-            } else {
-                activity.leave();
             }
         }
+    }
+
+    /// Looks at the first connection of an order, which was taken out of it.
+    fn look(&mut self, ((since_ms, _), (id, activity)): (Place, (Id, Activity))) -> Looked {
+        let idle_since_ms = if activity.is_busy() { activity.now_ms() } else { activity.idle_since_ms() };
+        let is_young = activity.now_ms().saturating_sub(idle_since_ms) < LEAST_IDLE_MS;
+        if activity.is_busy() || idle_since_ms > since_ms || is_young {
+            let is_young = !activity.is_busy() && idle_since_ms == since_ms;
+            self.place(id, idle_since_ms, activity);
+            return if is_young { Looked::Young } else { Looked::Moved };
+        }
+        self.places.remove(&id);
+        self.leaving += 1;
+        activity.leave();
+        Looked::Moved
     }
 
     fn place(&mut self, id: Id, since_ms: u64, activity: Activity) {
         self.number += 1;
         let place = (since_ms, self.number);
         self.places.insert(id, place);
-        self.order.insert(place, (id, activity));
+        let order = if activity.is_used() { &mut self.used } else { &mut self.unused };
+        order.insert(place, (id, activity));
     }
 }
 
@@ -122,6 +163,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn those_that_never_had_a_call_leave_before_the_others_and_make_none_of_them_leave() {
+        let began = Instant::now();
+        let mut idle = Idle::new(3);
+        let mut all = Vec::new();
+        for is_used in [true, true, false, false, false] {
+            let (id, activity) = connection(began).await;
+            let call = is_used.then(|| activity.call());
+            advance(Duration::from_millis(1)).await;
+            drop(call);
+            idle.add(id, activity.clone());
+            all.push((id, activity));
+        }
+        let left = |all: &[(Id, Activity)]| all.iter().map(|(_, activity)| activity.is_leaving()).collect::<Vec<_>>();
+        advance(Duration::from_millis(LEAST_IDLE_MS - 10)).await;
+        idle.make_room(LOOKS);
+        assert_eq!((left(&all), idle.crowd()), (vec![false; 5], 2), "a call may be on its way");
+        advance(Duration::from_millis(LEAST_IDLE_MS)).await;
+        idle.make_room(LOOKS);
+        assert_eq!((left(&all), idle.crowd()), (vec![false, false, true, true, false], 2));
+        for (id, _) in &all[2..4] {
+            idle.remove(*id);
+        }
+        assert_eq!(idle.crowd(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_connection_that_has_ended_needs_no_room_and_busy_ones_are_looked_at_a_bounded_number_of_times() {
         let began = Instant::now();
         let mut idle = Idle::new(1);
@@ -134,12 +201,12 @@ mod tests {
         advance(Duration::from_secs(1)).await;
         idle.make_room(LOOKS);
         assert!(idle.is_over());
-        let looked_at = idle.order.keys().filter(|(_, number)| *number > 100).count();
+        let looked_at = idle.used.keys().filter(|(_, number)| *number > 100).count();
         assert_eq!(looked_at, LOOKS);
         for (id, call) in calls.drain(1..) {
             idle.remove(id);
             drop(call);
         }
-        assert_eq!((idle.order.len(), idle.places.len(), idle.is_over()), (1, 1, false));
+        assert_eq!((idle.used.len(), idle.places.len(), idle.crowd()), (1, 1, 0));
     }
 }

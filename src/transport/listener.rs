@@ -26,8 +26,7 @@ pub const ACCEPT_REST: Duration = Duration::from_millis(50);
 /// The rest after a connection over the cap was closed: 1 ms, so that callers who try again at once cost us no more
 /// than 1,000 accepts a second.
 pub const REFUSAL_REST: Duration = Duration::from_millis(1);
-/// The rest after an accept beyond the bound for idle connections: 1 ms. It bounds to 1,000 those that are about to leave,
-/// which have `connection::IDLE_GRACE` for it.
+/// The rest after an accept while too many connections are about to leave: 1 ms.
 pub const IDLE_REST: Duration = Duration::from_millis(1);
 /// The time between two warnings of one kind: 10 s.
 pub const WARNING_EVERY: Duration = Duration::from_secs(10);
@@ -168,9 +167,8 @@ impl Loop {
         };
         let id = self.connections.spawn_on(connection, &worker).id();
         self.idle.add(id, shared);
-        let is_over = self.idle.is_over();
         self.idle.make_room(LOOKS);
-        is_over.then_some(IDLE_REST)
+        self.idle.is_crowded().then_some(IDLE_REST)
     }
 
     /// Counts a failed accept and says how long to rest; not at all when only that one peer was the matter.

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,9 +21,9 @@ use tower::Service;
 use super::activity::Activity;
 use super::answer::Answer;
 use super::body::RequestBody;
-use super::budget::Account;
 use super::budget::process::ProcessAccount;
 use super::budget::runner::Runner;
+use super::budget::{self, Account};
 use super::head;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
@@ -54,6 +55,8 @@ pub const HTTP1_BUFFER_BYTES: usize = 64 * 1_024;
 
 /// The path under which calls are streams that stay open while the client thinks: server reflection.
 const OPEN_ENDED: &str = "/grpc.reflection.";
+/// The path of the call whose answer does not end.
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// How to serve a connection.
 pub trait Protocol: Clone + Send + 'static {
@@ -201,7 +204,11 @@ pub struct Calls<S> {
 
 /// A call being answered.
 #[derive(Debug)]
-pub struct Answered<F>(F);
+pub struct Answered<F> {
+    answer: F,
+    /// Whether the call need not end, which does not keep its connection from being idle. False from the first poll on.
+    is_endless: bool,
+}
 
 impl<S> HyperService<Request<Incoming>> for Calls<S>
 where
@@ -212,7 +219,10 @@ where
     type Future = Answered<S::Future>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let allowed = (!request.uri().path().starts_with(OPEN_ENDED)).then_some(self.body);
+        let path = request.uri().path();
+        let is_open_ended = path.starts_with(OPEN_ENDED);
+        let is_endless = is_open_ended || path == WATCH;
+        let allowed = (!is_open_ended).then_some(self.body);
         let (mut head, body) = request.into_parts();
         let body = match &self.account {
             None => RequestBody::new(body, allowed),
@@ -221,7 +231,7 @@ where
         if self.account.is_some() && !body.has_arrived() {
             head::reduce(&mut head);
         }
-        Answered(self.service.clone().call(Request::from_parts(head, body)))
+        Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless }
     }
 }
 
@@ -232,6 +242,9 @@ where
     type Output = Result<Response<Answer<B>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map_ok(|response| response.map(Answer::new))
+        if mem::take(&mut self.is_endless) {
+            budget::need_not_end();
+        }
+        Pin::new(&mut self.answer).poll(cx).map_ok(|response| response.map(Answer::new))
     }
 }

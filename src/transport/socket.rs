@@ -2,9 +2,10 @@
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, IoSlice, Result};
+use std::mem;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use super::budget::Account;
+use super::budget::process::Pace;
+use super::frames::{FrameError, Frames};
 use crate::telemetry::limited::Cause;
 
 /// Bytes read in one turn of a connection, that is, in one poll of its task: 8 KiB.
@@ -22,6 +25,8 @@ use crate::telemetry::limited::Cause;
 /// 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
 /// that floods waits for the other connections after each turn (`docs/decisions/0023`).
 pub const TURN_BYTES: u64 = 8 * 1_024;
+/// Bytes read in a short turn: 1 KiB, about five ordinary calls, so that a connection notices soon that it holds its share.
+pub const SHORT_TURN_BYTES: u64 = 1_024;
 /// The time from one turn to the next of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
 pub const MEMORY_REST: Duration = Duration::from_millis(20);
 
@@ -38,11 +43,19 @@ pub struct Socket {
     state: State,
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    account: Option<Arc<Account>>,
+    http2: Option<Http2>,
     /// The time until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
-    /// The turn that may read meanwhile.
-    slow_turn: u64,
+}
+
+/// What the socket of an HTTP/2 connection watches.
+#[derive(Debug)]
+struct Http2 {
+    account: Arc<Account>,
+    frames: Frames,
+    /// Bytes in the account for a head of which the end has not arrived, and the timer until then.
+    head_bytes: usize,
+    late_head: Option<Pin<Box<Sleep>>>,
 }
 
 /// What the task of a connection and its socket know of each other.
@@ -54,9 +67,15 @@ struct Shared {
     is_opened: AtomicBool,
     is_at_rest: AtomicBool,
     turns: AtomicU64,
+    broken: OnceLock<FrameError>,
 }
 
 impl State {
+    /// What was wrong with the peer's frames, if the socket failed for it. h2 keeps no more of an error than its kind.
+    pub(super) fn broken(&self) -> Option<FrameError> {
+        self.0.broken.get().copied()
+    }
+
     /// True from the read on that brought the last of the opening bytes.
     pub(super) fn is_opened(&self) -> bool {
         self.0.is_opened.load(Ordering::Relaxed)
@@ -90,46 +109,63 @@ impl Socket {
             state,
             stall,
             stalled: None,
-            account: None,
+            http2: None,
             rest: None,
-            slow_turn: turn,
         }
     }
 
-    /// Reads slowly while the connection of `account` holds more than its share of the memory.
+    /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.
     pub(super) fn within(self, account: Arc<Account>) -> Self {
-        Self { account: Some(account), ..self }
+        let http2 = Http2 { account, frames: Frames::new(), head_bytes: 0, late_head: None };
+        Self { http2: Some(http2), ..self }
     }
 
-    /// Returns true while the connection waits because all connections together hold too much memory. After each
-    /// [`MEMORY_REST`] one turn may read, so that resets, answers to pings and the rest of messages arrive all the same.
-    fn waits_for_memory(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(account) = self.account.as_ref().filter(|account| account.is_over()) else {
+    /// Returns the bytes that a new turn may read. `None` while the connection waits because all connections together hold too
+    /// much memory; the task is woken for another try.
+    fn allowance(&mut self, cx: &mut Context<'_>) -> Option<u64> {
+        let pace = self.http2.as_ref().map_or(Pace::Whole, |http2| http2.account.pace());
+        let most = if pace == Pace::Short { SHORT_TURN_BYTES } else { TURN_BYTES };
+        if matches!(pace, Pace::Whole | Pace::Short) {
             self.rest = None;
-            return false;
-        };
+            return Some(most);
+        }
         let rest = self.rest.get_or_insert_with(|| {
-            account.count(Cause::WaitedForMemory);
+            if let Some(http2) = &self.http2 {
+                http2.account.count(Cause::WaitedForMemory);
+            }
             Box::pin(tokio::time::sleep(MEMORY_REST))
         });
-        if self.slow_turn != self.turn {
-            if rest.as_mut().poll(cx).is_pending() {
-                return true;
-            }
+        while rest.as_mut().poll(cx).is_ready() {
             rest.as_mut().reset(Instant::now() + MEMORY_REST);
-            self.slow_turn = self.turn;
+            // After each rest one turn may read, so that resets, answers to pings and the rest of messages arrive all the same.
+            if pace == Pace::Slow {
+                return Some(most);
+            }
+        }
+        None
+    }
+
+    /// Returns true when this turn may read on. Else the task is woken for the next turn.
+    fn may_read(&mut self, cx: &mut Context<'_>) -> bool {
+        let turn = self.state.turn();
+        if turn != self.turn {
+            let allowance = self.allowance(cx).unwrap_or(0);
+            self.stream.set_limit(allowance);
+            self.turn = turn;
+        }
+        if self.stream.limit() > 0 {
+            return true;
+        }
+        let waits = self.rest.as_mut().is_some_and(|rest| rest.as_mut().poll(cx).is_pending());
+        if !waits {
+            wake_after_others(cx);
         }
         false
     }
 
-    /// Returns true when this turn has read all it may.
-    fn is_turn_over(&mut self) -> bool {
-        let turn = self.state.turn();
-        if turn != self.turn {
-            self.turn = turn;
-            self.stream.set_limit(TURN_BYTES);
-        }
-        self.stream.limit() == 0
+    fn broken(&self, error: FrameError) -> Error {
+        let _ = self.state.0.broken.set(error);
+        Error::new(ErrorKind::InvalidData, error)
     }
 
     fn has_read(&mut self, bytes: usize) {
@@ -155,13 +191,36 @@ impl Socket {
     }
 }
 
+impl Http2 {
+    fn pass(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> std::result::Result<(), FrameError> {
+        self.frames.pass(bytes)?;
+        let before = mem::replace(&mut self.head_bytes, self.frames.begun_bytes());
+        if before != self.head_bytes {
+            self.account.change(before, self.head_bytes);
+        }
+        self.late_head = self.frames.due().map(|due| Box::pin(tokio::time::sleep_until(due)));
+        if let Some(late) = &mut self.late_head {
+            // It is not due yet. The task is woken when it is.
+            let _ = late.as_mut().poll(cx);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Http2 {
+    fn drop(&mut self) {
+        self.account.change(self.head_bytes, 0);
+    }
+}
+
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        if self.is_turn_over() {
-            wake_after_others(cx);
-            return Poll::Pending;
+        if let Some(Http2 { late_head: Some(late), .. }) = &mut self.http2
+            && late.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(self.broken(FrameError::LateHead)));
         }
-        if self.waits_for_memory(cx) {
+        if !self.may_read(cx) {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
@@ -169,6 +228,10 @@ impl AsyncRead for Socket {
         let bytes = buffer.filled().len().saturating_sub(before);
         if bytes > 0 {
             self.state.0.is_at_rest.store(false, Ordering::Relaxed);
+            let read = buffer.filled().get(before..).unwrap_or_default();
+            if let Some(Err(error)) = self.http2.as_mut().map(|http2| http2.pass(read, cx)) {
+                return Poll::Ready(Err(self.broken(error)));
+            }
         }
         if self.unopened_bytes > 0 {
             self.has_read(bytes);

@@ -1,11 +1,14 @@
 //! Requests too large to be decoded whole are decided in slices, like any others.
 
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
+use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros};
 use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -16,10 +19,13 @@ use tidegate::rules::live::Live;
 use tidegate::rules::{Options, load};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
+use tidegate::store::{Charged, Store, Taken};
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
 use tidegate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
+use tokio::sync::Barrier;
 
+use crate::support::in_time;
 use crate::world::{HandClock, NOON, file};
 
 mod served;
@@ -104,10 +110,13 @@ fn message(domain: &str, descriptors: &[Asked], hits_addend: u32) -> RateLimitRe
 }
 
 fn edge(manner: &Manner, clock: &Arc<HandClock>) -> Edge {
+    edge_with(manner, clock, Arc::new(Memory::new(Arc::clone(clock) as Arc<_>, 10_000)))
+}
+
+fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> Edge {
     let text = format!("domain: d\ncharging: {}\n{RULES}", manner.charging.name());
     let options = Options { quota_mode: manner.quota_mode, shadow_mode: manner.shadow_mode, ..Options::default() };
     let loaded = load(&[file("rules.yaml", &text)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
-    let store = Arc::new(Memory::new(Arc::clone(clock) as Arc<_>, 10_000));
     let local = Arc::new(Memory::new(Arc::clone(clock) as Arc<_>, 10_000));
     let guard = Guard::new(store, Deadline::AtOnce, local, NonZeroU32::MIN, Arc::clone(clock) as Arc<_>);
     let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard));
@@ -254,6 +263,51 @@ async fn large_requests_of_a_worker_are_decided_one_after_the_other() {
     };
     let (one, other) = tokio::join!(call(), call());
     assert_eq!([one, other], [[7, 6, 5, 4], [3, 2, 1, 0]]);
+}
+
+/// A store that answers two requests together.
+struct AnswersTwo {
+    store: Memory,
+    both: Barrier,
+}
+
+impl Store for AnswersTwo {
+    fn charge<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
+        Box::pin(async move {
+            self.both.wait().await;
+            self.store.charge(charges, budget).await
+        })
+    }
+
+    fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {
+        self.store.take(charges, budget)
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        taken: &'a [Option<Micros>],
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        self.store.give_back(charges, taken)
+    }
+}
+
+#[tokio::test]
+async fn a_large_request_that_waits_for_the_store_lets_another_one_go_on() {
+    let manner =
+        Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 2 };
+    let clock = HandClock::at(NOON);
+    let store = Memory::new(Arc::clone(&clock) as Arc<_>, 10_000);
+    let edge = edge_with(&manner, &clock, Arc::new(AnswersTwo { store, both: Barrier::new(2) }));
+    let request = Bytes::from(message("d", &[(10, 0, None, false, None); 4], 0).encode_to_vec());
+    let call = async || edge.decide_large(request.clone(), None, &mut None).await.expect("it is valid").len();
+    let both = async { tokio::join!(call(), call()) };
+    let (one, other) = in_time("each goes on while the other waits", both).await;
+    assert_eq!(one, other);
 }
 
 #[tokio::test]

@@ -1,8 +1,14 @@
 //! Memory that the calls of all connections may hold together.
 //!
-//! Each connection counts what its calls hold. While all of them together hold more than the bound, a connection that holds
-//! more than its share (the bound divided by the connections that hold anything, at least [`LEAST_SHARE_BYTES`]) is read
-//! slowly: one turn every `socket::MEMORY_REST`. Its calls go on to be answered, and it is read as before when they hold less.
+//! Each connection counts what its calls hold. A connection's share is the bound divided by the connections that hold anything.
+//!
+//! | all connections hold | a connection within its share | one that holds more |
+//! |---|---|---|
+//! | up to the bound | is read | is read |
+//! | more than the bound | is read | and more than [`LEAST_SHARE_BYTES`]: one turn every `socket::MEMORY_REST` |
+//! | more than 1.5 times the bound | is read in turns of `socket::SHORT_TURN_BYTES` | is not read until its calls end |
+//!
+//! Calls go on to be answered in each case.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -33,6 +39,19 @@ pub struct ProcessAccount {
     bound: usize,
 }
 
+/// How fast a connection may be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::transport) enum Pace {
+    /// In whole turns.
+    Whole,
+    /// In short turns.
+    Short,
+    /// One whole turn at a time, with a rest between two.
+    Slow,
+    /// Not at all.
+    Stopped,
+}
+
 impl Default for ProcessAccount {
     fn default() -> Self {
         Self::new(u64::MAX)
@@ -43,7 +62,12 @@ impl ProcessAccount {
     /// An account for a process that may use `memory_bytes`.
     pub fn new(memory_bytes: u64) -> Self {
         let share = usize::try_from(memory_bytes / PROCESS_MEMORY_SHARE).unwrap_or(usize::MAX);
-        Self { held: AtomicUsize::new(0), holding: AtomicUsize::new(0), bound: share.min(PROCESS_BYTES) }
+        Self::bounded(share.min(PROCESS_BYTES))
+    }
+
+    fn bounded(bound: usize) -> Self {
+        let [held, holding] = [0; 2].map(AtomicUsize::new);
+        Self { held, holding, bound }
     }
 
     /// Returns the bytes that are held now, to 64 KiB for each connection.
@@ -51,13 +75,19 @@ impl ProcessAccount {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns true when all connections hold more than the bound, and one that holds `bytes` has more than its share.
-    pub(super) fn is_over(&self, bytes: usize) -> bool {
-        self.held() > self.bound && bytes > self.share()
-    }
-
-    fn share(&self) -> usize {
-        (self.bound / self.holding.load(Ordering::Relaxed).max(1)).max(LEAST_SHARE_BYTES)
+    /// Returns how fast a connection may be read that holds `bytes`.
+    pub(super) fn pace(&self, bytes: usize) -> Pace {
+        let held = self.held();
+        if held <= self.bound {
+            return Pace::Whole;
+        }
+        let share = self.bound / self.holding.load(Ordering::Relaxed).max(1);
+        match held > self.bound + self.bound / 2 {
+            true if bytes > share.max(UNIT_BYTES) => Pace::Stopped,
+            true => Pace::Short,
+            false if bytes > share.max(LEAST_SHARE_BYTES) => Pace::Slow,
+            false => Pace::Whole,
+        }
     }
 
     /// Counts that what a connection holds went from `before` to `after` bytes.
@@ -82,17 +112,27 @@ mod tests {
 
     #[test]
     fn beyond_the_bound_those_are_slow_that_hold_more_than_their_share() {
-        let account = ProcessAccount { bound: 160 * LEAST_SHARE_BYTES, ..ProcessAccount::default() };
+        let account = ProcessAccount::bounded(160 * LEAST_SHARE_BYTES);
         let share = 16 * LEAST_SHARE_BYTES;
         (0..10).for_each(|_| account.change(0, share));
-        assert!(!account.is_over(usize::MAX), "the bound is reached, not passed");
+        assert_eq!(account.pace(usize::MAX), Pace::Whole, "the bound is reached, not passed");
         account.change(share, share + UNIT_BYTES);
-        assert_eq!([share, share + 1].map(|bytes| account.is_over(bytes)), [false, true]);
+        assert_eq!([share, share + 1].map(|bytes| account.pace(bytes)), [Pace::Whole, Pace::Slow]);
         account.change(share, 0);
-        assert!(!account.is_over(usize::MAX));
-        (0..1_000).for_each(|_| account.change(0, share));
-        let least = LEAST_SHARE_BYTES;
-        assert_eq!([least, least + 1].map(|bytes| account.is_over(bytes)), [false, true]);
+        assert_eq!(account.pace(usize::MAX), Pace::Whole);
+    }
+
+    #[test]
+    fn far_beyond_the_bound_those_are_not_read_that_hold_more_than_their_share() {
+        let account = ProcessAccount::bounded(160 * UNIT_BYTES);
+        (0..80).for_each(|_| account.change(0, 3 * UNIT_BYTES));
+        let least = [LEAST_SHARE_BYTES, LEAST_SHARE_BYTES + 1].map(|bytes| account.pace(bytes));
+        assert_eq!(least, [Pace::Whole, Pace::Slow], "1.5 times the bound is reached, not passed");
+        account.change(0, UNIT_BYTES);
+        let share = 160 * UNIT_BYTES / 81;
+        assert_eq!([share, share + 1].map(|bytes| account.pace(bytes)), [Pace::Short, Pace::Stopped]);
+        (0..1_000).for_each(|_| account.change(0, UNIT_BYTES));
+        assert_eq!([UNIT_BYTES, UNIT_BYTES + 1].map(|bytes| account.pace(bytes)), [Pace::Short, Pace::Stopped]);
     }
 
     #[test]

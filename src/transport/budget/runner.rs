@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::{Account, CALL, Call};
 use crate::telemetry::limited::Cause;
-use crate::transport::activity::{Activity, InFlight};
+use crate::transport::activity::Activity;
 
 /// Runs the calls of one connection, each in a task of its own that counts into the connection's account, and as in flight to
 /// its end.
@@ -33,7 +33,6 @@ struct Running<F> {
     stall: Duration,
     /// The timer, and the step of the answer since which it runs.
     timer: Option<(u64, Pin<Box<Sleep>>)>,
-    _in_flight: InFlight,
 }
 
 /// Makes a call the running one of this thread until it is dropped.
@@ -45,8 +44,8 @@ impl Runner {
     }
 
     fn running<F>(&self, call: F) -> Running<F> {
-        let part = Some(Call::new(Arc::clone(&self.account)));
-        Running { call, part, stall: self.stall, timer: None, _in_flight: self.activity.call() }
+        let part = Call::new(Arc::clone(&self.account), Some(self.activity.call()));
+        Running { call, part: Some(part), stall: self.stall, timer: None }
     }
 }
 

@@ -1,7 +1,10 @@
-//! Large requests: one at a time on each worker, decided in slices between which the worker serves its other calls.
+//! Large requests, decided in slices between which the worker serves its other calls: one at a time computes on each worker.
 
+use std::future::{Future, poll_fn};
 use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -13,7 +16,7 @@ use tokio::time::Instant;
 use super::{Edge, Undecided};
 use crate::limiter::Large;
 use crate::model::{Descriptor, InvalidRequest, Request};
-use crate::proto::large::{Head, Slices};
+use crate::proto::large::{Head, LARGE_DESCRIPTORS, Slices};
 use crate::telemetry::traces::Span;
 use crate::transport::hold::{Caller, Held};
 use crate::transport::wire::{Answers, encode_statuses};
@@ -24,17 +27,24 @@ const PART_BYTES: usize = 64 << 10;
 thread_local! {
     /// The turn of the large requests of a worker, which is a thread: the first that waits is the next.
     static TURN: Arc<Semaphore> = Arc::new(Semaphore::new(1));
+    /// The turn of those with more than [`LARGE_DESCRIPTORS`], to their end: what is kept of their answers takes memory.
+    static LONG: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// A large request whose turn it is.
+/// The turn of a large request on its worker, which passes to others while it waits for the store.
+struct Turn(Option<OwnedSemaphorePermit>);
+
+/// A large request that is being decided.
 struct Job {
     edge: Edge,
     message: Bytes,
+    head: Head,
     /// Since when the caller waits.
     began: Instant,
     patience: Option<Duration>,
     span: Option<Span>,
-    _turn: Option<OwnedSemaphorePermit>,
+    turn: Turn,
+    _long: Option<OwnedSemaphorePermit>,
 }
 
 /// The answer to a large request that was decided, or why it was not; and its span.
@@ -59,9 +69,14 @@ impl Edge {
         span: &mut Option<Span>,
     ) -> Result<Vec<Bytes>, Undecided> {
         let began = Instant::now();
-        // Who goes away while it waits gives up its place. The semaphore is never closed.
-        let turn = TURN.with(Arc::clone).acquire_owned().await.ok();
-        let job = Job { edge: self.clone(), message, began, patience, span: span.take(), _turn: turn };
+        // Who goes away while it waits gives up its place.
+        let mut turn = Turn::take().await;
+        let head = read_head(&message).await?;
+        let long = match head.descriptors > LARGE_DESCRIPTORS {
+            true => turn.lend(LONG.with(Arc::clone).acquire_owned()).await.ok(),
+            false => None,
+        };
+        let job = Job { edge: self.clone(), message, head, began, patience, span: span.take(), turn, _long: long };
         let (answer, answered) = oneshot::channel();
         // A task of its own, because what it took must be given back where the caller goes away in the middle.
         tokio::spawn(job.run(answer));
@@ -74,6 +89,25 @@ impl Edge {
     }
 }
 
+impl Turn {
+    async fn take() -> Self {
+        // The semaphore is never closed.
+        Self(TURN.with(Arc::clone).acquire_owned().await.ok())
+    }
+
+    /// Waits for `other`. If it is not ready at once, others have the turn meanwhile.
+    async fn lend<F: Future>(&mut self, other: F) -> F::Output {
+        let mut other = pin!(other);
+        if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(other.as_mut().poll(cx))).await {
+            return done;
+        }
+        self.0 = None;
+        let done = other.await;
+        *self = Self::take().await;
+        done
+    }
+}
+
 impl Job {
     async fn run(mut self, answer: oneshot::Sender<Done>) {
         let mut span = self.span.take();
@@ -83,13 +117,14 @@ impl Job {
     }
 
     async fn decide(
-        &self,
+        &mut self,
         answer: &oneshot::Sender<Done>,
         span: &mut Option<Span>,
     ) -> Result<(Held, Vec<Bytes>), Undecided> {
-        let Edge { limiter, telemetry, seats, .. } = &self.edge;
+        let edge = self.edge.clone();
+        let Edge { limiter, telemetry, seats, .. } = &edge;
         let caller = Caller::who_waits(self.left());
-        let head = self.head().await?;
+        let head = mem::take(&mut self.head);
         let invalid = |error: InvalidRequest| {
             telemetry.invalid();
             Undecided::Invalid(error)
@@ -100,7 +135,8 @@ impl Job {
 
         let rules = limiter.rules();
         let mut large = limiter.large(&rules, request.domain());
-        let mut slices = Slices::of(&self.message, self.edge.slice);
+        let message = self.message.clone();
+        let mut slices = Slices::of(&message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             large.survey(&read(slice).map_err(invalid)?);
             yield_now().await;
@@ -121,24 +157,15 @@ impl Job {
         Ok((Held { response, hold }, statuses.into_parts()))
     }
 
-    /// Reads what stands beside the descriptors.
-    async fn head(&self) -> Result<Head, Undecided> {
-        let (mut head, mut slices) = (Head::default(), Slices::new(&self.message));
-        while head.read(&mut slices)? {
-            yield_now().await;
-        }
-        Ok(head)
-    }
-
     /// Charges slice by slice, as long as the caller waits. Returns the statuses.
     async fn charge(
-        &self,
+        &mut self,
         large: &mut Large<'_>,
         request: &Request,
         answer: &oneshot::Sender<Done>,
     ) -> Result<Statuses, Undecided> {
-        let mut statuses = Statuses::default();
-        let mut slices = Slices::of(&self.message, self.edge.slice);
+        let (message, mut statuses) = (self.message.clone(), Statuses::default());
+        let mut slices = Slices::of(&message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             if answer.is_closed() {
                 break;
@@ -148,7 +175,8 @@ impl Job {
                 continue;
             }
             let slice = request.with(descriptors);
-            let decision = large.decide(&slice, self.left()).await;
+            let left = self.left();
+            let decision = self.turn.lend(large.decide(&slice, left)).await;
             self.edge.telemetry.observe_slice(&slice, &decision);
             statuses.add(&decision);
             yield_now().await;
@@ -157,8 +185,9 @@ impl Job {
     }
 
     /// Gives back what was charged.
-    async fn give_back(&self, large: &mut Large<'_>, request: &Request) -> Result<(), Undecided> {
-        let mut slices = Slices::of(&self.message, self.edge.slice);
+    async fn give_back(&mut self, large: &mut Large<'_>, request: &Request) -> Result<(), Undecided> {
+        let message = self.message.clone();
+        let mut slices = Slices::of(&message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             let descriptors = read(slice)?;
             if descriptors.is_empty() {
@@ -167,7 +196,8 @@ impl Job {
             if large.is_given_back() {
                 break;
             }
-            large.give_back(&request.with(descriptors)).await;
+            let slice = request.with(descriptors);
+            self.turn.lend(large.give_back(&slice)).await;
             yield_now().await;
         }
         Ok(())
@@ -191,6 +221,15 @@ impl Statuses {
         self.parts.push(self.last.freeze());
         self.parts
     }
+}
+
+/// Reads what stands beside the descriptors.
+async fn read_head(message: &Bytes) -> Result<Head, Undecided> {
+    let (mut head, mut slices) = (Head::default(), Slices::new(message));
+    while head.read(&mut slices)? {
+        yield_now().await;
+    }
+    Ok(head)
 }
 
 fn read(

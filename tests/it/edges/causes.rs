@@ -63,6 +63,18 @@ async fn an_http2_error_is_counted_by_its_reason() {
 }
 
 #[tokio::test]
+async fn a_head_that_does_not_end_and_long_trailers_end_the_connection() {
+    let edge = Edge::grpc(limits(), 10).await;
+    let mut peer = edge.peer().await;
+    peer.send(&[frame(HEADERS, 0, 1, &head()), frame(CONTINUATION, 0, 1, &[0x88; 10])].concat()).await.unwrap();
+    until_closed(&mut peer.0).await;
+    assert_counted(&edge, &[(How::LateHead, 1)]).await;
+
+    let begun = frame(HEADERS, END_HEADERS, 1, &head());
+    ends(How::Trailers, &[begun, frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0x88; 257])].concat()).await;
+}
+
+#[tokio::test]
 async fn bytes_that_are_no_http2_are_a_protocol_error_and_silence_is_not_opened() {
     let edge = Edge::grpc(ConnectionLimits { handshake: 300 * MS, ..limits() }, 10).await;
     let mut stranger = edge.socket().await;

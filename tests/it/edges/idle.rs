@@ -76,6 +76,27 @@ async fn beyond_the_bound_the_longest_idle_leave_and_calls_go_on() {
 }
 
 #[tokio::test]
+async fn a_connection_with_calls_that_need_not_end_is_idle() {
+    let edge = Edge::grpc_with_most_idle(limits(), 100, 1).await;
+    let mut endless = Vec::new();
+    for path in ["/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch"] {
+        let mut peer = edge.peer().await;
+        peer.send(&frame(HEADERS, END_HEADERS, 1, &head_of(path))).await.unwrap();
+        if path.ends_with("Watch") {
+            peer.send(&frame(DATA, END_STREAM, 1, &message("endless"))).await.unwrap();
+        }
+        endless.push(peer);
+    }
+    let mut used = edge.client().await;
+    used.check(order("")).await.unwrap();
+    tokio::time::sleep(LONG_IDLE).await;
+    let _new = [edge.client().await, edge.client().await];
+    for mut peer in endless {
+        assert_eq!(goaway(&until_closed(&mut peer.0).await), Some(0), "it is told to go, for no error");
+    }
+}
+
+#[tokio::test]
 async fn where_every_connection_has_a_call_new_ones_are_taken_up_to_the_cap() {
     let edge = Edge::grpc_with_most_idle(limits(), 6, 2).await;
     let mut calls = Vec::new();
@@ -113,8 +134,8 @@ async fn callers_whose_connections_come_and_go_lose_no_call() {
     assert_eq!(edge.tally.counts().ended(How::Cut), 0);
 }
 
-/// Connections that a peer opens and leaves idle. Without a bound they take 36 KiB each, 105 MiB together.
-const MANY: usize = 3_000;
+/// Connections that a peer opens and leaves idle. Without a bound they take 36 KiB each, 175 MiB together.
+const MANY: usize = 5_000;
 
 #[tokio::test]
 async fn idle_connections_take_a_bounded_amount_of_memory() {
@@ -136,8 +157,8 @@ async fn idle_connections_take_a_bounded_amount_of_memory() {
     })
     .await;
     let grown = server.peak_memory() - before;
-    // Those that leave stay for a second more, and 1,000 a second leave.
-    assert!(grown < 60 << 20, "{grown} bytes for {MANY} connections");
+    // Those that leave stay for a moment more, up to 2,000 of them.
+    assert!(grown < 90 << 20, "{grown} bytes for {MANY} connections");
     let mut client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
     let request = RateLimitRequest { domain: "edge".to_owned(), ..RateLimitRequest::default() };
     assert_eq!(client.should_rate_limit(request).await.unwrap_err().code(), Code::InvalidArgument, "it answers");

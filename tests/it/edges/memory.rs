@@ -166,6 +166,35 @@ async fn forty_connections_together_take_bounded_memory() {
     assert_eq!(answer.unwrap_err().code(), Code::NotFound, "there is no such service");
 }
 
+/// Sends these bytes once on each of a thousand connections, which may take so much memory together.
+async fn a_thousand_connections_send(bytes: &[u8], largest: u64) {
+    let attacked = Attacked::start().await;
+    let mut hostile = Vec::new();
+    for _ in 0..1_000 {
+        let mut peer = attacked.peer(&[]).await;
+        peer.send(bytes).await.unwrap();
+        hostile.push(peer);
+    }
+    attacked.is_bounded(largest).await;
+}
+
+#[tokio::test]
+async fn heads_without_an_end_on_a_thousand_connections_take_bounded_memory() {
+    // 7,500 fields, which take 680 KB: 680 MB together.
+    let fields = [head(), b"\x40\x01a\x01b".to_vec(), vec![0xbe; 7_500]].concat();
+    a_thousand_connections_send(&frame(HEADERS, 0, 1, &fields), LARGEST_PROCESS).await;
+}
+
+#[tokio::test]
+async fn messages_that_claim_much_and_bring_little_take_what_they_bring() {
+    // Messages of 2 MiB begin. Where room was made for all of each, they took 2 GB together.
+    let begun = [
+        frame(HEADERS, END_HEADERS, 1, &head_of("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")),
+        frame(DATA, 0, 1, &[&[0, 0, 32, 0, 0][..], &[0; 8_000]].concat()),
+    ];
+    a_thousand_connections_send(&begun.concat(), LARGEST_PROCESS / 4).await;
+}
+
 #[tokio::test]
 async fn a_thousand_bodies_at_once_are_all_answered() {
     let edge = Edge::grpc(limits(), 10).await;

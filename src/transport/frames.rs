@@ -1,0 +1,186 @@
+//! The HTTP/2 frames that a peer sends, as far as their heads tell: h2 keeps header fields that no call can be charged for.
+//!
+//! A field takes one byte on the wire and up to 90 in memory. Those of a call are read and reduced when it begins (`head`).
+//! Those of a head that never ends, and of trailers, stay in h2: no call has them yet, and a call that waits for room does not
+//! ask for them.
+
+use thiserror::Error;
+use tokio::time::{Duration, Instant};
+
+/// Bytes of trailers: 256. No gRPC request has any (gRPC over HTTP/2, Requests), so nobody needs more.
+const MOST_TRAILER_BYTES: usize = 256;
+/// The time in which a head must end that was begun: 5 s. Ordinary heads arrive in one piece.
+const HEAD_ALLOWED: Duration = Duration::from_secs(5);
+/// Bytes that a byte of a head takes in h2, at most: 90. 7,500 fields of one byte took 680 KB.
+const HEAD_BYTE_COST: usize = 90;
+
+/// The bytes that a client sends before its first frame (RFC 9113, 3.4).
+const PREFACE_BYTES: usize = 24;
+/// The bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
+const FRAME_HEAD_BYTES: usize = 9;
+/// The types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// Where the bytes read so far end among the frames.
+#[derive(Debug)]
+pub(super) struct Frames {
+    /// Bytes to pass over: of the preface, or of a frame's payload.
+    missing: usize,
+    head: [u8; FRAME_HEAD_BYTES],
+    head_bytes: usize,
+    /// Whether the payload that is being read has fields, and whether it is the last of them.
+    fields: Option<IsLast>,
+    /// The highest stream so far. Fields of a stream that is not higher are trailers.
+    last_stream: u32,
+    begun: Option<Begun>,
+}
+
+type IsLast = bool;
+
+/// Fields of which the end has not arrived.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    bytes: usize,
+    is_trailers: bool,
+    since: Instant,
+}
+
+/// Why the connection of a peer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(super) enum FrameError {
+    /// Trailers that no gRPC request has.
+    #[error("a request has trailers of more than 256 bytes")]
+    Trailers,
+    /// A head that was begun and did not end.
+    #[error("the head of a request did not end within 5 s")]
+    LateHead,
+}
+
+impl Frames {
+    /// Of a peer that has sent nothing yet.
+    pub(super) fn new() -> Self {
+        let (head, head_bytes) = ([0; FRAME_HEAD_BYTES], 0);
+        Self { missing: PREFACE_BYTES, head, head_bytes, fields: None, last_stream: 0, begun: None }
+    }
+
+    /// Returns the memory that h2 may take for a head of which the end has not arrived, in bytes.
+    pub(super) fn begun_bytes(&self) -> usize {
+        self.begun.map_or(0, |begun| begun.bytes.saturating_mul(HEAD_BYTE_COST))
+    }
+
+    /// Returns the time until which the head must end that has begun.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.begun.map(|begun| begun.since + HEAD_ALLOWED)
+    }
+
+    /// Reads on.
+    ///
+    /// # Errors
+    /// When the peer sends trailers that are too long.
+    pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), FrameError> {
+        while !bytes.is_empty() {
+            if self.missing > 0 {
+                let passed = self.missing.min(bytes.len());
+                self.missing -= passed;
+                bytes = bytes.get(passed..).unwrap_or_default();
+                self.pass_fields(passed)?;
+            } else {
+                let wanted = (FRAME_HEAD_BYTES - self.head_bytes).min(bytes.len());
+                let (read, rest) = bytes.split_at(wanted);
+                self.head[self.head_bytes..][..wanted].copy_from_slice(read);
+                self.head_bytes += wanted;
+                bytes = rest;
+                if self.head_bytes == FRAME_HEAD_BYTES {
+                    self.head_bytes = 0;
+                    self.begin();
+                    self.pass_fields(0)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the payload of the frame whose head was read.
+    fn begin(&mut self) {
+        let [a, b, c, kind, flags, stream @ ..] = self.head;
+        self.missing = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX);
+        self.fields = matches!(kind, HEADERS | CONTINUATION).then_some(flags & END_HEADERS != 0);
+        if kind == HEADERS {
+            let stream = u32::from_be_bytes(stream) & u32::MAX >> 1;
+            let is_trailers = stream <= self.last_stream;
+            self.last_stream = self.last_stream.max(stream);
+            self.begun = Some(Begun { bytes: 0, is_trailers, since: Instant::now() });
+        }
+    }
+
+    /// Counts bytes of a payload.
+    fn pass_fields(&mut self, passed: usize) -> Result<(), FrameError> {
+        let (Some(is_last), Some(begun)) = (self.fields, &mut self.begun) else { return Ok(()) };
+        begun.bytes += passed;
+        if begun.is_trailers && begun.bytes > MOST_TRAILER_BYTES {
+            return Err(FrameError::Trailers);
+        }
+        if self.missing == 0 {
+            self.fields = None;
+            if is_last {
+                self.begun = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u8 = 0;
+
+    fn frame(kind: u8, flags: u8, stream: u8, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).expect("it is short").to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, stream], &vec![0x84; payload]].concat()
+    }
+
+    /// Passes a preface and these frames in parts of `cut` bytes.
+    fn passed(sent: &[Vec<u8>], cut: usize) -> Result<Frames, FrameError> {
+        let mut frames = Frames::new();
+        let bytes = [vec![1; PREFACE_BYTES], sent.concat()].concat();
+        bytes.chunks(cut).try_for_each(|part| frames.pass(part))?;
+        Ok(frames)
+    }
+
+    #[test]
+    fn a_head_takes_memory_until_it_ends_however_it_is_cut() {
+        let begun = [frame(HEADERS, 0, 1, 7_000), frame(CONTINUATION, 0, 1, 500), frame(CONTINUATION, 0, 1, 0)];
+        let ended = [&begun[..], &[frame(CONTINUATION, END_HEADERS, 1, 3), frame(DATA, 1, 1, 9)]].concat();
+        for cut in [1, 2, 7, 9, 10, 8_192] {
+            let frames = passed(&begun, cut).expect("no trailers");
+            assert_eq!((frames.begun_bytes(), frames.due().is_some()), (7_500 * HEAD_BYTE_COST, true), "{cut}");
+            let frames = passed(&ended, cut).expect("no trailers");
+            assert_eq!((frames.begun_bytes(), frames.due()), (0, None), "{cut}");
+        }
+        let part = passed(&[frame(HEADERS, END_HEADERS, 1, 100)], 50).expect("no trailers");
+        assert_eq!(part.due(), None);
+        let mut part = part;
+        part.pass(&frame(HEADERS, END_HEADERS, 3, 100)[..59]).expect("no trailers");
+        assert_eq!(part.begun_bytes(), 50 * HEAD_BYTE_COST);
+    }
+
+    #[test]
+    fn long_trailers_are_an_error_and_short_ones_and_heads_are_not() {
+        let [first, second] = [1, 3].map(|stream| frame(HEADERS, END_HEADERS, stream, 8_000));
+        let calls = [first, second, frame(DATA, 0, 3, 500), frame(HEADERS, END_HEADERS, 3, MOST_TRAILER_BYTES)];
+        let long = [
+            [&calls[..], &[frame(HEADERS, END_HEADERS, 1, MOST_TRAILER_BYTES + 1)]].concat(),
+            [&calls[..], &[frame(HEADERS, 0, 1, MOST_TRAILER_BYTES), frame(CONTINUATION, 0, 1, 1)]].concat(),
+        ];
+        for cut in [1, 2, 7, 9, 10, 8_192] {
+            assert!(passed(&calls, cut).is_ok());
+            for long in &long {
+                assert_eq!(passed(long, cut).map(drop), Err(FrameError::Trailers), "{cut}");
+            }
+        }
+    }
+}
