@@ -17,29 +17,48 @@ struct State {
     /// The start of the listener, from which times are counted.
     began: Instant,
     calls: AtomicU32,
+    endless: AtomicU32,
     accepted_ms: u64,
     idle_since_ms: AtomicU64,
     is_leaving: AtomicBool,
     leave: Notify,
 }
 
+/// Calls on one connection that need not end, beyond which it is asked to leave: 4. Each takes about 11 KiB, and their connection
+/// counts as idle.
+const MOST_ENDLESS: u32 = 4;
+
 /// A call in flight, until this is dropped.
 #[derive(Debug)]
-pub(super) struct InFlight(Activity);
+pub(super) struct InFlight {
+    activity: Activity,
+    is_endless: bool,
+}
 
 impl Activity {
     /// A connection that is idle since now, of a listener that started at `began`.
     pub(super) fn new(began: Instant) -> Self {
         let accepted_ms = since(began);
         let idle_since_ms = AtomicU64::new(accepted_ms);
-        let (calls, is_leaving, leave) = (AtomicU32::new(0), AtomicBool::new(false), Notify::new());
-        Self(Arc::new(State { began, calls, accepted_ms, idle_since_ms, is_leaving, leave }))
+        let (endless, calls, is_leaving, leave) =
+            (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false), Notify::new());
+        Self(Arc::new(State { began, calls, endless, accepted_ms, idle_since_ms, is_leaving, leave }))
     }
 
     /// Counts a call until the returned value is dropped.
     pub(super) fn call(&self) -> InFlight {
         self.0.calls.fetch_add(1, Ordering::Relaxed);
-        InFlight(self.clone())
+        InFlight { activity: self.clone(), is_endless: false }
+    }
+
+    /// Notes the end of a call.
+    fn ends(&self) {
+        let state = &self.0;
+        if state.calls.load(Ordering::Relaxed) == 1 {
+            state.idle_since_ms.store(since(state.began), Ordering::Relaxed);
+        }
+        // Whoever sees no call in flight sees the time above as well.
+        state.calls.fetch_sub(1, Ordering::Release);
     }
 
     /// Returns true while a call is in flight.
@@ -81,14 +100,26 @@ impl Activity {
     }
 }
 
+impl InFlight {
+    /// Notes that the call need not end. It does not make its connection busy.
+    pub(super) fn need_not_end(&mut self) {
+        if !self.is_endless {
+            self.is_endless = true;
+            self.activity.ends();
+            if self.activity.0.endless.fetch_add(1, Ordering::Relaxed) >= MOST_ENDLESS {
+                self.activity.leave();
+            }
+        }
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let state = &self.0.0;
-        if state.calls.load(Ordering::Relaxed) == 1 {
-            state.idle_since_ms.store(since(state.began), Ordering::Relaxed);
+        if self.is_endless {
+            self.activity.0.endless.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.activity.ends();
         }
-        // Whoever sees no call in flight sees the time above as well.
-        state.calls.fetch_sub(1, Ordering::Release);
     }
 }
 

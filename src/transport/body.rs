@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
@@ -21,6 +21,9 @@ const PART_BYTES: usize = 16 * 1_024;
 /// Bytes of a body that must arrive while its timer runs, or its end: 64 KiB. A long message that goes on arriving is not
 /// late.
 const PROGRESS_BYTES: usize = 64 << 10;
+/// The time in which a request must arrive while all connections hold far too much memory: 1 s, and up to 1 s more. No Envoy waits
+/// that long for an answer (its timeout is 250 ms in the examples), and what hostile peers hold is free again soon.
+const PRESSED: Duration = Duration::from_secs(1);
 
 /// What a client sends, and an error if the end of it takes too long.
 ///
@@ -42,13 +45,16 @@ pub struct RequestBody {
 struct Slow {
     allowed: Option<Duration>,
     late: Option<Pin<Box<Sleep>>>,
+    /// The next look whether all connections hold far too much.
+    pressed: Option<Pin<Box<Sleep>>>,
+    account: Option<Arc<Account>>,
     /// Bytes that have arrived since the timer was set.
     arrived: usize,
     /// Time left when a wait for room began; the timer stands still during that wait.
     left: Option<Duration>,
     /// The message that is arriving, in parts. The handler gets it when all of it is there: tonic makes room for a whole
     /// message as soon as it sees the beginning, and a peer could claim much and send little.
-    kept: VecDeque<Bytes>,
+    kept: Kept,
     /// What came after the last part.
     end: Option<End>,
     /// The messages in it, where the account of the connection counts them. An HTTP/1 connection has one body at a time,
@@ -61,6 +67,13 @@ struct Slow {
     begun: Option<Hold>,
     /// A window of bytes that h2 may hold for this body. Dropped when all of the body was read.
     unread: Option<Hold>,
+}
+
+/// Parts of a message, copied: what h2 hands out is a slice of a read buffer, which stays as long as the least of its slices.
+#[derive(Debug, Default)]
+struct Kept {
+    blocks: VecDeque<BytesMut>,
+    bytes: usize,
 }
 
 /// What a body gives after its last data: trailers, an error, or nothing.
@@ -117,6 +130,27 @@ impl Messages {
     }
 }
 
+impl Kept {
+    fn add(&mut self, bytes: &[u8]) {
+        let has_room = self.blocks.back().is_some_and(|last| last.capacity() - last.len() >= bytes.len());
+        if !has_room {
+            // It grows with what has arrived.
+            let room = self.bytes.clamp(bytes.len(), PART_BYTES.max(bytes.len()));
+            self.blocks.push_back(BytesMut::with_capacity(room));
+        }
+        if let Some(last) = self.blocks.back_mut() {
+            last.extend_from_slice(bytes);
+        }
+        self.bytes += bytes.len();
+    }
+
+    fn take(&mut self) -> Option<Bytes> {
+        let block = self.blocks.pop_front()?.freeze();
+        self.bytes -= block.len();
+        Some(block)
+    }
+}
+
 impl RequestBody {
     /// A body that ends with an error when neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed` of the first
     /// wait for it, and again of each such progress; `None` waits for ever.
@@ -144,9 +178,11 @@ impl RequestBody {
             return body;
         }
         let account = || Arc::clone(account);
+        body.early = body.early.map(|bytes| Bytes::copy_from_slice(&bytes));
         body.slow = Some(Box::new(Slow {
             allowed,
             arrived: body.early.as_ref().map_or(0, Bytes::len),
+            account: Some(account()),
             messages: Some(messages),
             own: allowed.is_none().then(|| Call::new(account(), None)),
             begun: body.early.as_ref().map(|bytes| Hold::begun(account(), bytes.len())),
@@ -187,6 +223,21 @@ impl Slow {
         })
     }
 
+    /// Ready when the request must not wait any longer, because all connections hold far too much.
+    fn poll_pressed(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        let (Some(_), Some(account)) = (self.allowed, &self.account) else { return Poll::Pending };
+        let pressed = self.pressed.get_or_insert_with(|| Box::pin(tokio::time::sleep(PRESSED)));
+        while pressed.as_mut().poll(cx).is_ready() {
+            if account.is_pressed() {
+                return Poll::Ready(Status::deadline_exceeded(format!(
+                    "the request did not arrive within {PRESSED:?}, and the memory for requests is full"
+                )));
+            }
+            pressed.as_mut().reset(Instant::now() + PRESSED);
+        }
+        Poll::Pending
+    }
+
     /// Returns true when the next part may be read.
     fn may_begin(&mut self, has_arrived: bool, cx: &Context<'_>) -> bool {
         let Some(messages) = &self.messages else { return true };
@@ -221,23 +272,25 @@ impl Slow {
     }
 
     /// Counts bytes that wait for room for the rest of their message.
-    fn begin(&mut self, bytes: &Bytes) {
-        if self.begun.is_none() {
-            let account = self.own.as_ref().map(Call::account).or_else(budget::account);
-            self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+    fn begin(&mut self, bytes: Bytes) -> Bytes {
+        if self.begun.is_some() {
+            return bytes;
         }
+        let account = self.own.as_ref().map(Call::account).or_else(budget::account);
+        self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+        Bytes::copy_from_slice(&bytes)
     }
 
     /// Keeps bytes for which there is room.
-    fn keep(&mut self, bytes: Bytes) {
+    fn keep(&mut self, bytes: &[u8]) {
         self.begun = None;
+        self.kept.add(bytes);
         if self.messages.is_some_and(|messages| messages.is_open() || messages.largest > 0) {
             match &mut self.own {
-                Some(own) => own.arrives(bytes.len()),
-                None => budget::arrives(bytes.len()),
+                Some(own) => own.keeps(self.kept.bytes),
+                None => budget::keeps(self.kept.bytes),
             }
         }
-        self.kept.push_back(bytes);
     }
 
     /// Returns the next part for the handler, when the message is there that it belongs to.
@@ -245,7 +298,7 @@ impl Slow {
         if self.end.is_none() && self.messages.is_some_and(|messages| messages.is_open()) {
             return None;
         }
-        match self.kept.pop_front() {
+        match self.kept.take() {
             Some(bytes) => Some(Some(Ok(Frame::data(bytes)))),
             None => self.end.take(),
         }
@@ -254,7 +307,7 @@ impl Slow {
     /// Ends the body. An error drops what is there of its message.
     fn end(&mut self, end: End) {
         if let Some(Err(_)) = end {
-            self.kept.clear();
+            self.kept = Kept::default();
         }
         self.end = Some(end);
     }
@@ -285,18 +338,27 @@ impl Body for RequestBody {
         loop {
             if let Some(bytes) = early.take() {
                 if !slow.may_hold(*has_arrived, cx) {
-                    slow.begin(&bytes);
-                    *early = Some(bytes);
-                    return Poll::Pending;
+                    match slow.poll_pressed(cx) {
+                        Poll::Ready(late) => slow.end(Some(Err(late))),
+                        Poll::Pending => {
+                            *early = Some(slow.begin(bytes));
+                            return Poll::Pending;
+                        }
+                    }
+                } else {
+                    slow.keep(&bytes);
                 }
-                slow.keep(bytes);
             }
             if let Some(given) = slow.give() {
                 return Poll::Ready(given);
             }
             *has_arrived = *has_arrived || body.is_end_stream();
             if !slow.may_begin(*has_arrived, cx) {
-                return Poll::Pending;
+                match slow.poll_pressed(cx) {
+                    Poll::Ready(late) => slow.end(Some(Err(late))),
+                    Poll::Pending => return Poll::Pending,
+                }
+                continue;
             }
             match poll_data(body, cx) {
                 Poll::Ready(Ok(bytes)) => {
@@ -308,9 +370,9 @@ impl Body for RequestBody {
                     }
                 }
                 Poll::Ready(Err(end)) => slow.end(end),
-                Poll::Pending => match slow.poll_late(cx) {
-                    Poll::Ready(late) => slow.end(Some(Err(late))),
-                    Poll::Pending => return Poll::Pending,
+                Poll::Pending => match (slow.poll_late(cx), slow.poll_pressed(cx)) {
+                    (Poll::Ready(late), _) | (_, Poll::Ready(late)) => slow.end(Some(Err(late))),
+                    (Poll::Pending, Poll::Pending) => return Poll::Pending,
                 },
             }
         }
@@ -318,13 +380,13 @@ impl Body for RequestBody {
 
     fn is_end_stream(&self) -> bool {
         let is_given =
-            self.early.is_none() && self.slow.as_ref().is_none_or(|slow| slow.kept.is_empty() && slow.end.is_none());
+            self.early.is_none() && self.slow.as_ref().is_none_or(|slow| slow.kept.bytes == 0 && slow.end.is_none());
         is_given && (self.has_arrived || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let kept = self.slow.iter().flat_map(|slow| &slow.kept);
-        let read: usize = self.early.iter().chain(kept).map(Bytes::len).sum();
+        let kept = self.slow.as_ref().map_or(0, |slow| slow.kept.bytes);
+        let read = kept + self.early.as_ref().map_or(0, Bytes::len);
         let read = u64::try_from(read).unwrap_or(u64::MAX);
         let mut hint = self.body.size_hint();
         if let Some(upper) = hint.upper() {
@@ -338,6 +400,18 @@ impl Body for RequestBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_kept_in_blocks_that_grow_with_them() {
+        let mut kept = Kept::default();
+        let parts: Vec<Vec<u8>> =
+            (0..3_000_u16).map(|part| vec![part.to_be_bytes()[1]; usize::from(part % 50)]).collect();
+        parts.iter().for_each(|part| kept.add(part));
+        let room: usize = kept.blocks.iter().map(BytesMut::capacity).sum();
+        assert!(kept.bytes == parts.concat().len() && room < 2 * kept.bytes, "{room} for {}", kept.bytes);
+        let taken: Vec<Bytes> = std::iter::from_fn(|| kept.take()).collect();
+        assert_eq!((taken.concat(), kept.bytes), (parts.concat(), 0));
+    }
 
     #[test]
     fn the_length_of_a_message_is_known_from_its_prefix_on_however_it_is_cut() {

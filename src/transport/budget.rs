@@ -12,11 +12,12 @@ pub(super) mod runner;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use self::process::{CALL_BYTES, OPEN_BODY_BYTES, Pace, ProcessAccount};
 use super::activity::InFlight;
@@ -50,8 +51,24 @@ pub(super) struct Account {
     /// What has arrived of all messages, untaken answers, the calls themselves, and their bodies.
     all: AtomicUsize,
     queue: Mutex<Queue>,
+    around: [Around; 2],
+    /// The place among them of what is read now.
+    now: AtomicUsize,
+    /// The turn of the large requests of this connection.
+    large: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
+}
+
+/// Bytes that were read around the data of bodies that are not read to their end. A body's data can be a small slice of what
+/// was read, and h2 keeps all of it.
+///
+/// Which body keeps them is not known, so they count until all bodies have ended that began in the same period or before.
+/// There are two periods at a time. A new one begins when the bodies of the one before have ended.
+#[derive(Debug, Default)]
+struct Around {
+    bodies: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 /// Bytes in an account, which its drop gives back.
@@ -69,8 +86,8 @@ enum What {
     Begun,
     /// An answer that the peer has not taken.
     Untaken,
-    /// Bytes that h2 may hold of a body.
-    OpenBody,
+    /// Bytes that h2 may hold of a body that began in this period.
+    OpenBody(usize),
 }
 
 /// The calls that wait for room, in the order in which they began to wait.
@@ -87,13 +104,13 @@ pub(super) struct Call {
     account: Arc<Account>,
     /// Bytes of the request that are counted as held.
     bytes: usize,
-    /// Bytes of the request that have arrived and are kept.
+    /// Bytes of its message that have arrived and are kept.
     arrived: usize,
     /// The place in the queue, from the first wait on.
     ticket: Option<u64>,
     has_turn: bool,
     answer: Answering,
-    /// Makes the connection busy. `None` for a call that need not end.
+    /// Makes the connection busy.
     in_flight: Option<InFlight>,
 }
 
@@ -116,7 +133,34 @@ impl Account {
     /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts.
     pub(super) fn new(limited: Option<Arc<LimitedCalls>>, process: Arc<ProcessAccount>) -> Self {
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
-        Self { held, begun, all, queue: Mutex::default(), limited, process }
+        let (queue, around, now, large) = Default::default();
+        Self { held, begun, all, queue, around, now, large, limited, process }
+    }
+
+    /// Returns true when requests have to arrive soon, because all connections together hold far too much.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.process.is_pressed()
+    }
+
+    /// Counts bytes that were read and are no data of a body.
+    pub(super) fn reads_around(&self, bytes: usize) {
+        if self.around.iter().any(|around| around.bodies.load(Ordering::Relaxed) > 0) {
+            self.around[self.now.load(Ordering::Relaxed) & 1].bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.add(bytes);
+        }
+    }
+
+    /// Notes the end of a body of this period, and begins a new one if it can.
+    fn ends_body(&self, period: usize) {
+        self.around[period].bodies.fetch_sub(1, Ordering::Relaxed);
+        for _ in 0..2 {
+            let before = (self.now.load(Ordering::Relaxed) + 1) & 1;
+            if self.around[before].bodies.load(Ordering::Relaxed) > 0 {
+                break;
+            }
+            self.subtract(self.around[before].bytes.swap(0, Ordering::Relaxed));
+            self.now.store(before, Ordering::Relaxed);
+        }
     }
 
     /// Returns how fast the connection may be read.
@@ -181,7 +225,9 @@ impl Hold {
 
     /// Counts the bytes that h2 may hold of a body that is not read to its end.
     pub(super) fn open_body(account: Arc<Account>) -> Self {
-        Self::new(account, OPEN_BODY_BYTES, What::OpenBody)
+        let period = account.now.load(Ordering::Relaxed) & 1;
+        account.around[period].bodies.fetch_add(1, Ordering::Relaxed);
+        Self::new(account, OPEN_BODY_BYTES, What::OpenBody(period))
     }
 
     fn new(account: Arc<Account>, bytes: usize, what: What) -> Self {
@@ -196,7 +242,7 @@ impl Drop for Hold {
         match self.what {
             What::Begun => self.account.release(self.bytes, &self.account.begun),
             What::Untaken => self.account.release(self.bytes, &self.account.held),
-            What::OpenBody => {}
+            What::OpenBody(period) => self.account.ends_body(period),
         }
     }
 }
@@ -248,10 +294,10 @@ impl Call {
         has_room
     }
 
-    /// Counts bytes of the request that have arrived and are kept until the answer is there.
-    pub(super) fn arrives(&mut self, bytes: usize) {
-        self.arrived += bytes;
-        self.account.add(bytes);
+    /// Counts that so many bytes of a message have arrived and are kept, in place of what was counted before.
+    pub(super) fn keeps(&mut self, bytes: usize) {
+        self.account.change(self.arrived, bytes);
+        self.arrived = bytes;
     }
 
     fn has_room(&mut self, is_within: bool, may_take_turn: bool, waker: &Waker) -> bool {
@@ -325,14 +371,19 @@ pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
     running(|call| call.may_hold(bytes, true, cx.waker())).unwrap_or(false)
 }
 
-/// Counts bytes of the running call's request that have arrived and are kept.
-pub(super) fn arrives(bytes: usize) {
-    let _ = running(|call| call.arrives(bytes));
+/// Counts that so many bytes of a message of the running call have arrived and are kept.
+pub(super) fn keeps(bytes: usize) {
+    let _ = running(|call| call.keeps(bytes));
+}
+
+/// Returns the turn of the large requests of the running call's connection. `None` outside of a call.
+pub(super) fn large() -> Option<Arc<Semaphore>> {
+    running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }
 
 /// Notes that the running call need not end, so that its connection is idle if it has no other.
 pub(super) fn need_not_end() {
-    let _ = running(|call| call.in_flight = None);
+    let _ = running(|call| call.in_flight.as_mut().map(InFlight::need_not_end));
 }
 
 /// Returns the account of the running call.

@@ -4,11 +4,13 @@
 //! Those of a head that never ends, and of trailers, stay in h2: no call has them yet, and a call that waits for room does not
 //! ask for them.
 
+use std::mem;
+
 use thiserror::Error;
 use tokio::time::{Duration, Instant};
 
-/// Bytes of trailers: 256. No gRPC request has any (gRPC over HTTP/2, Requests), so nobody needs more.
-const MOST_TRAILER_BYTES: usize = 256;
+/// Bytes of trailers: 64. No gRPC request has any (gRPC over HTTP/2, Requests), so nobody needs more.
+const MOST_TRAILER_BYTES: usize = 64;
 /// The time in which a head must end that was begun: 5 s. Ordinary heads arrive in one piece.
 const HEAD_ALLOWED: Duration = Duration::from_secs(5);
 /// Bytes that a byte of a head takes in h2, at most: 90. 7,500 fields of one byte took 680 KB.
@@ -19,8 +21,11 @@ const PREFACE_BYTES: usize = 24;
 /// The bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
 /// The types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
+/// The type of a frame with fields that no client may send (RFC 9113, 8.4).
+const PUSH_PROMISE: u8 = 5;
 const END_HEADERS: u8 = 4;
 
 /// Where the bytes read so far end among the frames.
@@ -35,6 +40,10 @@ pub(super) struct Frames {
     /// The highest stream so far. Fields of a stream that is not higher are trailers.
     last_stream: u32,
     begun: Option<Begun>,
+    /// Whether the payload that is being read is data of a body.
+    is_data: bool,
+    /// Bytes that are no data of a body.
+    around: usize,
 }
 
 type IsLast = bool;
@@ -51,18 +60,30 @@ struct Begun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum FrameError {
     /// Trailers that no gRPC request has.
-    #[error("a request has trailers of more than 256 bytes")]
+    #[error("a request has trailers of more than 64 bytes")]
     Trailers,
     /// A head that was begun and did not end.
     #[error("the head of a request did not end within 5 s")]
     LateHead,
+    /// A frame that no client may send.
+    #[error("a client sent PUSH_PROMISE")]
+    PushPromise,
 }
 
 impl Frames {
     /// Of a peer that has sent nothing yet.
     pub(super) fn new() -> Self {
         let (head, head_bytes) = ([0; FRAME_HEAD_BYTES], 0);
-        Self { missing: PREFACE_BYTES, head, head_bytes, fields: None, last_stream: 0, begun: None }
+        Self {
+            missing: PREFACE_BYTES,
+            head,
+            head_bytes,
+            fields: None,
+            last_stream: 0,
+            begun: None,
+            is_data: false,
+            around: 0,
+        }
     }
 
     /// Returns the memory that h2 may take for a head of which the end has not arrived, in bytes.
@@ -75,26 +96,33 @@ impl Frames {
         self.begun.map(|begun| begun.since + HEAD_ALLOWED)
     }
 
+    /// Returns the bytes that were no data of a body since it was last asked.
+    pub(super) fn take_around(&mut self) -> usize {
+        mem::take(&mut self.around)
+    }
+
     /// Reads on.
     ///
     /// # Errors
-    /// When the peer sends trailers that are too long.
+    /// When the peer sends trailers that are too long, or a frame that it may not send.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), FrameError> {
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let passed = self.missing.min(bytes.len());
                 self.missing -= passed;
                 bytes = bytes.get(passed..).unwrap_or_default();
+                self.around += if self.is_data { 0 } else { passed };
                 self.pass_fields(passed)?;
             } else {
                 let wanted = (FRAME_HEAD_BYTES - self.head_bytes).min(bytes.len());
                 let (read, rest) = bytes.split_at(wanted);
                 self.head[self.head_bytes..][..wanted].copy_from_slice(read);
                 self.head_bytes += wanted;
+                self.around += wanted;
                 bytes = rest;
                 if self.head_bytes == FRAME_HEAD_BYTES {
                     self.head_bytes = 0;
-                    self.begin();
+                    self.begin()?;
                     self.pass_fields(0)?;
                 }
             }
@@ -103,9 +131,10 @@ impl Frames {
     }
 
     /// Begins the payload of the frame whose head was read.
-    fn begin(&mut self) {
+    fn begin(&mut self) -> Result<(), FrameError> {
         let [a, b, c, kind, flags, stream @ ..] = self.head;
         self.missing = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX);
+        self.is_data = kind == DATA;
         self.fields = matches!(kind, HEADERS | CONTINUATION).then_some(flags & END_HEADERS != 0);
         if kind == HEADERS {
             let stream = u32::from_be_bytes(stream) & u32::MAX >> 1;
@@ -113,6 +142,7 @@ impl Frames {
             self.last_stream = self.last_stream.max(stream);
             self.begun = Some(Begun { bytes: 0, is_trailers, since: Instant::now() });
         }
+        if kind == PUSH_PROMISE { Err(FrameError::PushPromise) } else { Ok(()) }
     }
 
     /// Counts bytes of a payload.
@@ -136,8 +166,6 @@ impl Frames {
 mod tests {
     use super::*;
 
-    const DATA: u8 = 0;
-
     fn frame(kind: u8, flags: u8, stream: u8, payload: usize) -> Vec<u8> {
         let length = u32::try_from(payload).expect("it is short").to_be_bytes();
         [&length[1..], &[kind, flags, 0, 0, 0, stream], &vec![0x84; payload]].concat()
@@ -158,8 +186,10 @@ mod tests {
         for cut in [1, 2, 7, 9, 10, 8_192] {
             let frames = passed(&begun, cut).expect("no trailers");
             assert_eq!((frames.begun_bytes(), frames.due().is_some()), (7_500 * HEAD_BYTE_COST, true), "{cut}");
-            let frames = passed(&ended, cut).expect("no trailers");
+            let mut frames = passed(&ended, cut).expect("no trailers");
             assert_eq!((frames.begun_bytes(), frames.due()), (0, None), "{cut}");
+            let [read, data] = [PREFACE_BYTES + ended.concat().len(), 9];
+            assert_eq!([frames.take_around(), frames.take_around()], [read - data, 0], "{cut}");
         }
         let part = passed(&[frame(HEADERS, END_HEADERS, 1, 100)], 50).expect("no trailers");
         assert_eq!(part.due(), None);
@@ -181,6 +211,8 @@ mod tests {
             for long in &long {
                 assert_eq!(passed(long, cut).map(drop), Err(FrameError::Trailers), "{cut}");
             }
+            let pushed = [frame(PUSH_PROMISE, 0, 1, 9)];
+            assert_eq!(passed(&pushed, cut).map(drop), Err(FrameError::PushPromise), "{cut}");
         }
     }
 }

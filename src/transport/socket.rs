@@ -194,6 +194,7 @@ impl Socket {
 impl Http2 {
     fn pass(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> std::result::Result<(), FrameError> {
         self.frames.pass(bytes)?;
+        self.account.reads_around(self.frames.take_around());
         let before = mem::replace(&mut self.head_bytes, self.frames.begun_bytes());
         if before != self.head_bytes {
             self.account.change(before, self.head_bytes);
@@ -215,11 +216,6 @@ impl Drop for Http2 {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
-        if let Some(Http2 { late_head: Some(late), .. }) = &mut self.http2
-            && late.as_mut().poll(cx).is_ready()
-        {
-            return Poll::Ready(Err(self.broken(FrameError::LateHead)));
-        }
         if !self.may_read(cx) {
             return Poll::Pending;
         }
@@ -235,6 +231,13 @@ impl AsyncRead for Socket {
         }
         if self.unopened_bytes > 0 {
             self.has_read(bytes);
+        }
+        // What has arrived meanwhile is read first, however long the socket was not read.
+        if let Some(Http2 { late_head: Some(late), .. }) = &mut self.http2
+            && read.is_pending()
+            && late.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(self.broken(FrameError::LateHead)));
         }
         read
     }

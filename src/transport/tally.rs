@@ -39,8 +39,8 @@ endings! {
     Unopened "unopened";
     /// Dropped because the head of a request was not complete in time.
     LateHead "late_head";
-    /// Dropped because a request had trailers of more than 256 bytes, which gRPC does not know.
-    Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 256 bytes";
+    /// Dropped because a request had trailers of more than 64 bytes, which gRPC does not know.
+    Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 64 bytes";
     /// Closed without a call in flight, because more connections were open than their memory allows.
     Idle "idle" warn "idle connections were closed: more were open than GRPC_MAX_IDLE_CONNECTIONS";
     /// Dropped with calls in flight, or with a peer that did not let it be finished in time.

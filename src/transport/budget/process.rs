@@ -6,9 +6,9 @@
 //! |---|---|---|
 //! | up to the bound | is read | is read |
 //! | more than the bound | is read | and more than [`LEAST_SHARE_BYTES`]: one turn every `socket::MEMORY_REST` |
-//! | more than 1.5 times the bound | is read in turns of `socket::SHORT_TURN_BYTES` | is not read until its calls end |
+//! | more than 1.5 times the bound | is read in turns of `socket::SHORT_TURN_BYTES` | and more than [`LEAST_STOPPED_BYTES`]: is not read until its calls end |
 //!
-//! Calls go on to be answered in each case.
+//! Calls go on to be answered in each case. Beyond 1.5 times the bound a request must arrive within `body::PRESSED`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,6 +20,11 @@ pub const PROCESS_MEMORY_SHARE: u64 = 2;
 /// The least share of a connection: 2 MiB, so that idle connections take none from the others, and a connection with up to
 /// 256 calls is never slow.
 pub const LEAST_SHARE_BYTES: usize = 2 << 20;
+/// The least share of a connection that is not read: 256 KiB, so that 8 bodies that have not arrived do not stop one.
+pub const LEAST_STOPPED_BYTES: usize = 256 << 10;
+/// Bytes of one connection beyond which it is read slowly, whatever the others hold: 48 MiB. An honest connection has up to 38 MiB:
+/// 1,024 calls with bodies that are not read, and the messages of `docs/decisions/0024`.
+pub const MOST_BYTES: usize = 48 << 20;
 /// Bytes that are counted for a call: 8 KiB for its task, its HTTP/2 stream and an answer of up to 8 KiB, which is
 /// mostly smaller (`docs/decisions/0024`).
 pub const CALL_BYTES: usize = 8 << 10;
@@ -79,15 +84,20 @@ impl ProcessAccount {
     pub(super) fn pace(&self, bytes: usize) -> Pace {
         let held = self.held();
         if held <= self.bound {
-            return Pace::Whole;
+            return if bytes > MOST_BYTES { Pace::Slow } else { Pace::Whole };
         }
         let share = self.bound / self.holding.load(Ordering::Relaxed).max(1);
-        match held > self.bound + self.bound / 2 {
-            true if bytes > share.max(UNIT_BYTES) => Pace::Stopped,
+        match self.is_pressed() {
+            true if bytes > share.max(LEAST_STOPPED_BYTES) => Pace::Stopped,
             true => Pace::Short,
             false if bytes > share.max(LEAST_SHARE_BYTES) => Pace::Slow,
             false => Pace::Whole,
         }
+    }
+
+    /// Returns true when all connections hold more than 1.5 times the bound.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.held() > self.bound + self.bound / 2
     }
 
     /// Counts that what a connection holds went from `before` to `after` bytes.
@@ -115,24 +125,26 @@ mod tests {
         let account = ProcessAccount::bounded(160 * LEAST_SHARE_BYTES);
         let share = 16 * LEAST_SHARE_BYTES;
         (0..10).for_each(|_| account.change(0, share));
-        assert_eq!(account.pace(usize::MAX), Pace::Whole, "the bound is reached, not passed");
+        let most = [MOST_BYTES, MOST_BYTES + 1].map(|bytes| account.pace(bytes));
+        assert_eq!(most, [Pace::Whole, Pace::Slow], "the bound is reached, not passed");
         account.change(share, share + UNIT_BYTES);
         assert_eq!([share, share + 1].map(|bytes| account.pace(bytes)), [Pace::Whole, Pace::Slow]);
         account.change(share, 0);
-        assert_eq!(account.pace(usize::MAX), Pace::Whole);
+        assert_eq!(account.pace(MOST_BYTES), Pace::Whole);
     }
 
     #[test]
     fn far_beyond_the_bound_those_are_not_read_that_hold_more_than_their_share() {
-        let account = ProcessAccount::bounded(160 * UNIT_BYTES);
-        (0..80).for_each(|_| account.change(0, 3 * UNIT_BYTES));
+        let account = ProcessAccount::bounded(160 * LEAST_STOPPED_BYTES);
+        (0..80).for_each(|_| account.change(0, 3 * LEAST_STOPPED_BYTES));
         let least = [LEAST_SHARE_BYTES, LEAST_SHARE_BYTES + 1].map(|bytes| account.pace(bytes));
         assert_eq!(least, [Pace::Whole, Pace::Slow], "1.5 times the bound is reached, not passed");
         account.change(0, UNIT_BYTES);
-        let share = 160 * UNIT_BYTES / 81;
+        let share = 160 * LEAST_STOPPED_BYTES / 81;
         assert_eq!([share, share + 1].map(|bytes| account.pace(bytes)), [Pace::Short, Pace::Stopped]);
         (0..1_000).for_each(|_| account.change(0, UNIT_BYTES));
-        assert_eq!([UNIT_BYTES, UNIT_BYTES + 1].map(|bytes| account.pace(bytes)), [Pace::Short, Pace::Stopped]);
+        let least = [LEAST_STOPPED_BYTES, LEAST_STOPPED_BYTES + 1].map(|bytes| account.pace(bytes));
+        assert_eq!(least, [Pace::Short, Pace::Stopped]);
     }
 
     #[test]

@@ -101,3 +101,26 @@ fn a_call_that_waits_is_woken_when_there_is_room_and_when_it_has_the_turn() {
     drop(other);
     assert_eq!(woken.0.load(Ordering::Relaxed), 2);
 }
+
+#[test]
+fn what_is_read_around_bodies_counts_until_those_that_were_open_have_ended() {
+    let account: Arc<Account> = Arc::default();
+    let around = |account: &Arc<Account>, bodies: usize| account.all.load(Ordering::Relaxed) - bodies * OPEN_BODY_BYTES;
+    account.reads_around(1_000);
+    assert_eq!(around(&account, 0), 0, "no body is open");
+    let first = Hold::open_body(Arc::clone(&account));
+    account.reads_around(100);
+    let second = Hold::open_body(Arc::clone(&account));
+    account.reads_around(20);
+    drop(second);
+    assert_eq!(around(&account, 1), 120, "the first may keep all of it");
+    let third = Hold::open_body(Arc::clone(&account));
+    account.reads_around(3);
+    drop(first);
+    let fourth = Hold::open_body(Arc::clone(&account));
+    account.reads_around(4_000);
+    drop(third);
+    assert_eq!(around(&account, 1), 4_000, "the fourth began when the others had ended or later");
+    drop(fourth);
+    assert_eq!(around(&account, 0), 0);
+}

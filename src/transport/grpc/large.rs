@@ -18,6 +18,7 @@ use crate::limiter::Large;
 use crate::model::{Descriptor, InvalidRequest, Request};
 use crate::proto::large::{Head, LARGE_DESCRIPTORS, Slices};
 use crate::telemetry::traces::Span;
+use crate::transport::budget;
 use crate::transport::hold::{Caller, Held};
 use crate::transport::wire::{Answers, encode_statuses};
 
@@ -31,8 +32,12 @@ thread_local! {
     static LONG: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// The turn of a large request on its worker, which passes to others while it waits for the store.
-struct Turn(Option<OwnedSemaphorePermit>);
+/// The turn of a large request on its connection, and then on its worker. It passes to others while the request waits for the
+/// store. The connections of a worker take turns, so that one with many large requests does not keep the others waiting.
+struct Turn {
+    of_connection: Option<Arc<Semaphore>>,
+    held: [Option<OwnedSemaphorePermit>; 2],
+}
 
 /// A large request that is being decided.
 struct Job {
@@ -70,7 +75,7 @@ impl Edge {
     ) -> Result<Vec<Bytes>, Undecided> {
         let began = Instant::now();
         // Who goes away while it waits gives up its place.
-        let mut turn = Turn::take().await;
+        let mut turn = Turn::take(budget::large()).await;
         let head = read_head(&message).await?;
         let long = match head.descriptors > LARGE_DESCRIPTORS {
             true => turn.lend(LONG.with(Arc::clone).acquire_owned()).await.ok(),
@@ -90,9 +95,13 @@ impl Edge {
 }
 
 impl Turn {
-    async fn take() -> Self {
-        // The semaphore is never closed.
-        Self(TURN.with(Arc::clone).acquire_owned().await.ok())
+    async fn take(of_connection: Option<Arc<Semaphore>>) -> Self {
+        // No semaphore is ever closed.
+        let first = match &of_connection {
+            Some(turn) => Arc::clone(turn).acquire_owned().await.ok(),
+            None => None,
+        };
+        Self { of_connection, held: [first, TURN.with(Arc::clone).acquire_owned().await.ok()] }
     }
 
     /// Waits for `other`. If it is not ready at once, others have the turn meanwhile.
@@ -101,9 +110,9 @@ impl Turn {
         if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(other.as_mut().poll(cx))).await {
             return done;
         }
-        self.0 = None;
+        self.held = [None, None];
         let done = other.await;
-        *self = Self::take().await;
+        *self = Self::take(self.of_connection.take()).await;
         done
     }
 }

@@ -57,6 +57,7 @@ async fn an_http2_error_is_counted_by_its_reason() {
     ends(How::FrameSizeError, &frame(PING, 0, 0, &[0; (16 << 10) + 1])).await;
     ends(How::ProtocolError, &frame(HEADERS, END_HEADERS, 0, &head())).await;
     ends(How::FlowControlError, &frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes())).await;
+    ends(How::ProtocolError, &frame(5, 0, 1, &[0, 0, 0, 2, 0x84])).await;
     ends(How::PeerGoaway, &frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 1])).await;
     let endless = frame(CONTINUATION, 0, 1, &[0x00, 1, b'a', 1, b'x']).repeat(20_000);
     ends(How::EnhanceYourCalm, &[frame(HEADERS, 0, 1, &head()), endless].concat()).await;
@@ -71,7 +72,7 @@ async fn a_head_that_does_not_end_and_long_trailers_end_the_connection() {
     assert_counted(&edge, &[(How::LateHead, 1)]).await;
 
     let begun = frame(HEADERS, END_HEADERS, 1, &head());
-    ends(How::Trailers, &[begun, frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0x88; 257])].concat()).await;
+    ends(How::Trailers, &[begun, frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0x88; 65])].concat()).await;
 }
 
 #[tokio::test]

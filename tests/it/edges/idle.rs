@@ -77,23 +77,34 @@ async fn beyond_the_bound_the_longest_idle_leave_and_calls_go_on() {
 
 #[tokio::test]
 async fn a_connection_with_calls_that_need_not_end_is_idle() {
-    let edge = Edge::grpc_with_most_idle(limits(), 100, 1).await;
+    let edge = Edge::grpc_with_most_idle(limits(), 100, 0).await;
     let mut endless = Vec::new();
     for path in ["/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch"] {
         let mut peer = edge.peer().await;
-        peer.send(&frame(HEADERS, END_HEADERS, 1, &head_of(path))).await.unwrap();
-        if path.ends_with("Watch") {
-            peer.send(&frame(DATA, END_STREAM, 1, &message("endless"))).await.unwrap();
-        }
+        let body = if path.ends_with("Watch") { frame(DATA, END_STREAM, 1, &message("endless")) } else { Vec::new() };
+        peer.send(&[frame(HEADERS, END_HEADERS, 1, &head_of(path)), body].concat()).await.unwrap();
         endless.push(peer);
     }
-    let mut used = edge.client().await;
-    used.check(order("")).await.unwrap();
-    tokio::time::sleep(LONG_IDLE).await;
-    let _new = [edge.client().await, edge.client().await];
     for mut peer in endless {
         assert_eq!(goaway(&until_closed(&mut peer.0).await), Some(0), "it is told to go, for no error");
     }
+}
+
+#[tokio::test]
+async fn a_connection_with_many_calls_that_need_not_end_is_asked_to_leave() {
+    let edge = Edge::grpc(limits(), 100).await;
+    let mut peer = edge.peer().await;
+    let watch = |call: u32| {
+        let head = frame(HEADERS, END_HEADERS, 2 * call + 1, &head_of("/grpc.health.v1.Health/Watch"));
+        [head, frame(DATA, END_STREAM, 2 * call + 1, &message("endless"))].concat()
+    };
+    for call in 0..4 {
+        peer.send(&watch(call)).await.unwrap();
+    }
+    tokio::time::sleep(LONG_IDLE).await;
+    assert_eq!(edge.tally.counts().open, 1);
+    peer.send(&watch(4)).await.unwrap();
+    assert_eq!(goaway(&until_closed(&mut peer.0).await), Some(0), "it is told to go, for no error");
 }
 
 #[tokio::test]

@@ -166,6 +166,24 @@ async fn forty_connections_together_take_bounded_memory() {
     assert_eq!(answer.unwrap_err().code(), Code::NotFound, "there is no such service");
 }
 
+#[tokio::test]
+async fn tiny_parts_of_a_message_do_not_keep_what_was_read_around_them() {
+    const UNKNOWN: u8 = 0xbe;
+    let attacked = Attacked::start().await;
+    let mut peer = attacked.peer(&[]).await;
+    peer.send(&frame(HEADERS, END_HEADERS, 1, &head())).await.unwrap();
+    peer.send(&frame(DATA, 0, 1, &[0, 0, 15, 0, 0])).await.unwrap();
+    let part = [frame(DATA, 0, 1, &[0; 8]), frame(UNKNOWN, 0, 0, &[0; 8_000])].concat();
+    // 120 MB, of which 120 KB are the message's.
+    let flood = async {
+        for _ in 0..15_000 {
+            peer.send(&part).await.unwrap();
+        }
+    };
+    tokio::time::timeout(PATIENCE, flood).await.expect("it is read");
+    attacked.is_bounded(LARGEST_CONNECTION).await;
+}
+
 /// Sends these bytes once on each of a thousand connections, which may take so much memory together.
 async fn a_thousand_connections_send(bytes: &[u8], largest: u64) {
     let attacked = Attacked::start().await;
