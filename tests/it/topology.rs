@@ -58,6 +58,11 @@ descriptors:
   - {{ key: one, rate_limit: {{ unit: year, requests_per_unit: {ENDLESS} }} }}
   - {{ key: log, rate_limit: {{ unit: year, requests_per_unit: {LOGGED}, algorithm: sliding_log }} }}
   - {{ key: few, charging: all_or_nothing, rate_limit: {{ unit: year, requests_per_unit: {FEW} }} }}
+  - key: tight
+    charging: all_or_nothing
+    rate_limits:
+      - {{ unit: year, requests_per_unit: {FEW} }}
+      - {{ unit: month, requests_per_unit: 1 }}
   - key: two
     rate_limits:
       - {{ unit: year, requests_per_unit: {ENDLESS} }}

@@ -9,7 +9,7 @@ use tokio::join;
 use super::{
     Asker, Books, LIMIT, MOST_CALLS, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load,
     load_of, openings, patient_tidegate, policies, report, report_restored, request, restored, rules, rules_and,
-    settled, start_load, tidegate, tidegate_with,
+    settled, start_load, tidegate, tidegate_with, written,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -88,6 +88,37 @@ async fn a6_a_redis_without_memory_still_refuses_who_is_over_the_limit() {
 }
 
 #[tokio::test]
+async fn a_request_refused_for_a_counter_that_cannot_be_read_spends_nothing() {
+    let redis = Single::start(&[]).await;
+    let limit = "rate_limit: { unit: year, requests_per_unit: 10 }";
+    let rules = written(&format!(
+        "domain: d\ncharging: all_or_nothing\ndescriptors:\n  - {{ key: read, {limit} }}\n  \
+         - {{ key: foreign, on_store_failure: closed, {limit} }}\n",
+    ));
+    let url = redis.address().to_string();
+    let server = tidegate_with(rules.path(), &[("REDIS_URL", &url), ("STORE_DEADLINE", "10s")]).await;
+    let mut asker = Asker::of(&server).await;
+    let look = || {
+        let mut look = request("read", "v");
+        look.descriptors[0].hits_addend = Some(0);
+        look
+    };
+    eventually("Redis decides", async || asker.request(look()).await.ok()).await;
+    assert_eq!(redis.cli(&["RPUSH", &counter("foreign", "v"), "not ours"]).await, "1");
+    let mut both = request("read", "v");
+    both.descriptors.extend(request("foreign", "v").descriptors);
+    for _ in 0..3 {
+        let answer = asker.request(both.clone()).await.expect("no error");
+        assert_eq!(answer.overall_code, 2, "{answer:?}");
+    }
+    eventually("the readable counter has all that it had", async || {
+        let answer = asker.request(look()).await.expect("no error");
+        (answer.statuses[0].limit_remaining == 10).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
     let _alone = alone().await;
     let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
@@ -97,6 +128,7 @@ async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
     let killed = async {
         says(&redis, &["PING"], "BUSY").await;
         let broken = load.elapsed();
+        eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;
         lasting(Duration::from_secs(1)).await;
         let healed = load.elapsed();
         assert_eq!(redis.cli(&["SCRIPT", "KILL"]).await, "OK");

@@ -55,6 +55,38 @@ async fn a_refusal_across_two_slots_costs_one_run_in_each_and_an_undo() {
 }
 
 #[tokio::test]
+async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken() {
+    let cluster = Cluster::start().await;
+    let instance = Instance::start_with(&cluster.addresses(), &[("STORE_DEADLINE", "10s")]).await;
+    let counters = Counters::of(&cluster.shards().await[..2], &["tight", "few"]);
+    let [tight, few] = [&counters.0[0], &counters.0[counters.0.len() - 1]];
+    let [on_tight, on_few] = [tight.master, few.master].map(|master| &cluster.nodes()[master]);
+    assert!(tight.key == "tight" && few.key == "few" && tight.master != few.master);
+    let mut client = instance.client().await;
+    let once = client.ask(&hits(&[("tight", &tight.value)], 1)).await.expect("it is answered");
+    assert_eq!(once.overall_code(), Outcome::Ok);
+    let counted = async || {
+        let keys = on_tight.cli(&["KEYS", &format!("*tight={}}}*", tight.value)]).await;
+        let mut counted = Vec::new();
+        for key in keys.lines() {
+            counted.push((key.to_owned(), on_tight.cli(&["GET", key]).await));
+        }
+        counted.sort();
+        counted
+    };
+    let before = counted().await;
+    assert_eq!(before.len(), 2, "{before:?}");
+    let undone = on_few.scripts_run().await + 2;
+    // The year has room, the month has none: their script takes nothing, that of the other slot does.
+    let both = hits(&[("tight", &tight.value), ("few", &few.value)], 1);
+    let answer = client.ask(&both).await.expect("it is answered");
+    assert_eq!(answer.overall_code(), Outcome::OverLimit);
+    eventually("the other slot is undone", async || (on_few.scripts_run().await >= undone).then_some(())).await;
+    assert_eq!(client.used(few).await, 0);
+    assert_eq!(counted().await, before);
+}
+
+#[tokio::test]
 async fn what_a_caller_who_has_gone_away_took_in_two_slots_is_given_back() {
     let cluster = Cluster::start_with(NAMES_NO_HOST).await;
     let proxies = cluster.proxies(APART).await;
