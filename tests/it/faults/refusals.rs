@@ -128,7 +128,6 @@ async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
     let killed = async {
         says(&redis, &["PING"], "BUSY").await;
         let broken = load.elapsed();
-        eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;
         lasting(Duration::from_secs(1)).await;
         let healed = load.elapsed();
         assert_eq!(redis.cli(&["SCRIPT", "KILL"]).await, "OK");
@@ -141,6 +140,25 @@ async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
     assert_eq!((during.such_that(is_counted).count(), late(&books, &calls, broken, healed)), (0, 0));
     report("A11 busy for 1 s", &during, "0 late charges (bar 0)");
     report_restored("A11 busy for 1 s", restored(&calls, healed));
+}
+
+#[tokio::test]
+async fn a_redis_that_says_busy_to_each_call_opens_the_breaker() {
+    let _alone = alone().await;
+    let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
+    let server = tidegate(&redis.address().to_string()).await;
+    assert!(Asker::of(&server).await.decided("open", "v").await);
+    let script = redis.cli(&["EVAL", "while true do end", "0"]);
+    let opened = async {
+        says(&redis, &["PING"], "BUSY").await;
+        // No call of it waits in vain: each is told so at once.
+        let load = start_load(&server).await;
+        eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;
+        assert_eq!(redis.cli(&["SCRIPT", "KILL"]).await, "OK");
+        load.stop().await
+    };
+    let (_, calls) = join!(script, opened);
+    assert_policies(&calls);
 }
 
 #[tokio::test]
