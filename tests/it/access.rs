@@ -31,6 +31,7 @@ const RULES: &str = "domain: d
 descriptors:
   - { key: week, rate_limit: { unit: week, requests_per_unit: 1000000 } }
   - { key: second, rate_limit: { unit: second, requests_per_unit: 1000000 } }
+  - { key: shorter, rate_limit: { window: 900ms, requests_per_unit: 1000000 } }
   - { key: sliding_window, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: sliding_window } }
   - { key: sliding_log, rate_limit: { unit: week, requests_per_unit: 10000, algorithm: sliding_log } }
   - { key: token_bucket, rate_limit: { unit: week, requests_per_unit: 1000000, algorithm: token_bucket } }
@@ -233,6 +234,9 @@ async fn limits_per_second_are_counted_in_a_redis_of_their_own_and_neither_needs
     counts("second").await;
     assert_eq!(keys(&main, "0").await, ["tidegate:{d|week=a}fixed_window:7d"]);
     assert_eq!(keys(&apart, "0").await, ["tidegate:{d|second=a}fixed_window:1s"]);
+    counts("shorter").await;
+    let shorter = "tidegate:{d|shorter=a}fixed_window:900ms".to_owned();
+    assert!(keys(&main, "0").await.contains(&shorter), "a window below a second is none per second");
 
     apart.signal(Signal::KILL);
     apart.ended().await;
@@ -252,6 +256,21 @@ async fn limits_per_second_are_counted_in_a_redis_of_their_own_and_neither_needs
     main.restart().await;
     alice.let_in(&main).await;
     counts("week").await;
+}
+
+#[tokio::test]
+async fn a_sentinel_that_says_nothing_does_not_keep_the_next_from_being_asked() {
+    let set = Sentinel::start().await;
+    let [first, others @ ..] = set.sentinels() else { panic!("there are some") };
+    let silent = Proxy::start(first.address()).await;
+    silent.set(Faults::both(Way::black_hole()));
+    let addresses = set.addresses();
+    let master = addresses.split(',').next().expect("its name").to_owned();
+    let addresses = [silent.address()].into_iter().chain(others.iter().map(Single::address));
+    let url = [vec![master], addresses.map(|address| address.to_string()).collect()].concat().join(",");
+    let service = Service::start(&[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &url)]).await;
+    service.counts("a").await;
+    assert!(silent.accepted() > 0, "it was asked first");
 }
 
 #[tokio::test]

@@ -63,6 +63,11 @@ descriptors:
     rate_limits:
       - {{ unit: year, requests_per_unit: {FEW} }}
       - {{ unit: month, requests_per_unit: 1 }}
+  - key: grows
+    charging: all_or_nothing
+    rate_limits:
+      - {{ unit: year, requests_per_unit: 1, delay: {{ step: 1s, max: 2s, beyond: admit }} }}
+      - {{ unit: month, requests_per_unit: {ENDLESS} }}
   - key: two
     rate_limits:
       - {{ unit: year, requests_per_unit: {ENDLESS} }}

@@ -3,10 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use super::{
-    Asker, ENVOY, LIMIT, exact, is_counted, lasting, load, load_of, ms, restored, rules, rules_and, settled, tidegate,
-    tidegate_with,
+    Asker, ENVOY, LIMIT, exact, is_counted, lasting, load, load_of, ms, patient_tidegate, restored, rules, rules_and,
+    settled, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -76,6 +77,20 @@ async fn c2_a_clock_of_redis_that_steps_back_admits_nothing_and_one_that_steps_o
             step / SECOND_US,
             after.count()
         );
+    }
+}
+
+#[tokio::test]
+async fn c2_the_first_call_after_a_step_of_the_clock_of_redis_is_decided_by_it() {
+    let redis = Single::with_clock(&[]).await;
+    let server = patient_tidegate(&redis.address().to_string()).await;
+    let mut asker = Asker::of(&server).await;
+    assert!(asker.decided("error", "0").await);
+    for step in 1..=5 {
+        // Its deadline is over by then, so it is not executed, and sent again.
+        redis.shift_clock(step * HOUR_US);
+        let answer = asker.ask("error", &step.to_string()).await.expect("Redis decides");
+        assert_eq!(answer.overall_code(), Code::Ok);
     }
 }
 

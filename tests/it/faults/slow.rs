@@ -6,8 +6,8 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tonic::Request;
 
 use super::{
-    exact, is_counted, lasting, late, load, openings, policies, report, report_restored, request, restored, settled,
-    tidegate,
+    Asker, exact, is_counted, lasting, late, load, openings, policies, report, report_restored, request, restored,
+    settled, tidegate,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -54,6 +54,26 @@ async fn a3_a_slow_redis_decides_what_it_can_in_time_and_charges_nothing_after_i
         }
         report_restored(&what, restored(&calls, healed));
     }
+}
+
+#[tokio::test]
+async fn callers_in_a_hurry_do_not_cost_the_others_their_connection() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    let server = tidegate(&proxy.address().to_string()).await;
+    let mut patient = Asker::of(&server).await;
+    assert!(patient.decided("open", "first").await);
+    proxy.set(Faults { to_server: Way::latency_ms(10), ..Faults::default() });
+    let connections = proxy.accepted();
+    let hurried = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.expect("it is there");
+    for value in 0..100 {
+        let mut call = Request::new(request("open", &value.to_string()));
+        // Of 8 ms the store has 4, in which no answer can come.
+        call.metadata_mut().insert("grpc-timeout", "8m".parse().expect("it is text"));
+        let _ = hurried.clone().should_rate_limit(call).await;
+    }
+    assert!(patient.decided("open", "last").await);
+    assert_eq!(proxy.accepted(), connections);
 }
 
 #[tokio::test]

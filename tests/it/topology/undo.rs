@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::{Client, Counter, Counters, FEW, Instance, hits, slot_of};
 use crate::laws::bound;
+use crate::redis::Single;
 use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
 use crate::redis::proxy::{Faults, Way};
 use crate::support::eventually;
@@ -54,6 +55,18 @@ async fn a_refusal_across_two_slots_costs_one_run_in_each_and_an_undo() {
     assert_eq!(client.used(first).await, 0);
 }
 
+/// What Redis holds of the two limits of a counter, by their keys.
+async fn counted(node: &Single, counter: &Counter) -> Vec<(String, String)> {
+    let keys = node.cli(&["KEYS", &format!("*{}={}}}*", counter.key, counter.value)]).await;
+    let mut counted = Vec::new();
+    for key in keys.lines() {
+        counted.push((key.to_owned(), node.cli(&["GET", key]).await));
+    }
+    assert_eq!(counted.len(), 2, "{counted:?}");
+    counted.sort();
+    counted
+}
+
 #[tokio::test]
 async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken() {
     let cluster = Cluster::start().await;
@@ -65,17 +78,7 @@ async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken()
     let mut client = instance.client().await;
     let once = client.ask(&hits(&[("tight", &tight.value)], 1)).await.expect("it is answered");
     assert_eq!(once.overall_code(), Outcome::Ok);
-    let counted = async || {
-        let keys = on_tight.cli(&["KEYS", &format!("*tight={}}}*", tight.value)]).await;
-        let mut counted = Vec::new();
-        for key in keys.lines() {
-            counted.push((key.to_owned(), on_tight.cli(&["GET", key]).await));
-        }
-        counted.sort();
-        counted
-    };
-    let before = counted().await;
-    assert_eq!(before.len(), 2, "{before:?}");
+    let before = counted(on_tight, tight).await;
     let undone = on_few.scripts_run().await + 2;
     // The year has room, the month has none: their script takes nothing, that of the other slot does.
     let both = hits(&[("tight", &tight.value), ("few", &few.value)], 1);
@@ -83,7 +86,30 @@ async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken()
     assert_eq!(answer.overall_code(), Outcome::OverLimit);
     eventually("the other slot is undone", async || (on_few.scripts_run().await >= undone).then_some(())).await;
     assert_eq!(client.used(few).await, 0);
-    assert_eq!(counted().await, before);
+    assert_eq!(counted(on_tight, tight).await, before);
+}
+
+#[tokio::test]
+async fn a_hit_that_was_admitted_without_being_counted_is_not_given_back() {
+    let cluster = Cluster::start().await;
+    let instance = Instance::start_with(&cluster.addresses(), &[("STORE_DEADLINE", "10s")]).await;
+    let counters = Counters::of(&cluster.shards().await[..2], &["grows", "few"]);
+    let [grows, few] = [&counters.0[0], &counters.0[counters.0.len() - 1]];
+    let node = &cluster.nodes()[grows.master];
+    let mut client = instance.client().await;
+    client.ask(&hits(&[("few", &few.value)], FEW.into())).await.expect("it is answered");
+    // Of the limit of one hit, two more are counted: then the delay is the longest, and more would only prolong it.
+    for _ in 0..4 {
+        let answer = client.ask(&hits(&[("grows", &grows.value)], 1)).await.expect("it is answered");
+        assert_eq!(answer.overall_code(), Outcome::Ok);
+    }
+    let before = counted(node, grows).await;
+    let undone = node.scripts_run().await + 2;
+    let both = hits(&[("grows", &grows.value), ("few", &few.value)], 1);
+    let answer = client.ask(&both).await.expect("it is answered");
+    assert_eq!(answer.overall_code(), Outcome::OverLimit);
+    eventually("the other limit is undone", async || (node.scripts_run().await >= undone).then_some(())).await;
+    assert_eq!(counted(node, grows).await, before);
 }
 
 #[tokio::test]

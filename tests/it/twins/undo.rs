@@ -313,6 +313,22 @@ async fn an_undo_takes_no_more_than_its_charge_from_a_counter_that_was_lost_and_
 }
 
 #[tokio::test]
+async fn of_an_entry_of_a_log_that_a_refund_has_shrunk_an_undo_takes_what_is_left() {
+    let mut bench = Bench::start(&[]).await;
+    let minute = limit(Algorithm::SlidingLog, Window::of_unit(Unit::Minute), 60, 1_000);
+    let [first, second, refund] =
+        [Hits::take(10), Hits::take(5), Hits::give_back(3)].map(|hits| all("only", minute, hits));
+    bench.charge(&[first], NOON);
+    bench.charge(std::slice::from_ref(&second), later("1s"));
+    bench.charge(&[refund], later("2s"));
+    assert_eq!(remaining(&mut bench, "only", minute, later("2s")), 48);
+    bench.undo(&[second], later("1s"), later("2s"));
+    assert_eq!(remaining(&mut bench, "only", minute, later("2s")), 50, "the ten of the first are there");
+    assert_eq!(remaining(&mut bench, "only", minute, later("59s")), 50);
+    assert_eq!(remaining(&mut bench, "only", minute, later("60s")), 60, "and they go together");
+}
+
+#[tokio::test]
 async fn an_undo_creates_no_counter_and_leaves_alone_what_is_not_ours() {
     let mut bench = Bench::start(&[]).await;
     for (_, algorithm) in Algorithm::ALL {
