@@ -34,7 +34,7 @@ use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::transport::{
     ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, limits as bounds, metrics,
-    raise_open_files,
+    raise_open_files, use_small_pages,
 };
 
 mod log;
@@ -86,6 +86,7 @@ pub fn runtime_source(settings: &Settings) -> Source {
 /// # Errors
 /// What keeps it from starting.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
+    use_small_pages();
     let log = Log::start(settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {

@@ -84,6 +84,13 @@ pub fn raise_open_files() -> u64 {
     open_files.unwrap_or(u64::MAX)
 }
 
+/// Has Linux give this process memory in small pages only. With huge ones, connections and calls take up to twice the memory that
+/// they use (`docs/decisions/0031`). Where it may not be said, nothing changes.
+pub fn use_small_pages() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
+}
+
 /// The connections that fit into so many open files, less [`DESCRIPTOR_RESERVE`].
 pub fn connection_cap(open_files: u64) -> usize {
     let reserve = DESCRIPTOR_RESERVE.min(open_files / 2);

@@ -11,11 +11,8 @@ use crate::support::{Tidegate, in_time, said};
 const KIB: usize = 1 << 10;
 /// The bound on a body, unless it is set.
 const BOUND: usize = 256 * KIB;
-/// The memory that any mixture of requests may take: 23 to 26 MiB were measured. Where the system and the allocator round up to
-/// huge pages, 43 to 84 MiB.
+/// The memory that any mixture of requests may take: 23 to 26 MiB were measured.
 const MOST_MEMORY: u64 = 64_000_000;
-/// Without huge pages, so that what is measured is what is used.
-const SMALL_PAGES: (&str, &str) = ("MIMALLOC_ALLOW_THP", "0");
 
 const RULES: &str = "domain: d
 descriptors:
@@ -149,7 +146,7 @@ async fn send_only(server: &Tidegate, request: String) -> TcpStream {
 
 #[tokio::test]
 async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
-    let server = server(&[SMALL_PAGES]).await;
+    let server = server(&[]).await;
     let answer = said(server.http, &post(&request("k", 100), Told::ContentLength)).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     let before = server.peak_memory();
