@@ -55,7 +55,7 @@ struct Slow {
     /// The message that is arriving, in parts. The handler gets it when all of it is there: tonic makes room for a whole
     /// message as soon as it sees the beginning, and a peer could claim much and send little.
     kept: Kept,
-    /// What came after the last part.
+    /// The trailers, the error or the end that came after the last part.
     end: Option<End>,
     /// The messages in it, where the account of the connection counts them. An HTTP/1 connection has one body at a time,
     /// which its handler bounds.
@@ -76,7 +76,7 @@ struct Kept {
     bytes: usize,
 }
 
-/// What a body gives after its last data: trailers, an error, or nothing.
+/// The end of a body: trailers, an error, or nothing.
 type End = Option<Result<Frame<Bytes>, Status>>;
 
 /// Where the bytes read so far end among gRPC's messages, each with a prefix of a flag and its length.
@@ -86,7 +86,7 @@ struct Messages {
     prefix_bytes: usize,
     /// What is missing of the message.
     missing: usize,
-    /// Whether the message is above [`LARGEST_MESSAGE`].
+    /// True when the message is above [`LARGEST_MESSAGE`].
     is_too_large: bool,
     /// The longest message so far with its prefix. Of one above [`LARGEST_MESSAGE`] nothing is kept.
     largest: usize,
@@ -276,8 +276,7 @@ impl Slow {
         if self.begun.is_some() {
             return bytes;
         }
-        let account = self.own.as_ref().map(Call::account).or_else(budget::account);
-        self.begun = account.map(|account| Hold::begun(account, bytes.len()));
+        self.begun = self.account.as_ref().map(|account| Hold::begun(Arc::clone(account), bytes.len()));
         Bytes::copy_from_slice(&bytes)
     }
 

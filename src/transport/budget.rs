@@ -48,7 +48,7 @@ pub(super) struct Account {
     held: AtomicUsize,
     /// Beginnings of messages that wait for room for the rest.
     begun: AtomicUsize,
-    /// What has arrived of all messages, untaken answers, the calls themselves, and their bodies.
+    /// Bytes of messages that have arrived, of untaken answers, of the calls themselves, and of their bodies.
     all: AtomicUsize,
     queue: Mutex<Queue>,
     around: [Around; 2],
@@ -63,7 +63,7 @@ pub(super) struct Account {
 /// Bytes that were read around the data of bodies that are not read to their end. A body's data can be a small slice of what
 /// was read, and h2 keeps all of it.
 ///
-/// Which body keeps them is not known, so they count until all bodies have ended that began in the same period or before.
+/// Nobody knows which body keeps them. So they count until all bodies of the same period and of the one before have ended.
 /// There are two periods at a time. A new one begins when the bodies of the one before have ended.
 #[derive(Debug, Default)]
 struct Around {
@@ -272,10 +272,6 @@ impl Call {
         Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight }
     }
 
-    pub(super) fn account(&self) -> Arc<Account> {
-        Arc::clone(&self.account)
-    }
-
     /// Returns true when this call may begin a message. Else the task is woken for another try. `may_take_turn` is false for
     /// a call that need not end.
     pub(super) fn may_begin(&mut self, may_take_turn: bool, waker: &Waker) -> bool {
@@ -384,11 +380,6 @@ pub(super) fn large() -> Option<Arc<Semaphore>> {
 /// Notes that the running call need not end, so that its connection is idle if it has no other.
 pub(super) fn need_not_end() {
     let _ = running(|call| call.in_flight.as_mut().map(InFlight::need_not_end));
-}
-
-/// Returns the account of the running call.
-pub(super) fn account() -> Option<Arc<Account>> {
-    running(|call| call.account())
 }
 
 /// Notes that the running call was asked for the next part of its answer.

@@ -20,15 +20,16 @@ const HEAD_BYTE_COST: usize = 90;
 const PREFACE_BYTES: usize = 24;
 /// The bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
-/// The types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
+/// The type of the frames that carry a body (RFC 9113, 6.1).
 const DATA: u8 = 0;
+/// The types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
 /// The type of a frame with fields that no client may send (RFC 9113, 8.4).
 const PUSH_PROMISE: u8 = 5;
-const END_HEADERS: u8 = 4;
 
-/// Where the bytes read so far end among the frames.
+/// The place among the frames after the bytes that were read so far.
 #[derive(Debug)]
 pub(super) struct Frames {
     /// Bytes to pass over: of the preface, or of a frame's payload.

@@ -44,7 +44,7 @@ pub struct ProcessAccount {
     bound: usize,
 }
 
-/// How fast a connection may be read.
+/// The speed at which a connection may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) enum Pace {
     /// In whole turns.

@@ -43,12 +43,10 @@ struct Turn {
 struct Job {
     edge: Edge,
     message: Bytes,
-    head: Head,
     /// Since when the caller waits.
     began: Instant,
     patience: Option<Duration>,
     span: Option<Span>,
-    turn: Turn,
     _long: Option<OwnedSemaphorePermit>,
 }
 
@@ -81,10 +79,10 @@ impl Edge {
             true => turn.lend(LONG.with(Arc::clone).acquire_owned()).await.ok(),
             false => None,
         };
-        let job = Job { edge: self.clone(), message, head, began, patience, span: span.take(), turn, _long: long };
+        let job = Job { edge: self.clone(), message, began, patience, span: span.take(), _long: long };
         let (answer, answered) = oneshot::channel();
         // A task of its own, because what it took must be given back where the caller goes away in the middle.
-        tokio::spawn(job.run(answer));
+        tokio::spawn(job.run(head, turn, answer));
         let (decided, recorded) =
             answered.await.unwrap_or((Err(Undecided::Unavailable(super::StoreUnavailable)), None));
         *span = recorded;
@@ -118,22 +116,22 @@ impl Turn {
 }
 
 impl Job {
-    async fn run(mut self, answer: oneshot::Sender<Done>) {
+    async fn run(mut self, head: Head, mut turn: Turn, answer: oneshot::Sender<Done>) {
         let mut span = self.span.take();
-        let decided = self.decide(&answer, &mut span).await;
+        let decided = self.decide(head, &mut turn, &answer, &mut span).await;
         // The caller may have gone away.
         let _ = answer.send((decided, span));
     }
 
     async fn decide(
-        &mut self,
+        &self,
+        head: Head,
+        turn: &mut Turn,
         answer: &oneshot::Sender<Done>,
         span: &mut Option<Span>,
     ) -> Result<(Held, Vec<Bytes>), Undecided> {
-        let edge = self.edge.clone();
-        let Edge { limiter, telemetry, seats, .. } = &edge;
+        let Edge { limiter, telemetry, seats, .. } = &self.edge;
         let caller = Caller::who_waits(self.left());
-        let head = mem::take(&mut self.head);
         let invalid = |error: InvalidRequest| {
             telemetry.invalid();
             Undecided::Invalid(error)
@@ -144,15 +142,14 @@ impl Job {
 
         let rules = limiter.rules();
         let mut large = limiter.large(&rules, request.domain());
-        let message = self.message.clone();
-        let mut slices = Slices::of(&message, self.edge.slice);
+        let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             large.survey(&read(slice).map_err(invalid)?);
             yield_now().await;
         }
-        let statuses = self.charge(&mut large, &request, answer).await?;
+        let statuses = self.charge(&mut large, &request, turn, answer).await?;
         if large.is_taken() && (large.is_refused() || answer.is_closed()) {
-            self.give_back(&mut large, &request).await?;
+            self.give_back(&mut large, &request, turn).await?;
         }
 
         let (request, mut decision) = large.conclude(&request);
@@ -168,13 +165,14 @@ impl Job {
 
     /// Charges slice by slice, as long as the caller waits. Returns the statuses.
     async fn charge(
-        &mut self,
+        &self,
         large: &mut Large<'_>,
         request: &Request,
+        turn: &mut Turn,
         answer: &oneshot::Sender<Done>,
     ) -> Result<Statuses, Undecided> {
-        let (message, mut statuses) = (self.message.clone(), Statuses::default());
-        let mut slices = Slices::of(&message, self.edge.slice);
+        let mut statuses = Statuses::default();
+        let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             if answer.is_closed() {
                 break;
@@ -185,7 +183,7 @@ impl Job {
             }
             let slice = request.with(descriptors);
             let left = self.left();
-            let decision = self.turn.lend(large.decide(&slice, left)).await;
+            let decision = turn.lend(large.decide(&slice, left)).await;
             self.edge.telemetry.observe_slice(&slice, &decision);
             statuses.add(&decision);
             yield_now().await;
@@ -194,9 +192,8 @@ impl Job {
     }
 
     /// Gives back what was charged.
-    async fn give_back(&mut self, large: &mut Large<'_>, request: &Request) -> Result<(), Undecided> {
-        let message = self.message.clone();
-        let mut slices = Slices::of(&message, self.edge.slice);
+    async fn give_back(&self, large: &mut Large<'_>, request: &Request, turn: &mut Turn) -> Result<(), Undecided> {
+        let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             let descriptors = read(slice)?;
             if descriptors.is_empty() {
@@ -206,7 +203,7 @@ impl Job {
                 break;
             }
             let slice = request.with(descriptors);
-            self.turn.lend(large.give_back(&slice)).await;
+            turn.lend(large.give_back(&slice)).await;
             yield_now().await;
         }
         Ok(())
