@@ -111,7 +111,8 @@ impl Cluster {
         cluster
     }
 
-    /// The cluster that tests of one process share: they leave its nodes and slots alone and use keys of their own.
+    /// The cluster that tests of one process share: they leave its nodes and slots alone and use keys of their own. No node of
+    /// it is thought dead because the machine is busy.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<Cluster> = OnceCell::const_new();
         let start = || async {
@@ -119,7 +120,7 @@ impl Cluster {
             // The nodes live as long as the thread that starts them; a test's ends with the test.
             std::thread::spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-                let cluster = runtime.block_on(Self::start());
+                let cluster = runtime.block_on(Self::start_with(&["--cluster-node-timeout", "60000"]));
                 // Nobody drops what is shared, so another process takes its files away, when this one has ended.
                 let mut sweep = std::process::Command::new("sh");
                 sweep.args(["-c", "read _; rm -rf -- \"$@\"", "sweep"]).stdin(Stdio::piped());
