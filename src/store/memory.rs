@@ -86,7 +86,12 @@ struct Step<'a> {
 struct Locked<'a> {
     places: [u8; SHARDS],
     guards: SmallVec<[MutexGuard<'a, Shard>; 4]>,
+    /// Dropped after the locks are released, as fields are dropped in their order.
+    gone: Gone,
 }
+
+/// Counters that made room for others. They lie far apart in memory, so that dropping one takes as long as charging it.
+type Gone = SmallVec<[Box<Counter>; 4]>;
 
 /// The counters that a request charges more than once, as its charges so far would leave them, by the hashes of their keys.
 type Copies<'a> = HashTable<(&'a CounterKey, State)>;
@@ -205,10 +210,12 @@ impl Memory {
     }
 
     fn charge_alone(&self, at: Located<'_>) -> Verdict {
+        // Dropped after the lock is released.
+        let mut gone = Gone::new();
         let mut shard = self.shards[at.shard].lock();
         // Read under the lock: who comes second never brings the earlier time, so what was swept stays idle.
         let now = self.clock.now();
-        shard.charge(at, now, self).0
+        shard.charge(at, now, self, &mut gone).0
     }
 
     fn locate<'a>(&self, charge: &'a Charge) -> Located<'a> {
@@ -244,7 +251,7 @@ impl Memory {
             if is_refused && !at.charge.is_kept() {
                 continue;
             }
-            let (told, _) = locked.shard(at).charge(at, now, self);
+            let (told, _) = locked.charge(at, now, self);
             // Where a counter was charged more than once, what it is without the others was not asked.
             if !(is_refused && step.is_repeated(at)) {
                 *verdict = told;
@@ -279,7 +286,7 @@ impl Memory {
         let mut locked = self.lock(&step);
         let now = self.clock.now();
         for &at in &step.located {
-            let (verdict, stays) = locked.shard(at).charge(at, now, self);
+            let (verdict, stays) = locked.charge(at, now, self);
             let is_taken = stays && !at.charge.is_kept() && at.charge.hits.taken() > 0;
             verdicts.push(verdict);
             taken.push(is_taken.then_some(now));
@@ -326,7 +333,8 @@ impl Memory {
         if step.located.len() > FEW {
             self.make_ready(step);
         }
-        let mut locked = Locked { places: [0; SHARDS], guards: SmallVec::with_capacity(step.shards.len()) };
+        let mut locked =
+            Locked { places: [0; SHARDS], guards: SmallVec::with_capacity(step.shards.len()), gone: Gone::new() };
         for (place, &number) in (0..).zip(&step.shards) {
             locked.places[number] = place;
             locked.guards.push(self.shards[number].lock());
@@ -346,6 +354,11 @@ impl Locked<'_> {
     /// The shard of a charge, which is one of those of its step.
     fn shard(&mut self, at: Located<'_>) -> &mut Shard {
         &mut self.guards[usize::from(self.places[at.shard])]
+    }
+
+    /// As [`Shard::charge`].
+    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> (Verdict, bool) {
+        self.guards[usize::from(self.places[at.shard])].charge(at, now, memory, &mut self.gone)
     }
 }
 
@@ -381,7 +394,7 @@ impl Shard {
 
     /// Decides one charge and saves what it leaves behind. Returns the verdict, and whether the hits are on the counter. Giving
     /// back creates no counter.
-    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> (Verdict, bool) {
+    fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory, gone: &mut Gone) -> (Verdict, bool) {
         let Charge { hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
         if let Some(slot) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
@@ -394,7 +407,7 @@ impl Shard {
         let mut state = limit.fresh();
         let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
         if stays && hits.taken() > 0 {
-            self.make_room(now, memory);
+            self.make_room(now, memory, gone);
             self.insert(at, state, memory);
         }
         (verdict, stays)
@@ -407,19 +420,19 @@ impl Shard {
         self.counters.insert_unique(at.hash, slot, |slot| memory.hash(slot));
     }
 
-    fn remove(&mut self, bucket: usize) {
+    fn remove(&mut self, bucket: usize, gone: &mut Gone) {
         if let Ok(slot) = self.counters.get_bucket_entry(bucket) {
-            slot.remove();
+            gone.push(slot.remove().0.counter);
         }
     }
 
     /// Sweeps a little, and when the shard is full all the same, evicts the earliest idle of a few.
-    fn make_room(&mut self, now: Micros, memory: &Memory) {
+    fn make_room(&mut self, now: Micros, memory: &Memory, gone: &mut Gone) {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
             if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.idle_at <= now) {
-                self.remove(self.swept);
+                self.remove(self.swept, gone);
             }
         }
         while self.counters.len() >= memory.most_per_shard {
@@ -432,7 +445,7 @@ impl Shard {
             });
             match sample.take(SAMPLED).min() {
                 Some((idle_at, bucket)) => {
-                    self.remove(bucket);
+                    self.remove(bucket, gone);
                     memory.evicted.fetch_add(u64::from(idle_at > now), Ordering::Relaxed);
                 }
                 None => return,
