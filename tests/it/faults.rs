@@ -29,6 +29,7 @@ mod overload;
 mod refusals;
 mod restart;
 mod slow;
+mod undo;
 
 /// The policies, each the key of a rule that has it.
 const POLICIES: [&str; 4] = ["open", "closed", "local", "error"];

@@ -186,6 +186,11 @@ impl Node {
         self.breaker.is_trusted()
     }
 
+    /// Forgets that it was down. What else is known of it, each reply corrects.
+    pub fn trust(&self) {
+        self.breaker.succeeded();
+    }
+
     /// Finds out whether a node in doubt is there. Called again and again by who supervises.
     pub async fn probe(&self) {
         let Some(doubt) = self.breaker.doubt(Instant::now()) else { return };

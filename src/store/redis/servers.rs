@@ -281,14 +281,15 @@ impl Servers {
         let begin = usize::try_from(chance(candidates.len() as u64)).unwrap_or(0);
         candidates.rotate_left(begin);
         candidates.truncate(MOST_ASKED);
-        let until = Instant::now() + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
+        let began = Instant::now();
+        let until = began + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
         let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
+        let is_no_cluster = told.iter().any(|told| matches!(told, Err(Untold::NoCluster)));
         // A node that was removed from the cluster knows of no slots.
-        let newest =
-            told.into_iter().flatten().filter(|told| told.slots() > 0).max_by_key(|told| (told.epoch, told.slots()));
-        let Some(newest) = newest else {
+        let maps = told.into_iter().flatten().filter(|told| told.slots() > 0);
+        let Some(newest) = maps.max_by_key(|told| (told.epoch, told.slots())) else {
             if self.unmapped.is_over() {
-                tracing::warn!("no node tells the map of the Redis cluster; are these servers in cluster mode?");
+                complain_of_no_map(is_no_cluster, until - began);
             }
             return;
         };
@@ -296,7 +297,11 @@ impl Servers {
             return;
         }
         *self.older_since.lock() = None;
-        map.store(Arc::new(self.map(&old, newest)));
+        let new = self.map(&old, newest);
+        // Nobody probes a node that has no slots. If it has some again, it is asked as one that was never down.
+        let left = old.masters.iter().filter(|node| !new.masters.iter().any(|master| Arc::ptr_eq(master, node)));
+        left.for_each(|node| node.trust());
+        map.store(Arc::new(new));
         renewed.send_replace(());
     }
 
@@ -368,6 +373,22 @@ impl Told {
     }
 }
 
+/// Why a node did not tell the map of its cluster.
+enum Untold {
+    /// It refuses the question, as a server does that is not in cluster mode.
+    NoCluster,
+    /// It did not answer in time, or cannot tell at present.
+    Silent,
+}
+
+fn complain_of_no_map(is_no_cluster: bool, waited: Duration) {
+    if is_no_cluster {
+        tracing::warn!("no node tells the map of the Redis cluster; are these servers in cluster mode?");
+    } else {
+        tracing::warn!(?waited, "no node told the map of the Redis cluster in time; it is asked for again");
+    }
+}
+
 /// Slots, and the nodes that have them, the master first.
 struct Range {
     first: u16,
@@ -375,14 +396,22 @@ struct Range {
     nodes: Vec<Address>,
 }
 
-async fn tell(node: &Node, until: Instant) -> Option<Told> {
+async fn tell(node: &Node, until: Instant) -> Result<Told, Untold> {
     let question = |of: &str| {
         let mut command: Cmd = cmd("CLUSTER");
         command.arg(of);
         command
     };
-    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await?;
-    let [info, slots] = replies.as_slice() else { return None };
+    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await.ok_or(Untold::Silent)?;
+    // Redis says "ERR This instance has cluster support disabled".
+    if replies.iter().any(|reply| matches!(reply, Value::ServerError(error) if error.code() == "ERR")) {
+        return Err(Untold::NoCluster);
+    }
+    read_map(&replies, node).ok_or(Untold::Silent)
+}
+
+fn read_map(replies: &[Value], node: &Node) -> Option<Told> {
+    let [info, slots] = replies else { return None };
     let info: String = from_redis_value_ref(info).ok()?;
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
     let Value::Array(ranges) = slots else { return None };

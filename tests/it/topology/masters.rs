@@ -212,3 +212,36 @@ async fn b5_a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_
     let most = RATE / 3 / 2 * CUT_OFF_MS / 1_000;
     println!("B5 a master cut from its cluster: {recovered}, {left} (bound {most}: its charges in {CUT_OFF_MS} ms)");
 }
+
+/// Whether the page of metrics says that the breaker of a server is open.
+async fn is_breaker_open(instance: &Instance, server: &str) -> bool {
+    let sample = format!("tidegate_store_breaker_open{{server=\"{server}\"}} 1");
+    instance.tidegate.metrics().await.lines().any(|line| line == sample)
+}
+
+#[tokio::test]
+async fn a_master_that_was_down_when_it_was_replaced_is_as_good_as_new_when_it_comes_back() {
+    let _alone = alone().await;
+    let mut cluster = Cluster::start().await;
+    let instance = Instance::start(&cluster.addresses()).await;
+    let broken = cluster.shards().await[0].clone();
+    let server = cluster.nodes()[broken.master].address().to_string();
+    let counters = Counters::of(std::slice::from_ref(&broken), &["one"]);
+    let load = instance.load(&counters).await;
+    cluster.nodes()[broken.master].signal(Signal::KILL);
+    eventually("its breaker opens", async || is_breaker_open(&instance, &server).await.then_some(())).await;
+    cluster.promoted(&broken).await;
+    let is_closed = async || (!is_breaker_open(&instance, &server).await).then_some(());
+    eventually("it is down no more", is_closed).await;
+    cluster.node_mut(broken.master).restart().await;
+    replica_follows(&cluster, broken.master).await;
+    let began = load.elapsed();
+    cluster.failover(broken.master).await;
+    more(&load, usize::try_from(RATE).expect("it fits")).await;
+    let calls = load.stop().await;
+    let after = last_failed(&calls, began, Duration::MAX).map_or(Duration::ZERO, |last| last - began);
+    println!(
+        "A failover back to a master that was down: the last policy answer {after:.0?} after it (bar {PLANNED:?})"
+    );
+    assert!(after < PLANNED * FAR, "the policy answers for {after:?} after a failover");
+}

@@ -3,11 +3,14 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::{Account, Counters, FAR, Instance, RESTORED, assert_none_failed, last_failed, more};
+use tokio::time::{Instant, sleep};
+
+use super::{Account, Counters, FAR, Instance, RESTORED, assert_none_failed, hits, last_failed, more, slot_of};
 use crate::load::alone;
+use crate::redis::Single;
 use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
 use crate::redis::proxy::{Faults, Way};
-use crate::support::eventually;
+use crate::support::{Tidegate, eventually};
 
 /// The address where one instance finds the cluster.
 const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -77,4 +80,57 @@ async fn b6_seeds_that_vanish_take_nothing_with_them() {
     let accounts = counters.accounts(&mut instance.client().await, &calls).await;
     accounts.iter().for_each(Account::assert_exact);
     println!("B6 seeds that vanish: 0 of {} by policy (bar 0), through a failover", calls.count());
+}
+
+#[tokio::test]
+async fn an_older_map_is_not_taken_though_only_it_is_told() {
+    let (cluster, older) = tokio::join!(Cluster::start(), Cluster::start());
+    let shard = cluster.shards().await.remove(0);
+    // A map is as old as the last election in it.
+    cluster.failover(shard.replicas[0]).await;
+    let value = (0..).map(|number: u32| format!("v{number}")).find(|value| shard.owns(slot_of("one", value)));
+    let value = value.expect("there are many");
+    let slot = slot_of("one", &value).to_string();
+    for node in cluster.nodes() {
+        node.cli(&["CLUSTER", "DELSLOTS", &slot]).await;
+    }
+    // Five of the twelve nodes are asked for the map at a time, so that now and then all of them are the older cluster's.
+    let instance = Instance::start(&format!("{},{}", cluster.addresses(), older.addresses())).await;
+    let mut client = instance.client().await;
+    let hit = hits(&[("one", &value)], 1);
+    eventually("the newer map is taken", async || client.ask(&hit).await.err()).await;
+    // Each call hints at a change of the map, which is asked for every 50 ms then.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(6) {
+        assert!(client.ask(&hit).await.is_err(), "a node of the older map decides");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slow_cluster_is_not_taken_for_servers_without_a_cluster() {
+    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
+    let proxies = cluster.proxies(APART).await;
+    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let instance = Instance::start_with(&apart.join(","), &[("STORE_DEADLINE", "100ms")]).await;
+    proxies.iter().for_each(|proxy| proxy.set(Faults::both(Way::latency_ms(150))));
+    let mut client = instance.client().await;
+    eventually("it is said that no map is told", async || {
+        let _ = client.ask(&hits(&[("one", "v")], 1)).await;
+        instance.tidegate.log().contains("no node told the map of the Redis cluster in time").then_some(())
+    })
+    .await;
+    assert!(!instance.tidegate.log().contains("in cluster mode"), "{}", instance.tidegate.log());
+}
+
+#[tokio::test]
+async fn servers_without_a_cluster_are_said_to_be_none() {
+    let (server, rules) = (Single::start(&[]).await, tempfile::Builder::new().suffix(".yaml").tempfile());
+    let rules = rules.expect("a file");
+    std::fs::write(rules.path(), super::rules()).expect("it is written");
+    let url = server.address().to_string();
+    let settings = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &*url), ("LOG_LEVEL", "warn")];
+    let instance = Tidegate::start(rules.path(), &settings).await;
+    eventually("it is asked", async || instance.log().contains("are these servers in cluster mode?").then_some(()))
+        .await;
 }
