@@ -162,6 +162,25 @@ async fn a_redis_that_says_busy_to_each_call_opens_the_breaker() {
 }
 
 #[tokio::test]
+async fn a_redis_that_says_to_each_call_that_it_loads_opens_the_breaker() {
+    let _alone = alone().await;
+    // Its data are loaded anew on live connections, with a pause of 50 us at each of 40,000 keys.
+    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
+    let redis = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
+    assert_eq!(redis.cli(&["DEBUG", "POPULATE", "40000"]).await, "OK");
+    // No call waits in vain, so that no connection is lost, and each is told so.
+    let server = patient_tidegate(&redis.address().to_string()).await;
+    let load = load_of(&server, STEADY, PATIENCE).await;
+    exact(&load, Duration::ZERO).await;
+    let loading = redis.cli(&["DEBUG", "RELOAD"]);
+    let (_, ()) = join!(loading, async {
+        eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;
+        assert!(redis.cli(&["GET", "key:0"]).await.contains("LOADING"), "it opens while Redis loads");
+    });
+    assert_policies(&load.stop().await);
+}
+
+#[tokio::test]
 async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exact() {
     const FLUSHES: usize = 30;
     const AT_ONCE: usize = 64;

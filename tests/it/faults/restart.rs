@@ -3,15 +3,13 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use tokio::join;
 use tonic::transport::Channel;
 use tonic_health::ServingStatus;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{
-    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, ms, openings,
-    report, report_restored, restored, rules, start_load, tidegate, tidegate_with,
+    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, ms, report, report_restored, restored, rules, start_load, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -151,21 +149,4 @@ async fn a10_while_redis_loads_the_policies_answer() {
     report(&what, &during, "0 decided by the store (bar 0)");
     report_restored(&what, restored(&calls, healed));
     assert!(!connections.is_empty(), "it was seen to load");
-}
-
-#[tokio::test]
-async fn a_redis_that_says_to_each_call_that_it_loads_opens_the_breaker() {
-    let _alone = alone().await;
-    // Its data are loaded anew on live connections, with a pause of 50 us at each of 40,000 keys.
-    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
-    let redis = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
-    assert_eq!(redis.cli(&["DEBUG", "POPULATE", "40000"]).await, "OK");
-    let server = tidegate(&redis.address().to_string()).await;
-    let load = load(&server).await;
-    let loading = redis.cli(&["DEBUG", "RELOAD"]);
-    let (_, ()) = join!(loading, async {
-        eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;
-        assert!(redis.cli(&["GET", "key:0"]).await.contains("LOADING"), "it opens while Redis loads");
-    });
-    assert_policies(&load.stop().await);
 }

@@ -66,10 +66,11 @@ impl Scene {
         (Self { server, week, to_week, to_second, asker }, second, rules)
     }
 
-    /// What the weekly counter holds.
-    async fn held(&self, value: &str) -> String {
+    /// The hits that the weekly counter holds: its value is the number of its window and they.
+    async fn held(&self, value: &str) -> Option<u32> {
         let key = self.week.cli(&["KEYS", &format!("*both={value}}}*")]).await;
-        if key.is_empty() { String::new() } else { self.week.cli(&["GET", &key]).await }
+        let held = self.week.cli(&["GET", &key]).await;
+        held.split_once(' ').map(|(_, hits)| hits.parse().expect("a number"))
     }
 
     /// Whether a refused request gets back what it took, when there is this trouble with its server.
@@ -79,7 +80,7 @@ impl Scene {
         let two = RateLimitRequest { hits_addend: 2, ..request("both", value) };
         let mut asker = self.asker.clone();
         let refused = tokio::spawn(async move { asker.request(two).await });
-        while self.held(value).await != "2" && !refused.is_finished() {
+        while self.held(value).await != Some(2) && !refused.is_finished() {
             sleep(Duration::from_millis(1)).await;
         }
         let mut others = Vec::new();
@@ -110,7 +111,7 @@ impl Scene {
         let mut is_given_back = false;
         while !is_given_back && refused_at.elapsed() < GIVEN_UP {
             sleep(Duration::from_millis(20)).await;
-            is_given_back = self.held(value).await != "2";
+            is_given_back = self.held(value).await.unwrap_or(0) == 0;
         }
         self.to_week.heal();
         self.to_second.heal();
