@@ -330,6 +330,7 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
         "{told}"
     );
     assert!(told.contains("were rejected") && told.contains("rules.yaml:3") && told.contains("eon"), "{told}");
+    assert!(scene.server.metrics().await.contains("\ntidegate_rules_rejected 1\n"));
     // The same again is no news.
     let looks = scene.looks();
     scene.replace("rules.yaml", broken);
@@ -339,6 +340,7 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     assert_eq!(scene.server.log().matches("the rules in force stay").count(), 1, "{}", scene.server.log());
     assert_eq!(scene.load().await, 1);
     assert!(!page(&scene.server, "/").await.contains("rejected"));
+    assert!(scene.server.metrics().await.contains("\ntidegate_rules_rejected 0\n"));
     fs::remove_file(scene.at("rules.yaml")).expect("it is removed");
     scene.says("No such file").await;
     assert_eq!(scene.in_force().await, [("d.one".to_owned(), 10), ("d.two".to_owned(), 10)]);

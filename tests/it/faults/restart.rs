@@ -9,7 +9,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{
-    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, ms, report, report_restored, restored, rules, start_load, tidegate, tidegate_with,
+    Asker, Books, LIMIT, POLICIES, assert_policies, exact, failing, is_counted, lasting, late, load, ms, report,
+    report_restored, restored, rules, start_load, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
