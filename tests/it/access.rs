@@ -83,7 +83,7 @@ impl Service {
 
     /// What it has logged: never a secret, never what a client sent.
     fn log(&self) -> String {
-        let log = self.tidegate.errors();
+        let log = self.tidegate.log();
         assert!(!log.contains(CANARY) && !log.contains("in vain") && !log.contains("in%20vain"), "{log}");
         log
     }

@@ -146,7 +146,7 @@ async fn the_reset_of_x_ratelimit_is_a_moment_and_the_start_says_that_envoy_send
         "{moment} is not {reset_s} s after {after}"
     );
     assert_eq!(retry, &format!("retry-after: {reset_s}"));
-    let said = served.tidegate.errors();
+    let said = served.tidegate.log();
     assert!(said.contains("warning:") && said.contains("enable_x_ratelimit_headers"), "{said}");
 }
 
@@ -163,7 +163,7 @@ async fn retry_after_comes_with_the_style_and_not_with_the_references_own_variab
             vec!["My-Limit: 2".to_owned(), "RateLimit-Remaining: 0".to_owned(), format!("RateLimit-Reset: {reset_s}")];
         expected.extend(has_retry_after.then(|| format!("retry-after: {reset_s}")));
         assert_eq!(lines(&answer), expected, "{variable}");
-        assert!(!served.tidegate.errors().contains("enable_x_ratelimit_headers"), "nothing is sent twice");
+        assert!(!served.tidegate.log().contains("enable_x_ratelimit_headers"), "nothing is sent twice");
     }
 }
 

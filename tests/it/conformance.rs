@@ -40,7 +40,7 @@ async fn cases(half: &[&str], store: &[(&str, &str)]) -> String {
             variables.chain(store.iter().copied()).chain([("CACHE_KEY_PREFIX", &*prefix)]).collect();
         let server = Tidegate::start(rules.path(), &variables).await;
         let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half].concat()).await;
-        let _ = write!(report, "group {group}\n{said}{}", server.errors());
+        let _ = write!(report, "group {group}\n{said}{}", server.log());
     }
     report
 }

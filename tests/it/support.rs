@@ -164,11 +164,6 @@ impl Tidegate {
         answer
     }
 
-    /// What it has logged.
-    pub fn errors(&self) -> String {
-        self.process.errors()
-    }
-
     /// The most memory it has ever had resident, in bytes.
     pub fn peak_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid())).expect("the kernel tells");

@@ -42,7 +42,7 @@ impl Watched {
     }
 
     /// Charges a request, and says for how long it held its locks at most. That counts what it does after it has released the
-    /// last ones: in a full store, a third of the time goes to dropping the counters that made room.
+    /// last ones: in a full store, nearly half of the time goes to dropping the counters that made room.
     fn charge(&self, charges: &[Charge]) -> Duration {
         self.clock.read.lock().expect("nobody panics").clear();
         let verdicts = self.store.charge_now(charges);

@@ -29,7 +29,7 @@ const GIVEN_UP: Duration = Duration::from_millis(1_500);
 /// More calls than are in flight to one server.
 const FULL: usize = 300;
 /// How often it is tried, on a machine that may be too slow for what is to happen within a second.
-const ATTEMPTS: usize = 10;
+const ATTEMPTS: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
@@ -75,7 +75,7 @@ impl Scene {
 
     /// Whether a refused request gets back what it took, when there is this trouble with its server.
     async fn is_given_back(&self, trouble: Trouble, value: &str) -> bool {
-        self.to_second.set(Faults { to_client: Way::latency_ms(500), ..Faults::default() });
+        self.to_second.set(Faults { to_client: Way { latency: REFUSAL, ..Way::default() }, ..Faults::default() });
         let began = Instant::now();
         let two = RateLimitRequest { hits_addend: 2, ..request("both", value) };
         let mut asker = self.asker.clone();
@@ -111,7 +111,7 @@ impl Scene {
         let mut is_given_back = false;
         while !is_given_back && refused_at.elapsed() < GIVEN_UP {
             sleep(Duration::from_millis(20)).await;
-            is_given_back = self.held(value).await.unwrap_or(0) == 0;
+            is_given_back = self.held(value).await == Some(0);
         }
         self.to_week.heal();
         self.to_second.heal();
@@ -129,13 +129,10 @@ async fn what_a_refused_request_took_is_given_back_though_its_server_is_full_or_
     let receiver = Receiver::http().await;
     let (mut scene, _second, _rules) = Scene::new(&receiver).await;
     for trouble in [Trouble::Full, Trouble::Down] {
-        let mut attempts = 0..ATTEMPTS;
-        loop {
-            let attempt = attempts.next();
-            let attempt = attempt.unwrap_or_else(|| panic!("{trouble:?}: it was never given back"));
-            if scene.is_given_back(trouble, &format!("{trouble:?}{attempt}")).await {
-                break;
-            }
+        let mut attempt = 0;
+        while !scene.is_given_back(trouble, &format!("{trouble:?}{attempt}")).await {
+            attempt += 1;
+            assert!(attempt < ATTEMPTS, "{trouble:?}: it was never given back");
         }
     }
     scene.server.terminate();
