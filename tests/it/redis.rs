@@ -78,6 +78,15 @@ impl Single {
         Self::launch(vec![Port::free()], None, None, arguments).await
     }
 
+    /// Starts a server with so many keys, which takes 50 us or more to load each of them again, and looks for clients after
+    /// each KiB meanwhile.
+    pub async fn slow_to_load(keys: u32) -> Self {
+        let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
+        let server = Self::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
+        assert_eq!(server.cli(&["DEBUG", "POPULATE", &keys.to_string()]).await, "OK");
+        server
+    }
+
     /// Starts a server whose default user has a password, which the URL and `cli` give.
     pub async fn with_password(password: &str, arguments: &[&str]) -> Self {
         let arguments = [&["--requirepass", password], arguments].concat();

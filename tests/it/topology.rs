@@ -6,6 +6,7 @@
 //! fail only when they are missed by far.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
@@ -19,7 +20,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::load::{Call, Calls, Load};
-use crate::redis::cluster::{Shard, slot};
+use crate::redis::cluster::{Cluster, NAMES_NO_HOST, Shard, slot};
+use crate::redis::proxy::Proxy;
 use crate::support::{Tidegate, eventually, in_time};
 
 mod keys;
@@ -44,6 +46,17 @@ const PATIENT: Duration = Duration::from_secs(2);
 const RESTORED: Duration = Duration::from_secs(1);
 /// A bar that is missed so many times over is not missed because this machine is busy.
 const FAR: u32 = 5;
+
+/// The address where an instance finds a cluster behind proxies.
+const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// A cluster, a proxy in front of each of its nodes, and the addresses of the proxies.
+async fn behind_proxies() -> (Cluster, Vec<Proxy>, String) {
+    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
+    let proxies = cluster.proxies(APART).await;
+    let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    (cluster, proxies, addresses.join(","))
+}
 
 /// The windows are long, so that none ends meanwhile; but those of the counters that are late.
 fn rules() -> String {
@@ -93,11 +106,7 @@ impl Instance {
     }
 
     async fn start_with(addresses: &str, more: &[(&str, &str)]) -> Self {
-        let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-        std::fs::write(file.path(), rules()).expect("it is written");
-        let own = [("REDIS_TYPE", "cluster"), ("REDIS_URL", addresses), ("LOG_LEVEL", "warn")];
-        let tidegate = Tidegate::start(file.path(), &[&own, more].concat()).await;
-        let instance = Self { tidegate, _rules: file };
+        let instance = Self::launch(addresses, more).await;
         // It serves before it knows a cluster that takes long to answer.
         let mut client = instance.client().await;
         for value in 0..10 {
@@ -105,6 +114,15 @@ impl Instance {
             eventually("the cluster decides", async || client.ask(&look).await.ok()).await;
         }
         instance
+    }
+
+    /// The same, which does not wait for a cluster that decides.
+    async fn launch(addresses: &str, more: &[(&str, &str)]) -> Self {
+        let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+        std::fs::write(file.path(), rules()).expect("it is written");
+        let own = [("REDIS_TYPE", "cluster"), ("REDIS_URL", addresses), ("LOG_LEVEL", "warn")];
+        let tidegate = Tidegate::start(file.path(), &[&own, more].concat()).await;
+        Self { tidegate, _rules: file }
     }
 
     async fn client(&self) -> Client {

@@ -373,7 +373,7 @@ impl Told {
     }
 }
 
-/// Why a node did not tell the map of its cluster.
+/// The reason for which a node told no map of a cluster.
 enum Untold {
     /// It refuses the question, as a server does that is not in cluster mode.
     NoCluster,

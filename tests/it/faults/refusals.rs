@@ -164,14 +164,12 @@ async fn a_redis_that_says_busy_to_each_call_opens_the_breaker() {
 #[tokio::test]
 async fn a_redis_that_says_to_each_call_that_it_loads_opens_the_breaker() {
     let _alone = alone().await;
-    // Its data are loaded anew on live connections, with a pause of 50 us at each of 40,000 keys.
-    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
-    let redis = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
-    assert_eq!(redis.cli(&["DEBUG", "POPULATE", "40000"]).await, "OK");
+    let redis = Single::slow_to_load(40_000).await;
     // No call waits in vain, so that no connection is lost, and each is told so.
     let server = patient_tidegate(&redis.address().to_string()).await;
     let load = load_of(&server, STEADY, PATIENCE).await;
     exact(&load, Duration::ZERO).await;
+    // On live connections.
     let loading = redis.cli(&["DEBUG", "RELOAD"]);
     let (_, ()) = join!(loading, async {
         eventually("the breaker opens", async || (openings(&server) > 0).then_some(())).await;

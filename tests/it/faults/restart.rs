@@ -115,10 +115,7 @@ async fn until_health(server: &Tidegate, wanted: ServingStatus) {
 #[tokio::test]
 async fn a10_while_redis_loads_the_policies_answer() {
     let _alone = alone().await;
-    // A pause of 50 us at each of 20,000 keys, in which it looks for clients after each KiB.
-    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
-    let mut redis = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
-    assert_eq!(redis.cli(&["DEBUG", "POPULATE", "20000"]).await, "OK");
+    let mut redis = Single::slow_to_load(20_000).await;
     let server = tidegate(&redis.address().to_string()).await;
     let load = load(&server).await;
     assert_eq!(redis.cli(&["SAVE"]).await, "OK");

@@ -1,27 +1,24 @@
 //! Ways to the cluster that end.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Account, Counters, FAR, Instance, RESTORED, assert_none_failed, hits, last_failed, more, slot_of};
+use super::{
+    APART, Account, Counters, FAR, Instance, RESTORED, assert_none_failed, behind_proxies, hits, last_failed, more,
+    slot_of,
+};
 use crate::load::alone;
 use crate::redis::Single;
-use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
+use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Way};
-use crate::support::{Tidegate, eventually};
-
-/// The address where one instance finds the cluster.
-const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+use crate::support::eventually;
 
 #[tokio::test]
 async fn b4_an_instance_cut_from_one_shard_is_alone_with_that() {
     let _alone = alone().await;
-    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
-    let proxies = cluster.proxies(APART).await;
-    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-    let instances = [Instance::start(&apart.join(",")).await, Instance::start(&cluster.addresses()).await];
+    let (cluster, proxies, apart) = behind_proxies().await;
+    let instances = [Instance::start(&apart).await, Instance::start(&cluster.addresses()).await];
     let shards = cluster.shards().await;
     let (cut, counters) = (&shards[0], Counters::of(&shards, &["one"]));
     let loads = [instances[0].load(&counters).await, instances[1].load(&counters).await];
@@ -109,10 +106,8 @@ async fn an_older_map_is_not_taken_though_only_it_is_told() {
 
 #[tokio::test]
 async fn a_slow_cluster_is_not_taken_for_servers_without_a_cluster() {
-    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
-    let proxies = cluster.proxies(APART).await;
-    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-    let instance = Instance::start_with(&apart.join(","), &[("STORE_DEADLINE", "100ms")]).await;
+    let (_cluster, proxies, apart) = behind_proxies().await;
+    let instance = Instance::start_with(&apart, &[("STORE_DEADLINE", "100ms")]).await;
     proxies.iter().for_each(|proxy| proxy.set(Faults::both(Way::latency_ms(150))));
     let mut client = instance.client().await;
     eventually("it is said that no map is told", async || {
@@ -125,12 +120,10 @@ async fn a_slow_cluster_is_not_taken_for_servers_without_a_cluster() {
 
 #[tokio::test]
 async fn servers_without_a_cluster_are_said_to_be_none() {
-    let (server, rules) = (Single::start(&[]).await, tempfile::Builder::new().suffix(".yaml").tempfile());
-    let rules = rules.expect("a file");
-    std::fs::write(rules.path(), super::rules()).expect("it is written");
-    let url = server.address().to_string();
-    let settings = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &*url), ("LOG_LEVEL", "warn")];
-    let instance = Tidegate::start(rules.path(), &settings).await;
-    eventually("it is asked", async || instance.log().contains("are these servers in cluster mode?").then_some(()))
-        .await;
+    let server = Single::start(&[]).await;
+    let instance = Instance::launch(&server.address().to_string(), &[]).await;
+    eventually("it is asked", async || {
+        instance.tidegate.log().contains("are these servers in cluster mode?").then_some(())
+    })
+    .await;
 }

@@ -1,6 +1,5 @@
 //! Requests that are charged in two slots and refused in one of them, late; and callers that go away meanwhile.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,15 +10,13 @@ use tidegate::model::{Micros, Quota, Unit, Window};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 use tokio::time::timeout;
 
-use super::{Client, Counter, Counters, FEW, Instance, hits, slot_of};
+use super::{Client, Counter, Counters, FEW, Instance, behind_proxies, hits, slot_of};
 use crate::laws::bound;
 use crate::redis::Single;
-use crate::redis::cluster::{Cluster, NAMES_NO_HOST};
+use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Way};
 use crate::support::eventually;
 
-/// The address where the instance finds the cluster.
-const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// So long an answer of one of the shards takes on its way, and the caller waits for a tenth of that.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -67,34 +64,37 @@ async fn counted(node: &Single, counter: &Counter) -> Vec<(String, String)> {
     counted
 }
 
-#[tokio::test]
-async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken() {
+/// A cluster, an instance with patience, and two counters on two masters: one of this key, and one of `few`.
+async fn two_slots(key: &'static str) -> (Cluster, Instance, [Counter; 2]) {
     let cluster = Cluster::start().await;
     let instance = Instance::start_with(&cluster.addresses(), &[("STORE_DEADLINE", "10s")]).await;
-    let counters = Counters::of(&cluster.shards().await[..2], &["tight", "few"]);
-    let [tight, few] = [&counters.0[0], &counters.0[counters.0.len() - 1]];
+    let mut counters = Counters::of(&cluster.shards().await[..2], &[key, "few"]).0;
+    let (few, other) = (counters.pop().expect("there are some"), counters.swap_remove(0));
+    (cluster, instance, [other, few])
+}
+
+#[tokio::test]
+async fn a_refusal_across_two_slots_gives_back_nothing_where_nothing_was_taken() {
+    let (cluster, instance, [tight, few]) = two_slots("tight").await;
     let [on_tight, on_few] = [tight.master, few.master].map(|master| &cluster.nodes()[master]);
     assert!(tight.key == "tight" && few.key == "few" && tight.master != few.master);
     let mut client = instance.client().await;
     let once = client.ask(&hits(&[("tight", &tight.value)], 1)).await.expect("it is answered");
     assert_eq!(once.overall_code(), Outcome::Ok);
-    let before = counted(on_tight, tight).await;
+    let before = counted(on_tight, &tight).await;
     let undone = on_few.scripts_run().await + 2;
     // The year has room, the month has none: their script takes nothing, that of the other slot does.
     let both = hits(&[("tight", &tight.value), ("few", &few.value)], 1);
     let answer = client.ask(&both).await.expect("it is answered");
     assert_eq!(answer.overall_code(), Outcome::OverLimit);
     eventually("the other slot is undone", async || (on_few.scripts_run().await >= undone).then_some(())).await;
-    assert_eq!(client.used(few).await, 0);
-    assert_eq!(counted(on_tight, tight).await, before);
+    assert_eq!(client.used(&few).await, 0);
+    assert_eq!(counted(on_tight, &tight).await, before);
 }
 
 #[tokio::test]
 async fn a_hit_that_was_admitted_without_being_counted_is_not_given_back() {
-    let cluster = Cluster::start().await;
-    let instance = Instance::start_with(&cluster.addresses(), &[("STORE_DEADLINE", "10s")]).await;
-    let counters = Counters::of(&cluster.shards().await[..2], &["grows", "few"]);
-    let [grows, few] = [&counters.0[0], &counters.0[counters.0.len() - 1]];
+    let (cluster, instance, [grows, few]) = two_slots("grows").await;
     let node = &cluster.nodes()[grows.master];
     let mut client = instance.client().await;
     client.ask(&hits(&[("few", &few.value)], FEW.into())).await.expect("it is answered");
@@ -103,21 +103,19 @@ async fn a_hit_that_was_admitted_without_being_counted_is_not_given_back() {
         let answer = client.ask(&hits(&[("grows", &grows.value)], 1)).await.expect("it is answered");
         assert_eq!(answer.overall_code(), Outcome::Ok);
     }
-    let before = counted(node, grows).await;
+    let before = counted(node, &grows).await;
     let undone = node.scripts_run().await + 2;
     let both = hits(&[("grows", &grows.value), ("few", &few.value)], 1);
     let answer = client.ask(&both).await.expect("it is answered");
     assert_eq!(answer.overall_code(), Outcome::OverLimit);
     eventually("the other limit is undone", async || (node.scripts_run().await >= undone).then_some(())).await;
-    assert_eq!(counted(node, grows).await, before);
+    assert_eq!(counted(node, &grows).await, before);
 }
 
 #[tokio::test]
 async fn what_a_caller_who_has_gone_away_took_in_two_slots_is_given_back() {
-    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
-    let proxies = cluster.proxies(APART).await;
-    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-    let instance = Instance::start_with(&apart.join(","), &[("STORE_DEADLINE", "10s")]).await;
+    let (cluster, proxies, apart) = behind_proxies().await;
+    let instance = Instance::start_with(&apart, &[("STORE_DEADLINE", "10s")]).await;
     let shards = cluster.shards().await;
     let counters = Counters::of(&shards[..2], &["few"]);
     let [near, far] = [0, 1].map(|shard| {
@@ -172,10 +170,8 @@ async fn hammer(mut client: Client, key: String, value: String, is_over: Arc<Ato
 
 #[tokio::test]
 async fn an_undo_a_second_late_and_across_a_border_lets_not_one_hit_too_many_pass() {
-    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
-    let proxies = cluster.proxies(APART).await;
-    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
-    let instance = Instance::start_with(&apart.join(","), &[("STORE_DEADLINE", "10s")]).await;
+    let (cluster, proxies, apart) = behind_proxies().await;
+    let instance = Instance::start_with(&apart, &[("STORE_DEADLINE", "10s")]).await;
     let shards = cluster.shards().await;
     let few = Counters::of(&shards[..2], &["few"]);
     let [witness, full] = [&few.0[0], &few.0[few.0.len() - 1]];

@@ -46,10 +46,7 @@ async fn a_server_ends_with_the_thread_that_started_it_though_nobody_ends_it() {
 
 #[tokio::test]
 async fn a_server_may_be_met_while_it_loads() {
-    // A pause of 50 us at each of 20,000 keys, in which it looks for clients after each KiB.
-    let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
-    let mut server = Single::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
-    assert_eq!(server.cli(&["DEBUG", "POPULATE", "20000"]).await, "OK");
+    let mut server = Single::slow_to_load(20_000).await;
     assert_eq!(server.cli(&["SAVE"]).await, "OK");
     server.restart_unready().await;
     eventually("it loads", async || server.cli(&["GET", "key:0"]).await.contains("LOADING").then_some(())).await;
