@@ -127,7 +127,7 @@ settings! {
     runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Whether every file below RUNTIME_SUBDIRECTORY whose path begins with the app directory's name is a rule file, or only those in the app directory";
     merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Whether several files may extend one domain";
     key_secret_file: String = "KEY_SECRET_FILE", "", "File with at least 16 random bytes, of which the digests of `sensitive` values are made; another secret starts their counters anew";
-    memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the earliest idle of a sample is forgotten";
+    memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the counter whose loss changes the least is forgotten, of a sample";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Text in front of the name of every counter in Redis, to share one with others";
     store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of the caller's timeout, at most 25ms (for a Redis further away three of its round trips, at most 100ms), and 10ms for a caller without a timeout";
     replicas: NonZeroU32 = "REPLICAS", "1", "How many instances share the limits; under the failure policy local each one counts its part";

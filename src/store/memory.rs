@@ -11,23 +11,27 @@ use hashbrown::HashTable;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use self::sample::Sample;
+use self::standing::{Share, Standing};
 use super::{Charged, Store, Taken, Verdicts};
-use crate::algorithm::{Charge, State};
+use crate::algorithm::{Charge, Limit, State};
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
+
+mod sample;
+mod standing;
 
 /// How many shards the counters are spread over: 64, well above the cores that share them, so that two requests seldom
 /// meet at one lock.
 const SHARDS: usize = 64;
 /// The most charges of one request that are one atomic step: 1,000, as many as one Redis script charges together. They hold
-/// their locks for less than 2 ms (`how_long_a_request_holds_the_locks_of_the_embedded_store` prints it).
+/// their locks for about 2 ms at most, and for 8 ms if all are new and a full store is used up
+/// (`how_long_a_request_holds_the_locks_of_the_embedded_store` prints it).
 const MOST_TOGETHER: usize = 1_000;
 /// The charges of one group of a larger request: 256, so that other requests wait for a fraction of a millisecond.
 const GROUP: usize = 256;
 /// Charges whose shards are locked at once without a look at their room first: 16, more than ordinary requests have.
 const FEW: usize = 16;
-/// How many counters are looked at to find one to evict: 8. The earliest idle of them goes.
-const SAMPLED: usize = 8;
 /// How many buckets each new counter checks for an idle one: 2, so that a busy store sweeps faster than it grows.
 const SWEPT_PER_NEW: usize = 2;
 /// A shard gives memory back when it uses less than a quarter of what it has.
@@ -48,14 +52,14 @@ struct Shard {
     counters: HashTable<Slot>,
     /// Where the sweep goes on.
     swept: usize,
-    /// Where the last sample began.
-    sampled: usize,
+    /// What chooses the counter to evict.
+    sample: Sample,
 }
 
-/// A counter in its table. What is boxed is not needed to find an idle counter: sampling and sweeping read the table alone,
+/// A counter in its table. What is boxed is not needed to find a counter to forget: sampling and sweeping read the table alone,
 /// which lies together in memory. As many as half of a table's buckets are empty; an empty one takes 17 bytes.
 struct Slot {
-    idle_at: Micros,
+    standing: Standing,
     counter: Box<Counter>,
 }
 
@@ -197,12 +201,15 @@ impl Memory {
         }
     }
 
-    /// Forgets every counter that is idle. Locks one shard at a time.
+    /// Forgets every counter that is idle, and every refusal that is more than a minute old. Locks one shard at a time.
     pub fn sweep(&self) {
         for shard in &self.shards {
             let now = self.clock.now();
             let Shard { counters, .. } = &mut *shard.lock();
-            counters.retain(|slot| slot.idle_at > now);
+            counters.retain(|slot| {
+                slot.standing = slot.standing.without_old_refusal(now);
+                !slot.standing.is_idle(now)
+            });
             if counters.len() < counters.capacity() / SHRINK_BELOW {
                 counters.shrink_to(counters.len() * 2, |slot| self.hash(slot));
             }
@@ -259,7 +266,7 @@ impl Memory {
         }
         if is_refused {
             for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
-                locked.shard(at).tell_left(at, now, verdict);
+                locked.shard(at).refuse(at, now, verdict);
             }
         }
         verdicts
@@ -274,8 +281,8 @@ impl Memory {
             self.give_back_now(charges, &taken);
             for (charge, verdict) in charges.iter().zip(&mut verdicts) {
                 let at = self.locate(charge);
-                let shard = self.shards[at.shard].lock();
-                shard.tell_left(at, self.clock.now(), verdict);
+                let mut shard = self.shards[at.shard].lock();
+                shard.refuse(at, self.clock.now(), verdict);
             }
         }
         verdicts
@@ -376,48 +383,53 @@ impl Shard {
         at.charge.limit.verdict(self.state(at), now, at.charge.hits)
     }
 
-    /// Tells what is left of a counter when its request is refused: what nobody has taken. The outcome stays.
-    fn tell_left(&self, at: Located<'_>, now: Micros, verdict: &mut Verdict) {
-        let left = at.charge.limit.verdict(self.state(at), now, Hits::LOOK);
+    /// Tells what is left of a counter when its request is refused: what nobody has taken. The outcome stays, and a counter that
+    /// refused remembers it.
+    fn refuse(&mut self, at: Located<'_>, now: Micros, verdict: &mut Verdict) {
+        let slot = self.find(at).and_then(|bucket| self.counters.get_bucket_mut(bucket));
+        let left = at.charge.limit.verdict(slot.as_deref().map(|slot| &slot.counter.state), now, Hits::LOOK);
         verdict.remaining = left.remaining;
         verdict.reset = left.reset;
+        if let Some(slot) = slot.filter(|_| verdict.outcome.is_refused()) {
+            slot.standing = slot.standing.refusing(now);
+        }
     }
 
     /// Takes hits back; from a counter that is gone, none.
     fn give_back(&mut self, back: &Back<'_>, now: Micros) {
-        let limit = back.at.charge.limit;
+        let limit = &back.at.charge.limit;
         if let Some(slot) = self.find(back.at).and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
             limit.undo(&mut slot.counter.state, now, back.charged, back.hits);
-            slot.idle_at = limit.idle_at(&slot.counter.state);
+            let left = limit.verdict(Some(&slot.counter.state), now, Hits::LOOK);
+            slot.standing = slot.standing.counting(limit.idle_at(&slot.counter.state), share(limit, &left));
         }
     }
 
     /// Decides one charge and saves what it leaves behind. Returns the verdict, and whether the hits are on the counter. Giving
     /// back creates no counter.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory, gone: &mut Gone) -> (Verdict, bool) {
-        let Charge { hits, limit, charging, .. } = at.charge;
+        let Charge { key, hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
         if let Some(slot) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
             let (verdict, stays) = limit.charge(&mut slot.counter.state, now, *hits, *charging);
             if stays {
-                slot.idle_at = limit.idle_at(&slot.counter.state);
+                slot.standing = slot.standing.counting(limit.idle_at(&slot.counter.state), share(limit, &verdict));
+            }
+            if verdict.outcome.is_refused() {
+                slot.standing = slot.standing.refusing(now);
             }
             return (verdict, stays);
         }
         let mut state = limit.fresh();
         let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
         if stays && hits.taken() > 0 {
+            let standing = Standing::new(limit.idle_at(&state), share(limit, &verdict));
+            let standing = if verdict.outcome.is_refused() { standing.refusing(now) } else { standing };
             self.make_room(now, memory, gone);
-            self.insert(at, state, memory);
+            let slot = Slot { standing, counter: Box::new(Counter { key: key.clone(), state }) };
+            self.counters.insert_unique(at.hash, slot, |slot| memory.hash(slot));
         }
         (verdict, stays)
-    }
-
-    fn insert(&mut self, at: Located<'_>, state: State, memory: &Memory) {
-        let Charge { key, limit, .. } = at.charge;
-        let idle_at = limit.idle_at(&state);
-        let slot = Slot { idle_at, counter: Box::new(Counter { key: key.clone(), state }) };
-        self.counters.insert_unique(at.hash, slot, |slot| memory.hash(slot));
     }
 
     fn remove(&mut self, bucket: usize, gone: &mut Gone) {
@@ -426,30 +438,25 @@ impl Shard {
         }
     }
 
-    /// Sweeps a little, and when the shard is full all the same, evicts the earliest idle of a few.
+    /// Sweeps a little, and when the shard is full all the same, evicts the counter whose loss changes the least.
     fn make_room(&mut self, now: Micros, memory: &Memory, gone: &mut Gone) {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
-            if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.idle_at <= now) {
+            if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.standing.is_idle(now)) {
                 self.remove(self.swept, gone);
             }
         }
         while self.counters.len() >= memory.most_per_shard {
-            // A linear congruential step (Knuth's MMIX constants): samples wander over the shard and repeat late.
-            self.sampled = self.sampled.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let begin = self.sampled >> 16;
-            let sample = (0..buckets).filter_map(|offset| {
-                let bucket = begin.wrapping_add(offset) % buckets;
-                self.counters.get_bucket(bucket).map(|slot| (slot.idle_at, bucket))
-            });
-            match sample.take(SAMPLED).min() {
-                Some((idle_at, bucket)) => {
-                    self.remove(bucket, gone);
-                    memory.evicted.fetch_add(u64::from(idle_at > now), Ordering::Relaxed);
-                }
-                None => return,
-            }
+            let Some(least) = self.sample.least(&self.counters, |slot| slot.standing.rank(now)) else { return };
+            let is_idle = self.counters.get_bucket(least).is_some_and(|slot| slot.standing.is_idle(now));
+            self.remove(least, gone);
+            memory.evicted.fetch_add(u64::from(!is_idle), Ordering::Relaxed);
         }
     }
+}
+
+/// The share of a limit in use, by what an answer says is left of it.
+fn share(limit: &Limit, left: &Verdict) -> Share {
+    Share::in_use(left.remaining, limit.capacity())
 }

@@ -23,6 +23,8 @@ mod conformance;
 mod edges;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
+/// What the embedded store forgets when it is full.
+mod eviction;
 /// A Redis that fails, each way there is: answers by policy in time, nothing late, nothing twice, and exact again after it.
 mod faults;
 /// Files that the process reads at its start: regular files of a bounded size, or the start stops with the reason.

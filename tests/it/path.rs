@@ -519,6 +519,35 @@ fn when_the_store_is_full_idle_counters_go_first_and_nobody_is_refused() {
     let store = Arc::new(Memory::new(HandClock::at(NOON), 6_400));
     let rules = "domain: d
 descriptors:
+  - { key: long, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }
+";
+    let limiter = limiter(rules, Options::default(), &store);
+    let is_refused = |entries: String| {
+        let request = request([descriptor(&entries)]);
+        futures(limiter.decide(&request, None)).outcome.is_refused()
+    };
+    for value in 0..1_000 {
+        assert!(!is_refused(format!("long={value}")));
+    }
+    for value in 0..50_000 {
+        assert!(!is_refused(format!("short={value}")), "a full store refuses nobody");
+    }
+    assert!(store.counters() <= 6_400);
+    // All are used up: a flood of short counters evicts short counters, and nearly all of the thousand long ones are still there.
+    let kept = (0..1_000).filter(|value| is_refused(format!("long={value}"))).count();
+    assert!(kept >= 950, "{kept} of 1,000 long counters are still there");
+}
+
+#[test]
+fn when_the_store_is_full_an_idle_counter_goes_before_a_little_used_one() {
+    use std::sync::Arc;
+    use tidegate::store::memory::Memory;
+
+    let clock = HandClock::at(NOON);
+    let store = Arc::new(Memory::new(Arc::clone(&clock) as Arc<_>, 6_400));
+    let rules = "domain: d
+descriptors:
   - { key: long, rate_limit: { unit: year, requests_per_unit: 1000000 } }
   - { key: short, rate_limit: { unit: second, requests_per_unit: 1 } }
 ";
@@ -531,13 +560,16 @@ descriptors:
     for value in 0..1_000 {
         assert_eq!(ask(format!("long={value}")), (false, 999_999));
     }
+    // In each second a quarter of the store: when it is full, the rest of it are idle, though fully used once.
     for value in 0..50_000 {
-        assert!(!ask(format!("short={value}")).0, "a full store refuses nobody");
+        if value % 1_600 == 0 {
+            clock.advance("1s");
+        }
+        assert!(!ask(format!("short={value}")).0);
     }
-    assert!(store.counters() <= 6_400);
-    // A flood of short counters evicts short counters: of the thousand long ones nearly all are still there.
     let kept = (0..1_000).filter(|value| ask(format!("long={value}")) == (false, 999_998)).count();
-    assert!(kept >= 950, "{kept} of 1,000 long counters are still there");
+    assert!(kept >= 990, "{kept} of 1,000 long counters are still there");
+    assert!(store.evicted() <= 10, "{} counters were forgotten before they were idle", store.evicted());
 }
 
 fn counters(world: &World) -> usize {

@@ -66,14 +66,19 @@ fn window(name: &str) -> Charge {
     charge(name, limit(Algorithm::FixedWindow, 1_000_000), Charging::AllOrNothing, 1)
 }
 
+fn used_up(name: &str) -> Charge {
+    charge(name, limit(Algorithm::FixedWindow, 1), Charging::AllOrNothing, 1)
+}
+
 fn log(name: &str) -> Charge {
     charge(name, limit(Algorithm::SlidingLog, 10_000), Charging::AllOrNothing, 1)
 }
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     ("known counters", 10_000_000, |_, charge| window(&format!("{charge}"))),
     ("new counters", 10_000_000, |request, charge| window(&format!("{request}.{charge}"))),
     ("new counters in a full store", 100_000, |request, charge| window(&format!("{request}.{charge}"))),
+    ("new counters in a full store, all used up", 100_000, |request, charge| used_up(&format!("{request}.{charge}"))),
     ("half of them twice", 10_000_000, |_, charge| window(&format!("{}", charge / 2))),
     ("refused by the last", 10_000_000, |request, charge| {
         let hits = if (charge + 1) % CHARGES[0] == 0 { Hits::take(2_000_000) } else { Hits::take(1) };
@@ -98,7 +103,8 @@ fn how_long_a_request_holds_the_locks_of_the_embedded_store() {
                 }
             }
             if kind.contains("full store") {
-                let full: Vec<_> = (0..200_000).map(|index| window(&format!("old {index}"))).collect();
+                let old = if kind.contains("used up") { used_up } else { window };
+                let full: Vec<_> = (0..200_000).map(|index| old(&format!("old {index}"))).collect();
                 for part in full.chunks(100) {
                     watched.charge(part);
                 }
