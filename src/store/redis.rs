@@ -35,9 +35,11 @@ mod files;
 mod hidden;
 pub mod manager;
 pub mod node;
+pub mod replies;
 pub mod round_trip;
 pub mod script;
 pub mod servers;
+mod stream;
 pub mod tls;
 
 /// How many counters one script charges, where they need not be charged together: 100, which keep a server from others for

@@ -70,6 +70,7 @@ metrics! {
     STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "How long a server of the store took to answer one write";
     STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges that a server of the store was asked for first and that were not answered; the reason timed_out is a missed deadline, and the server unmapped is a cluster's unknown one";
     STORE_LOST_UNDOS: Counter "tidegate_store_lost_undos_total" ["server"] "Charges that could not be given back, so that counts stand too high until they expire";
+    STORE_BAD_REPLIES: Counter "tidegate_store_bad_replies_total" ["server" "reason"] "Replies of a server of the store that ended their connection: larger than their request allows, malformed, or not asked for";
     STORE_BREAKER: Gauge "tidegate_store_breaker_open" ["server"] "1 while a server of the store is known to be down and is not asked";
     STORE_CONNECTED: Gauge "tidegate_store_connected" [] "1 while some server of the store can be asked; the embedded store always can";
     MEMORY_COUNTERS: Gauge "tidegate_memory_counters" [] "Counters in the embedded store";

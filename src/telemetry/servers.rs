@@ -8,7 +8,7 @@ use foldhash::HashMap;
 use parking_lot::Mutex;
 
 use super::histogram::Histogram;
-use super::metrics::{STORE_BREAKER, STORE_FAILURES, STORE_LOST_UNDOS, STORE_ROUND_TRIP};
+use super::metrics::{STORE_BAD_REPLIES, STORE_BREAKER, STORE_FAILURES, STORE_LOST_UNDOS, STORE_ROUND_TRIP};
 use super::page::Page;
 
 /// Why a server did not answer.
@@ -41,12 +41,29 @@ impl Reason {
     }
 }
 
+/// Why a reply of a server ended its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadReply {
+    /// It is larger than its request allows.
+    TooLarge,
+    /// It is no reply of the protocol.
+    Malformed,
+    /// Nothing had asked for it.
+    Unasked,
+}
+
+impl BadReply {
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::TooLarge, "too_large"), (Self::Malformed, "malformed"), (Self::Unasked, "unasked")];
+}
+
 /// One server, as it is watched.
 #[derive(Debug, Default)]
 pub struct Server {
     round_trips: Histogram,
     failures: [AtomicU64; Reason::ALL.len()],
     lost_undos: AtomicU64,
+    bad_replies: [AtomicU64; BadReply::ALL.len()],
     /// Of those who ask it, each with a breaker of its own.
     breakers: Mutex<Vec<Weak<AtomicBool>>>,
 }
@@ -71,6 +88,11 @@ impl Server {
         self.lost_undos.fetch_add(charges as u64, Ordering::Relaxed);
     }
 
+    /// Counts a reply that ended its connection.
+    pub fn bad_reply(&self, reason: BadReply) {
+        self.bad_replies[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Watches the breaker of somebody who asks it: whether it is open.
     pub fn watch_breaker(&self, is_open: &Arc<AtomicBool>) {
         let mut breakers = self.breakers.lock();
@@ -85,7 +107,7 @@ impl Server {
 
     /// Whether it was asked for anything. Of a cluster's replicas nobody needs to be told.
     fn is_asked(&self) -> bool {
-        let failed = self.failures.iter().any(|count| count.load(Ordering::Relaxed) > 0);
+        let failed = self.failures.iter().chain(&self.bad_replies).any(|count| count.load(Ordering::Relaxed) > 0);
         failed || self.is_breaker_open() || self.round_trips.buckets().any(|(_, count)| count > 0)
     }
 }
@@ -126,6 +148,13 @@ impl Servers {
                 family.sample(&[name], server.lost_undos.load(Ordering::Relaxed));
             }
         });
+        page.family(&STORE_BAD_REPLIES, |family| {
+            for (name, server) in &servers {
+                for ((_, reason), count) in BadReply::ALL.iter().zip(&server.bad_replies) {
+                    family.sample(&[name, reason], count.load(Ordering::Relaxed));
+                }
+            }
+        });
         page.family(&STORE_BREAKER, |family| {
             for (name, server) in &servers {
                 family.sample(&[name], u8::from(server.is_breaker_open()));
@@ -149,6 +178,9 @@ mod tests {
         for (index, (reason, _)) in Reason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, index);
         }
+        for (index, (reason, _)) in BadReply::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, index);
+        }
     }
 
     #[test]
@@ -163,6 +195,9 @@ mod tests {
         let text = told(&servers);
         assert!(text.contains("failures_total{server=\"10.0.0.1:6379\",reason=\"timed_out\"} 3\n"), "{text}");
         assert!(text.contains("breaker_open{server=\"10.0.0.1:6379\"} 1\n"), "{text}");
+        first.bad_reply(BadReply::Unasked);
+        let text = told(&servers);
+        assert!(text.contains("bad_replies_total{server=\"10.0.0.1:6379\",reason=\"unasked\"} 1\n"), "{text}");
         drop(other);
         assert!(told(&servers).contains("breaker_open{server=\"10.0.0.1:6379\"} 0\n"), "{}", told(&servers));
         drop((first, again));

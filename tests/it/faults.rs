@@ -24,6 +24,7 @@ use crate::redis::Single;
 use crate::support::{Tidegate, eventually};
 
 mod clocks;
+mod nonsense;
 mod outage;
 mod overload;
 mod refusals;

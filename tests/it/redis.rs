@@ -19,6 +19,7 @@ pub mod certificates;
 pub mod clock;
 pub mod cluster;
 pub mod hang;
+pub mod liar;
 mod partition;
 mod preloaded;
 pub mod proxy;

@@ -15,6 +15,8 @@ pub struct Backoff {
     failures: Notify,
     /// Whether a failure may be complained about.
     pub quiet: Quiet,
+    /// Whether a reply that is refused may be complained about.
+    pub refused: Quiet,
 }
 
 impl Backoff {

@@ -1,15 +1,18 @@
 //! One connection to a Redis server, shared by many calls at once.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisResult, Value, cmd, pipe};
+use redis::{Cmd, RedisError, RedisResult, Value, cmd, pipe};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::{Backoff, Quiet};
 use super::credentials::Credentials;
+use super::stream::Refused;
 
 /// How many calls in a row may time out on a connection before it is replaced: 3. Nothing else tells of a path that
 /// swallows packets before the kernel gives up.
@@ -21,17 +24,38 @@ const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Connection {
     handle: MultiplexedConnection,
+    _driver: Arc<Driver>,
     health: Arc<Health>,
 }
+
+/// The task that reads and writes for a connection; dropped, it closes the connection.
+pub struct Driver(AbortHandle);
 
 /// What is known of a connection.
 pub struct Health {
     is_broken: AtomicBool,
+    /// Whether it was ready for calls at any time.
+    was_established: AtomicBool,
+    /// The reply that ended it, if one was refused.
+    refused: OnceLock<Refused>,
     timeouts: AtomicU32,
     /// The generation of the credentials it was last authenticated with.
     generation: AtomicU64,
     made: Instant,
     alive: Arc<AtomicUsize>,
+}
+
+impl Driver {
+    /// Spawns the task.
+    pub fn new(task: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(task).abort_handle())
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Health {
@@ -40,6 +64,8 @@ impl Health {
         Self {
             // Until it is established.
             is_broken: AtomicBool::new(true),
+            was_established: AtomicBool::new(false),
+            refused: OnceLock::new(),
             timeouts: AtomicU32::new(0),
             generation: generation.into(),
             made: Instant::now(),
@@ -48,6 +74,7 @@ impl Health {
     }
 
     fn establish(&self) {
+        self.was_established.store(true, Ordering::Release);
         if self.is_broken.swap(false, Ordering::AcqRel) {
             self.alive.fetch_add(1, Ordering::AcqRel);
         }
@@ -59,6 +86,13 @@ impl Health {
             self.alive.fetch_sub(1, Ordering::AcqRel);
         }
     }
+
+    /// The connection ends because of a reply that was refused. Returns whether it was ready for calls before.
+    pub fn refuse(&self, refused: Refused) -> bool {
+        self.refused.get_or_init(|| refused);
+        self.give_up();
+        self.was_established.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Health {
@@ -68,9 +102,9 @@ impl Drop for Health {
 }
 
 impl Connection {
-    /// A connection of this handle and health.
-    pub const fn new(handle: MultiplexedConnection, health: Arc<Health>) -> Self {
-        Self { handle, health }
+    /// A connection of this handle, driver and health.
+    pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<Health>) -> Self {
+        Self { handle, _driver: Arc::new(driver), health }
     }
 
     /// It is ready for calls.
@@ -81,6 +115,11 @@ impl Connection {
     /// Whether it is to be replaced.
     pub fn is_broken(&self) -> bool {
         self.health.is_broken.load(Ordering::Acquire)
+    }
+
+    /// Whether it ended because of a reply that was refused, which was logged then.
+    pub fn is_refused(&self) -> bool {
+        self.health.refused.get().is_some()
     }
 
     /// It is to be replaced.
@@ -145,7 +184,7 @@ impl Connection {
     /// # Errors
     /// What befell the connection. What the server says is no error of the connection.
     pub async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
-        self.handle.send_packed_command(command).await
+        self.handle.send_packed_command(command).await.map_err(|error| self.explained(error))
     }
 
     /// Sends commands in one write and waits for the reply to each of them.
@@ -158,6 +197,11 @@ impl Connection {
             together.add_command(command);
         }
         let count = together.len();
-        self.handle.send_packed_commands(&together, 0, count).await
+        self.handle.send_packed_commands(&together, 0, count).await.map_err(|error| self.explained(error))
+    }
+
+    /// The reason for which the connection ended. Redis' client gives it to one of the calls in flight at most.
+    fn explained(&self, error: RedisError) -> RedisError {
+        self.health.refused.get().map_or(error, |refused| io::Error::from(refused.clone()).into())
     }
 }

@@ -1,37 +1,33 @@
 //! Finding a Redis server, connecting to it and getting a connection ready.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bb8_redis::bb8::ManageConnection;
-use redis::aio::SendError;
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::TcpKeepalive;
+use redis::aio::{MultiplexedConnection, SendError};
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo, PushKind,
-    RedisConnectionInfo, RedisError, RedisResult, Value, cmd, from_redis_value_ref,
+    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
+    RedisResult, Value, cmd, from_redis_value_ref,
 };
 use tokio::time::{Instant, timeout};
 
 use super::advice;
 use super::backoff::Backoff;
 use super::clock::NodeClock;
-use super::connection::{Connection, Health};
+use super::connection::{Connection, Driver, Health};
 use super::credentials::{Credentials, Login};
 use super::hidden::hidden;
 use super::round_trip::RoundTrips;
 use super::script;
+use super::stream::{self, Guarded, Refused};
 use super::tls::Tls;
 use crate::model::Micros;
-use crate::telemetry::servers::Servers;
+use crate::telemetry::servers::{Server, Servers};
 
-/// A connection that says nothing is asked for life after 15 s.
-const KEEPALIVE: Duration = Duration::from_secs(15);
-/// The kernel drops a connection whose bytes nobody acknowledges for 1.5 s; its own 15 minutes are for patient programs.
-const USER_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// Calls that may stand in the queue to the connection's writer: 1,024. Its default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
 
@@ -96,6 +92,7 @@ pub struct Manager {
     backoff: Arc<Backoff>,
     /// Whether any connection has asked the node about itself.
     is_inspected: Arc<AtomicBool>,
+    watched: Arc<Server>,
 }
 
 impl Manager {
@@ -108,7 +105,8 @@ impl Manager {
         backoff: Arc<Backoff>,
         is_inspected: Arc<AtomicBool>,
     ) -> Self {
-        Self { locate, access, clock, round_trips, backoff, is_inspected }
+        let watched = access.watched.named(&locate.to_string());
+        Self { locate, access, clock, round_trips, backoff, is_inspected, watched }
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -132,7 +130,6 @@ impl Manager {
         let health = Arc::new(Health::new(generation, Arc::clone(&self.access.alive)));
         let watcher = Arc::downgrade(&health);
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.access.connect_timeout))
             // Every call has a deadline of its own.
             .set_response_timeout(None)
             .set_pipeline_buffer_size(QUEUE)
@@ -144,12 +141,20 @@ impl Manager {
                 }
                 Ok::<(), SendError>(())
             });
-        let client = self.client(address, login, self.access.db)?;
-        let handle = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Connection::new(handle, health))
+        let report = self.report(Arc::downgrade(&health));
+        let (handle, driver) = self.handshake(address, login, self.access.db, config, report).await?;
+        Ok(Connection::new(handle, driver, health))
     }
 
-    fn client(&self, address: &Address, login: &Login, db: i64) -> RedisResult<Client> {
+    /// Connects, and authenticates; `report` is called when the connection ends because of a reply that is refused.
+    async fn handshake(
+        &self,
+        address: &Address,
+        login: &Login,
+        db: i64,
+        config: AsyncConnectionConfig,
+        report: impl Fn(&Refused) + Send + 'static,
+    ) -> RedisResult<(MultiplexedConnection, Driver)> {
         let mut settings =
             RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
         if let Some(user) = &login.user {
@@ -158,28 +163,27 @@ impl Manager {
         if let Some(password) = &login.password {
             settings = settings.set_password(password);
         }
-        let tcp = TcpSettings::default()
-            .set_nodelay(true)
-            .set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))
-            .set_user_timeout(USER_TIMEOUT);
-        let plain = match (address, &self.access.tls) {
-            (Address::Unix(path), _) => ConnectionAddr::Unix(path.clone()),
-            (Address::Tcp(host, port), None) => ConnectionAddr::Tcp(host.clone(), *port),
-            (Address::Tcp(host, port), Some(_)) => {
-                ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
+        let socket = stream::connect(address, self.access.tls.as_deref()).await?;
+        let guarded = Guarded::new(socket, address, report);
+        let (handle, driver) = MultiplexedConnection::new_with_config(&settings, guarded, config).await?;
+        Ok((handle, Driver::new(driver)))
+    }
+
+    /// Counts a reply that is refused, and keeps the next attempt to connect from coming at once. It logs what ends a connection in
+    /// use; what fails while connecting is logged as that.
+    fn report(&self, health: Weak<Health>) -> impl Fn(&Refused) + Send + use<> {
+        let (watched, backoff) = (Arc::clone(&self.watched), Arc::clone(&self.backoff));
+        move |refused| {
+            let Refused { server, refusal } = refused;
+            watched.bad_reply(refusal.reason());
+            let was_ready = health.upgrade().is_some_and(|health| health.refuse(refused.clone()));
+            if was_ready {
+                backoff.failed();
+                if backoff.refused.is_over() {
+                    tracing::warn!(%server, sent = %refusal, "closed a connection to Redis because of what the server sent");
+                }
             }
-        };
-        let info = |address: ConnectionAddr| {
-            let info = address.into_connection_info()?;
-            Ok::<_, RedisError>(info.set_redis_settings(settings.clone()).set_tcp_settings(tcp.clone()))
-        };
-        let Some(tls) = self.access.tls.as_ref().filter(|_| matches!(plain, ConnectionAddr::TcpTls { .. })) else {
-            return Client::open(info(plain)?);
-        };
-        let client = Client::build_with_tls(info(plain)?, tls.certificates())?;
-        let mut address = client.get_connection_info().addr().clone();
-        address.set_danger_accept_invalid_hostnames(tls.takes_any_hostname());
-        Client::open(info(address)?)
+        }
     }
 
     /// Loads the script and learns the time, so that the first charge is as good as any.
@@ -236,10 +240,9 @@ impl Manager {
         let each = self.access.connect_timeout / u32::try_from(sentinels.len().max(1)).unwrap_or(1);
         for sentinel in sentinels {
             let asked = timeout(each, async {
-                let client = self.client(sentinel, login, 0)?;
-                let config =
-                    AsyncConnectionConfig::new().set_connection_timeout(Some(each)).set_response_timeout(Some(each));
-                let mut handle = client.get_multiplexed_async_connection_with_config(&config).await?;
+                let config = AsyncConnectionConfig::new().set_response_timeout(None);
+                let report = self.report(Weak::new());
+                let (mut handle, _driver) = self.handshake(sentinel, login, 0, config, report).await?;
                 let mut question = cmd("SENTINEL");
                 question.arg("get-master-addr-by-name").arg(master);
                 question.query_async::<Option<(String, u16)>>(&mut handle).await
@@ -273,7 +276,7 @@ impl ManageConnection for Manager {
         }
         let opened = match timeout(self.access.connect_timeout, self.open()).await {
             Ok(opened) => opened,
-            Err(_) => Err((ErrorKind::Io, "connecting took too long").into()),
+            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
         };
         match opened {
             Ok(connection) => {

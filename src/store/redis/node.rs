@@ -324,7 +324,7 @@ impl Checkout<'_> {
     }
 
     fn lost(&self, error: &RedisError) {
-        if self.node.lost.is_over() {
+        if !self.connection.is_refused() && self.node.lost.is_over() {
             tracing::warn!(%error, server = self.node.name, "a Redis connection is lost");
         }
         self.connection.give_up();

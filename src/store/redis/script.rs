@@ -82,6 +82,9 @@ const GROWING: u8 = 2;
 /// Bytes that the longest charge takes, so that charges are packed without growing: 63 of numbers, and two words of up to 15
 /// letters with an end each.
 const LONGEST: usize = 95;
+/// Bytes that the shortest charge takes, so that the length of packed charges bounds their number: 51 of numbers, and `gcra` and
+/// `quota` with an end each.
+const SHORTEST: usize = 62;
 /// Bytes that the other arguments take but for the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment
 /// of 16, a mode of 4.
 const HEAD: usize = 74;
@@ -134,6 +137,13 @@ pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
     }
     let is_read = rows.chunks_exact(width).all(|bytes| row(bytes).is_some());
     is_read.then_some(Reply::Done { now, rows: Rows { reply, width } })
+}
+
+/// The largest reply to charges that take so many bytes when packed: 37 to 57 bytes for each charge.
+pub const fn largest_reply(packed_bytes: usize) -> usize {
+    // `$`, a length of up to 20 digits, and two line ends.
+    const FRAME: usize = 25;
+    FRAME + TIME + packed_bytes / SHORTEST * TAKE_ROW
 }
 
 impl Mode {
@@ -272,8 +282,10 @@ fn take<const SIZE: usize>(bytes: &mut &[u8]) -> Option<[u8; SIZE]> {
 mod tests {
     use redis::Value;
 
-    use super::{Mode, ROW, Reply, read};
-    use crate::model::Micros;
+    use super::{LONGEST, Mode, ROW, Reply, SHORTEST, TAKE_ROW, TIME, largest_reply, pack, read};
+    use crate::algorithm::{Algorithm, Charge, Limit};
+    use crate::model::key::KeyPart;
+    use crate::model::{Charging, Colocation, CounterKey, FailurePolicy, Hits, Micros, Quota, Role, Unit, Window};
 
     /// Of the moment 7, and a row for each of these.
     fn reply(rows: &[(u8, u32, u64, i64)]) -> Vec<u8> {
@@ -330,5 +342,32 @@ mod tests {
     fn the_time_alone_says_that_nothing_was_done() {
         let late = Reply::TooLate { now: Micros::new(7) };
         assert_eq!(read(Value::BulkString(reply(&[])), 1, Mode::All), Some(late));
+    }
+
+    #[test]
+    fn the_length_of_packed_charges_bounds_their_number_and_the_reply_to_them() {
+        let window = Window::of_unit(Unit::Minute);
+        for (name, algorithm) in Algorithm::ALL {
+            for role in [Role::Enforce, Role::Shadow, Role::Quota, Role::ShadowQuota] {
+                let key = CounterKey::new(
+                    "d",
+                    [KeyPart::own(b"k", b"v")].into_iter(),
+                    Colocation::Descriptor,
+                    name,
+                    window.length(),
+                );
+                let limit = Limit::new(algorithm, Quota::new(1, window)).unwrap();
+                let (hits, charging, on_store_failure) = (Hits::take(1), Charging::Each, FailurePolicy::Error);
+                let charge = Charge { key, limit, hits, descriptor: 0, role, charging, on_store_failure };
+                let mut packed = Vec::new();
+                pack(&mut packed, &charge, &[&charge.key]);
+                assert!((SHORTEST..=LONGEST).contains(&packed.len()), "{name}, {role:?}: {} bytes", packed.len());
+            }
+        }
+        for charges in [1, 100, 1_000] {
+            let reply = format!("${}\r\n", TIME + charges * TAKE_ROW).len() + TIME + charges * TAKE_ROW + 2;
+            assert!(reply <= largest_reply(charges * SHORTEST), "{charges} charges");
+            assert!(largest_reply(charges * LONGEST) <= 64 * charges + 64, "{charges} charges");
+        }
     }
 }

@@ -1,11 +1,15 @@
 //! TLS to Redis: whom to trust and which certificate to show, from files that may be replaced while the process runs.
 
+use std::io;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use redis::{ClientTlsConfig, TlsCertificates};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls_native_certs::load_native_certs;
 
 use crate::file::{Named, Unusable};
 
@@ -32,6 +36,10 @@ struct Pem {
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
+/// Trusts a certificate of the authorities, whatever name it is for.
+#[derive(Debug)]
+struct AnyHostname(Arc<WebPkiServerVerifier>);
+
 impl Tls {
     /// Reads the files. With `any_hostname` the certificate of Redis may be for another name. Blocks while the file system does.
     ///
@@ -47,19 +55,24 @@ impl Tls {
         self.files.authorities.is_some() || self.files.client.is_some()
     }
 
-    /// Whether the certificate of Redis may be for another name.
-    pub fn takes_any_hostname(&self) -> bool {
-        self.any_hostname
-    }
-
-    /// The certificates for a connection that is made now.
-    pub fn certificates(&self) -> TlsCertificates {
+    /// The TLS settings of a connection that is made now.
+    ///
+    /// # Errors
+    /// When a certificate cannot be used, or the key is not that of the certificate.
+    pub fn config(&self) -> io::Result<ClientConfig> {
         let Pem { authorities, client } = &**self.known.load();
-        let client = client.clone();
-        TlsCertificates {
-            client_tls: client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
-            root_cert: authorities.clone(),
-        }
+        let roots = Arc::new(roots(authorities.as_deref())?);
+        let config = ClientConfig::builder();
+        let config = if self.any_hostname {
+            let verifier = WebPkiServerVerifier::builder(roots).build().map_err(io::Error::other)?;
+            config.dangerous().with_custom_certificate_verifier(Arc::new(AnyHostname(verifier)))
+        } else {
+            config.with_root_certificates(roots)
+        };
+        let Some((certificate, key)) = client else { return Ok(config.with_no_client_auth()) };
+        let chain: Result<_, pem::Error> = CertificateDer::pem_slice_iter(certificate).collect();
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(io::Error::other)?;
+        config.with_client_auth_cert(chain.map_err(io::Error::other)?, key).map_err(io::Error::other)
     }
 
     /// Reads the files again; returns whether they differ from what is in use. A file that cannot be read or is not PEM changes
@@ -82,6 +95,68 @@ impl Files {
         let client = self.client.as_ref().map(|(certificate, key)| Ok((certificates(certificate)?, private_key(key)?)));
         Ok(Pem { authorities: self.authorities.as_ref().map(certificates).transpose()?, client: client.transpose()? })
     }
+}
+
+impl ServerCertVerifier for AnyHostname {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        // The name is the last that is verified.
+        match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// The certificates of the authorities to trust: those of a file, or the system's.
+fn roots(authorities: Option<&[u8]>) -> io::Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    let certificates = match authorities {
+        Some(authorities) => {
+            CertificateDer::pem_slice_iter(authorities).collect::<Result<_, _>>().map_err(io::Error::other)?
+        }
+        None => {
+            let mut found = load_native_certs();
+            match found.errors.pop() {
+                Some(error) => return Err(io::Error::other(error)),
+                None => found.certs,
+            }
+        }
+    };
+    for certificate in certificates {
+        roots.add(certificate).map_err(io::Error::other)?;
+    }
+    Ok(roots)
 }
 
 /// The content of a file with certificates. The error of the PEM parser is dropped: it quotes what it read.

@@ -1,0 +1,302 @@
+//! The bound on what a server answers: it follows requests and replies on the wire, and refuses a reply that is larger than its
+//! request allows, or that nothing asked for, before the parser sees it.
+//!
+//! The parser keeps a reply until it is whole, without a bound of its own. Requests are followed too because they alone say
+//! which reply is next: a call whose caller has gone away is answered all the same, or was never sent.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+use thiserror::Error;
+
+use super::script;
+use crate::telemetry::servers::BadReply;
+
+#[cfg(test)]
+mod tests;
+
+/// The largest reply to a question that is no charge: 64 KiB. The largest of Redis 7.0 are those to `INFO memory` (1.4 KB) and
+/// to `ROLE` (50 bytes for each replica).
+const LARGEST: usize = 64 << 10;
+/// The largest reply to a question about a cluster: 8 MiB. `CLUSTER SLOTS` of 16,384 slots that all have a line of their own
+/// takes 4.1 MB where each has three nodes (250 bytes a line, Redis 7.0).
+const LARGEST_MAP: usize = 8 << 20;
+/// The largest error in place of what the script answers: 1 KiB. The longest of Redis 7.0 is `MISCONF`, 347 bytes; a `MOVED` with
+/// a host name of 253 bytes takes 280.
+const LARGEST_ERROR: usize = 1 << 10;
+/// The fewest bytes of a reply for each value in it, on average: 8. A value takes 56 bytes of memory and no less than 3 on the
+/// wire; the shortest lines of `CLUSTER SLOTS` have 11 for each value.
+const BYTES_PER_VALUE: usize = 8;
+/// The most arrays and maps around a value: 8, twice as many as in any reply that is asked for (`CLUSTER SLOTS` and `HELLO`: 4).
+const DEEPEST: usize = 8;
+/// The bytes that a request's name is read to: those of `EVALSHA` and `CLUSTER`, and one more.
+const NAME: usize = 8;
+
+/// What is wrong with a reply.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Refusal {
+    /// It takes more than its request allows, or says that it will.
+    #[error("a reply larger than its request allows")]
+    TooLarge,
+    /// It is not what a Redis says, in any version.
+    #[error("bytes that are no reply of Redis")]
+    Malformed,
+    /// Every request was answered before it.
+    #[error("a reply that nothing had asked for")]
+    Unasked,
+}
+
+/// The requests and replies of one connection.
+#[derive(Debug, Default)]
+pub struct Replies {
+    requests: Frames,
+    replies: Frames,
+    /// Of the requests without a whole reply, in their order.
+    asked: VecDeque<Asked>,
+}
+
+/// A request, by the reply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// For charges that take so many bytes.
+    Script { packed_bytes: u32 },
+    /// For the map of the cluster, or its state.
+    Map,
+    /// For anything else.
+    Other,
+}
+
+/// What a reply may take.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// On the wire.
+    bytes: usize,
+    /// Values in arrays and maps.
+    values: usize,
+}
+
+/// Follows a stream of values of Redis' protocol (RESP 3): reads their headers, and skips their content.
+#[derive(Debug, Default)]
+struct Frames {
+    place: Place,
+    /// The values still to come in each array or map around the present one.
+    open: SmallVec<[usize; DEEPEST]>,
+    frame: Frame,
+}
+
+/// What is known of the outermost value that is being read.
+#[derive(Clone, Debug, Default)]
+struct Frame {
+    /// Those that have arrived, and those that its headers announce.
+    bytes: usize,
+    /// The values in it, those included that its headers announce.
+    values: usize,
+    /// How many texts it has, as far as it has arrived.
+    texts: usize,
+    /// The first bytes of the first text.
+    name: SmallVec<[u8; NAME]>,
+    /// The length of the last text.
+    last_bytes: usize,
+}
+
+/// Where the next byte belongs.
+#[derive(Clone, Copy, Debug, Default)]
+enum Place {
+    /// To a new value.
+    #[default]
+    Begin,
+    /// To a line without a length.
+    Line { last: u8 },
+    /// To a line with a length.
+    Length { kind: u8, length: usize, is_negative: bool, last: u8 },
+    /// To content, of which so many bytes are still to come, the end of its line included.
+    Content(usize),
+}
+
+impl Refusal {
+    /// Its word in metrics.
+    pub const fn reason(self) -> BadReply {
+        match self {
+            Self::TooLarge => BadReply::TooLarge,
+            Self::Malformed => BadReply::Malformed,
+            Self::Unasked => BadReply::Unasked,
+        }
+    }
+}
+
+impl Replies {
+    /// Notes bytes that were sent.
+    pub fn sent(&mut self, mut bytes: &[u8]) {
+        // Ours are well formed.
+        while let Ok(Some(request)) = self.requests.read(&mut bytes, Limits::NONE) {
+            self.asked.push_back(Asked::by(&request));
+        }
+    }
+
+    /// Checks bytes that were received.
+    ///
+    /// # Errors
+    /// When no Redis would have sent them: then the connection is of no more use.
+    pub fn received(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+        while !bytes.is_empty() {
+            let asked = self.asked.front().ok_or(Refusal::Unasked)?;
+            if self.replies.read(&mut bytes, asked.limits())?.is_some() {
+                self.asked.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Asked {
+    fn by(request: &Frame) -> Self {
+        match request.name.as_slice() {
+            b"EVALSHA" => Self::Script { packed_bytes: u32::try_from(request.last_bytes).unwrap_or(u32::MAX) },
+            b"CLUSTER" => Self::Map,
+            _ => Self::Other,
+        }
+    }
+
+    fn limits(self) -> Limits {
+        let (bytes, values) = match self {
+            Self::Script { packed_bytes } => {
+                (script::largest_reply(usize::try_from(packed_bytes).unwrap_or(usize::MAX)) + LARGEST_ERROR, 0)
+            }
+            Self::Map => (LARGEST_MAP, LARGEST_MAP / BYTES_PER_VALUE),
+            Self::Other => (LARGEST, LARGEST / BYTES_PER_VALUE),
+        };
+        Limits { bytes, values }
+    }
+}
+
+impl Limits {
+    const NONE: Self = Self { bytes: usize::MAX, values: usize::MAX };
+}
+
+impl Frames {
+    /// Reads up to the end of the outermost value, or of the bytes; returns the value if it is whole.
+    fn read(&mut self, bytes: &mut &[u8], limits: Limits) -> Result<Option<Frame>, Refusal> {
+        while !bytes.is_empty() {
+            let is_value_whole = self.step(bytes)?;
+            if self.frame.bytes > limits.bytes || self.frame.values > limits.values {
+                return Err(Refusal::TooLarge);
+            }
+            if self.open.len() > DEEPEST {
+                return Err(Refusal::Malformed);
+            }
+            if is_value_whole && self.is_whole() {
+                return Ok(Some(std::mem::take(&mut self.frame)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the next piece; returns whether it is the end of a value that is no array or map.
+    fn step(&mut self, bytes: &mut &[u8]) -> Result<bool, Refusal> {
+        match self.place {
+            Place::Begin => {
+                let kind = self.next(bytes);
+                self.place = match kind {
+                    b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => Place::Line { last: 0 },
+                    b'$' | b'!' | b'=' | b'*' | b'~' | b'%' => {
+                        Place::Length { kind, length: 0, is_negative: false, last: 0 }
+                    }
+                    // Pushes and attributes have to be asked for.
+                    _ => return Err(Refusal::Malformed),
+                };
+                Ok(false)
+            }
+            Place::Line { last } => {
+                let line = match memchr::memchr(b'\n', bytes) {
+                    Some(end) => split(bytes, end + 1),
+                    None => split(bytes, bytes.len()),
+                };
+                self.frame.bytes += line.len();
+                match *line {
+                    [.., b'\r', b'\n'] => self.place = Place::Begin,
+                    [b'\n'] if last == b'\r' => self.place = Place::Begin,
+                    // The parser would go on, and the two would read different replies.
+                    [.., b'\n'] => return Err(Refusal::Malformed),
+                    [.., last] => self.place = Place::Line { last },
+                    [] => {}
+                }
+                Ok(matches!(self.place, Place::Begin))
+            }
+            Place::Length { kind, length, is_negative, last } => {
+                let byte = self.next(bytes);
+                let (length, is_negative) = match (last, byte) {
+                    (0, b'-') => (length, true),
+                    (0 | b'-' | b'0'..=b'9', b'0'..=b'9') => {
+                        (length.saturating_mul(10).saturating_add(usize::from(byte - b'0')), is_negative)
+                    }
+                    (b'0'..=b'9', b'\r') => (length, is_negative),
+                    (b'\r', b'\n') => return self.announced(kind, length, is_negative),
+                    _ => return Err(Refusal::Malformed),
+                };
+                self.place = Place::Length { kind, length, is_negative, last: byte };
+                Ok(false)
+            }
+            Place::Content(left) => {
+                let content = split(bytes, left.min(bytes.len()));
+                if self.frame.texts == 1 {
+                    let room = NAME.min(self.frame.last_bytes) - self.frame.name.len();
+                    self.frame.name.extend_from_slice(&content[..room.min(content.len())]);
+                }
+                let left = left - content.len();
+                self.place = if left == 0 { Place::Begin } else { Place::Content(left) };
+                Ok(left == 0)
+            }
+        }
+    }
+
+    /// Takes the length of a value; returns whether that is all there is of it.
+    fn announced(&mut self, kind: u8, length: usize, is_negative: bool) -> Result<bool, Refusal> {
+        const END: usize = b"\r\n".len();
+        self.place = Place::Begin;
+        match kind {
+            // Nothing, as RESP 2 says it.
+            b'$' | b'*' if is_negative => Ok(true),
+            _ if is_negative => Err(Refusal::Malformed),
+            b'*' | b'~' | b'%' => {
+                let values = if kind == b'%' { length.saturating_mul(2) } else { length };
+                self.frame.values = self.frame.values.saturating_add(values);
+                if values > 0 {
+                    self.open.push(values);
+                }
+                Ok(values == 0)
+            }
+            _ => {
+                let content = length.saturating_add(END);
+                self.frame.bytes = self.frame.bytes.saturating_add(content);
+                self.frame.texts += 1;
+                self.frame.last_bytes = length;
+                self.place = Place::Content(content);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Notes that a value is whole; returns whether with it the outermost one is.
+    fn is_whole(&mut self) -> bool {
+        while let Some(left) = self.open.last_mut() {
+            *left -= 1;
+            if *left > 0 {
+                return false;
+            }
+            self.open.pop();
+        }
+        true
+    }
+
+    fn next(&mut self, bytes: &mut &[u8]) -> u8 {
+        self.frame.bytes += 1;
+        split(bytes, 1)[0]
+    }
+}
+
+/// Takes so many bytes, which are there, off the front.
+fn split<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
+    let (taken, rest) = bytes.split_at(length);
+    *bytes = rest;
+    taken
+}
