@@ -210,6 +210,12 @@ impl Limit {
         }
     }
 
+    /// The same quota and algorithm, counting what is admitted only and asking nobody to wait.
+    #[must_use]
+    pub const fn plain(self) -> Self {
+        Self { count_refused: false, delay: None, ..self }
+    }
+
     /// How it asks what comes too early to wait, if it does.
     pub const fn delay(&self) -> Option<Delay> {
         self.delay

@@ -28,6 +28,7 @@ use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::file::Source;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::store::redis::announce::Announcer;
 use crate::transport::budget::process::ProcessAccount;
 use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
@@ -149,8 +150,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let (traces, exporting) = spans.unzip();
     let telemetry = watched::telemetry(settings, traces);
     watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
-    let Stores { guard, memory, redis } = store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
+    let Stores { guard, memory, redis, replicas } =
+        store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
     watched::stores(&telemetry, &memory, redis.as_ref());
+    let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
     let live = Arc::new(Live::new(rules));
     watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
     let (tell, loaded) = watch::channel(admin::Loaded {
@@ -160,7 +163,9 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         slow_since: None,
     });
     watched::slow_load(&telemetry, loaded.clone());
-    let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::new(guard)));
+    let guard = Arc::new(guard);
+    watched::guard(&telemetry, &guard, &replicas);
+    let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
     let answers = Arc::new(answers(settings)?);
     let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), Arc::clone(&telemetry), most_held);
     let (grpc_edge, http_edge) = (edge(settings.max_held_calls), edge(spare / 4));
@@ -199,6 +204,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
+    let announcing = announcer
+        .clone()
+        .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await }));
+    let settler = tokio::spawn(async move { guard.settle().await });
     let is_connected = connected_at_first(redis.as_ref(), &workers).await;
     signs.show(is_connected || !follows).await;
     let follower = redis.filter(|_| follows).map(|redis| tokio::spawn(follow(redis, signs.clone(), is_connected)));
@@ -218,7 +227,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
 
     signals.wait().await;
     reloader.abort();
-    follower.iter().for_each(JoinHandle::abort);
+    follower.iter().chain(&announcing).for_each(JoinHandle::abort);
+    if let Some(announcer) = announcer {
+        announcer.leave().await;
+    }
     signs.show(false).await;
     tracing::info!(target: log::TARGET, "stopping: {}a second signal stops at once", stopping(settings));
     let drain = async {
@@ -235,7 +247,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         exporting.flush().await;
     }
     // Calls in flight still need who looks after the servers.
-    [Some(sweeper), supervisor].iter().flatten().for_each(JoinHandle::abort);
+    [Some(sweeper), Some(settler), supervisor].iter().flatten().for_each(JoinHandle::abort);
     Ok(ExitCode::SUCCESS)
 }
 

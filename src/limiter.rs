@@ -2,7 +2,6 @@
 
 use std::cmp::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
@@ -14,6 +13,8 @@ use crate::rules::live::{Live, Snapshot};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
+
+pub use crate::store::guard::Patience;
 
 mod large;
 mod notable;
@@ -37,8 +38,13 @@ impl Limiter {
         self.rules.snapshot()
     }
 
-    /// Whether this request may pass by these rules, and why; for a caller who waits no longer than `patience`.
-    pub async fn decide<'a>(&self, rules: &'a RuleSet, request: &Request, patience: Option<Duration>) -> Decision<'a> {
+    /// Whether this request may pass by these rules, and why; for a caller with this patience.
+    pub async fn decide<'a>(
+        &self,
+        rules: &'a RuleSet,
+        request: &Request,
+        patience: impl Into<Patience>,
+    ) -> Decision<'a> {
         let matched = rules.find(request);
         if let Some(ruling) = matched.ruling {
             return ruled(matched, ruling, rules.generation());
@@ -171,7 +177,7 @@ fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'
         let used = capacity.saturating_sub(verdict.remaining);
         let is_much = |percent: u8| u64::from(used) * 100 >= u64::from(capacity) * u64::from(percent);
         // Of an instance's own part of a limit nobody is warned.
-        if verdict.provenance == Provenance::Store && limit.warn_at.is_some_and(is_much) {
+        if !verdict.provenance.is_policy() && limit.warn_at.is_some_and(is_much) {
             let (rule, name) = (rule.about(), limit.name.as_deref());
             warnings.push(Warning { rule, name, capacity, verdict: *verdict });
         }
@@ -240,7 +246,7 @@ fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering
         (Outcome::Refused, Provenance::Closed) => 1,
         (Outcome::Refused, _) => 0,
         (Outcome::Failed, _) => 2,
-        (Outcome::Admitted, Provenance::Open) => 4,
+        (Outcome::Admitted, Provenance::Open | Provenance::Spared) => 4,
         (Outcome::Admitted, _) => 3,
     };
     let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.capacity());

@@ -24,7 +24,7 @@ pub use decision::{Answered, Decision, Finding, Hidden, Metadata, Part, Ruling, 
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
-pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role};
+pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
 pub use rule::{About, Path, RuleId, Series, Shown};
 pub use time::{Clock, Micros};

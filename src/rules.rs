@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
 use crate::model::{
-    About, Charging, Colocation, Delivery, Descriptor, FailurePolicy, Hidden, Hits, Path, Request, Role, RuleId, Ruling,
+    About, Charging, Colocation, Delivery, Descriptor, Hidden, Hits, Path, Request, Role, RuleId, Ruling, StorePolicies,
 };
 
 mod compile;
@@ -45,7 +45,7 @@ pub struct RuleSet {
 #[derive(Debug)]
 struct Domain {
     charging: Charging,
-    on_store_failure: FailurePolicy,
+    policies: StorePolicies,
     colocation: Colocation,
     readings: Readings,
     root: Node,
@@ -63,7 +63,8 @@ pub struct Rule {
     replaces: Vec<Arc<str>>,
     role: Role,
     charging: Charging,
-    on_store_failure: FailurePolicy,
+    policies: StorePolicies,
+    remembers_refusals: bool,
     /// What it decides of the whole request before anything is charged, if it does.
     decides: Option<Decides>,
     /// What the hits of every limit of the request are multiplied by.
@@ -190,9 +191,14 @@ impl Rule {
         self.charging
     }
 
-    /// What is answered while the store cannot be asked.
-    pub fn on_store_failure(&self) -> FailurePolicy {
-        self.on_store_failure
+    /// Whether an instance may refuse its charges for up to a second after the store refused them.
+    pub fn remembers_refusals(&self) -> bool {
+        self.remembers_refusals
+    }
+
+    /// What is answered in place of the store.
+    pub fn policies(&self) -> StorePolicies {
+        self.policies
     }
 
     /// What it decides of the whole request, if it does.
@@ -334,7 +340,8 @@ impl RuleSet {
             let descriptor = &request.descriptors()[index];
             let (limits, role) = self.limits(descriptor, place.rule, replaced);
             let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
-            let on_store_failure = place.rule.map_or(domain.on_store_failure, |rule| rule.on_store_failure);
+            let policies = place.rule.map_or(domain.policies, |rule| rule.policies);
+            let remembers_refusals = place.rule.is_none_or(|rule| rule.remembers_refusals);
             let hits = request.hits(descriptor).times(cost);
             matched.charges.extend(limits.iter().map(|Holding { limit, from }| Charge {
                 key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
@@ -343,7 +350,8 @@ impl RuleSet {
                 descriptor: index,
                 role,
                 charging,
-                on_store_failure,
+                policies,
+                remembers_refusals,
             }));
             let kind = if !limits.is_empty() {
                 MatchedKind::Limited(limits.into_iter().map(|limit| limit.from).collect())

@@ -4,11 +4,10 @@
 //! default. The names are the reference's wherever the meaning is.
 
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 
 use thiserror::Error;
 
-use crate::model::Micros;
+use crate::model::{Micros, StorePolicies};
 
 mod redis;
 mod secret;
@@ -23,7 +22,7 @@ pub use traces::{Protocol, TraceSettings};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
-    LogLevel, PagePath, Policy, Ratio, StoreDeadline, Workers,
+    LogLevel, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, Workers,
 };
 
 /// One row of the table, for help texts and documentation.
@@ -130,8 +129,9 @@ settings! {
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the counter whose loss changes the least is forgotten, of a sample";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Text in front of the name of every counter in Redis, to share one with others";
     store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of the caller's timeout, at most 25ms (for a Redis further away three of its round trips, at most 100ms), and 10ms for a caller without a timeout";
-    replicas: NonZeroU32 = "REPLICAS", "1", "How many instances share the limits; under the failure policy local each one counts its part";
+    replicas: ReplicaCount = "REPLICAS", "auto", "How many instances share the limits: under the policy local each one counts its part; auto is the number that announce themselves in Redis";
     redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Whether the health checks fail while there is no connection to Redis";
+    on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "What is answered while Redis or Tidegate itself is overloaded, where no rule says otherwise; unset, it is closed where ON_STORE_FAILURE is, and else local";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "What is answered while the store cannot be asked, where no rule says otherwise";
     stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Whether charging is all_or_nothing where no rule file says otherwise";
     local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference, without effect: no answer here needs a cache of refusals";
@@ -200,6 +200,11 @@ impl Settings {
     pub fn table() -> impl Iterator<Item = &'static Row> {
         [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
     }
+
+    /// Returns the policies that answer in place of the store where no rule says otherwise.
+    pub fn policies(&self) -> StorePolicies {
+        StorePolicies::default().inside(Some(self.on_store_failure.0), self.on_store_overload.0)
+    }
 }
 
 const fn row<T: Setting>(variable: &'static str, default: &'static str, does: &'static str) -> Row {
@@ -260,6 +265,8 @@ fn contradiction(given: Given<'_>) -> Option<InvalidSetting> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::{InvalidSetting, Settings};
 
     /// What `Settings::read` says of some variables.
@@ -352,7 +359,8 @@ mod tests {
         }
         assert!(read(&[("REPLICAS", "0")]).is_err());
         assert!(read(&[("REPLICAS", "1.5")]).is_err());
-        assert_eq!(read(&[("REPLICAS", "12")]).unwrap().replicas.get(), 12);
+        assert_eq!(read(&[("REPLICAS", "12")]).unwrap().replicas.0.map(NonZeroU32::get), Some(12));
+        assert_eq!(read(&[("REPLICAS", "auto")]).unwrap().replicas, read(&[]).unwrap().replicas);
     }
 
     #[test]

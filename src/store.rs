@@ -1,6 +1,6 @@
 //! Where counters live, and what is answered when they cannot be asked.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -8,12 +8,16 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::algorithm::Charge;
+#[cfg(doc)]
+use crate::model::Charging;
 use crate::model::{Micros, Verdict};
 use crate::telemetry::servers::Reason;
 
 pub mod guard;
+pub mod known;
 pub mod memory;
 pub mod redis;
+pub mod replicas;
 
 /// The verdicts for some charges, in their order; most requests have few.
 pub type Verdicts = SmallVec<[Verdict; 4]>;
@@ -45,6 +49,20 @@ pub trait Store: Send + Sync {
         charges: &'a [Charge],
         taken: &'a [Option<Micros>],
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+    /// Charges hits that were decided without the store, each on its own, within `budget`. Of hits that were admitted
+    /// ([`Charging::AllOrNothing`]) it charges as many as still fit; those that were refused ([`Charging::Each`]) it charges where
+    /// nothing is left of the limit. Returns for each charge whether it is done.
+    ///
+    /// A store that answers every call is never asked this.
+    fn settle<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Vec<bool>> + Send + 'a>> {
+        let _ = budget;
+        Box::pin(ready(vec![true; charges.len()]))
+    }
 
     /// Returns the smallest recent round trip to the store, of its servers that of the one furthest away; `None` where there is no
     /// network in between, or nothing has been measured.
@@ -115,16 +133,19 @@ impl std::fmt::Debug for Undo {
     }
 }
 
-/// Why a charge was not answered. It says nothing of the request: no client can cause one.
+/// Why a charge was not answered. No client can cause one that is no overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
     /// The caller leaves no time to ask.
     #[error("the caller waits too short a time for the store to be asked")]
     NoTime,
-    /// The store did not answer in time. Whether it charged is unknown only if the answer was lost: what it executes late
-    /// it does not charge.
+    /// The store did not answer in time, nor did it answer anybody else lately. Whether it charged is unknown only if the answer
+    /// was lost: what it executes late it does not charge.
     #[error("the store did not answer in time")]
     TimedOut,
+    /// The store is busy and did not answer in time: it answers others. As to what it charged, see [`Self::TimedOut`].
+    #[error("the store is too busy to answer in time")]
+    Late,
     /// There is no connection.
     #[error("there is no connection to the store")]
     Unreachable,
@@ -134,8 +155,8 @@ pub enum StoreError {
         /// Until it is asked again.
         retry: Micros,
     },
-    /// More calls are waiting for the store than it is given at once.
-    #[error("too many calls wait for the store")]
+    /// The call was not sent: the store is too busy to answer it in time.
+    #[error("the store is too busy to be asked")]
     Overloaded,
     /// Under the counter's key stands something that is no counter of ours.
     #[error("what stands under the counter's key is no counter")]
@@ -154,12 +175,23 @@ impl StoreError {
     pub const fn reason(self) -> Option<Reason> {
         match self {
             Self::TimedOut => Some(Reason::TimedOut),
+            Self::Late => Some(Reason::Late),
             Self::Unreachable => Some(Reason::Unreachable),
             Self::Down { .. } => Some(Reason::Down),
             Self::Overloaded => Some(Reason::Overloaded),
             Self::Rejected => Some(Reason::Rejected),
             Self::NoTime | Self::Foreign => None,
         }
+    }
+
+    /// Whether the store works, but not fast enough for this call: the overload policy answers, and else the failure policy.
+    pub const fn is_overload(self) -> bool {
+        matches!(self, Self::NoTime | Self::Late | Self::Overloaded)
+    }
+
+    /// Whether the call was not sent, so that nothing of it can have been charged.
+    pub const fn is_unsent(self) -> bool {
+        matches!(self, Self::NoTime | Self::Overloaded)
     }
 
     /// How long until asking again makes sense.

@@ -23,7 +23,7 @@ use self::refusals::Refusals;
 use self::series::Rules;
 use self::servers::Servers;
 use self::traces::{Span, Traces, Way};
-use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance, Request, Wait};
+use crate::model::{About, Answered, Decision, Micros, Outcome, Request, Wait};
 
 mod deciding;
 pub mod escape;
@@ -206,7 +206,7 @@ impl Telemetry {
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }
-        let is_unasked = |answer: &Answered<'_>| answer.verdict.provenance != Provenance::Store;
+        let is_unasked = |answer: &Answered<'_>| answer.verdict.provenance.is_policy();
         if decision.answers.iter().any(is_unasked) {
             self.unasked.fetch_add(1, Ordering::Relaxed);
         }

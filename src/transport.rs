@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod protocol;
 pub mod socket;
 pub mod tally;
+mod waiting;
 pub mod wire;
 pub mod workers;
 

@@ -1,7 +1,7 @@
 //! One counter charged with hits: what a store is called with.
 
 use super::Limit;
-use crate::model::{Ballot, Charging, CounterKey, FailurePolicy, Hits, Outcome, Role};
+use crate::model::{Ballot, Charging, CounterKey, Hits, Outcome, Role, StorePolicies};
 
 /// One key asked to take hits against one limit.
 #[derive(Clone, Debug)]
@@ -18,8 +18,10 @@ pub struct Charge {
     pub role: Role,
     /// Whether it is spared when the request is refused.
     pub charging: Charging,
-    /// What is answered while the store cannot be asked.
-    pub on_store_failure: FailurePolicy,
+    /// What is answered in place of the store.
+    pub policies: StorePolicies,
+    /// Whether this instance may refuse it without asking the store, for up to a second after the store refused it.
+    pub remembers_refusals: bool,
 }
 
 impl Charge {

@@ -97,7 +97,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
     Ok(Options {
         merge_domains: settings.merge_domain_config,
         charging,
-        on_store_failure: settings.on_store_failure.0,
+        policies: settings.policies(),
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
         read_list,

@@ -16,6 +16,7 @@ use crate::store::redis::manager::{Access, Address};
 use crate::store::redis::servers::Topology;
 use crate::store::redis::tls::{Files, Tls};
 use crate::store::redis::{Instance, Redis};
+use crate::store::replicas::Replicas;
 use crate::telemetry::servers::Servers;
 
 /// The stores of the process.
@@ -26,6 +27,8 @@ pub(super) struct Stores {
     pub(super) memory: Arc<Memory>,
     /// Redis, if it is the one that is asked.
     pub(super) redis: Option<Redis>,
+    /// The number of instances that share the counters.
+    pub(super) replicas: Arc<Replicas>,
 }
 
 /// What the files say that the settings of Redis name: of the one for all limits, and of the one for limits per second.
@@ -82,8 +85,9 @@ pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usiz
         Some(redis) => (Arc::new(redis.clone()) as Arc<dyn Store>, deadline),
         None => (Arc::clone(&memory) as Arc<dyn Store>, Deadline::AtOnce),
     };
-    let guard = Guard::new(store, deadline, Arc::clone(&memory), settings.replicas, clock);
-    Stores { guard, memory, redis }
+    let replicas = Arc::new(settings.replicas.0.map_or_else(Replicas::counted, Replicas::set));
+    let guard = Guard::new(store, deadline, Arc::clone(&memory), Arc::clone(&replicas), clock);
+    Stores { guard, memory, redis, replicas }
 }
 
 fn instance(redis: &RedisSettings, secrets: Secrets, watched: &Arc<Servers>) -> Instance {

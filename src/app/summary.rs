@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use crate::model::StorePolicies;
 use crate::rules::{Example, RuleSet};
 use crate::settings::{Settings, StoreChoice};
 
@@ -45,7 +46,9 @@ impl fmt::Display for Summary<'_> {
         }
         writeln!(f, "  store    {}", store(settings))?;
         writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
-        writeln!(f, "  failure  {} where no rule says otherwise", settings.on_store_failure.0.name())?;
+        let StorePolicies { on_failure, on_overload } = settings.policies();
+        let (failure, overload) = (on_failure.name(), on_overload.name());
+        writeln!(f, "  failure  {failure}, under overload {overload}, where no rule says otherwise")?;
         if settings.shadow_mode {
             writeln!(f, "  mode     SHADOW_MODE: nothing is refused")?;
         }

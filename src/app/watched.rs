@@ -9,13 +9,15 @@ use super::SystemClock;
 use crate::model::Clock;
 use crate::rules::{Rule, RuleSet};
 use crate::settings::Settings;
+use crate::store::guard::Guard;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, RULES_LOADING,
-    SPANS_DROPPED, STORE_CONNECTED,
+    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED,
+    MEMORY_COUNTERS, MEMORY_EVICTED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::Loaded;
@@ -60,6 +62,19 @@ pub(super) fn stores(telemetry: &Telemetry, memory: &Arc<Memory>, redis: Option<
         page.single(&STORE_CONNECTED, u8::from(redis.as_ref().is_none_or(Redis::is_connected)));
         page.single(&MEMORY_COUNTERS, memory.counters());
         page.single(&MEMORY_EVICTED, memory.evicted());
+    });
+}
+
+/// Tells of what is decided without the store, and by how many instances.
+pub(super) fn guard(telemetry: &Telemetry, guard: &Arc<Guard>, replicas: &Arc<Replicas>) {
+    let (guard, replicas) = (Arc::clone(guard), Arc::clone(replicas));
+    telemetry.also(move |page| {
+        let Some(known) = guard.known() else { return };
+        page.single(&KNOWN_REFUSALS, known.refused());
+        page.single(&STORE_UNTIMELY, guard.untimely_calls());
+        page.single(&LATER_BACKLOG, known.backlog());
+        page.single(&LATER_DROPPED, known.dropped());
+        page.family(&REPLICAS, |family| family.sample(&[replicas.source().name()], replicas.get()));
     });
 }
 

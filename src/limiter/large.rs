@@ -81,7 +81,7 @@ impl<'a> Large<'a> {
         let decision = match matched.ruling {
             Some(ruling) => ruled(matched, ruling, generation),
             None => {
-                let (verdicts, taken) = self.limiter.guard.take(&matched.charges, patience).await;
+                let (verdicts, taken) = self.limiter.guard.take(&matched.charges, patience.into()).await;
                 self.taken.extend(taken);
                 self.add(&matched, &verdicts);
                 fold(matched, &verdicts, generation)

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::{
-    Answered, Decision, Descriptor, Finding, Hidden, Micros, Outcome, Part, Provenance, Request, Tightest,
-};
+use crate::model::{Answered, Decision, Descriptor, Finding, Hidden, Micros, Outcome, Part, Request, Tightest};
 
 /// How many limits are kept for headers that list limits: 16, as many as one header has room for.
 const MOST_LISTED: usize = 16;
@@ -136,7 +134,7 @@ impl<'a> Notables<'a> {
         self.once(true, Reason::Limited, reasons);
         self.once(is_refused, Reason::Refused, reasons);
         self.once(is_refused && !is_quota, Reason::RefusedAlone, reasons);
-        let is_policy = verdict.provenance != Provenance::Store;
+        let is_policy = verdict.provenance.is_policy();
         self.once(is_policy, Reason::Policy(verdict.provenance.name()), reasons);
         if !verdict.provenance.is_counted() {
             return;
@@ -171,7 +169,7 @@ impl<'a> Notables<'a> {
 
     fn answered(&mut self, answer: &Answered<'a>, reasons: &mut Vec<Reason>) {
         let Answered { role, verdict, .. } = answer;
-        let is_unasked = verdict.provenance != Provenance::Store;
+        let is_unasked = verdict.provenance.is_policy();
         self.once(true, Reason::Answer, reasons);
         self.once(is_unasked, Reason::Unasked, reasons);
         if role.is_shadow() {

@@ -1,4 +1,4 @@
-//! What an operator chooses: how a request is charged, and what is answered while a store cannot be asked.
+//! What an operator chooses: how a request is charged, and what is answered in place of a store.
 
 /// How the limits of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Colocation {
     pub const ALL: [(&'static str, Self); 1] = [("domain", Self::Domain)];
 }
 
-/// What is answered while the store cannot be asked.
+/// What is answered in place of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
     /// A gRPC error: the caller's own setting decides, as with the reference.
@@ -64,6 +64,46 @@ impl FailurePolicy {
             Self::Open => "open",
             Self::Closed => "closed",
             Self::Local => "local",
+        }
+    }
+}
+
+impl FailurePolicy {
+    /// Returns the policy under overload where only this policy for failures is set. Overload is no failure, and a client can
+    /// cause it: the service goes on deciding, unless the operator wants requests refused.
+    const fn under_overload(self) -> Self {
+        match self {
+            Self::Closed => Self::Closed,
+            Self::Error | Self::Open | Self::Local => Self::Local,
+        }
+    }
+}
+
+/// The policies that answer in place of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StorePolicies {
+    /// Answers while the store fails.
+    pub on_failure: FailurePolicy,
+    /// Answers while the store or this process is overloaded.
+    pub on_overload: FailurePolicy,
+}
+
+impl Default for StorePolicies {
+    fn default() -> Self {
+        let on_failure = FailurePolicy::default();
+        Self { on_failure, on_overload: on_failure.under_overload() }
+    }
+}
+
+impl StorePolicies {
+    /// Returns the policies of a level inside this one, which sets `on_failure`, `on_overload`, both or neither. Where it sets only
+    /// `on_failure`, that decides overload too, so a policy from outside never opens what it closes.
+    #[must_use]
+    pub fn inside(self, on_failure: Option<FailurePolicy>, on_overload: Option<FailurePolicy>) -> Self {
+        let by_failure = on_failure.map(FailurePolicy::under_overload);
+        Self {
+            on_failure: on_failure.unwrap_or(self.on_failure),
+            on_overload: on_overload.or(by_failure).unwrap_or(self.on_overload),
         }
     }
 }
@@ -167,7 +207,32 @@ pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ballot, Role, is_request_refused};
+    use super::{Ballot, FailurePolicy, Role, StorePolicies, is_request_refused};
+
+    #[test]
+    fn the_nearest_level_that_sets_either_policy_decides_overload() {
+        use FailurePolicy::{Closed, Error, Local, Open};
+        let process = StorePolicies::default();
+        assert_eq!((process.on_failure, process.on_overload), (Error, Local));
+        let on_overload = |levels: &[(Option<FailurePolicy>, Option<FailurePolicy>)]| {
+            let inside = |above: StorePolicies, (failure, overload): &(_, _)| above.inside(*failure, *overload);
+            levels.iter().fold(process, inside).on_overload
+        };
+        assert_eq!(
+            [Error, Open, Closed, Local].map(|on| on_overload(&[(Some(on), None)])),
+            [Local, Local, Closed, Local]
+        );
+        assert_eq!(on_overload(&[(Some(Closed), Some(Open))]), Open, "of one level, the word for overload goes first");
+        assert_eq!(
+            on_overload(&[(None, Some(Open)), (Some(Closed), None)]),
+            Closed,
+            "an outer `open` opens no inner `closed`"
+        );
+        assert_eq!(on_overload(&[(Some(Closed), None), (None, Some(Error))]), Error);
+        assert_eq!(on_overload(&[(None, Some(Error)), (None, None)]), Error);
+        let inner = process.inside(Some(Closed), None).inside(None, Some(Open));
+        assert_eq!(inner.on_failure, Closed, "overload says nothing of failure");
+    }
 
     fn refused<const N: usize>(ballots: [(usize, Role, bool); N]) -> bool {
         is_request_refused(ballots.map(|(descriptor, role, refused)| Ballot { descriptor, role, refused }))

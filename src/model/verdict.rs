@@ -43,6 +43,10 @@ pub enum Provenance {
     Closed,
     /// The store could not be asked: decided by the embedded store of this instance alone.
     Local,
+    /// The store was not asked: its last reply says that it refuses.
+    Known,
+    /// Nobody was asked: another charge of the request is known to be refused, which decides the request.
+    Spared,
 }
 
 impl Provenance {
@@ -54,12 +58,19 @@ impl Provenance {
             Self::Open => "open",
             Self::Closed => "closed",
             Self::Local => "local",
+            Self::Known => "known",
+            Self::Spared => "spared",
         }
     }
 
     /// Whether some store counted the hits, so that limit and remaining mean something.
     pub const fn is_counted(self) -> bool {
-        matches!(self, Self::Store | Self::Local)
+        matches!(self, Self::Store | Self::Local | Self::Known)
+    }
+
+    /// Whether a policy answered in place of the store.
+    pub const fn is_policy(self) -> bool {
+        matches!(self, Self::Error | Self::Open | Self::Closed | Self::Local)
     }
 }
 
@@ -83,6 +94,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
+    /// The answer for a charge that no counter was asked about.
+    pub const fn uncounted(outcome: Outcome, provenance: Provenance) -> Self {
+        let (reset, delay) = (Micros::ZERO, Micros::ZERO);
+        Self { outcome, remaining: 0, room: 0, reset, retry: None, delay, provenance }
+    }
+
     /// What the protocol calls so: how long to wait where waiting helps, and else how long until the counter is idle.
     pub fn duration_until_reset(&self) -> Micros {
         self.retry.unwrap_or(self.reset)

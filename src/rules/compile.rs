@@ -16,7 +16,7 @@ use super::reading::{Reading, Readings};
 use super::replacement::Circles;
 use super::tree::{Child, Node, Pattern, Values};
 use super::{Decides, Domain, KeySecret, Rule, RuleSet};
-use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown};
+use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown, StorePolicies};
 
 mod limits;
 mod lists;
@@ -41,8 +41,8 @@ pub struct Options {
     pub merge_domains: bool,
     /// How requests are charged where no file says so.
     pub charging: Charging,
-    /// What is answered without a store where no file says so.
-    pub on_store_failure: FailurePolicy,
+    /// What is answered in place of the store where no file says so.
+    pub policies: StorePolicies,
     /// Whether refusals are only watched, everywhere.
     pub shadow_mode: bool,
     /// Whether every limit is a quota.
@@ -60,7 +60,7 @@ impl Default for Options {
         Self {
             merge_domains: false,
             charging: Charging::default(),
-            on_store_failure: FailurePolicy::default(),
+            policies: StorePolicies::default(),
             shadow_mode: false,
             quota_mode: false,
             read_list: |_| Err(io::Error::other("rules that stand in no file can name none")),
@@ -184,7 +184,8 @@ struct Compiler<'a> {
 struct Inherited<'a> {
     file: usize,
     charging: Charging,
-    on_store_failure: FailurePolicy,
+    policies: StorePolicies,
+    remembers_refusals: bool,
     domain: &'a str,
     circles: &'a Circles,
     readings: &'a Readings,
@@ -196,6 +197,7 @@ struct DomainWide {
     first: usize,
     charging: Option<Charging>,
     on_store_failure: Option<FailurePolicy>,
+    on_store_overload: Option<FailurePolicy>,
     colocate: Option<Colocation>,
 }
 
@@ -217,6 +219,7 @@ impl Compiler<'_> {
             let differing = [
                 differs(&mut wide.charging, document.charging).then_some("charging"),
                 differs(&mut wide.on_store_failure, document.on_store_failure).then_some("on_store_failure"),
+                differs(&mut wide.on_store_overload, document.on_store_overload).then_some("on_store_overload"),
                 differs(&mut wide.colocate, document.colocate).then_some("colocate"),
             ];
             for what in differing.into_iter().flatten() {
@@ -247,16 +250,17 @@ impl Compiler<'_> {
             self.error(file, document.domain.place, message);
         }
         let charging = wide.charging.unwrap_or(self.options.charging);
-        let on_store_failure = wide.on_store_failure.unwrap_or(self.options.on_store_failure);
+        let policies = self.options.policies.inside(wide.on_store_failure, wide.on_store_overload);
         let colocation = wide.colocate.unwrap_or_default();
         let new = || {
             let (readings, root) = (Readings::default(), Node::default());
-            Domain { charging, on_store_failure, colocation, readings, root, is_enforcing: false }
+            Domain { charging, policies, colocation, readings, root, is_enforcing: false }
         };
         let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
         let none = Readings::default();
         let readings = readings.get(&name).unwrap_or(&none);
-        let inherited = Inherited { file, charging, on_store_failure, domain: &name, circles, readings };
+        let inherited =
+            Inherited { file, charging, policies, remembers_refusals: true, domain: &name, circles, readings };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.set.domains.insert(name.into(), domain);
@@ -299,7 +303,8 @@ impl Compiler<'_> {
     ) -> Option<Child> {
         let inherited = Inherited {
             charging: item.charging.unwrap_or(above.charging),
-            on_store_failure: item.on_store_failure.unwrap_or(above.on_store_failure),
+            remembers_refusals: item.remember_refusals.unwrap_or(above.remembers_refusals),
+            policies: above.policies.inside(item.on_store_failure, item.on_store_overload),
             ..above
         };
         let decides = self.decides(&item, inherited.file);
@@ -372,7 +377,8 @@ impl Compiler<'_> {
                 replaces,
                 role: Role::of(item.shadow_mode, item.quota_mode),
                 charging: inherited.charging,
-                on_store_failure: inherited.on_store_failure,
+                policies: inherited.policies,
+                remembers_refusals: inherited.remembers_refusals,
                 decides,
                 request_cost,
             });

@@ -21,6 +21,8 @@ pub struct Document {
     pub charging: Option<Charging>,
     /// What is answered while the store cannot be asked.
     pub on_store_failure: Option<FailurePolicy>,
+    /// What is answered while the store is overloaded, if it says so.
+    pub on_store_overload: Option<FailurePolicy>,
     /// Which counters of the domain share a slot.
     pub colocate: Option<Colocation>,
     /// How the values of some entries are read.
@@ -99,6 +101,10 @@ pub struct DescriptorNode {
     pub charging: Option<Charging>,
     /// What is answered while the store cannot be asked, for this rule and those below it.
     pub on_store_failure: Option<FailurePolicy>,
+    /// What is answered while the store is overloaded, if it says so.
+    pub on_store_overload: Option<FailurePolicy>,
+    /// Whether refusals of it and of those below it are remembered, if it says so.
+    pub remember_refusals: Option<bool>,
     /// The items below.
     pub descriptors: Vec<DescriptorNode>,
 }

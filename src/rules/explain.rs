@@ -6,7 +6,7 @@ use super::compile::label;
 use super::reading::{Read, Readings};
 use super::tree::{self, Child, Node, Values};
 use super::{Decides, Domain, Rule, RuleLimit, RuleSet};
-use crate::model::{Delay, Descriptor, Entry, Role};
+use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
 
 /// The most items of a level that are told when they do not match: 20. Levels may have thousands.
 const MOST_OTHERS: usize = 20;
@@ -160,7 +160,11 @@ impl Teller<'_> {
         }
         if rule.decides().is_none() {
             self.line(1, format_args!("charging {}", rule.charging().name()));
-            self.line(1, format_args!("failure  {}", rule.on_store_failure().name()));
+            let StorePolicies { on_failure, on_overload } = rule.policies();
+            self.line(1, format_args!("failure  {}, under overload {}", on_failure.name(), on_overload.name()));
+            if !rule.remembers_refusals() {
+                self.line(1, format_args!("asks     the store again after each refusal"));
+            }
         }
     }
 

@@ -172,6 +172,17 @@ impl Setting for Ratio {
     }
 }
 
+/// A number of instances; `None` where they are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaCount(pub Option<NonZeroU32>);
+
+impl Setting for ReplicaCount {
+    const TAKES: &'static str = "auto, or a number from 1";
+    fn parse(text: &str) -> Option<Self> {
+        if text == "auto" { Some(Self(None)) } else { text.parse().ok().map(|number| Self(Some(number))) }
+    }
+}
+
 /// A [`FailurePolicy`] as a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy(pub FailurePolicy);
@@ -180,6 +191,17 @@ impl Setting for Policy {
     const TAKES: &'static str = "error, open, closed or local";
     fn parse(text: &str) -> Option<Self> {
         FailurePolicy::ALL.into_iter().find(|(name, _)| *name == text).map(|(_, policy)| Self(policy))
+    }
+}
+
+/// A [`FailurePolicy`] for overload as a setting; `None` where the one for failures decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverloadPolicy(pub Option<FailurePolicy>);
+
+impl Setting for OverloadPolicy {
+    const TAKES: &'static str = Policy::TAKES;
+    fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() { Some(Self(None)) } else { Policy::parse(text).map(|Policy(policy)| Self(Some(policy))) }
     }
 }
 
@@ -288,13 +310,6 @@ impl Setting for LogFormat {
             "json" => Some(Self::Json),
             _ => None,
         }
-    }
-}
-
-impl Setting for NonZeroU32 {
-    const TAKES: &'static str = "a whole number of at least 1";
-    fn parse(text: &str) -> Option<Self> {
-        text.parse().ok()
     }
 }
 

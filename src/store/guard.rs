@@ -1,23 +1,42 @@
-//! Where the failure of a store becomes a verdict. Stores can fail; the guard above them cannot.
+//! Where the failure of a store becomes a verdict. Stores can fail; the guard above them cannot. What is known of counters spares
+//! the store calls, and decides while it is overloaded.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use smallvec::SmallVec;
+use tokio::time::{Instant, sleep};
+
+use super::known::Known;
 use super::memory::Memory;
+use super::replicas::Replicas;
 use super::{Answers, Charged, Store, StoreError, Taken, Verdicts};
 use crate::algorithm::{Charge, Limit};
 use crate::model::policy::is_request_refused;
-use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Verdict};
+use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
+
+/// The most counters that are charged later in one step: 100, as many as one Redis script charges.
+const MOST_SETTLED: usize = 100;
+/// The time that charging later may take: 1 s.
+const SETTLING: Duration = Duration::from_secs(1);
+/// The least pause between two steps of charging later: 10 ms.
+const SETTLE_AGAIN: Duration = Duration::from_millis(10);
+
+/// For each charge, the refusal that is known.
+type KnownAnswers = SmallVec<[Option<Verdict>; 4]>;
 
 /// Asks a store, and answers by policy what it does not.
 pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
+    /// What is known of the counters in the store; nothing where the store is in this process.
+    known: Option<Known>,
     /// Decides under the policy `local`.
     local: Arc<Memory>,
-    replicas: NonZeroU32,
+    replicas: Arc<Replicas>,
     clock: Arc<dyn Clock>,
+    untimely: AtomicU64,
 }
 
 /// When a charge was taken that is taken back if its request is refused, and by which store.
@@ -26,6 +45,21 @@ pub struct Given {
     at: Micros,
     /// Whether the embedded store took it, in place of one that failed.
     is_local: bool,
+}
+
+/// How long a caller waits for its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Patience {
+    /// The caller's timeout, if it sent one.
+    pub timeout: Option<Duration>,
+    /// The part of it that the call has spent waiting for its thread.
+    pub waited: Duration,
+}
+
+impl From<Option<Duration>> for Patience {
+    fn from(timeout: Option<Duration>) -> Self {
+        Self { timeout, waited: Duration::ZERO }
+    }
 }
 
 /// How long the store may take.
@@ -55,22 +89,29 @@ impl Deadline {
     /// What decoding, deciding and answering may take beside the store: 3 ms.
     const OWN: Duration = Duration::from_millis(3);
 
-    /// Returns how long the store may take for a caller whose timeout is `patience`; `None` when there is no time to ask.
+    /// Returns how long the store may take for a caller with this patience; `None` when there is no time to ask.
     /// `round_trip` returns the smallest recent round trip to the store, if one is known.
-    pub fn budget(self, patience: Option<Duration>, round_trip: impl FnOnce() -> Option<Duration>) -> Option<Duration> {
-        let wanted = match (self, patience) {
+    pub fn budget(
+        self,
+        patience: impl Into<Patience>,
+        round_trip: impl FnOnce() -> Option<Duration>,
+    ) -> Option<Duration> {
+        let Patience { timeout, waited } = patience.into();
+        let wanted = match (self, timeout) {
             (Self::AtOnce, _) => return Some(Duration::MAX),
             (Self::Fixed(fixed), _) => fixed,
             (Self::Auto, None) => Self::UNTOLD,
-            (Self::Auto, Some(patience)) if patience / 2 <= Self::NEAR => patience / 2,
-            (Self::Auto, Some(patience)) => {
+            (Self::Auto, Some(timeout)) if timeout / 2 <= Self::NEAR => timeout / 2,
+            (Self::Auto, Some(timeout)) => {
                 let far =
                     round_trip().map_or(Duration::ZERO, |round_trip| round_trip.saturating_mul(Self::ROUND_TRIPS));
-                (patience / 2).min(far.clamp(Self::NEAR, Self::MOST))
+                (timeout / 2).min(far.clamp(Self::NEAR, Self::MOST))
             }
         };
-        let bound = patience.map_or(Duration::MAX, |patience| patience.saturating_sub(Self::OWN));
-        (bound > Self::LEAST).then(|| wanted.min(bound))
+        let bound = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(Self::OWN));
+        // A call that has waited for its thread has the rest of its time, and below the least it has none.
+        let left = bound.saturating_sub(waited);
+        (left > Self::LEAST && wanted > waited).then(|| wanted.min(left))
     }
 }
 
@@ -80,55 +121,147 @@ impl Guard {
         store: Arc<dyn Store>,
         deadline: Deadline,
         local: Arc<Memory>,
-        replicas: NonZeroU32,
+        replicas: Arc<Replicas>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        Self { store, deadline, local, replicas, clock }
+        let known = (deadline != Deadline::AtOnce).then(Known::default);
+        Self { store, deadline, known, local, replicas, clock, untimely: AtomicU64::new(0) }
     }
 
-    /// Charges the counters of one request and answers each charge, for a caller who waits no longer than `patience`.
-    pub async fn charge(&self, charges: &[Charge], patience: Option<Duration>) -> Verdicts {
+    /// Charges the counters of one request and answers each charge, for a caller with this patience.
+    pub async fn charge(&self, charges: &[Charge], patience: impl Into<Patience>) -> Verdicts {
+        let patience = patience.into();
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Charged { answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
+        let Some(known) = &self.known else { return self.charge_all(charges, patience).await };
+        let now = self.clock.now();
+        let answers: KnownAnswers = charges.iter().map(|charge| known.refusal(charge, now)).collect();
+        if answers.iter().all(Option::is_none) {
+            return self.charge_all(charges, patience).await;
+        }
+        self.charge_unknown(known, charges, answers, patience, now).await
+    }
+
+    /// Charges what is not known to be refused, or spared by what is.
+    async fn charge_unknown(
+        &self,
+        known: &Known,
+        charges: &[Charge],
+        mut answers: KnownAnswers,
+        patience: Patience,
+        now: Micros,
+    ) -> Verdicts {
+        let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
+        let is_refused = enforced.any(|(_, answer)| answer.is_some());
+        if is_whole && !is_refused {
+            // What is charged depends on all answers together.
+            return self.charge_all(charges, patience).await;
+        }
+        for (charge, answer) in charges.iter().zip(&mut answers) {
+            match answer {
+                Some(refusal) if charge.limit.records_refused(charge.charging) => {
+                    known.charge_later(charge, refusal, now);
+                }
+                Some(_) => {}
+                None if is_whole && !charge.is_kept() => {
+                    *answer = Some(known.spared(charge, now));
+                }
+                None => {}
+            }
+        }
+        let unknown = || charges.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+        let unknown: Vec<Charge> = unknown().map(|(charge, _)| charge.clone()).collect();
+        let asked = if unknown.is_empty() { Verdicts::new() } else { self.charge_all(&unknown, patience).await };
+        let mut asked = asked.into_iter();
+        let spared = Verdict::uncounted(Outcome::Admitted, Provenance::Spared);
+        answers.into_iter().map(|answer| answer.or_else(|| asked.next()).unwrap_or(spared)).collect()
+    }
+
+    /// Charges all of these charges: in the store, and by policy what the store does not answer.
+    async fn charge_all(&self, charges: &[Charge], patience: Patience) -> Verdicts {
+        let now = self.clock.now();
+        let Charged { mut answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
-            None => Charged { answers: charges.iter().map(|_| Err(StoreError::NoTime)).collect(), undo: None },
+            None => Charged { answers: self.untimely(charges), undo: None },
         };
+        self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
         let asks_local = |(charge, answer): (&Charge, &Result<Verdict, StoreError>)| is_local(charge, answer);
         if charges.iter().zip(&answers).any(asks_local) {
             self.decide_locally(charges, &answers, &mut verdicts);
         }
+        let mut is_undone = false;
         if let Some(undo) = undo {
             let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-            if is_request_refused(ballots) { undo.take_back(&mut verdicts) } else { undo.keep() }
+            is_undone = is_request_refused(ballots);
+            if is_undone { undo.take_back(&mut verdicts) } else { undo.keep() }
+        }
+        self.learn(charges, &verdicts, now);
+        if is_undone {
+            self.forget_refusals(charges.iter().zip(&answers).filter(|(_, answer)| is_admitted(answer)));
         }
         verdicts
     }
 
+    /// Puts a refusal that still holds in the place of an error, where the store was too busy to answer.
+    fn recall(&self, charges: &[Charge], answers: &mut Answers) {
+        let Some(known) = &self.known else { return };
+        for (charge, answer) in charges.iter().zip(answers) {
+            if answer.is_err_and(StoreError::is_overload)
+                && let Some(refusal) = known.lasting_refusal(charge, self.clock.now())
+            {
+                *answer = Ok(refusal);
+            }
+        }
+    }
+
+    /// Learns from the store's verdicts on charges that were sent at `at`.
+    fn learn(&self, charges: &[Charge], verdicts: &[Verdict], at: Micros) {
+        let Some(known) = &self.known else { return };
+        let of_store = charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store);
+        of_store.for_each(|(charge, verdict)| known.learn(charge, verdict, at));
+    }
+
+    /// Returns what is known of the counters in the store; nothing where the store is in this process.
+    pub fn known(&self) -> Option<&Known> {
+        self.known.as_ref()
+    }
+
+    /// Returns the number of calls that had no time left for the store.
+    pub fn untimely_calls(&self) -> u64 {
+        self.untimely.load(Ordering::Relaxed)
+    }
+
+    fn untimely(&self, charges: &[Charge]) -> Answers {
+        self.untimely.fetch_add(1, Ordering::Relaxed);
+        charges.iter().map(|_| Err(StoreError::NoTime)).collect()
+    }
+
     /// Charges a part of a request, as [`Guard::charge`] does a whole one; [`Guard::give_back`] takes back what it took if the
     /// request is refused.
-    pub async fn take(&self, charges: &[Charge], patience: Option<Duration>) -> (Verdicts, Vec<Option<Given>>) {
+    pub async fn take(&self, charges: &[Charge], patience: Patience) -> (Verdicts, Vec<Option<Given>>) {
         if charges.iter().all(|charge| charge.charging == Charging::Each) {
             return (self.charge(charges, patience).await, vec![None; charges.len()]);
         }
-        let Taken { answers, taken } = match self.deadline.budget(patience, || self.store.round_trip()) {
+        let now = self.clock.now();
+        let Taken { mut answers, taken } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.take(charges, budget).await,
-            None => Taken {
-                answers: charges.iter().map(|_| Err(StoreError::NoTime)).collect(),
-                taken: vec![None; charges.len()],
-            },
+            None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
         };
+        self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
+        self.learn(charges, &verdicts, now);
         let given = |at: Option<Micros>| at.map(|at| Given { at, is_local: false });
         let mut taken: Vec<_> = taken.into_iter().map(given).collect();
         let is_local = |index: usize| is_local(&charges[index], &answers[index]);
         let local: Vec<usize> = (0..charges.len()).filter(|&index| is_local(index)).collect();
         if !local.is_empty() {
             let shared: Vec<_> = local.iter().map(|&index| self.shared(&charges[index])).collect();
+            local.iter().for_each(|&index| self.share_remaining(&charges[index], answers[index]));
             let (decided, own) = self.local.take_now(&shared);
             for ((&index, verdict), at) in local.iter().zip(decided).zip(own) {
                 verdicts[index] = Verdict { provenance: Provenance::Local, ..verdict };
@@ -149,13 +282,21 @@ impl Guard {
             self.local.give_back_now(&shared, &local);
         }
         if store.iter().any(Option::is_some) {
+            self.forget_refusals(charges.iter().zip(&store).filter(|(_, taken)| taken.is_some()));
             self.store.give_back(charges, &store).await;
+        }
+    }
+
+    /// Forgets the refusals of counters on which hits are given back.
+    fn forget_refusals<'a, T>(&self, given_back: impl Iterator<Item = (&'a Charge, T)>) {
+        if let Some(known) = &self.known {
+            given_back.for_each(|(charge, _)| known.forget_refusal(&charge.key));
         }
     }
 
     /// A charge as the embedded store of this instance alone decides it.
     fn shared(&self, charge: &Charge) -> Charge {
-        Charge { limit: charge.limit.shared_among(self.replicas), ..charge.clone() }
+        Charge { limit: charge.limit.shared_among(self.replicas.get()), ..charge.clone() }
     }
 
     /// The store's verdict, or that of the policy. Under `local` it is one to be replaced.
@@ -167,11 +308,8 @@ impl Guard {
         if charge.limit.is_closed() {
             return self.closed_limit(charge);
         }
-        let unasked = |outcome, provenance| {
-            let (reset, delay) = (Micros::ZERO, Micros::ZERO);
-            Verdict { outcome, remaining: 0, room: 0, reset, retry: None, delay, provenance }
-        };
-        match charge.on_store_failure {
+        let unasked = Verdict::uncounted;
+        match policy(charge, error) {
             // Hits that cannot be given back are lost; that refuses nobody.
             _ if charge.hits.given_back() > 0 => unasked(Outcome::Admitted, Provenance::Open),
             FailurePolicy::Open | FailurePolicy::Local => unasked(Outcome::Admitted, Provenance::Open),
@@ -207,14 +345,69 @@ impl Guard {
                 },
             )
             .collect();
+        charges.iter().zip(answers).for_each(|(charge, answer)| self.share_remaining(charge, *answer));
         let decided = self.local.charge_now(&request);
-        let local = charges.iter().zip(answers).zip(verdicts).zip(decided);
+        let local = charges.iter().zip(answers).zip(verdicts.iter_mut()).zip(decided);
         for ((_, verdict), decided) in local.filter(|(((charge, answer), _), _)| is_local(charge, answer)) {
             *verdict = Verdict { provenance: Provenance::Local, ..decided };
+        }
+        self.charge_admitted_later(charges, answers, verdicts);
+    }
+
+    /// Takes this instance's share of the hits that the store's last reply left, before a charge is decided here under overload.
+    fn share_remaining(&self, charge: &Charge, answer: Result<Verdict, StoreError>) {
+        let is_overloaded = answer.is_err_and(StoreError::is_overload) && is_local(charge, &answer);
+        let Some(known) = self.known.as_ref().filter(|_| is_overloaded) else { return };
+        if let Some(remaining) = known.take_remaining(charge, self.clock.now()) {
+            let share = remaining.div_ceil(self.replicas.get().get());
+            self.local.leave_at_most(&self.shared(charge), share);
+        }
+    }
+
+    /// Remembers the hits that were admitted here under overload, to charge them in the store later.
+    fn charge_admitted_later(&self, charges: &[Charge], answers: &Answers, verdicts: &[Verdict]) {
+        let Some(known) = &self.known else { return };
+        let now = self.clock.now();
+        let ballots = charges.iter().zip(verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
+        let is_refused = is_request_refused(ballots);
+        for ((charge, answer), verdict) in charges.iter().zip(answers).zip(verdicts) {
+            // What was sent may have been charged.
+            let is_unsent = answer.is_err_and(StoreError::is_unsent) && is_local(charge, answer);
+            let is_charged = verdict.outcome == Outcome::Admitted && (charge.is_kept() || !is_refused);
+            if is_unsent && is_charged && charge.hits.taken() > 0 {
+                known.charge_later(charge, verdict, now);
+            }
+        }
+    }
+
+    /// Charges hits in the store that were decided without it, for ever. They go behind all other calls, and take at most a tenth of
+    /// the store's time: after each attempt it pauses for nine times as long as the attempt took.
+    pub async fn settle(&self) {
+        let Some(known) = &self.known else { return };
+        loop {
+            let began = Instant::now();
+            let due = known.due(self.clock.now(), MOST_SETTLED);
+            let charges: Vec<Charge> = due.iter().map(|later| later.charge.clone()).collect();
+            if !charges.is_empty() {
+                let settled = self.store.settle(&charges, SETTLING).await;
+                let now = self.clock.now();
+                let unsettled = due.into_iter().zip(settled).filter(|(_, is_settled)| !is_settled);
+                unsettled.for_each(|(later, _)| known.put_back(later, now));
+            }
+            sleep((began.elapsed() * 9).clamp(SETTLE_AGAIN, SETTLING)).await;
         }
     }
 }
 
+fn is_admitted(answer: &Result<Verdict, StoreError>) -> bool {
+    answer.is_ok_and(|verdict| verdict.outcome == Outcome::Admitted)
+}
+
+/// Returns the policy that answers a charge in place of the store.
+const fn policy(charge: &Charge, error: StoreError) -> FailurePolicy {
+    if error.is_overload() { charge.policies.on_overload } else { charge.policies.on_failure }
+}
+
 fn is_local(charge: &Charge, answer: &Result<Verdict, StoreError>) -> bool {
-    answer.is_err() && charge.on_store_failure == FailurePolicy::Local && !charge.limit.is_closed()
+    answer.is_err_and(|error| policy(charge, error) == FailurePolicy::Local) && !charge.limit.is_closed()
 }

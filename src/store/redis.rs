@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use self::errand::Errand;
 use self::manager::Access;
-use self::node::Node;
+use self::node::{Node, NodePermit};
 use self::script::{Mode, Rows};
 use self::servers::{Servers, Topology};
 use super::{Answers, Charged, Store, StoreError, Undo};
@@ -25,9 +25,11 @@ use crate::model::{Charging, Micros, Outcome, Role, Unit};
 use crate::telemetry::traces;
 
 pub mod advice;
+pub mod announce;
 pub mod backoff;
 pub mod breaker;
 pub mod clock;
+mod concurrency;
 pub mod connection;
 pub mod credentials;
 mod errand;
@@ -35,10 +37,12 @@ mod files;
 mod hidden;
 pub mod manager;
 pub mod node;
+mod permits;
 pub mod replies;
 pub mod round_trip;
 pub mod script;
 pub mod servers;
+pub mod silence;
 mod stream;
 pub mod tls;
 
@@ -129,6 +133,17 @@ impl Redis {
         join_all(std::iter::once(main).chain(per_second).map(|servers| servers.connect(until))).await;
     }
 
+    /// Returns the text in front of the name of every counter.
+    fn prefix(&self) -> &[u8] {
+        &self.0.prefix
+    }
+
+    /// Returns the server that has a key, as far as is known; of the Redis for all limits.
+    fn node(&self, key: &[u8]) -> Option<Arc<Node>> {
+        let Instances { main, .. } = &*self.0;
+        main.node(main.slot(key))
+    }
+
     /// Whether any of the servers can be asked, as far as is known.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;
@@ -159,6 +174,14 @@ impl Store for Redis {
         taken: &'a [Option<Micros>],
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(self.give_back(self.0.dated(charges, taken)))
+    }
+
+    fn settle<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Vec<bool>> + Send + 'a>> {
+        Box::pin(self.settle_by(charges, Instant::now() + budget))
     }
 
     fn round_trip(&self) -> Option<Duration> {
@@ -214,6 +237,18 @@ impl Redis {
         super::Taken { answers, taken }
     }
 
+    async fn settle_by(&self, charges: &[Charge], until: Instant) -> Vec<bool> {
+        let groups = self.0.groups(charges, false);
+        let outcomes = self.0.ask(&groups, charges, Mode::Later, until).await;
+        let mut settled = vec![true; charges.len()];
+        for (group, outcome) in groups.iter().zip(outcomes) {
+            // What was sent may have been charged.
+            let is_settled = !matches!(outcome, Err(StoreError::Overloaded | StoreError::Down { .. }));
+            group.members.iter().for_each(|&member| settled[member] = is_settled);
+        }
+        settled
+    }
+
     fn conclude(&self, groups: &[Group], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
         let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut left = SmallVec::new();
@@ -262,7 +297,7 @@ impl Redis {
                 // What was not sent is sent again; lost, it expires, and the counts stand too high until then.
                 let errand = [Errand { command: &command, expects: None }];
                 loop {
-                    match errand::run(servers, &node, &errand, until).await.as_slice() {
+                    match errand::run(servers, &node, None, &errand, until).await.as_slice() {
                         [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
                         [Ok(_)] => return,
                         _ => return node.watched().lost_undo(count),
@@ -338,7 +373,14 @@ impl Instances {
             // Most requests are of one slot.
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
-            return self.ask_node(servers, &node, &[group], charges, mode, until).await;
+            let permit = match mode {
+                Mode::Later => node.spare_permit().map(Some),
+                _ => Ok(None),
+            };
+            return match permit {
+                Ok(permit) => self.ask_node(servers, &node, permit, &[group], charges, (mode, until)).await,
+                Err(error) => smallvec![Err(error)],
+            };
         }
         let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();
@@ -353,9 +395,18 @@ impl Instances {
                 None => batches.push(Batch { servers, node, groups: smallvec![(index, group)] }),
             }
         }
-        let asked = join_all(batches.iter().map(async |Batch { servers, node, groups }| {
+        let permits = permits::take(&mut batches, mode, until).await;
+        let asked = join_all(batches.iter().zip(permits).map(async |(Batch { servers, node, groups }, permit)| {
             let groups: SmallVec<[&Group; 4]> = groups.iter().map(|(_, group)| *group).collect();
-            self.ask_node(servers, node, &groups, charges, mode, until).await
+            match permit {
+                Ok(permit) => self.ask_node(servers, node, Some(permit), &groups, charges, (mode, until)).await,
+                Err(error) => {
+                    if let Some(reason) = error.reason() {
+                        node.watched().failed(reason, groups.iter().map(|group| group.members.len()).sum());
+                    }
+                    groups.iter().map(|_| Err(error)).collect()
+                }
+            }
         }));
         for (batch, answered) in batches.iter().zip(asked.await) {
             for ((index, _), outcome) in batch.groups.iter().zip(answered) {
@@ -369,10 +420,10 @@ impl Instances {
         &self,
         servers: &Servers,
         node: &Arc<Node>,
+        permit: Option<NodePermit>,
         groups: &[&Group],
         charges: &[Charge],
-        mode: Mode,
-        until: Instant,
+        (mode, until): (Mode, Instant),
     ) -> Outcomes {
         let members: SmallVec<[SmallVec<[&Charge; 4]>; 1]> =
             groups.iter().map(|group| group.members.iter().map(|&member| &charges[member]).collect()).collect();
@@ -383,7 +434,7 @@ impl Instances {
             .zip(&members)
             .map(|(command, members)| Errand { command, expects: Some((members.len(), mode)) })
             .collect();
-        errand::run(servers, node, &errands, until).await
+        errand::run(servers, node, permit, &errands, until).await
     }
 }
 
@@ -400,7 +451,7 @@ impl Group {
         let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
-            Mode::Each => false,
+            Mode::Each | Mode::Later => false,
             Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.ballot(verdict.outcome))),
             Mode::Take => {
                 verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())
@@ -427,49 +478,4 @@ impl Group {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::algorithm::{Algorithm, Limit};
-    use crate::model::key::KeyPart;
-    use crate::model::{Colocation, CounterKey, FailurePolicy, Hits, Quota, Window};
-    use crate::store::redis::credentials::{Credentials, Login};
-    use crate::store::redis::manager::Address;
-
-    fn redis() -> Redis {
-        let access = Access {
-            credentials: Arc::new(Credentials::fixed(Login::default())),
-            tls: None,
-            db: 0,
-            connect_timeout: Duration::from_millis(1),
-            alive: Arc::default(),
-            watched: Arc::default(),
-        };
-        let topology = Topology::Single(Address::Tcp("127.0.0.1".to_owned(), 1));
-        Redis::new(Instance { topology, access }, None, "", 1)
-    }
-
-    fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
-        let bytes = value.to_le_bytes();
-        let part = KeyPart::own(b"k", &bytes);
-        let window = limit.quota().window().length();
-        let key = CounterKey::new("d", std::iter::once(part), Colocation::Descriptor, limit.algorithm().name(), window);
-        let on_store_failure = FailurePolicy::Error;
-        Charge { key, limit, hits: Hits::take(1), descriptor: value, role: Role::Enforce, charging, on_store_failure }
-    }
-
-    #[test]
-    fn no_script_is_longer_than_its_bound_whatever_is_charged() {
-        let ordinary = Limit::new(Algorithm::FixedWindow, Quota::new(1, Window::of_unit(Unit::Minute))).unwrap();
-        for (charging, most) in [(Charging::Each, MOST_PER_SCRIPT), (Charging::AllOrNothing, MOST_TOGETHER)] {
-            for mostly in [ordinary, Limit::closed()] {
-                let limit = |value: usize| if value == 7 { ordinary } else { mostly };
-                let charges: Vec<_> = (0..2_500).map(|value| charge(value, limit(value), charging)).collect();
-                let groups = redis().0.groups(&charges, charging == Charging::AllOrNothing);
-                assert!(groups.iter().all(|group| group.members.len() <= most), "{charging:?}");
-                let mut members: Vec<_> = groups.iter().flat_map(|group| group.members.iter().copied()).collect();
-                members.sort_unstable();
-                assert_eq!(members, (0..2_500).collect::<Vec<_>>(), "each charge once");
-            }
-        }
-    }
-}
+mod tests;

@@ -18,6 +18,8 @@ pub(super) struct Deciding<'d, 'r> {
 pub(super) enum Origin {
     /// A store was asked.
     Store,
+    /// The store refused the same charge less than a second ago, or was too busy to be asked again.
+    Known,
     /// It could not be: admitted unchecked.
     Open,
     /// It could not be: refused unchecked.
@@ -36,8 +38,17 @@ pub(super) enum Origin {
 
 impl Origin {
     /// Each, in the order of their numbers.
-    pub(super) const ALL: [Self; 8] =
-        [Self::Store, Self::Open, Self::Closed, Self::Local, Self::Error, Self::Rule, Self::TooLarge, Self::Nothing];
+    pub(super) const ALL: [Self; 9] = [
+        Self::Store,
+        Self::Known,
+        Self::Open,
+        Self::Closed,
+        Self::Local,
+        Self::Error,
+        Self::Rule,
+        Self::TooLarge,
+        Self::Nothing,
+    ];
 
     /// Its word in metrics, spans and logs.
     pub(super) const fn name(self) -> &'static str {
@@ -46,6 +57,7 @@ impl Origin {
             Self::Open => Provenance::Open.name(),
             Self::Closed => Provenance::Closed.name(),
             Self::Local => Provenance::Local.name(),
+            Self::Known => Provenance::Known.name(),
             Self::Error => Provenance::Error.name(),
             Self::Rule => "rule",
             Self::TooLarge => "too_large",
@@ -61,6 +73,9 @@ impl From<Provenance> for Origin {
             Provenance::Open => Self::Open,
             Provenance::Closed => Self::Closed,
             Provenance::Local => Self::Local,
+            Provenance::Known => Self::Known,
+            // Another charge of the same request decides it.
+            Provenance::Spared => Self::Known,
             Provenance::Error => Self::Error,
         }
     }
@@ -85,7 +100,7 @@ impl<'d, 'r> Deciding<'d, 'r> {
         let with = |outcome| enforced().filter(move |answer| answer.verdict.outcome == outcome);
         let answer = match decision.outcome {
             Outcome::Admitted => enforced()
-                .find(|answer| answer.verdict.provenance != Provenance::Store)
+                .find(|answer| answer.verdict.provenance.is_policy())
                 .or_else(|| enforced().next())
                 .or(decision.answers.first()),
             Outcome::Refused if decision.wait.hold > Micros::ZERO => {

@@ -1,6 +1,6 @@
 //! What a store's servers owe those who watch them: how fast they answer, and why not.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,27 +8,33 @@ use foldhash::HashMap;
 use parking_lot::Mutex;
 
 use super::histogram::Histogram;
-use super::metrics::{STORE_BAD_REPLIES, STORE_BREAKER, STORE_FAILURES, STORE_LOST_UNDOS, STORE_ROUND_TRIP};
-use super::page::Page;
+use super::metrics::{
+    STORE_BAD_REPLIES, STORE_BREAKER, STORE_CALLS, STORE_CALLS_LIMIT, STORE_FAILURES, STORE_LOST_UNDOS,
+    STORE_QUEUE_DELAY, STORE_ROUND_TRIP,
+};
+use super::page::{Page, seconds};
 
 /// Why a server did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Not in time.
+    /// Not in time, and nobody else either.
     TimedOut,
+    /// Not in time, though it answers others: it is busy.
+    Late,
     /// There was no connection.
     Unreachable,
     /// It was known to be down, and was not asked.
     Down,
-    /// Too many calls waited for it already.
+    /// It was too busy to answer in time, and was not asked.
     Overloaded,
     /// It answered with an error.
     Rejected,
 }
 
 impl Reason {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::TimedOut, "timed_out"),
+        (Self::Late, "late"),
         (Self::Unreachable, "unreachable"),
         (Self::Down, "down"),
         (Self::Overloaded, "overloaded"),
@@ -39,6 +45,17 @@ impl Reason {
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
+}
+
+/// The calls of one worker to a server, as they are watched.
+#[derive(Debug, Default)]
+pub struct Calls {
+    /// The calls that are not answered yet.
+    pub in_flight: AtomicUsize,
+    /// The most there may be.
+    pub limit: AtomicUsize,
+    /// The time that the last call waited at the server, in microseconds.
+    pub queue_delay_us: AtomicU64,
 }
 
 /// Why a reply of a server ended its connection.
@@ -66,6 +83,8 @@ pub struct Server {
     bad_replies: [AtomicU64; BadReply::ALL.len()],
     /// Of those who ask it, each with a breaker of its own.
     breakers: Mutex<Vec<Weak<AtomicBool>>>,
+    /// Of each worker that asks it.
+    calls: Mutex<Vec<Weak<Calls>>>,
 }
 
 /// The servers that somebody asks.
@@ -98,6 +117,25 @@ impl Server {
         let mut breakers = self.breakers.lock();
         breakers.retain(|breaker| breaker.strong_count() > 0);
         breakers.push(Arc::downgrade(is_open));
+    }
+
+    /// Watches the calls of a worker.
+    pub fn watch_calls(&self, calls: &Arc<Calls>) {
+        let mut all = self.calls.lock();
+        all.retain(|calls| calls.strong_count() > 0);
+        all.push(Arc::downgrade(calls));
+    }
+
+    /// Returns the calls in flight and the most there may be, of all workers, and the longest queue delay.
+    fn calls(&self) -> (usize, usize, u64) {
+        let all = self.calls.lock();
+        all.iter().filter_map(Weak::upgrade).fold((0, 0, 0), |(in_flight, limit, delay_us), calls| {
+            (
+                in_flight + calls.in_flight.load(Ordering::Relaxed),
+                limit + calls.limit.load(Ordering::Relaxed),
+                delay_us.max(calls.queue_delay_us.load(Ordering::Relaxed)),
+            )
+        })
     }
 
     fn is_breaker_open(&self) -> bool {
@@ -142,6 +180,14 @@ impl Servers {
                     family.sample(&[name, reason], count.load(Ordering::Relaxed));
                 }
             }
+        });
+        let calls: Vec<_> = servers.iter().map(|(name, server)| (name, server.calls())).collect();
+        page.family(&STORE_CALLS, |family| calls.iter().for_each(|(name, calls)| family.sample(&[name], calls.0)));
+        page.family(&STORE_CALLS_LIMIT, |family| {
+            calls.iter().for_each(|(name, calls)| family.sample(&[name], calls.1));
+        });
+        page.family(&STORE_QUEUE_DELAY, |family| {
+            calls.iter().for_each(|(name, calls)| family.sample(&[name], seconds(calls.2)));
         });
         page.family(&STORE_LOST_UNDOS, |family| {
             for (name, server) in &servers {

@@ -19,7 +19,7 @@ impl Split {
         let Answered { verdict, capacity, is_spared, .. } = answer;
         let (hits, limit) = (answer.hits.taken(), u64::from(*capacity));
         match (verdict.provenance, verdict.outcome.is_refused()) {
-            (Provenance::Store, _) => {}
+            (Provenance::Store | Provenance::Known, _) => {}
             // Of an instance's own part of a limit nobody knows where it stands.
             (Provenance::Local, true) => return Self { over: hits, ..Self::default() },
             (Provenance::Local, false) => return Self { within: hits, ..Self::default() },

@@ -5,7 +5,9 @@ use super::page::Page;
 use super::series::{MOST_OF_VALUES, Rules};
 use super::split::{Split, near};
 use super::*;
-use crate::model::{Charging, Descriptor, Entry, Hidden, Hits, Path, Role, RuleId, Ruling, Series, Shown, Verdict};
+use crate::model::{
+    Charging, Descriptor, Entry, Hidden, Hits, Path, Provenance, Role, RuleId, Ruling, Series, Shown, Verdict,
+};
 
 fn about(id: u32, levels: &[(&str, Option<&str>, Shown)], series: Series) -> About {
     let domain = Arc::new(Path::of_domain("edge"));

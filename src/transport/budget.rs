@@ -15,12 +15,14 @@ use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use self::process::{CALL_BYTES, OPEN_BODY_BYTES, Pace, ProcessAccount};
 use super::activity::InFlight;
+use super::waiting::ReadEmpty;
 use crate::telemetry::limited::{Cause, LimitedCalls};
 
 /// Bytes of messages that the calls of one connection hold: 1 MiB. Beside them a connection holds what h2 has received and
@@ -58,6 +60,7 @@ pub(super) struct Account {
     large: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
+    read_empty: Arc<ReadEmpty>,
 }
 
 /// Bytes that were read around the data of bodies that are not read to their end. A body's data can be a small slice of what
@@ -125,16 +128,20 @@ struct Answering {
 
 impl Default for Account {
     fn default() -> Self {
-        Self::new(None, Arc::default())
+        Self::new(None, Arc::default(), Arc::default())
     }
 }
 
 impl Account {
-    /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts.
-    pub(super) fn new(limited: Option<Arc<LimitedCalls>>, process: Arc<ProcessAccount>) -> Self {
+    /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts. `read_empty` is that of its socket.
+    pub(super) fn new(
+        limited: Option<Arc<LimitedCalls>>,
+        process: Arc<ProcessAccount>,
+        read_empty: Arc<ReadEmpty>,
+    ) -> Self {
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
         let (queue, around, now, large) = Default::default();
-        Self { held, begun, all, queue, around, now, large, limited, process }
+        Self { held, begun, all, queue, around, now, large, limited, process, read_empty }
     }
 
     /// Returns true when requests have to arrive soon, because all connections together hold far too much.
@@ -375,6 +382,11 @@ pub(super) fn keeps(bytes: usize) {
 /// Returns the turn of the large requests of the running call's connection. `None` outside of a call.
 pub(super) fn large() -> Option<Arc<Semaphore>> {
     running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
+}
+
+/// Returns the longest time for which the running call can have waited for its thread; nothing outside of a call.
+pub(super) fn waited() -> Duration {
+    running(|call| call.account.read_empty.waited()).unwrap_or_default()
 }
 
 /// Notes that the running call need not end, so that its connection is idle if it has no other.

@@ -22,10 +22,11 @@ use tower::Service;
 
 mod large;
 
+use super::budget;
 use super::hold::{Caller, Held, Seats};
 use super::message::{Beginning, LARGEST_MESSAGE, Unopened, Unread};
 use super::wire::{Answers, StoreUnavailable};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, Patience};
 use crate::model::{InvalidRequest, Request};
 use crate::proto::DESCRIPTORS;
 use crate::proto::codec::{Decisions, Incoming, Outgoing};
@@ -75,17 +76,18 @@ impl Edge {
         move || seats.taken()
     }
 
-    /// Decides one request of the wire, for a caller who waits no longer than `patience`; `span` tells of it.
+    /// Decides one request of the wire, for a caller with this patience; `span` tells of it.
     ///
     /// # Errors
     /// What is wrong with the request, or that the store could not be asked.
     pub async fn decide(
         &self,
         wire: RateLimitRequest,
-        patience: Option<Duration>,
+        patience: impl Into<Patience>,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
-        let caller = Caller::who_waits(patience);
+        let patience = patience.into();
+        let caller = Caller::who_waits(patience.timeout);
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
@@ -126,16 +128,17 @@ impl Edge {
     /// When the request is invalid, or the store cannot be asked.
     pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
         let _call = self.telemetry.call();
-        let patience = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
+        let waited = budget::waited();
+        let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
         let unread = wire.extensions().get::<Unread>().copied();
         let answer = match (wire.into_inner(), unread) {
             (Incoming::Small(request), None) => {
-                self.decide(request, patience, span.as_mut()).await.map(Outgoing::Small)
+                self.decide(request, Patience { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
             }
             // Boxed, so that ordinary calls do not carry it.
             (Incoming::Large(message), None) => {
-                Box::pin(self.decide_large(message, patience, &mut span)).await.map(Outgoing::Large)
+                Box::pin(self.decide_large(message, timeout, &mut span)).await.map(Outgoing::Large)
             }
             (message, Some(unread)) => {
                 let request = message.decoded();

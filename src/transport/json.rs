@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -17,6 +18,8 @@ use prost::Message;
 use self::room::{Room, SMALL_BODY_BYTES, Seated};
 use super::grpc::{Edge, Undecided};
 use super::metrics;
+use super::waiting::ReadEmpty;
+use crate::limiter::Patience;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::proto::large::is_large;
@@ -110,7 +113,7 @@ impl Door {
         };
         let Some(message) = read::read(&body) else { return bad_request() };
         let mut span = self.span(head);
-        let response = match self.decide(message, &mut span).await {
+        let response = match self.decide(head, message, &mut span).await {
             Ok(decided) => Answer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
             Err(response) => response,
         };
@@ -133,7 +136,7 @@ impl Door {
         drop(turn);
         let Some(message) = message else { return bad_request() };
         let mut span = self.span(head);
-        let response = match self.decide(message, &mut span).await {
+        let response = match self.decide(head, message, &mut span).await {
             Ok(decided) => {
                 let turn = self.room.turn().await;
                 let answer = self.room.run(move || {
@@ -150,10 +153,12 @@ impl Door {
     }
 
     /// Decides an encoded request; one of many descriptors slice by slice.
-    async fn decide(&self, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
+    async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
         if !is_large(&message) {
             let request = RateLimitRequest::decode(message).map_err(|_| bad_request())?;
-            let response = self.edge.decide(request, None, span.as_mut()).await;
+            let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
+            let patience = Patience { timeout: None, waited };
+            let response = self.edge.decide(request, patience, span.as_mut()).await;
             return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.

@@ -27,6 +27,7 @@ use super::budget::{self, Account};
 use super::head;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
+use super::waiting::ReadEmpty;
 use crate::telemetry::limited::LimitedCalls;
 
 /// Calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
@@ -134,7 +135,9 @@ impl<S: Answering> Protocol for Http2<S> {
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection {
-        let (limits, account) = (&self.limits, Arc::new(Account::new(self.limited.clone(), Arc::clone(&self.process))));
+        let limits = &self.limits;
+        let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
+        let account = Arc::new(account);
         http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
@@ -149,7 +152,7 @@ impl<S: Answering> Protocol for Http2<S> {
             .auto_date_header(false)
             .serve_connection(
                 TokioIo::new(socket.within(Arc::clone(&account))),
-                Calls { service: self.service.clone(), body: limits.body, account: Some(account) },
+                Calls { service: self.service.clone(), body: limits.body, account: Some(account), read_empty: None },
             )
     }
 }
@@ -172,7 +175,7 @@ impl<S> Http1<S> {
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
-        Self { builder, calls: Calls { service, body: limits.body, account: None } }
+        Self { builder, calls: Calls { service, body: limits.body, account: None, read_empty: None } }
     }
 }
 
@@ -183,7 +186,8 @@ impl<S: Answering> Protocol for Http1<S> {
 
     /// An HTTP/1 connection is closed after `ConnectionLimits::handshake` without a request, so nobody asks for its calls.
     fn connect(&self, socket: Socket, _: &Activity) -> Self::Connection {
-        self.builder.serve_connection(TokioIo::new(socket), self.calls.clone())
+        let calls = Calls { read_empty: Some(socket.read_empty()), ..self.calls.clone() };
+        self.builder.serve_connection(TokioIo::new(socket), calls)
     }
 }
 
@@ -200,6 +204,8 @@ pub struct Calls<S> {
     body: Duration,
     /// Counts what the calls of the connection hold, where there may be many at once.
     account: Option<Arc<Account>>,
+    /// Tells a request of HTTP/1 how long it has waited; one of HTTP/2 is told by its account.
+    read_empty: Option<Arc<ReadEmpty>>,
 }
 
 /// A call being answered.
@@ -230,6 +236,9 @@ where
         };
         if self.account.is_some() && !body.has_arrived() {
             head::reduce(&mut head);
+        }
+        if let Some(read_empty) = &self.read_empty {
+            head.extensions.insert(Arc::clone(read_empty));
         }
         Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless }
     }

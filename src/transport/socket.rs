@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep};
 use super::budget::Account;
 use super::budget::process::Pace;
 use super::frames::{FrameError, Frames};
+use super::waiting::ReadEmpty;
 use crate::telemetry::limited::Cause;
 
 /// Bytes read in one turn of a connection, that is, in one poll of its task: 8 KiB.
@@ -44,6 +45,7 @@ pub struct Socket {
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
     http2: Option<Http2>,
+    read_empty: Arc<ReadEmpty>,
     /// The time until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
 }
@@ -110,8 +112,14 @@ impl Socket {
             stall,
             stalled: None,
             http2: None,
+            read_empty: Arc::default(),
             rest: None,
         }
+    }
+
+    /// Returns the last time at which it had nothing to read, which it keeps up to date.
+    pub(super) fn read_empty(&self) -> Arc<ReadEmpty> {
+        Arc::clone(&self.read_empty)
     }
 
     /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.
@@ -221,6 +229,9 @@ impl AsyncRead for Socket {
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if read.is_pending() {
+            self.read_empty.note();
+        }
         let bytes = buffer.filled().len().saturating_sub(before);
         if bytes > 0 {
             self.state.0.is_at_rest.store(false, Ordering::Relaxed);

@@ -10,6 +10,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 
+use super::waiting;
+
 /// The threads that serve connections. Clones are the same threads; they end with [`Workers::stop`] or the last clone.
 #[derive(Clone, Debug)]
 pub struct Workers {
@@ -96,7 +98,7 @@ impl Drop for Seat {
 }
 
 fn start_one(number: usize, mut stopped: watch::Receiver<bool>) -> io::Result<Handle> {
-    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(waiting::was_idle).build()?;
     let handle = runtime.handle().clone();
     std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
         // An error means that the last `Workers` is gone, which is as good as a stop.

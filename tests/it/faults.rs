@@ -23,6 +23,7 @@ use crate::load::{Call, Calls, Load};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually};
 
+mod busy;
 mod clocks;
 mod nonsense;
 mod outage;
@@ -58,7 +59,9 @@ fn rules(algorithm: &str) -> NamedTempFile {
 fn rules_and(algorithm: &str, hourly: &[&str]) -> NamedTempFile {
     let rule = |key: &str, unit, algorithm, policy| {
         let limit = format!("{{ unit: {unit}, requests_per_unit: {LIMIT}, algorithm: {algorithm} }}");
-        format!("  - {{ key: {key}, on_store_failure: {policy}, rate_limit: {limit} }}\n")
+        format!(
+            "  - {{ key: {key}, on_store_failure: {policy}, on_store_overload: {policy}, remember_refusals: false, rate_limit: {limit} }}\n"
+        )
     };
     let yearly = POLICIES.map(|policy| rule(policy, "year", algorithm, policy)).concat();
     let hourly: String = hourly.iter().map(|algorithm| rule(algorithm, "hour", algorithm, "open")).collect();
@@ -193,9 +196,10 @@ impl Books {
         calls.such_that(|call| self.hits(call) > 1).count()
     }
 
-    /// Calls that were answered by policy, and charged.
+    /// Calls that were answered by policy, and charged. What an instance admits by itself under overload is charged later.
     fn charged_unheard(&self, calls: &Calls) -> usize {
-        calls.such_that(|call| !is_counted(call) && self.hits(call) > 0).count()
+        let is_local = |call: &Call| call.answer.as_ref().is_ok_and(|answer| policies(answer) == ["local"]);
+        calls.such_that(|call| !is_counted(call) && !is_local(call) && self.hits(call) > 0).count()
     }
 
     /// Calls that the store admitted, and of which it knows nothing.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
 use tidegate::model::{
-    Charging, Colocation, CounterKey, Delay, FailurePolicy, Hits, InvalidQuota, Micros, Quota, Role, Unit, Window,
+    Charging, Colocation, CounterKey, Delay, Hits, InvalidQuota, Micros, Quota, Role, StorePolicies, Unit, Window,
 };
 
 use crate::world::NOON;
@@ -105,7 +105,16 @@ pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charg
         limit.algorithm().name(),
         limit.quota().window().length(),
     );
-    Charge { key, limit, hits, descriptor: 0, role: Role::Enforce, charging, on_store_failure: FailurePolicy::Error }
+    Charge {
+        key,
+        limit,
+        hits,
+        descriptor: 0,
+        role: Role::Enforce,
+        charging,
+        policies: StorePolicies::default(),
+        remembers_refusals: true,
+    }
 }
 
 impl History {

@@ -19,6 +19,7 @@ use tidegate::rules::live::Live;
 use tidegate::rules::{Options, load};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
+use tidegate::store::replicas::Replicas;
 use tidegate::store::{Charged, Store, Taken};
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
@@ -118,7 +119,13 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
     let options = Options { quota_mode: manner.quota_mode, shadow_mode: manner.shadow_mode, ..Options::default() };
     let loaded = load(&[file("rules.yaml", &text)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
     let local = Arc::new(Memory::new(Arc::clone(clock) as Arc<_>, 10_000));
-    let guard = Guard::new(store, Deadline::AtOnce, local, NonZeroU32::MIN, Arc::clone(clock) as Arc<_>);
+    let guard = Guard::new(
+        store,
+        Deadline::AtOnce,
+        local,
+        Arc::new(Replicas::set(NonZeroU32::MIN)),
+        Arc::clone(clock) as Arc<_>,
+    );
     let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard));
     let names = HeaderNames::new("limit".into(), "remaining".into(), "reset".into()).expect("names");
     let headers = match manner.headers {

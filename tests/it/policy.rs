@@ -6,7 +6,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::algorithm::Charge;
 use tidegate::model::{
-    Charging, Decision, Descriptor, FailurePolicy, Finding, Micros, Outcome, Override, Provenance, Role, Verdict,
+    Charging, Decision, Descriptor, FailurePolicy, Finding, Micros, Outcome, Override, Provenance, Role, StorePolicies,
+    Verdict,
 };
 use tidegate::rules::Options;
 use tidegate::store::guard::Deadline;
@@ -500,7 +501,8 @@ descriptors:
                 line(rule),
                 line(below)
             );
-            let options = Options { on_store_failure: process, ..Options::default() };
+            let options =
+                Options { policies: StorePolicies::default().inside(Some(process), None), ..Options::default() };
             let limiter = limiter(&rules, options, &instance.guard);
             let domain = domain.unwrap_or(process);
             let rule = rule.unwrap_or(domain);

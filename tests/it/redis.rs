@@ -20,6 +20,7 @@ pub mod clock;
 pub mod cluster;
 pub mod hang;
 pub mod liar;
+pub mod paced;
 mod partition;
 mod preloaded;
 pub mod proxy;

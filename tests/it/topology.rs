@@ -70,7 +70,7 @@ fn rules() -> String {
 descriptors:
   - {{ key: one, rate_limit: {{ unit: year, requests_per_unit: {ENDLESS} }} }}
   - {{ key: log, rate_limit: {{ unit: year, requests_per_unit: {LOGGED}, algorithm: sliding_log }} }}
-  - {{ key: few, charging: all_or_nothing, rate_limit: {{ unit: year, requests_per_unit: {FEW} }} }}
+  - {{ key: few, charging: all_or_nothing, remember_refusals: false, rate_limit: {{ unit: year, requests_per_unit: {FEW} }} }}
   - key: tight
     charging: all_or_nothing
     rate_limits:
@@ -120,7 +120,9 @@ impl Instance {
     async fn launch(addresses: &str, more: &[(&str, &str)]) -> Self {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
         std::fs::write(file.path(), rules()).expect("it is written");
-        let own = [("REDIS_TYPE", "cluster"), ("REDIS_URL", addresses), ("LOG_LEVEL", "warn")];
+        // Whatever the cluster does not decide fails.
+        let policy = ("ON_STORE_OVERLOAD", "error");
+        let own = [("REDIS_TYPE", "cluster"), ("REDIS_URL", addresses), ("LOG_LEVEL", "warn"), policy];
         let tidegate = Tidegate::start(file.path(), &[&own, more].concat()).await;
         Self { tidegate, _rules: file }
     }

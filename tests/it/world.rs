@@ -12,6 +12,7 @@ use tidegate::rules::{File, Options, RuleSet, load};
 use tidegate::store::Store;
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
+use tidegate::store::replicas::Replicas;
 
 /// Saturday, 21 November 2026, 12:00:00 UTC: an hour and a day begin or are half over, a week is not.
 pub const NOON: Micros = Micros::from_secs(1_795_262_400);
@@ -155,13 +156,19 @@ impl Limiter {
 /// A limiter of these rules over this store.
 pub fn limiter(rules: &str, options: Options, store: &Arc<Memory>) -> Limiter {
     let loaded = load(&[file("rules.yaml", rules)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
-    Limiter::new(loaded.rules, Arc::new(guard(Arc::clone(store) as Arc<dyn Store>, 1)))
+    // The embedded store is in the process, and always answers.
+    let (clock, replicas) = (HandClock::at(NOON) as Arc<dyn Clock>, Arc::new(Replicas::set(NonZeroU32::MIN)));
+    let store_of_process = Arc::clone(store) as Arc<dyn Store>;
+    Limiter::new(
+        loaded.rules,
+        Arc::new(Guard::new(store_of_process, Deadline::AtOnce, Arc::clone(store), replicas, clock)),
+    )
 }
 
 /// A guard over this store, whose own counters are shared among so many replicas.
 pub fn guard(store: Arc<dyn Store>, replicas: u32) -> Guard {
     let clock = HandClock::at(NOON) as Arc<dyn Clock>;
-    let replicas = NonZeroU32::new(replicas).expect("at least one");
+    let replicas = Arc::new(Replicas::set(NonZeroU32::new(replicas).expect("at least one")));
     Guard::new(store, Deadline::Auto, Arc::new(Memory::new(Arc::clone(&clock), 100_000)), replicas, clock)
 }
 

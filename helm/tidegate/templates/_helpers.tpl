@@ -75,8 +75,7 @@ capabilities:
   "DEBUG_PORT" "6070"
   "GRPC_MAX_CONNECTION_AGE" .Values.grpc.maxConnectionAge
   "DRAIN_DELAY" (printf "%ds" (int .Values.drain.delaySeconds))
-  "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds))
-  "REPLICAS" (toString (int (ternary .Values.autoscaling.maxReplicas .Values.replicaCount .Values.autoscaling.enabled))) -}}
+  "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
 {{- if .Values.onStoreFailure }}{{ $_ := set $set "ON_STORE_FAILURE" .Values.onStoreFailure }}{{ end -}}
 {{- if eq .Values.store "redis" -}}
 {{- $_ := set $set "REDIS_TYPE" $redis.type -}}

@@ -30,10 +30,12 @@ pub(super) struct Key {
 /// Longer words are not compared, in characters: 40. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 46] = [
+static KEYS: [Key; 48] = [
     of_reference("domain", &[Level::File]),
     own("charging", &[Level::File, Level::Descriptor]),
     own("on_store_failure", &[Level::File, Level::Descriptor]),
+    own("on_store_overload", &[Level::File, Level::Descriptor]),
+    own("remember_refusals", &[Level::Descriptor]),
     own("colocate", &[Level::File]),
     own("entries", &[Level::File]),
     own("as", &[Level::Reading]),

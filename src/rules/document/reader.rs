@@ -76,6 +76,7 @@ impl<'t> Reader<'_> {
         let mut domain_entry = None;
         let mut charging = None;
         let mut on_store_failure = None;
+        let mut on_store_overload = None;
         let mut colocate = None;
         let mut readings = Vec::new();
         let mut descriptors = Vec::new();
@@ -86,7 +87,8 @@ impl<'t> Reader<'_> {
                     domain_entry = Some(entry);
                 }
                 "charging" => charging = self.charging(entry),
-                "on_store_failure" => on_store_failure = self.on_store_failure(entry),
+                "on_store_failure" => on_store_failure = self.policy(entry),
+                "on_store_overload" => on_store_overload = self.policy(entry),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "entries" => readings = self.readings(entry),
                 "descriptors" => descriptors = self.descriptors(entry),
@@ -104,7 +106,16 @@ impl<'t> Reader<'_> {
             Some(_) => {}
         }
         let (file, domain) = (Arc::clone(file), domain?);
-        Some(Document { file, domain, charging, on_store_failure, colocate, entries: readings, descriptors })
+        Some(Document {
+            file,
+            domain,
+            charging,
+            on_store_failure,
+            on_store_overload,
+            colocate,
+            entries: readings,
+            descriptors,
+        })
     }
 
     fn descriptors(&mut self, entry: Entry<'t>) -> Vec<DescriptorNode> {
@@ -147,6 +158,8 @@ impl<'t> Reader<'_> {
             metadata: None,
             charging: None,
             on_store_failure: None,
+            on_store_overload: None,
+            remember_refusals: None,
             descriptors: Vec::new(),
         };
         let mut limits_entry: Option<Entry<'t>> = None;
@@ -190,7 +203,9 @@ impl<'t> Reader<'_> {
                 "share_threshold" => node.share_threshold = self.flag(entry).then_some(entry.place),
                 "metadata" => node.metadata = self.metadata(entry),
                 "charging" => node.charging = self.charging(entry),
-                "on_store_failure" => node.on_store_failure = self.on_store_failure(entry),
+                "on_store_failure" => node.on_store_failure = self.policy(entry),
+                "remember_refusals" => node.remember_refusals = self.said(entry),
+                "on_store_overload" => node.on_store_overload = self.policy(entry),
                 "descriptors" => node.descriptors = self.descriptors(entry),
                 _ => {}
             }
@@ -207,7 +222,7 @@ impl<'t> Reader<'_> {
         self.word(entry, &Charging::ALL).map(|word| word.value)
     }
 
-    fn on_store_failure(&mut self, entry: Entry<'t>) -> Option<FailurePolicy> {
+    fn policy(&mut self, entry: Entry<'t>) -> Option<FailurePolicy> {
         self.word(entry, &FailurePolicy::ALL).map(|word| word.value)
     }
 

@@ -46,24 +46,36 @@ impl Backoff {
     }
 }
 
-/// Says the same thing at most once in ten seconds.
-#[derive(Debug, Default)]
-pub struct Quiet(Mutex<Option<Instant>>);
+/// Says or does the same thing at most once in a length of time, ten seconds for log lines.
+#[derive(Debug)]
+pub struct Quiet {
+    length: Duration,
+    until: Mutex<Option<Instant>>,
+}
+
+impl Default for Quiet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Quiet {
-    const LENGTH: Duration = Duration::from_secs(10);
-
-    /// One that has said nothing.
+    /// One for log lines that has said nothing.
     pub const fn new() -> Self {
-        Self(Mutex::new(None))
+        Self::every(Duration::from_secs(10))
     }
 
-    /// Whether it may be said again; then it is quiet for ten seconds.
+    /// One that has said nothing and is quiet for `length` after each time.
+    pub const fn every(length: Duration) -> Self {
+        Self { length, until: Mutex::new(None) }
+    }
+
+    /// Whether it may be said again; then it is quiet for its length.
     pub fn is_over(&self) -> bool {
-        let (now, mut until) = (Instant::now(), self.0.lock());
+        let (now, mut until) = (Instant::now(), self.until.lock());
         let is_over = until.is_none_or(|until| until <= now);
         if is_over {
-            *until = Some(now + Self::LENGTH);
+            *until = Some(now + self.length);
         }
         is_over
     }

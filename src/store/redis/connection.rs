@@ -1,20 +1,24 @@
 //! One connection to a Redis server, shared by many calls at once.
 
+use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, RedisResult, Value, cmd, pipe};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::{Backoff, Quiet};
 use super::credentials::Credentials;
+use super::silence::Silence;
 use super::stream::Refused;
 
-/// How many calls in a row may time out on a connection before it is replaced: 3. Nothing else tells of a path that
+/// How many calls in a row time out on a silent connection before it is replaced: 3. Nothing else tells of a path that
 /// swallows packets before the kernel gives up.
 const MOST_TIMEOUTS: u32 = 3;
 /// How soon a changed password that a server does not know yet is tried again: 1 s, as often as its file is read.
@@ -43,6 +47,8 @@ pub struct Health {
     generation: AtomicU64,
     made: Instant,
     alive: Arc<AtomicUsize>,
+    given_up: Notify,
+    silence: Silence,
 }
 
 impl Driver {
@@ -70,6 +76,8 @@ impl Health {
             generation: generation.into(),
             made: Instant::now(),
             alive,
+            given_up: Notify::new(),
+            silence: Silence::default(),
         }
     }
 
@@ -84,6 +92,7 @@ impl Health {
     pub fn give_up(&self) {
         if !self.is_broken.swap(true, Ordering::AcqRel) {
             self.alive.fetch_sub(1, Ordering::AcqRel);
+            self.given_up.notify_waiters();
         }
     }
 
@@ -127,13 +136,27 @@ impl Connection {
         self.health.give_up();
     }
 
+    /// Waits until it is to be replaced.
+    pub fn given_up(&self) -> impl Future<Output = ()> + Send + 'static {
+        let health = Arc::clone(&self.health);
+        async move {
+            let given_up = health.given_up.notified();
+            let mut given_up = pin!(given_up);
+            given_up.as_mut().enable();
+            if !health.is_broken.load(Ordering::Acquire) {
+                given_up.await;
+            }
+        }
+    }
+
     /// Whether it was made so lately that another would be no better.
     pub fn is_new(&self) -> bool {
         self.health.made.elapsed() < Backoff::LEAST
     }
 
     /// Notes that a call was answered.
-    pub fn answered(&self) {
+    pub fn answered(&self, now: Instant) {
+        self.health.silence.replied(now);
         if self.health.timeouts.load(Ordering::Relaxed) > 0 {
             self.health.timeouts.store(0, Ordering::Relaxed);
         }
@@ -141,9 +164,20 @@ impl Connection {
 
     /// Notes that a call was not answered in time.
     pub fn timed_out(&self) {
-        if self.health.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_TIMEOUTS {
+        self.health.timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives the connection up if calls in a row have timed out on it and no reply has come for `length`, of any age.
+    pub fn give_up_if_silent(&self, length: Duration) {
+        let has_timed_out = self.health.timeouts.load(Ordering::Relaxed) >= MOST_TIMEOUTS;
+        if has_timed_out && self.health.silence.lasts(Instant::now(), length) {
             self.give_up();
         }
+    }
+
+    /// Returns what it owes.
+    pub fn silence(&self) -> &Silence {
+        &self.health.silence
     }
 
     /// Authenticates anew when the credentials have changed since it did: in the order of its commands, so that no call waits.

@@ -30,7 +30,9 @@
 --
 -- each: no charge is taken back. all: these are all charges of the request, and when it is refused only what is kept stays.
 -- take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and otherwise
--- the caller undoes them if he must. undo: takes back the hits of charges; there is no deadline.
+-- the caller undoes them if he must. later: these were decided without this server, each on its own: of hits that were
+-- admitted (records: 0) as many are charged as still fit; hits that were refused (records: 1) are charged where nothing
+-- remains. undo: takes back the hits of charges; there is no deadline.
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
 -- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
@@ -259,8 +261,20 @@ local function take(charge)
   return code, remaining, reset, wait, room
 end
 
+-- As many of the hits that were decided without this server as are charged now.
+local function settled(charge)
+  local _, remaining = decide(charge, state_of(charge), 0, 0)
+  if charge.records == 1 then
+    return remaining == 0 and charge.hits or 0
+  end
+  return math.min(charge.hits, remaining)
+end
+
 for index = 1, count do
   local charge = charges[index]
+  if mode == 'later' then
+    charge.hits = settled(charge)
+  end
   charge.code, charge.remaining, charge.reset, charge.wait, charge.room = take(charge)
 end
 
@@ -291,7 +305,7 @@ local function is_request_refused()
   return mode == 'all' and quota_refuses and not quota_has_room
 end
 
-local is_refused = mode ~= 'each' and is_request_refused()
+local is_refused = mode ~= 'each' and mode ~= 'later' and is_request_refused()
 if is_refused or mode == 'take' then
   local taken = states
   states = {}

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::Quiet;
-use super::node::Node;
+use super::node::{Node, NodePermit};
 use super::script::{self, Mode, Reply, Rows};
 use super::servers::Servers;
 use crate::model::Micros;
@@ -36,8 +36,8 @@ pub(super) type Outcome = Result<(Micros, Rows), StoreError>;
 /// What a node says to an errand.
 enum Heard {
     Done(Micros, Rows),
-    /// It was not executed: by this time of the node's, the deadline had passed.
-    TooLate(Micros),
+    /// It was not executed: the deadline had passed.
+    TooLate,
     /// It was not executed: the script is not there.
     NoScript,
     /// It was not executed: another node has the slot.
@@ -61,14 +61,15 @@ struct Manner {
 }
 
 /// Runs errands on the node that should have their slots, in one write, and those that were not executed again where they
-/// belong.
+/// belong. `permit` is for the first write, where the caller has one.
 pub(super) async fn run(
     servers: &Servers,
     node: &Arc<Node>,
+    permit: Option<NodePermit>,
     errands: &[Errand<'_>],
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
-    let outcomes = attempt(servers, node, errands, until).await;
+    let outcomes = attempt(servers, node, permit, errands, until).await;
     for (errand, outcome) in errands.iter().zip(&outcomes) {
         // An undo is tried again, and counted by who gives it up.
         if let (Some((charges, _)), Err(error)) = (errand.expects, outcome)
@@ -83,14 +84,15 @@ pub(super) async fn run(
 async fn attempt(
     servers: &Servers,
     node: &Arc<Node>,
+    permit: Option<NodePermit>,
     errands: &[Errand<'_>],
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
     let loads = node.loads();
-    let heard = match exchange(node, errands, Manner::default(), until).await {
+    let heard = match exchange(node, permit, errands, Manner::default(), until).await {
         Ok(heard) => heard,
         Err(error) => {
-            if matches!(error, StoreError::TimedOut | StoreError::Unreachable) {
+            if matches!(error, StoreError::TimedOut | StoreError::Late | StoreError::Unreachable) {
                 // Whoever has taken its place will be in the map.
                 servers.doubt_map();
             }
@@ -124,7 +126,7 @@ async fn follow(
         let with_script = matches!(heard, Heard::NoScript);
         match &heard {
             Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_) => break,
-            Heard::TooLate(_) | Heard::NoScript => {}
+            Heard::TooLate | Heard::NoScript => {}
             Heard::TryAgain => sleep(TRY_AGAIN).await,
             Heard::Moved(name) | Heard::Ask(name) => {
                 is_asking = matches!(heard, Heard::Ask(_));
@@ -140,7 +142,7 @@ async fn follow(
         let errands = std::slice::from_ref(errand);
         let mut again = if manner.with_script {
             // One call brings the script, the others find it there.
-            let load = async || exchange(&node, errands, manner, until).await;
+            let load = async || exchange(&node, None, errands, manner, until).await;
             match node.load_once(loads, until, load).await {
                 Some(again) => {
                     loads = node.loads();
@@ -148,11 +150,11 @@ async fn follow(
                 }
                 None => {
                     loads = node.loads();
-                    exchange(&node, errands, Manner { is_asking, with_script: false }, until).await?
+                    exchange(&node, None, errands, Manner { is_asking, with_script: false }, until).await?
                 }
             }
         } else {
-            exchange(&node, errands, manner, until).await?
+            exchange(&node, None, errands, manner, until).await?
         };
         heard = again.pop().unwrap_or(Heard::Failed(StoreError::Rejected));
     }
@@ -164,14 +166,15 @@ async fn follow(
 /// # Errors
 /// When it says nothing.
 async fn exchange(
-    node: &Node,
+    node: &Arc<Node>,
+    permit: Option<NodePermit>,
     errands: &[Errand<'_>],
     manner: Manner,
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
     let (server, port) = node.place();
     let span = traces::store_call(server, port, errands.len());
-    let heard = exchange_unrecorded(node, errands, manner, until).await;
+    let heard = exchange_unrecorded(node, permit, errands, manner, until).await;
     if let Some(mut span) = span {
         span.done();
         // What is given back is tried again and again where a server takes nothing, and that is never sent.
@@ -190,15 +193,20 @@ async fn exchange(
 }
 
 async fn exchange_unrecorded(
-    node: &Node,
+    node: &Arc<Node>,
+    permit: Option<NodePermit>,
     errands: &[Errand<'_>],
     manner: Manner,
     until: Instant,
 ) -> Result<SmallVec<[Heard; 1]>, StoreError> {
     if until <= Instant::now() {
-        return Err(StoreError::TimedOut);
+        return Err(StoreError::Late);
     }
-    let mut checkout = node.checkout(until).await?;
+    let permit = match permit {
+        Some(permit) => permit,
+        None => node.permit(until, errands.iter().all(|errand| errand.expects.is_none())).await?,
+    };
+    let mut checkout = node.checkout(permit, until).await?;
     let deadline = checkout.time_at(until);
     let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(errands.len());
     if manner.with_script {
@@ -210,7 +218,6 @@ async fn exchange_unrecorded(
         }
         commands.push((errand.command)(deadline));
     }
-    let sent = Instant::now();
     let replies = checkout.send(commands, until).await?;
     // Before each errand's own reply come those to what prepared it.
     let own = if manner.is_asking { 2 } else { 1 };
@@ -220,14 +227,6 @@ async fn exchange_unrecorded(
         errands.iter().zip(replies).map(|(errand, reply)| Heard::new(reply, errand.expects)).collect();
     if heard.len() < errands.len() {
         return Err(StoreError::Rejected);
-    }
-    // The last was executed last, so nothing tells more of the time.
-    let at = heard.iter().rev().find_map(|heard| match heard {
-        Heard::Done(at, _) | Heard::TooLate(at) => Some(*at),
-        _ => None,
-    });
-    if let Some(at) = at {
-        checkout.learn(sent, at);
     }
     if heard.iter().any(|heard| matches!(heard, Heard::Failed(StoreError::Unreachable))) {
         checkout.demoted();
@@ -243,7 +242,7 @@ impl Heard {
                 Some(Reply::Done { now, rows }) => Self::Done(now, rows),
                 // The time alone is all that an undo is answered.
                 Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, Rows::default()),
-                Some(Reply::TooLate { now }) => Self::TooLate(now),
+                Some(Reply::TooLate { .. }) => Self::TooLate,
                 None => Self::Failed(StoreError::Rejected),
             };
         };
@@ -283,7 +282,7 @@ impl Heard {
             Self::Ask(_) => Some("ASK"),
             Self::TryAgain => Some("TRYAGAIN"),
             Self::ClusterDown => Some("CLUSTERDOWN"),
-            Self::Done(..) | Self::TooLate(_) | Self::Failed(_) => None,
+            Self::Done(..) | Self::TooLate | Self::Failed(_) => None,
         }
     }
 
@@ -292,7 +291,7 @@ impl Heard {
             Self::Done(at, rows) => Ok((at, rows)),
             Self::Failed(error) => Err(error),
             // Asked as often as makes sense, or with no time left.
-            Self::TooLate(_) => Err(StoreError::TimedOut),
+            Self::TooLate => Err(StoreError::Late),
             Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::ClusterDown => {
                 Err(StoreError::Rejected)
             }

@@ -7,36 +7,42 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bb8_redis::bb8::{Pool, QueueStrategy};
-use redis::{Cmd, RedisError, Value, cmd};
-use smallvec::{SmallVec, smallvec};
-use tokio::sync::{Mutex, Notify, Semaphore, SemaphorePermit};
+use redis::{Cmd, Value, cmd};
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::backoff::{Backoff, Quiet, chance};
 use super::breaker::Breaker;
 use super::clock::NodeClock;
+use super::concurrency::{Concurrency, Permit};
 use super::connection::Connection;
 use super::manager::{Access, Address, Locate, Manager};
 use super::round_trip::RoundTrips;
+use super::silence::Silence;
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::telemetry::servers::Server;
 
-/// Calls in flight to one node: 256. What waits behind so many is answered too late anyway.
-const IN_FLIGHT: usize = 256;
+mod call;
+
+pub use call::Checkout;
+
+/// A server that has owed replies for 100 ms and sent none is silent, and its calls fail. One that answers late is busy.
+const SILENT: Duration = Duration::from_millis(100);
 /// The time from one probe of a node that is down to the next: 200 ms, give or take a quarter.
 const PROBE_MS: u64 = 150;
 const PROBE_SPREAD_MS: u64 = 100;
-/// A connection on which a call timed out is suspected if the call has waited for 5 ms, half of what an ordinary caller leaves:
-/// the haste of a few must not cost the others their connection.
-const FAIR_WAIT: Duration = Duration::from_millis(5);
+/// The time from one probe to the next of a server that is too far away for its callers: 200 ms.
+const PROBE_FAR: Duration = Duration::from_millis(200);
 /// How long the answer to a probe is waited for: 100 ms. One that comes later than the callers need measures the round trip only.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One Redis server.
 pub struct Node {
     name: String,
-    lanes: Box<[OnceLock<Pool<Manager>>]>,
+    /// The order in which nodes were made.
+    number: usize,
+    lanes: Box<[Lane]>,
     locate: Locate,
     access: Access,
     clock: Arc<NodeClock>,
@@ -44,34 +50,48 @@ pub struct Node {
     backoff: Arc<Backoff>,
     is_inspected: Arc<AtomicBool>,
     breaker: Breaker,
-    in_flight: Semaphore,
+    silence: Silence,
+    far_probes: Quiet,
     /// Wakes who probes.
     attention: Arc<Notify>,
     /// One call at a time loads the script; how often it was loaded.
     loading: Mutex<()>,
     loads: AtomicUsize,
     lost: Quiet,
+    busy: Quiet,
     watched: Arc<Server>,
 }
 
-/// A place among the calls in flight, and the connection to call on.
-pub struct Checkout<'a> {
-    node: &'a Node,
-    connection: Connection,
-    _permit: SemaphorePermit<'a>,
+/// A thread's own connection and the limit of its calls: its calls and its replies never change threads, and those of one
+/// moment share a write.
+struct Lane {
+    pool: OnceLock<Pool<Manager>>,
+    concurrency: Arc<Concurrency>,
 }
 
-/// A lane is a thread's own connection: its calls and its replies never change threads, and those of one moment share a write.
-fn lane() -> usize {
+/// A permit for one call to a node.
+pub struct NodePermit {
+    concurrency: Arc<Concurrency>,
+    permit: Permit,
+}
+
+/// The number of the calling thread.
+fn thread() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
-        static LANE: Cell<Option<usize>> = const { Cell::new(None) };
+        static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
     }
-    LANE.with(|lane| {
-        let number = lane.get().unwrap_or_else(|| THREADS.fetch_add(1, Ordering::Relaxed));
-        lane.set(Some(number));
+    NUMBER.with(|own| {
+        let number = own.get().unwrap_or_else(|| THREADS.fetch_add(1, Ordering::Relaxed));
+        own.set(Some(number));
         number
     })
+}
+
+impl Lane {
+    fn new() -> Self {
+        Self { pool: OnceLock::new(), concurrency: Arc::new(Concurrency::new(Instant::now())) }
+    }
 }
 
 impl Node {
@@ -80,9 +100,13 @@ impl Node {
         let name = locate.to_string();
         let (watched, breaker) = (access.watched.named(&name), Breaker::default());
         watched.watch_breaker(breaker.is_open());
+        static NUMBERS: AtomicUsize = AtomicUsize::new(0);
+        let lanes: Box<[Lane]> = std::iter::repeat_with(Lane::new).take(lanes.max(1)).collect();
+        lanes.iter().for_each(|lane| watched.watch_calls(lane.concurrency.watched()));
         Self {
             name,
-            lanes: std::iter::repeat_with(OnceLock::new).take(lanes.max(1)).collect(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            lanes,
             locate,
             access,
             clock: Arc::default(),
@@ -90,11 +114,13 @@ impl Node {
             backoff: Arc::default(),
             is_inspected: Arc::default(),
             breaker,
-            in_flight: Semaphore::new(IN_FLIGHT),
+            silence: Silence::default(),
+            far_probes: Quiet::every(PROBE_FAR),
             attention,
             loading: Mutex::new(()),
             loads: AtomicUsize::new(0),
             lost: Quiet::new(),
+            busy: Quiet::new(),
             watched,
         }
     }
@@ -102,6 +128,11 @@ impl Node {
     /// What it is called in logs: its address.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns its number: the permits of several nodes are taken in this order.
+    pub const fn number(&self) -> usize {
+        self.number
     }
 
     /// Its host and port, or whatever else it is found by.
@@ -117,30 +148,109 @@ impl Node {
         &self.watched
     }
 
-    /// A connection to ask it on before `until`.
+    /// Returns a permit for a call that has to be answered before `until`. What gives back goes first and is not shed.
     ///
     /// # Errors
-    /// When it is down, too busy, or not connected by then.
-    pub async fn checkout(&self, until: Instant) -> Result<Checkout<'_>, StoreError> {
-        let now = Instant::now();
-        if let Some(next_probe) = self.breaker.next_probe(until.saturating_duration_since(now)) {
-            let wait = next_probe.saturating_duration_since(now);
+    /// When it is down, is too far away, or has too many calls to answer one more in time.
+    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<NodePermit, StoreError> {
+        let began = Instant::now();
+        let budget = until.saturating_duration_since(began);
+        if let Some(next_probe) = self.breaker.next_probe(budget) {
+            let wait = next_probe.saturating_duration_since(began);
             let retry = Micros::new(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
             return Err(StoreError::Down { retry });
         }
-        let permit = self.in_flight.try_acquire().map_err(|_| StoreError::Overloaded)?;
+        if self.round_trip().is_some_and(|round_trip| round_trip > budget) {
+            self.probe_far();
+            return Err(StoreError::Overloaded);
+        }
+        let concurrency = &self.lane().concurrency;
+        match concurrency.permit(until, is_undo).await {
+            Ok(permit) => Ok(NodePermit { concurrency: Arc::clone(concurrency), permit }),
+            Err(_) => {
+                let now = Instant::now();
+                if self.is_silent(now) {
+                    self.failed(now.saturating_duration_since(began));
+                    return Err(StoreError::TimedOut);
+                }
+                self.complain_of_load();
+                Err(StoreError::Overloaded)
+            }
+        }
+    }
+
+    /// Returns a permit that no call waits for.
+    ///
+    /// # Errors
+    /// When it is down, or has no time to spare.
+    pub fn spare_permit(self: &Arc<Self>) -> Result<NodePermit, StoreError> {
+        if self.breaker.is_open().load(Ordering::Acquire) {
+            return Err(StoreError::Down { retry: Micros::ZERO });
+        }
+        let concurrency = &self.lane().concurrency;
+        let permit = concurrency.spare_permit().ok_or(StoreError::Overloaded)?;
+        Ok(NodePermit { concurrency: Arc::clone(concurrency), permit })
+    }
+
+    /// Returns whether calls of this thread wait for a permit.
+    pub fn is_waited_for(&self) -> bool {
+        self.lane().concurrency.is_waited_for()
+    }
+
+    /// Connects a call that has a permit.
+    ///
+    /// # Errors
+    /// When there is no connection before `until`.
+    pub async fn checkout(self: &Arc<Self>, permit: NodePermit, until: Instant) -> Result<Checkout, StoreError> {
+        let began = Instant::now();
+        let NodePermit { concurrency, permit } = permit;
         match self.connection(until).await {
-            Some(connection) => Ok(Checkout { node: self, connection, _permit: permit }),
+            Some(connection) => {
+                Ok(Checkout { node: Arc::clone(self), connection, concurrency, permit: Some(permit.used()) })
+            }
             None => {
-                self.failed(until.saturating_duration_since(now));
+                self.failed(until.saturating_duration_since(began));
                 Err(StoreError::Unreachable)
             }
         }
     }
 
+    /// Says that calls are not sent, at most every ten seconds.
+    fn complain_of_load(&self) {
+        if self.busy.is_over() {
+            let limit = self.lane().concurrency.watched().limit.load(Ordering::Relaxed);
+            tracing::warn!(
+                server = self.name,
+                limit,
+                "Redis is too busy to answer all calls in time: it gets as many as it can answer, and the overload policy answers the rest"
+            );
+        }
+    }
+
+    /// Measures the round trip to a server that is too far away to be called, every 200 ms.
+    fn probe_far(self: &Arc<Self>) {
+        if self.far_probes.is_over() {
+            let node = Arc::clone(self);
+            tokio::spawn(async move { node.is_there(Instant::now() + PROBE_PATIENCE).await });
+        }
+    }
+
+    /// Returns whether it has sent no reply for 100 ms, or three round trips where that is longer, though it owes some.
+    fn is_silent(&self, now: Instant) -> bool {
+        self.silence.lasts(now, self.silent_after())
+    }
+
+    fn silent_after(&self) -> Duration {
+        self.round_trip().map_or(SILENT, |round_trip| SILENT.max(round_trip * 3))
+    }
+
+    fn lane(&self) -> &Lane {
+        &self.lanes[thread() % self.lanes.len()]
+    }
+
     /// A live connection of this thread, made anew where there is none; `None` if there is none in time.
     async fn connection(&self, until: Instant) -> Option<Connection> {
-        let pool = self.lanes[lane() % self.lanes.len()].get_or_init(|| self.pool());
+        let pool = self.lane().pool.get_or_init(|| self.pool());
         loop {
             // While it is too early to connect again nobody waits for what will not come.
             if self.backoff.until().is_some() && pool.state().connections == 0 {
@@ -213,25 +323,29 @@ impl Node {
     async fn is_there(&self, until: Instant) -> bool {
         let Some(connection) = self.connection(until).await else { return false };
         let (mut asked, ping, sent) = (connection.clone(), cmd("PING"), Instant::now());
+        connection.silence().sent(sent);
         let mut answer = pin!(asked.send(&ping));
         // An answer that has come counts, however late this thread looks for it.
         let (reply, is_in_time) = match timeout_at(until, &mut answer).await {
             Ok(reply) => (Some(reply), true),
             Err(_) => (timeout_at(sent + PROBE_PATIENCE, answer).await.ok(), false),
         };
-        match reply {
+        let is_there = match reply {
             Some(Ok(Value::ServerError(_)) | Err(_)) => false,
             Some(Ok(_)) => {
-                connection.answered();
                 let now = Instant::now();
+                connection.answered(now);
                 self.round_trips.add(now, now.duration_since(sent));
                 is_in_time
             }
             None => {
                 connection.timed_out();
+                connection.give_up_if_silent(PROBE_PATIENCE);
                 false
             }
-        }
+        };
+        connection.silence().ended();
+        is_there
     }
 
     /// Returns the smallest recent round trip, if one was measured.
@@ -264,82 +378,4 @@ impl Node {
         self.loads.fetch_add(1, Ordering::AcqRel);
         Some(loaded)
     }
-}
-
-impl Checkout<'_> {
-    /// The node's time at a moment of ours, at the latest.
-    pub fn time_at(&self, moment: Instant) -> Micros {
-        self.node.clock.at(moment).unwrap_or(Micros::ZERO)
-    }
-
-    /// Learns the node's time from a reply.
-    pub fn learn(&self, sent: Instant, time: Micros) {
-        self.node.clock.learn(sent, Instant::now(), time);
-    }
-
-    /// Sends commands in one write and waits for their replies until then.
-    ///
-    /// # Errors
-    /// When they do not come, or the connection is lost: then nobody knows what was executed.
-    pub async fn send(
-        &mut self,
-        commands: SmallVec<[Cmd; 1]>,
-        until: Instant,
-    ) -> Result<SmallVec<[Value; 1]>, StoreError> {
-        let began = Instant::now();
-        let budget = until.saturating_duration_since(began);
-        let sent = async {
-            match commands.as_slice() {
-                [command] => self.connection.send(command).await.map(|reply| smallvec![reply]),
-                _ => self.connection.send_all(commands).await.map(SmallVec::from_vec),
-            }
-        };
-        match timeout_at(until, sent).await {
-            Ok(Ok(replies)) => {
-                self.connection.answered();
-                let now = Instant::now();
-                let took = now.duration_since(began);
-                self.node.watched.answered(took);
-                self.node.round_trips.add(now, took);
-                if replies.iter().any(is_blocked) {
-                    self.node.failed(budget);
-                } else {
-                    self.node.breaker.succeeded();
-                }
-                Ok(replies)
-            }
-            Ok(Err(error)) => {
-                self.lost(&error);
-                self.node.failed(budget);
-                Err(StoreError::Unreachable)
-            }
-            Err(_) => {
-                if budget >= FAIR_WAIT {
-                    self.connection.timed_out();
-                }
-                self.node.failed(budget);
-                Err(StoreError::TimedOut)
-            }
-        }
-    }
-
-    fn lost(&self, error: &RedisError) {
-        if !self.connection.is_refused() && self.node.lost.is_over() {
-            tracing::warn!(%error, server = self.node.name, "a Redis connection is lost");
-        }
-        self.connection.give_up();
-    }
-
-    /// The server is no master any more. Another connection may find the one that is; if not, not at once again.
-    pub fn demoted(&self) {
-        if self.connection.is_new() {
-            self.node.backoff.failed();
-        }
-        self.connection.give_up();
-    }
-}
-
-/// A server that answers everybody so is as good as away.
-fn is_blocked(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if matches!(error.code(), "LOADING" | "BUSY"))
 }

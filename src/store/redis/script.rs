@@ -20,6 +20,8 @@ pub enum Mode {
     /// The request has more charges elsewhere: these are taken back when an enforced one of them refuses, and otherwise the
     /// caller undoes them if he must.
     Take,
+    /// The charges were decided without the server: what is charged of each is what [`crate::store::Store::settle`] says.
+    Later,
 }
 
 /// What the script answers.
@@ -123,6 +125,14 @@ pub fn undo(prefix: &[u8], charges: &[&Charge], at: Micros) -> Cmd {
     call(prefix, charges, at, UNDO)
 }
 
+/// Returns the node's time in an answer of the script, at which it was executed.
+pub fn time_of(reply: &Value) -> Option<Micros> {
+    let Value::BulkString(reply) = reply else { return None };
+    let time = take::<TIME>(&mut reply.as_slice()).map(u64::from_le_bytes);
+    // A text, such as the digest that SCRIPT LOAD answers, is far above the numbers that Lua counts exactly.
+    time.filter(|time| *time < 1 << 53).map(Micros::new)
+}
+
 /// What the script answered to so many charges; `None` when that is no answer of the script.
 pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
     let Value::BulkString(reply) = reply else { return None };
@@ -152,6 +162,7 @@ impl Mode {
             Self::Each => "each",
             Self::All => "all",
             Self::Take => "take",
+            Self::Later => "later",
         }
     }
 }
@@ -285,7 +296,7 @@ mod tests {
     use super::{LONGEST, Mode, ROW, Reply, SHORTEST, TAKE_ROW, TIME, largest_reply, pack, read};
     use crate::algorithm::{Algorithm, Charge, Limit};
     use crate::model::key::KeyPart;
-    use crate::model::{Charging, Colocation, CounterKey, FailurePolicy, Hits, Micros, Quota, Role, Unit, Window};
+    use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
 
     /// Of the moment 7, and a row for each of these.
     fn reply(rows: &[(u8, u32, u64, i64)]) -> Vec<u8> {
@@ -357,8 +368,9 @@ mod tests {
                     window.length(),
                 );
                 let limit = Limit::new(algorithm, Quota::new(1, window)).unwrap();
-                let (hits, charging, on_store_failure) = (Hits::take(1), Charging::Each, FailurePolicy::Error);
-                let charge = Charge { key, limit, hits, descriptor: 0, role, charging, on_store_failure };
+                let (hits, charging, policies) = (Hits::take(1), Charging::Each, StorePolicies::default());
+                let charge =
+                    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true };
                 let mut packed = Vec::new();
                 pack(&mut packed, &charge, &[&charge.key]);
                 assert!((SHORTEST..=LONGEST).contains(&packed.len()), "{name}, {role:?}: {} bytes", packed.len());

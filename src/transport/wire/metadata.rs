@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::headers::{Counted, counted, described};
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
-use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Provenance, Request, Tightest, Verdict};
+use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Request, Tightest, Verdict};
 
 /// The most text of entries that is repeated: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too large
 /// for its caller would be an error.
@@ -37,7 +37,7 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     let mut policies: SmallVec<[&str; 4]> = SmallVec::new();
     for part in &decision.parts {
         if let Finding::Limited(Tightest { verdict: Verdict { provenance, .. }, .. }) = &part.finding
-            && *provenance != Provenance::Store
+            && provenance.is_policy()
             && !policies.contains(&provenance.name())
         {
             policies.push(provenance.name());

@@ -116,7 +116,7 @@ async fn a_missing_right_is_answered_by_policy_and_named_without_the_key() {
 }
 
 #[tokio::test]
-async fn the_rights_from_zadd_to_pexpire_are_for_logs_alone() {
+async fn the_rights_from_zadd_to_pexpire_are_for_logs_and_for_counting_instances_alone() {
     let server = Single::start(&[]).await;
     let alice = user("alice");
     alice.let_in(&server).await;
@@ -133,7 +133,8 @@ async fn the_rights_from_zadd_to_pexpire_are_for_logs_alone() {
     set("-").await;
     let (address, auth) = (server.address().to_string(), alice.auth());
     let given = [("REDIS_URL", address.as_str()), ("REDIS_AUTH", &auth), ("CACHE_KEY_PREFIX", PREFIX)];
-    let service = Service::start(&given).await;
+    // Instances that count themselves need some of them too.
+    let service = Service::start(&[&given[..], &[("REPLICAS", "1")]].concat()).await;
     for others in ["week", "sliding_window", "token_bucket", "leaky_bucket", "gcra"] {
         eventually("Redis counts", async || service.ask(others, "a").await.ok()).await;
     }
@@ -151,7 +152,7 @@ async fn without_the_rights_of_a_log_its_policy_answers_and_the_others_count_on(
     alice.let_in(&server).await;
     let (address, auth) = (server.address().to_string(), alice.auth());
     let given = [("REDIS_URL", address.as_str()), ("REDIS_AUTH", &auth), ("CACHE_KEY_PREFIX", PREFIX)];
-    let service = Service::start(&given).await;
+    let service = Service::start(&[&given[..], &[("REPLICAS", "1")]].concat()).await;
     service.counts("a").await;
     let mut left = service.ask("week", "a").await.expect("it counts");
     for (right, value) in [("@sortedset", "all"), ("zadd", "written"), ("zrange", "read")] {

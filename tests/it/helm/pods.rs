@@ -116,16 +116,17 @@ async fn a_change_of_rules_rolls_no_pod_and_a_change_of_a_setting_does() {
 }
 
 #[tokio::test]
-async fn each_pod_is_told_how_many_share_the_limits_at_most() {
+async fn pods_count_themselves_unless_they_are_told_their_number() {
     let Some(helm) = Helm::find() else { return };
     let redis = "store=redis,redis.url=r:6379,onStoreFailure=local,replicaCount=3";
     let told = async |set: &str| {
         let objects = helm.render(&["--set".to_owned(), format!("{redis},{set}")]).await;
         (told(server(&objects), "REPLICAS"), one("Deployment", &objects)["spec"]["replicas"].clone())
     };
-    assert_eq!(told("autoscaling.enabled=false").await, (Some("3".to_owned()), json!(3)));
+    assert_eq!(told("autoscaling.enabled=false").await, (None, json!(3)));
+    assert_eq!(told("settings.REPLICAS=5").await, (Some("5".to_owned()), json!(3)));
     let scaled = "autoscaling.enabled=true,autoscaling.minReplicas=2,autoscaling.maxReplicas=9";
-    assert_eq!(told(scaled).await, (Some("9".to_owned()), Value::Null), "the autoscaler owns the number of pods");
+    assert_eq!(told(scaled).await, (None, Value::Null), "the autoscaler owns the number of pods");
 }
 
 #[tokio::test]

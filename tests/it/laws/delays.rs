@@ -12,6 +12,7 @@ use tidegate::store::redis::credentials::{Credentials, Login};
 use tidegate::store::redis::manager::{Access, Address};
 use tidegate::store::redis::servers::Topology;
 use tidegate::store::redis::{Instance, Redis};
+use tidegate::store::replicas::Replicas;
 
 use super::oracle::Told;
 use super::stores::Store;
@@ -233,7 +234,7 @@ async fn guard(prefix: &str) -> Guard {
     tokio::spawn(async move { supervised.supervise().await });
     let (clock, deadline) = (HandClock::at(NOON), Deadline::Fixed(Duration::from_secs(10)));
     let local = Arc::new(Memory::new(Arc::clone(&clock) as _, 100));
-    Guard::new(Arc::new(redis), deadline, local, std::num::NonZeroU32::MIN, clock)
+    Guard::new(Arc::new(redis), deadline, local, Arc::new(Replicas::set(std::num::NonZeroU32::MIN)), clock)
 }
 
 /// The first slot has three counters: one of slots; one that stands over its limit; and one that stands so far over it that
@@ -249,7 +250,9 @@ async fn of_a_request_refused_in_another_slot_what_was_taken_is_given_back_and_w
     let slots = hourly.expect("it can be counted").delaying(Delay::Slot { max: Delay::LONGEST }).expect("it has slots");
     let limits = [slots, few(Algorithm::SlidingWindow), few(Algorithm::TokenBucket)];
     let charges = |hits: [u64; 3]| -> Vec<Charge> {
-        let of = |(limit, hits)| charge("waits", limit, Charging::AllOrNothing, Hits::take(hits));
+        // Each request is to reach the store.
+        let asked = |charge| Charge { remembers_refusals: false, ..charge };
+        let of = |(limit, hits)| asked(charge("waits", limit, Charging::AllOrNothing, Hits::take(hits)));
         limits.into_iter().zip(hits).map(of).collect()
     };
 
@@ -264,8 +267,11 @@ async fn of_a_request_refused_in_another_slot_what_was_taken_is_given_back_and_w
     assert_eq!(delays(&told), [Micros::ZERO, millis(100), millis(250)]);
 
     let mut request = charges([1; 3]);
-    request
-        .push(Charge { descriptor: 1, ..charge("full", limit_that_refuses(), Charging::AllOrNothing, Hits::take(2)) });
+    request.push(Charge {
+        descriptor: 1,
+        remembers_refusals: false,
+        ..charge("full", limit_that_refuses(), Charging::AllOrNothing, Hits::take(2))
+    });
     for _ in 0..3 {
         let told = guard.charge(&request, None).await;
         let outcomes: Vec<_> = told.iter().map(|verdict| verdict.outcome.is_refused()).collect();

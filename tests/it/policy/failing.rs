@@ -14,6 +14,7 @@ use tidegate::model::{Charging, Clock, Hits, Micros};
 use tidegate::rules::{Options, load};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
+use tidegate::store::replicas::Replicas;
 use tidegate::store::{Charged, Store, StoreError, Taken, Undo};
 
 use crate::world::{HandClock, Limiter, NOON, file};
@@ -165,7 +166,7 @@ fn is_down(charge: &Charge) -> bool {
 
 /// The guard over this store of one of so many replicas.
 pub fn guard(store: Arc<dyn Store>, clock: &Arc<HandClock>, deadline: Deadline, replicas: u32) -> Arc<Guard> {
-    let replicas = NonZeroU32::new(replicas).expect("at least one");
+    let replicas = Arc::new(Replicas::set(NonZeroU32::new(replicas).expect("at least one")));
     let local = Arc::new(memory(clock));
     Arc::new(Guard::new(store, deadline, local, replicas, Arc::clone(clock) as Arc<dyn Clock>))
 }

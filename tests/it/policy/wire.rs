@@ -284,7 +284,8 @@ async fn a_caller_without_time_is_answered_by_policy() {
             Outgoing::Large(_) => panic!("it is not large"),
         })
     };
-    assert_eq!(code("error", "4m").await.expect_err("no time").code(), tonic::Code::Unavailable);
+    // Under overload `error` and `open` are `local`, which admits the first hit of each.
+    assert_eq!(code("error", "4m").await.expect("an answer"), i32::from(Code::Ok));
     assert_eq!(code("open", "4m").await.expect("an answer"), i32::from(Code::Ok));
     assert_eq!(code("closed", "4m").await.expect("an answer"), i32::from(Code::OverLimit));
     assert!(instance.store.budgets.lock().is_empty(), "the store is not called");

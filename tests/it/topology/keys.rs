@@ -125,7 +125,7 @@ async fn scan(cluster: &Cluster, master: usize) -> Vec<String> {
 async fn e10_counters_that_nobody_asks_for_again_go_and_tidegate_remembers_none() {
     let _alone = alone().await;
     let cluster = Cluster::shared().await;
-    let variables = [("CACHE_KEY_PREFIX", "new:"), ("STORE_DEADLINE", "10s")];
+    let variables = [("CACHE_KEY_PREFIX", "new:"), ("STORE_DEADLINE", "10s"), ("REPLICAS", "1")];
     let instance = Instance::start_with(&cluster.addresses(), &variables).await;
     let mut client = instance.client().await;
     // Buffers for requests of this size are made once.

@@ -1,0 +1,348 @@
+//! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, and hits that are charged
+//! later. It reads no clock and calls no store: the caller passes the time and sends what is due.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use lru::LruCache;
+use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
+
+use crate::algorithm::{Charge, Limit};
+use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
+
+/// The number of shards, each with a lock of its own: 16, so that two threads seldom meet at one.
+const SHARDS: usize = 16;
+/// The most refusals, replies and counters with hits to charge later that are remembered, of each: 65,536.
+const MOST: usize = 65_536;
+/// The most limits for which refusals of one counter are remembered: 4. It has several where requests bring limits.
+const MOST_LIMITS: usize = 4;
+/// The time for which a refusal is believed without asking the store again: 1 s, so that a refund, a reset or a raised limit
+/// elsewhere takes effect within it.
+const BELIEVED: Micros = Micros::from_secs(1);
+/// The time after which another call asks, where the one that asked got no answer: 100 ms, the longest budget of a call.
+const ASK_AGAIN: Micros = Micros::from_millis(100);
+/// The time for which hits of refused charges are collected before they are sent: 1 s. They change no answer.
+const COLLECTED: Micros = Micros::from_secs(1);
+
+/// What is known of counters in the store.
+pub struct Known {
+    /// SipHash with a key of its own: clients choose the names of counters.
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    refused: AtomicU64,
+    backlog: AtomicUsize,
+    dropped: AtomicU64,
+}
+
+struct Shard {
+    /// The least recently refused is evicted first.
+    refusals: LruCache<CounterKey, SmallVec<[Refusal; 1]>>,
+    /// The one with the oldest reply is evicted first.
+    replies: LruCache<CounterKey, Reply>,
+    admitted: LruCache<CounterKey, Later>,
+    refused: LruCache<CounterKey, Later>,
+}
+
+/// A refusal by the store.
+struct Refusal {
+    limit: Limit,
+    /// The smallest number of hits that was refused.
+    hits: u64,
+    verdict: Verdict,
+    /// When the call that brought it was sent.
+    at: Micros,
+    /// The earliest time at which the store could admit so many hits.
+    until: Micros,
+    /// When a call last asked again.
+    asked: Micros,
+}
+
+/// A reply by the store.
+#[derive(Clone, Copy)]
+struct Reply {
+    limit: Limit,
+    hits: Hits,
+    verdict: Verdict,
+    /// When the call that brought it was sent.
+    at: Micros,
+    /// Whether this instance has already taken its share of what remained.
+    is_shared: bool,
+    /// The end of the window in which hits were given back.
+    refunded_until: Option<Micros>,
+}
+
+/// Hits of one counter that are charged later.
+#[derive(Clone, Debug)]
+pub struct Later {
+    /// The counter, its limit and the hits. Hits that were admitted are charged [`Charging::AllOrNothing`]: as many as fit. Hits that
+    /// were refused, which a fixed window counts too, are charged [`Charging::Each`]: all of them, if the limit is used up.
+    pub charge: Charge,
+    due: Micros,
+    /// The time from which the hits change no answer.
+    ends: Micros,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        let shard = || {
+            Mutex::new(Shard {
+                refusals: LruCache::unbounded(),
+                replies: LruCache::unbounded(),
+                admitted: LruCache::unbounded(),
+                refused: LruCache::unbounded(),
+            })
+        };
+        Self {
+            hasher: RandomState::default(),
+            shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+            refused: AtomicU64::new(0),
+            backlog: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Known {
+    /// Returns the refusal of a charge that the store is known to refuse at `now`. `None` where it has to be asked: nothing is known,
+    /// or the refusal is a second old, and this is the one call that asks again.
+    pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let mut shard = self.shard(&charge.key).lock();
+        let refusal = shard.refusal(charge, now)?;
+        let is_believed = now < refusal.at.saturating_add(BELIEVED);
+        if !is_believed && now >= refusal.asked.saturating_add(ASK_AGAIN) {
+            refusal.asked = now;
+            return None;
+        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Some(refusal.verdict(charge, now))
+    }
+
+    /// Returns the refusal of a charge as [`Known::refusal`] does, of any age: for a store that is too busy to be asked.
+    pub fn lasting_refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let mut shard = self.shard(&charge.key).lock();
+        let refusal = shard.refusal(charge, now)?;
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Some(refusal.verdict(charge, now))
+    }
+
+    /// Learns the store's answer to a charge that was sent at `at`.
+    pub fn learn(&self, charge: &Charge, verdict: &Verdict, at: Micros) {
+        let Charge { key, limit, hits, .. } = charge;
+        if limit.is_closed() {
+            return;
+        }
+        let mut shard = self.shard(key).lock();
+        let Shard { refusals, replies, .. } = &mut *shard;
+        let known = replies.peek(key).filter(|reply| reply.limit == *limit).and_then(|reply| reply.refunded_until);
+        let refunded_until = match hits.given_back() {
+            0 => known.filter(|until| *until > at),
+            _ => Some(at.saturating_add(limit.quota().window().length())),
+        };
+        let reply = Reply { limit: *limit, hits: *hits, verdict: *verdict, at, is_shared: false, refunded_until };
+        put(replies, key, reply);
+        if refunded_until.is_some() || !remembers_refusals(charge) {
+            refusals.pop(key);
+        } else if verdict.outcome.is_refused() {
+            let until = at.saturating_add(verdict.retry.unwrap_or(Micros::YEAR));
+            let refusal = Refusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
+            match refusals.get_mut(key) {
+                Some(known) => remember(known, refusal),
+                None => put(refusals, key, smallvec![refusal]),
+            }
+        } else if let Some(known) = refusals.peek_mut(key) {
+            // What a limit admits also drains a counter at that limit's rate, so of other limits nothing is known any more.
+            known.retain(|known| known.limit == *limit && known.hits > hits.taken());
+        }
+    }
+
+    /// Forgets that a counter refuses: hits on it are given back.
+    pub fn forget_refusal(&self, key: &CounterKey) {
+        self.shard(key).lock().refusals.pop(key);
+    }
+
+    /// Returns the answer for a charge that is not asked about, because another charge of its request is known to be refused. It is
+    /// the last reply to as many hits, where that is less than a second old.
+    pub fn spared(&self, charge: &Charge, now: Micros) -> Verdict {
+        let shard = self.shard(&charge.key).lock();
+        let is_believed = |reply: &&Reply| {
+            let is_young = reply.at <= now && now < reply.at.saturating_add(BELIEVED);
+            is_young && reply.limit == charge.limit && reply.hits == charge.hits
+        };
+        match shard.replies.peek(&charge.key).filter(is_believed) {
+            Some(Reply { verdict, at, .. }) => {
+                let passed = now.saturating_sub(*at);
+                let (reset, retry) = (verdict.reset, verdict.retry);
+                Verdict {
+                    reset: reset.saturating_sub(passed),
+                    retry: retry.map(|retry| retry.saturating_sub(passed)),
+                    provenance: Provenance::Known,
+                    ..*verdict
+                }
+            }
+            None => Verdict::uncounted(Outcome::Admitted, Provenance::Spared),
+        }
+    }
+
+    /// Returns the hits that the last reply left, if it is younger than one window and its share was not taken yet.
+    pub fn take_remaining(&self, charge: &Charge, now: Micros) -> Option<u32> {
+        let mut shard = self.shard(&charge.key).lock();
+        let reply = shard.replies.peek_mut(&charge.key).filter(|reply| reply.limit == charge.limit)?;
+        let ends = reply.at.saturating_add(charge.limit.quota().window().length());
+        if reply.is_shared || ends <= now {
+            return None;
+        }
+        reply.is_shared = true;
+        Some(reply.verdict.remaining)
+    }
+
+    /// Remembers the hits of a charge that was decided without the store and got this verdict.
+    pub fn charge_later(&self, charge: &Charge, verdict: &Verdict, now: Micros) {
+        let is_refused = verdict.outcome.is_refused();
+        let (charging, due) =
+            if is_refused { (Charging::Each, now.saturating_add(COLLECTED)) } else { (Charging::AllOrNothing, now) };
+        let charge = Charge { limit: charge.limit.plain(), charging, ..charge.clone() };
+        self.put_later(Later { charge, due, ends: now.saturating_add(verdict.reset) }, now);
+    }
+
+    /// Takes out hits that are due, of at most `most` counters; those that no longer change an answer are dropped.
+    pub fn due(&self, now: Micros, most: usize) -> Vec<Later> {
+        let mut due = Vec::new();
+        if self.backlog() == 0 {
+            return due;
+        }
+        for shard in &self.shards {
+            let Shard { admitted, refused, .. } = &mut *shard.lock();
+            for queue in [admitted, refused] {
+                while due.len() < most && queue.peek_lru().is_some_and(|(_, later)| later.due <= now) {
+                    let Some((_, later)) = queue.pop_lru() else { break };
+                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                    if later.ends > now { due.push(later) } else { self.drop_later(&later) }
+                }
+            }
+        }
+        due
+    }
+
+    /// Puts hits back that could not be sent.
+    pub fn put_back(&self, later: Later, now: Micros) {
+        self.put_later(later, now);
+    }
+
+    /// Returns the number of charges that were refused without a call to the store.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of counters with hits to charge later.
+    pub fn backlog(&self) -> usize {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of admitted hits that were never charged: their window was over first, or there were too many counters.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn put_later(&self, later: Later, now: Micros) {
+        let mut shard = self.shard(&later.charge.key).lock();
+        let queue = match later.charge.charging {
+            Charging::Each => &mut shard.refused,
+            Charging::AllOrNothing => &mut shard.admitted,
+        };
+        match queue.peek_mut(&later.charge.key) {
+            Some(known) if known.ends > now => {
+                let hits = known.charge.hits.taken().saturating_add(later.charge.hits.taken());
+                known.charge = Charge { hits: Hits::take(hits), ..later.charge };
+                known.ends = known.ends.max(later.ends);
+            }
+            Some(known) => self.drop_later(&std::mem::replace(known, later)),
+            None => {
+                if queue.len() >= MOST / SHARDS
+                    && let Some((_, oldest)) = queue.pop_lru()
+                {
+                    self.drop_later(&oldest);
+                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                }
+                queue.put(later.charge.key.clone(), later);
+                self.backlog.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn drop_later(&self, later: &Later) {
+        if later.charge.charging == Charging::AllOrNothing {
+            self.dropped.fetch_add(later.charge.hits.taken(), Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self, key: &CounterKey) -> &Mutex<Shard> {
+        let hash = self.hasher.hash_one(key);
+        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+    }
+}
+
+impl Shard {
+    /// Returns the refusal that holds for a charge at `now`.
+    fn refusal(&mut self, charge: &Charge, now: Micros) -> Option<&mut Refusal> {
+        if charge.hits.given_back() > 0 || !remembers_refusals(charge) {
+            return None;
+        }
+        // Where the clock has stepped back nobody knows how old a refusal is.
+        let is_current = |refusal: &Refusal| refusal.at <= now && now < refusal.until;
+        let holds = |refusal: &Refusal| {
+            is_current(refusal) && refusal.limit == charge.limit && charge.hits.taken() >= refusal.hits
+        };
+        let place = self.refusals.peek(&charge.key)?.iter().position(holds)?;
+        self.refusals.get_mut(&charge.key)?.get_mut(place)
+    }
+}
+
+impl Refusal {
+    /// Returns what a charge of as many hits or more is told at `now`. For more hits the wait is the shorter one of these hits.
+    fn verdict(&self, charge: &Charge, now: Micros) -> Verdict {
+        let passed = now.saturating_sub(self.at);
+        let fits = charge.hits.taken() <= charge.limit.capacity().into();
+        Verdict {
+            reset: self.verdict.reset.saturating_sub(passed),
+            retry: self.verdict.retry.filter(|_| fits).map(|retry| retry.saturating_sub(passed)),
+            // Where refused hits are counted, the first refusal has taken what was left.
+            room: if charge.limit.records_refused(charge.charging) { 0 } else { self.verdict.room },
+            provenance: Provenance::Known,
+            ..self.verdict
+        }
+    }
+}
+
+/// Adds a refusal to those of the same counter. One of fewer hits that holds and is believed says more, and stays.
+fn remember(known: &mut SmallVec<[Refusal; 1]>, refusal: Refusal) {
+    let is_known = |known: &Refusal| {
+        let is_believed = refusal.at < known.until && refusal.at < known.at.saturating_add(BELIEVED);
+        known.limit == refusal.limit && known.hits < refusal.hits && is_believed
+    };
+    if known.iter().any(is_known) {
+        return;
+    }
+    known.retain(|known| known.limit != refusal.limit);
+    if known.len() >= MOST_LIMITS {
+        known.remove(0);
+    }
+    known.push(refusal);
+}
+
+/// Returns whether refusals of a charge are remembered. Where refused hits are counted, each refusal changes the next answer.
+fn remembers_refusals(charge: &Charge) -> bool {
+    charge.remembers_refusals && !charge.limit.counts_refused()
+}
+
+fn put<T>(cache: &mut LruCache<CounterKey, T>, key: &CounterKey, value: T) {
+    match cache.get_mut(key) {
+        Some(known) => *known = value,
+        None => {
+            if cache.len() >= MOST / SHARDS {
+                cache.pop_lru();
+            }
+            cache.put(key.clone(), value);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Instances announce themselves in Redis once a second, so that each knows how many they are.
+
+use std::time::Duration;
+
+use redis::{Cmd, Script, Value, cmd};
+use tokio::time::{Instant, sleep};
+
+use super::Redis;
+use super::backoff::{Quiet, chance};
+use crate::model::Clock;
+use crate::store::replicas::{FALL, Replicas};
+
+/// The time from one announcement to the next: 1 s.
+const EVERY: Duration = Duration::from_secs(1);
+/// The time that one may take: 100 ms.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// The name of the sorted set, behind the prefix. No counter has it: behind the first brace of a counter's name stands `|`.
+const KEY: &str = "{tidegate}instances";
+
+/// Announces the instance, or removes it, and returns the number of those that announced themselves in the last 3 s. The set expires
+/// a while after the last.
+const SCRIPT: &str = "local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+if ARGV[2] == 'leave' then
+  return redis.call('ZREM', KEYS[1], ARGV[1])
+end
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
+redis.call('PEXPIRE', KEYS[1], 10000)
+return redis.call('ZCARD', KEYS[1])";
+
+/// One instance, as the others count it.
+pub struct Announcer {
+    redis: Redis,
+    key: Vec<u8>,
+    id: String,
+    script: Script,
+    quiet: Quiet,
+}
+
+impl Announcer {
+    /// An instance of which nobody knows yet.
+    pub fn new(redis: Redis) -> Self {
+        let id = format!("{:016x}{:016x}", chance(u64::MAX), chance(u64::MAX));
+        let key = [redis.prefix(), KEY.as_bytes()].concat();
+        Self { redis, key, id, script: Script::new(SCRIPT), quiet: Quiet::new() }
+    }
+
+    /// Announces the instance once a second for ever, and counts the others into `replicas`.
+    pub async fn announce(&self, replicas: &Replicas, clock: &dyn Clock) {
+        loop {
+            let reply = self.run(&FALL.get().to_string()).await;
+            match &reply {
+                Some(Value::Int(counted)) => replicas.count(u32::try_from(*counted).unwrap_or(u32::MAX), clock.now()),
+                Some(Value::ServerError(error)) if self.quiet.is_over() => tracing::warn!(
+                    code = error.code(),
+                    assumed = replicas.get(),
+                    "Redis does not let instances count themselves; the policy local shares each limit among the assumed number: allow +zadd +zremrangebyscore +zcard +zrem +pexpire, or set REPLICAS"
+                ),
+                _ => {}
+            }
+            sleep(EVERY).await;
+        }
+    }
+
+    /// Tells the others that the instance leaves.
+    pub async fn leave(&self) {
+        self.run("leave").await;
+    }
+
+    async fn run(&self, argument: &str) -> Option<Value> {
+        let mut load: Cmd = cmd("SCRIPT");
+        load.arg("LOAD").arg(SCRIPT);
+        let mut call: Cmd = cmd("EVALSHA");
+        call.arg(self.script.get_hash()).arg(1).arg(&self.key).arg(&self.id).arg(argument);
+        let node = self.redis.node(&self.key)?;
+        node.ask(vec![load, call], Instant::now() + PATIENCE).await?.pop()
+    }
+}

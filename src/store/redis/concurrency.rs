@@ -1,0 +1,320 @@
+//! How many calls one worker has in flight to one server: as many as it answers without delay, and no more.
+//!
+//! What waits at the server waits behind everybody's calls, and may be too late when its turn comes. What waits here is sent in
+//! order while it can be in time, and is shed at once when it cannot. The measure is the queue delay: the time from sending to
+//! execution, less the smallest recent round trip. A window with a delay above 2 ms lowers the limit to 8 calls at least; only
+//! replies that are too late lower it further. One in which all permits were taken and no call was delayed raises it (additive
+//! increase and multiplicative decrease, as in TCP).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use crate::telemetry::servers::Calls as Watched;
+
+/// The limit for a server of which nothing is known: 16 calls. One without delay raises it by half in each window.
+const BEGIN: f64 = 16.0;
+/// The least: a sixteenth of a call. Below 1, a call is followed by a pause: at a half, as long as the call took.
+const LEAST: f64 = 1.0 / 16.0;
+/// The least limit that delay alone leaves: 8 calls. A path that has become 8 ms longer must not look like a queue: 8 calls in
+/// flight are a thousand a second then.
+const LEAST_BY_DELAY: f64 = 8.0;
+/// The most: 1,024 calls, as many as stand in the queue to a connection's writer.
+const MOST: f64 = 1_024.0;
+/// The queue delay that is aimed at: 2 ms, a fifth of what an ordinary call may take. The server has work while a reply and the
+/// next call are on their way.
+const TARGET: Duration = Duration::from_millis(2);
+/// Below this delay the limit grows by half in a window, above it by one call: a quarter of the target.
+const IDLE: Duration = Duration::from_micros(500);
+/// The least length of a window: 5 ms. Where replies take longer, it is as long as one takes.
+const WINDOW: Duration = Duration::from_millis(5);
+/// The growth in a window where there is delay, but most replies are in time: a tenth of a call. So a limit at which replies are
+/// too late is tried in one window of ten.
+const CREEP: f64 = 0.1;
+/// The longest pause: 200 ms, the time from one probe to the next.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// The weight of one call in the mean time of calls: an eighth.
+const MEAN_OF: u32 = 8;
+/// A call waits only if it would be answered in time though all took half as long again as calls take on average: so at most 1
+/// in 100 of those that wait are too late (`a_server_at_its_limit_goes_on_deciding`).
+const MARGIN_TO_WAIT: f64 = 1.5;
+/// A call that has waited is sent only if it is answered in time though it takes a quarter longer than calls take on average.
+const MARGIN_TO_SEND: f64 = 1.25;
+
+/// The calls of one worker to one server.
+#[derive(Debug)]
+pub struct Concurrency {
+    calls: Mutex<Calls<oneshot::Sender<Permit>>>,
+    watched: Arc<Watched>,
+}
+
+/// A place among the calls in flight. Dropped, it goes to the next call that waits.
+#[derive(Debug)]
+pub struct Permit {
+    of: Option<Arc<Concurrency>>,
+    began: Instant,
+    /// Whether a call was sent with it: only then its time says how long calls take.
+    is_used: bool,
+}
+
+/// Why there is no permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPermit {
+    /// The call would not be answered in time.
+    Shed,
+    /// There was no permit in time, though one was expected.
+    Expired,
+}
+
+impl Concurrency {
+    /// The calls to a server of which nothing is known.
+    pub fn new(now: Instant) -> Self {
+        let (calls, watched) = (Mutex::new(Calls::new(now)), Arc::<Watched>::default());
+        let concurrency = Self { calls, watched };
+        concurrency.show(&concurrency.calls.lock());
+        concurrency
+    }
+
+    /// Returns the numbers that it keeps up to date.
+    pub fn watched(&self) -> &Arc<Watched> {
+        &self.watched
+    }
+
+    fn show<W>(&self, calls: &Calls<W>) {
+        self.watched.in_flight.store(calls.in_flight, Ordering::Relaxed);
+        self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
+    }
+
+    /// Returns a permit for a call that has to be answered before `until`. One that gives back is never shed, and goes before
+    /// the others: what it gives back makes room for them.
+    ///
+    /// # Errors
+    /// When it would not be answered in time, or waited in vain.
+    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<Permit, NoPermit> {
+        let now = Instant::now();
+        let (handle, told) = oneshot::channel();
+        let asked = {
+            let mut calls = self.calls.lock();
+            let asked = calls.ask(now, until, is_undo, handle);
+            self.show(&calls);
+            asked
+        };
+        match asked {
+            Asked::Permitted => return Ok(Permit::new(self, now)),
+            Asked::Shed => return Err(NoPermit::Shed),
+            Asked::Waits => {}
+        }
+        match timeout_at(until, told).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(NoPermit::Shed),
+            Err(_) => Err(NoPermit::Expired),
+        }
+    }
+
+    /// Returns a permit that no call waits for, if there is one.
+    pub fn spare_permit(self: &Arc<Self>) -> Option<Permit> {
+        let mut calls = self.calls.lock();
+        let now = Instant::now();
+        let is_spare = calls.has_room(now) && calls.waiting.is_empty() && calls.undos.is_empty();
+        is_spare.then(|| {
+            calls.in_flight += 1;
+            Permit::new(self, now)
+        })
+    }
+
+    /// Returns whether calls wait for a permit.
+    pub fn is_waited_for(&self) -> bool {
+        let calls = self.calls.lock();
+        !(calls.waiting.is_empty() && calls.undos.is_empty())
+    }
+
+    /// Learns the queue delay of a call from its reply, and whether the server came to it too late.
+    pub fn learn(&self, now: Instant, delay: Duration, is_late: bool) {
+        let delay_us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
+        self.watched.queue_delay_us.store(delay_us, Ordering::Relaxed);
+        let mut calls = self.calls.lock();
+        calls.learn(now, delay, is_late);
+        self.show(&calls);
+    }
+
+    /// A permit is returned, with which a call was sent at `began`, if one was.
+    fn returned(self: &Arc<Self>, began: Option<Instant>) {
+        let now = Instant::now();
+        let permit = |handle: oneshot::Sender<Permit>| {
+            let sent = handle.send(Permit::new(self, now));
+            // Who went away gives nothing back.
+            sent.map_err(|mut permit| permit.of = None).is_ok()
+        };
+        let mut calls = self.calls.lock();
+        calls.returned(now, began.map(|began| now.saturating_duration_since(began)), permit);
+        self.show(&calls);
+    }
+}
+
+impl Permit {
+    fn new(of: &Arc<Concurrency>, began: Instant) -> Self {
+        Self { of: Some(Arc::clone(of)), began, is_used: false }
+    }
+
+    /// A call is sent with it.
+    pub const fn used(mut self) -> Self {
+        self.is_used = true;
+        self
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(of) = self.of.take() {
+            of.returned(self.is_used.then_some(self.began));
+        }
+    }
+}
+
+/// The calls in flight and those that wait, without a clock of their own.
+#[derive(Debug)]
+struct Calls<W> {
+    limit: f64,
+    in_flight: usize,
+    undos: VecDeque<(Instant, W)>,
+    waiting: VecDeque<(Instant, W)>,
+    /// The mean time from a permit to its return.
+    mean: Duration,
+    /// Where less than one call is in flight on average, the end of the pause after the last one.
+    paused_until: Instant,
+    window: Window,
+}
+
+/// What the replies since its beginning say.
+#[derive(Debug)]
+struct Window {
+    ends: Instant,
+    least_delay: Option<Duration>,
+    replies: u32,
+    late_replies: u32,
+    /// Whether all permits were taken.
+    was_full: bool,
+}
+
+/// What becomes of a call that asks for a permit.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Permitted,
+    Waits,
+    Shed,
+}
+
+impl<W> Calls<W> {
+    fn new(now: Instant) -> Self {
+        Self {
+            limit: BEGIN,
+            in_flight: 0,
+            undos: VecDeque::new(),
+            waiting: VecDeque::new(),
+            mean: Duration::ZERO,
+            paused_until: now,
+            window: Window::new(now + WINDOW),
+        }
+    }
+
+    fn ask(&mut self, now: Instant, until: Instant, is_undo: bool, who: W) -> Asked {
+        let queue = if is_undo { &mut self.undos } else { &mut self.waiting };
+        while queue.front().is_some_and(|(until, _)| *until <= now) {
+            queue.pop_front();
+        }
+        if self.has_room(now) && (is_undo || self.waiting.is_empty()) {
+            self.in_flight += 1;
+            self.window.was_full |= !self.has_room(now);
+            return Asked::Permitted;
+        }
+        self.window.was_full = true;
+        let is_paused = self.in_flight == 0;
+        if is_undo {
+            self.undos.push_back((until, who));
+        } else if is_paused || now + self.expected() > until {
+            return Asked::Shed;
+        } else {
+            self.waiting.push_back((until, who));
+        }
+        Asked::Waits
+    }
+
+    /// A permit is returned, with which a call took so long if one was sent, and goes to the next that waits. `permit` returns false when that one went away.
+    fn returned(&mut self, now: Instant, took: Option<Duration>, mut permit: impl FnMut(W) -> bool) {
+        self.in_flight -= 1;
+        if let Some(took) = took {
+            if self.limit < 1.0 {
+                self.paused_until = now + took.mul_f64(1.0 / self.limit - 1.0).min(LONGEST_PAUSE);
+            }
+            self.mean = if self.mean.is_zero() { took } else { (self.mean * (MEAN_OF - 1) + took) / MEAN_OF };
+        }
+        let in_time = now + self.mean.mul_f64(MARGIN_TO_SEND);
+        while self.has_room(now) {
+            if let Some((_, undo)) = self.undos.pop_front() {
+                self.in_flight += usize::from(permit(undo));
+                continue;
+            }
+            let Some((until, next)) = self.waiting.pop_front() else { break };
+            // Who would be answered too late makes room for who would not.
+            if until >= in_time {
+                self.in_flight += usize::from(permit(next));
+            }
+        }
+    }
+
+    fn learn(&mut self, now: Instant, delay: Duration, is_late: bool) {
+        let window = &mut self.window;
+        window.least_delay = Some(window.least_delay.map_or(delay, |least| least.min(delay)));
+        window.replies += 1;
+        window.late_replies += u32::from(is_late);
+        if now < window.ends {
+            return;
+        }
+        let is_late = window.late_replies * 2 > window.replies;
+        let delay = window.least_delay.unwrap_or_default();
+        let limit = self.limit;
+        self.limit = match () {
+            () if is_late => limit * 0.5,
+            () if delay > TARGET && limit > LEAST_BY_DELAY => {
+                (limit * TARGET.div_duration_f64(delay).clamp(0.5, 0.9)).max(LEAST_BY_DELAY)
+            }
+            () if !window.was_full => limit,
+            () if delay > TARGET => (limit + CREEP).min(LEAST_BY_DELAY),
+            () if delay < IDLE => (limit * 1.5).max(limit + 1.0),
+            () => limit + 1.0,
+        }
+        .clamp(LEAST, MOST);
+        self.window = Window::new(now + WINDOW.max(self.mean));
+    }
+
+    /// Returns the limit in whole calls.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most 1,024")]
+    const fn whole_limit(&self) -> usize {
+        if self.limit < 1.0 { 1 } else { self.limit as usize }
+    }
+
+    fn has_room(&self, now: Instant) -> bool {
+        self.in_flight < self.whole_limit() && (self.limit >= 1.0 || self.paused_until <= now)
+    }
+
+    /// The time until the reply to a call that begins to wait now, and somewhat more.
+    #[expect(clippy::cast_precision_loss, reason = "there are far fewer than 2^52")]
+    fn expected(&self) -> Duration {
+        let turns = (self.waiting.len() + 1) as f64 / self.whole_limit() as f64 + 1.0;
+        self.mean.mul_f64(turns * MARGIN_TO_WAIT)
+    }
+}
+
+impl Window {
+    const fn new(ends: Instant) -> Self {
+        Self { ends, least_delay: None, replies: 0, late_replies: 0, was_full: false }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! One call to a Redis server, until its reply is there, even where its caller no longer waits for it.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use redis::{Cmd, RedisResult, Value};
+use smallvec::{SmallVec, smallvec};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::{Connection, Node};
+use crate::model::Micros;
+use crate::store::StoreError;
+use crate::store::redis::concurrency::{Concurrency, Permit};
+use crate::store::redis::script::time_of;
+
+/// A permit for a call, and the connection to call on.
+pub struct Checkout {
+    pub(super) node: Arc<Node>,
+    pub(super) connection: Connection,
+    pub(super) concurrency: Arc<Concurrency>,
+    pub(super) permit: Option<Permit>,
+}
+
+impl Checkout {
+    /// The node's time at a moment of ours, at the latest.
+    pub fn time_at(&self, moment: Instant) -> Micros {
+        self.node.clock.at(moment).unwrap_or(Micros::ZERO)
+    }
+
+    /// Sends commands in one write and waits for their replies until then.
+    ///
+    /// # Errors
+    /// When they do not come, or the connection is lost: then nobody knows what was executed.
+    pub async fn send(
+        &mut self,
+        commands: SmallVec<[Cmd; 1]>,
+        until: Instant,
+    ) -> Result<SmallVec<[Value; 1]>, StoreError> {
+        let began = Instant::now();
+        let budget = until.saturating_duration_since(began);
+        let mut connection = self.connection.clone();
+        let reply = Box::pin(async move {
+            match commands.as_slice() {
+                [command] => connection.send(command).await.map(|reply| smallvec![reply]),
+                _ => connection.send_all(commands).await.map(SmallVec::from_vec),
+            }
+        });
+        let owed = Owed::new(self, began, budget);
+        let replied = timeout_at(until, Sent { reply: Some(reply), owed: Some(owed), checkout: self }).await;
+        match replied {
+            Ok(Ok(replies)) => {
+                if replies.iter().any(is_blocked) {
+                    self.node.failed(budget);
+                }
+                Ok(replies)
+            }
+            Ok(Err(_)) => {
+                self.node.failed(budget);
+                Err(StoreError::Unreachable)
+            }
+            Err(_) => {
+                self.connection.timed_out();
+                self.node.failed(budget);
+                let is_silent = self.node.is_silent(Instant::now());
+                Err(if is_silent { StoreError::TimedOut } else { StoreError::Late })
+            }
+        }
+    }
+
+    /// The server is no master any more. Another connection may find the one that is; if not, not at once again.
+    pub fn demoted(&self) {
+        if self.connection.is_new() {
+            self.node.backoff.failed();
+        }
+        self.connection.give_up();
+    }
+}
+
+type Replies = RedisResult<SmallVec<[Value; 1]>>;
+
+/// A reply that the server and the connection owe.
+struct Owed {
+    node: Arc<Node>,
+    connection: Connection,
+    began: Instant,
+    budget: Duration,
+}
+
+impl Owed {
+    fn new(checkout: &Checkout, began: Instant, budget: Duration) -> Self {
+        let Checkout { node, connection, .. } = checkout;
+        node.silence.sent(began);
+        connection.silence().sent(began);
+        Self { node: Arc::clone(node), connection: connection.clone(), began, budget }
+    }
+
+    /// The replies came, however late, or the connection is lost. What they say of the node's time and of its queue is learnt.
+    fn heard(&self, replies: &Replies, concurrency: &Concurrency) {
+        let now = Instant::now();
+        match replies {
+            Ok(replies) => {
+                let Node { silence, watched, round_trips, breaker, clock, .. } = &*self.node;
+                let took = now.duration_since(self.began);
+                silence.replied(now);
+                self.connection.answered(now);
+                watched.answered(took);
+                round_trips.add(now, took);
+                if !replies.iter().any(is_blocked) {
+                    breaker.succeeded();
+                }
+                // The last was executed last, so nothing tells more of the time; and the first waited for nobody but others.
+                if let Some(time) = replies.iter().rev().find_map(time_of) {
+                    clock.learn(self.began, now, time);
+                }
+                if let (Some(time), Some(sent)) = (replies.iter().find_map(time_of), clock.at(self.began)) {
+                    let way = round_trips.least().unwrap_or_default();
+                    let delay = Duration::from_micros(time.saturating_sub(sent).get()).saturating_sub(way);
+                    concurrency.learn(now, delay, delay + way >= self.budget);
+                }
+            }
+            Err(error) => {
+                if !self.connection.is_refused() && self.node.lost.is_over() {
+                    tracing::warn!(%error, server = self.node.name, "a Redis connection is lost");
+                }
+                self.connection.give_up();
+            }
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.node.silence.ended();
+        self.connection.silence().ended();
+    }
+}
+
+/// A call that was sent. Its permit stays taken until the reply is there or the connection is given up, even where the caller no
+/// longer waits for the reply.
+struct Sent<'a> {
+    reply: Option<Pin<Box<dyn Future<Output = Replies> + Send>>>,
+    owed: Option<Owed>,
+    checkout: &'a mut Checkout,
+}
+
+impl Future for Sent<'_> {
+    type Output = Replies;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(reply) = &mut self.reply else { return Poll::Pending };
+        let replies = ready!(reply.as_mut().poll(context));
+        self.reply = None;
+        if let Some(owed) = self.owed.take() {
+            owed.heard(&replies, &self.checkout.concurrency);
+        }
+        self.checkout.permit = None;
+        Poll::Ready(replies)
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        let (Some(mut reply), Some(owed), Ok(runtime)) = (self.reply.take(), self.owed.take(), Handle::try_current())
+        else {
+            return;
+        };
+        let (permit, concurrency) = (self.checkout.permit.take(), Arc::clone(&self.checkout.concurrency));
+        runtime.spawn(async move {
+            let Owed { node, connection, began, .. } = &owed;
+            let silent_at = *began + node.silent_after();
+            let mut given_up = pin!(connection.given_up());
+            let replies = tokio::select! {
+                replies = &mut reply => replies,
+                () = &mut given_up => return,
+                () = sleep_until(silent_at) => {
+                    connection.give_up_if_silent(node.silent_after());
+                    tokio::select! {
+                        replies = reply => replies,
+                        () = given_up => return,
+                    }
+                }
+            };
+            owed.heard(&replies, &concurrency);
+            drop(permit);
+        });
+    }
+}
+
+/// A server that answers everybody so is as good as away.
+fn is_blocked(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if matches!(error.code(), "LOADING" | "BUSY"))
+}

@@ -1,0 +1,149 @@
+//! A Redis that has more to do than it can: it decides what it can, and what it has refused stays refused.
+
+use std::time::Duration;
+
+use tempfile::NamedTempFile;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
+
+use super::{Asker, ENVOY, is_counted, lasting, openings, request, written};
+use crate::load::{Calls, Load, alone};
+use crate::redis::Single;
+use crate::redis::paced::Paced;
+use crate::support::{Tidegate, eventually};
+
+/// Scripts that the server executes in a second.
+const CAPACITY: u32 = 400;
+/// Calls in a second: more than it can decide.
+const OFFERED: u32 = 1_600;
+/// Every fourth call is of one client, who is at its limit.
+const VICTIM: usize = 4;
+
+const RULES: &str = "domain: d
+descriptors:
+  - { key: user, rate_limit: { unit: day, requests_per_unit: 1000 } }
+  - { key: victim, rate_limit: { unit: day, requests_per_unit: 3 } }
+  - { key: gcra, rate_limit: { unit: day, requests_per_unit: 3, algorithm: gcra } }
+";
+
+fn call(number: usize) -> RateLimitRequest {
+    match number % VICTIM {
+        0 => request(if number.is_multiple_of(2 * VICTIM) { "victim" } else { "gcra" }, "one"),
+        _ => request("user", &number.to_string()),
+    }
+}
+
+fn is_of_victim(request: usize) -> bool {
+    request.is_multiple_of(VICTIM)
+}
+
+async fn start(rules: &NamedTempFile, redis: &Paced) -> Tidegate {
+    let url = redis.address().to_string();
+    Tidegate::start(rules.path(), &[("REDIS_URL", &url), ("REPLICAS", "1"), ("LOG_LEVEL", "warn")]).await
+}
+
+/// Returns the value of a metric, all of its series together.
+async fn metric(server: &Tidegate, name: &str) -> f64 {
+    let page = server.metrics().await;
+    let samples = page.lines().filter(|line| line.starts_with(name));
+    samples.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
+/// Asks until a client is at its limit.
+async fn exhaust(server: &Tidegate, key: &str) {
+    let mut asker = Asker::of(server).await;
+    while asker.decided(key, "one").await {}
+}
+
+#[tokio::test]
+async fn a_redis_at_its_limit_goes_on_deciding_and_who_was_refused_stays_refused() {
+    let _alone = alone().await;
+    let redis = Single::start(&[]).await;
+    let paced = Paced::start(redis.address(), CAPACITY);
+    let rules = written(RULES);
+    let server = start(&rules, &paced).await;
+    for key in ["victim", "gcra"] {
+        exhaust(&server, key).await;
+    }
+    let load = Load::patient(server.grpc, (0..40_000).map(call).collect(), OFFERED, ENVOY).await;
+    lasting(Duration::from_secs(3)).await;
+    let (before, from) = (paced.scripts(), load.elapsed());
+    lasting(Duration::from_secs(4)).await;
+    let (passed, to) = (paced.scripts() - before, load.elapsed());
+    // The server is ten times slower for a while.
+    paced.set(CAPACITY / 10);
+    lasting(Duration::from_secs(2)).await;
+    paced.set(CAPACITY);
+    lasting(Duration::from_secs(2)).await;
+    let calls = load.stop().await;
+    let failed: Vec<_> = calls.iter().filter_map(|call| call.answer.as_ref().err()).collect();
+    assert!(failed.is_empty(), "overload is no error: {failed:?}");
+    let victims = calls.such_that(|call| is_of_victim(call.request));
+    assert_eq!(victims.answered(Outcome::Ok), 0, "of {} calls of refused clients", victims.count());
+    assert_eq!(openings(&server), 0, "a busy server is not down");
+    let counted = |calls: &Calls| calls.such_that(|call| is_counted(call) && !is_of_victim(call.request)).count();
+    let decided = counted(&calls.between(from, to));
+    println!("{decided} decisions of {passed} scripts that the server executed, p99 {:?}", calls.permille(990));
+    assert!(decided as u64 * 4 >= passed, "{decided} of {passed}: it decides");
+    let log = server.log();
+    assert!(log.contains("Redis is too busy to answer all calls in time"), "{log}");
+    // What was admitted here is charged there.
+    eventually("hits are charged later", async || {
+        (metric(&server, "tidegate_later_charges").await == 0.0).then_some(())
+    })
+    .await;
+    assert!(metric(&server, "tidegate_known_refusals_total").await > 0.0);
+    let after = Load::patient(server.grpc, (40_000..41_000).map(call).collect(), CAPACITY / 4, ENVOY).await;
+    super::exact(&after, Duration::ZERO).await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_refused_and_goes_on_costs_redis_two_commands_a_second() {
+    let _alone = alone().await;
+    let redis = Single::start(&[]).await;
+    let paced = Paced::start(redis.address(), 100_000);
+    let rules = written(RULES);
+    let server = start(&rules, &paced).await;
+    exhaust(&server, "victim").await;
+    let (before, load) =
+        (paced.scripts(), Load::patient(server.grpc, vec![request("victim", "one")], 1_000, ENVOY).await);
+    lasting(Duration::from_secs(4)).await;
+    let length = load.elapsed();
+    let calls = load.stop().await;
+    let scripts = paced.scripts() - before;
+    assert_eq!(calls.answered(Outcome::OverLimit), calls.count(), "every call is refused");
+    // The first second may have a part at either end.
+    let most = 2 * (length.as_secs() + 2);
+    assert!(scripts <= most, "{scripts} commands in {length:?} for {} calls", calls.count());
+    // A fixed window counts refused hits as well, so that a raised limit finds them.
+    eventually("refused hits are counted", async || {
+        let counted = redis.cli(&["GET", "{d|victim=one}fixed_window:1d"]).await;
+        let hits: usize = counted.rsplit_once(' ')?.1.parse().ok()?;
+        (hits > calls.count()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn instances_count_themselves() {
+    let redis = Single::start(&[]).await;
+    let rules = written(RULES);
+    let url = redis.address().to_string();
+    let begin = async || Tidegate::start(rules.path(), &[("REDIS_URL", &url)]).await;
+    let (one, other) = (begin().await, begin().await);
+    let counted = async |server: &Tidegate, number: f64| {
+        eventually("the instances are counted", async || {
+            let page = server.metrics().await;
+            let line = page.lines().find(|line| line.starts_with("tidegate_replicas{source=\"counted\"}"))?;
+            (line.rsplit_once(' ')?.1.parse() == Ok(number)).then_some(())
+        })
+        .await;
+    };
+    counted(&one, 2.0).await;
+    counted(&other, 2.0).await;
+    let third = begin().await;
+    counted(&one, 3.0).await;
+    drop((other, third));
+    counted(&one, 1.0).await;
+    assert_eq!(redis.cli(&["ZCARD", "{tidegate}instances"]).await, "1");
+}
