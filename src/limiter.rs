@@ -38,7 +38,7 @@ impl Limiter {
         self.rules.snapshot()
     }
 
-    /// Whether this request may pass by these rules, and why; for a caller with this patience.
+    /// Decides a request by these rules, for a caller with this patience.
     pub async fn decide<'a>(
         &self,
         rules: &'a RuleSet,

@@ -191,12 +191,12 @@ impl Rule {
         self.charging
     }
 
-    /// Whether an instance may refuse its charges for up to a second after the store refused them.
+    /// Returns true where an instance may refuse charges of this rule for up to a second after the store refused them.
     pub fn remembers_refusals(&self) -> bool {
         self.remembers_refusals
     }
 
-    /// What is answered in place of the store.
+    /// Returns the policies that answer in place of the store.
     pub fn policies(&self) -> StorePolicies {
         self.policies
     }

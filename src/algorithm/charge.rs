@@ -18,9 +18,9 @@ pub struct Charge {
     pub role: Role,
     /// Whether it is spared when the request is refused.
     pub charging: Charging,
-    /// What is answered in place of the store.
+    /// The policies that answer in place of the store.
     pub policies: StorePolicies,
-    /// Whether this instance may refuse it without asking the store, for up to a second after the store refused it.
+    /// True where this instance may refuse the charge by itself for up to a second after the store refused it.
     pub remembers_refusals: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What an operator chooses: how a request is charged, and what is answered in place of a store.
+//! The choices of an operator: how a request is charged, and which policies answer in place of a store.
 
 /// How the limits of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Colocation {
     pub const ALL: [(&'static str, Self); 1] = [("domain", Self::Domain)];
 }
 
-/// What is answered in place of the store.
+/// A policy that answers in place of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
     /// A gRPC error: the caller's own setting decides, as with the reference.

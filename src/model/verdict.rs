@@ -68,7 +68,7 @@ impl Provenance {
         matches!(self, Self::Store | Self::Local | Self::Known)
     }
 
-    /// Whether a policy answered in place of the store.
+    /// Returns true where a policy answered in place of the store.
     pub const fn is_policy(self) -> bool {
         matches!(self, Self::Error | Self::Open | Self::Closed | Self::Local)
     }

@@ -41,7 +41,7 @@ pub struct Options {
     pub merge_domains: bool,
     /// How requests are charged where no file says so.
     pub charging: Charging,
-    /// What is answered in place of the store where no file says so.
+    /// The policies that answer in place of the store where no file sets them.
     pub policies: StorePolicies,
     /// Whether refusals are only watched, everywhere.
     pub shadow_mode: bool,

@@ -134,13 +134,12 @@ impl Guard {
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Some(known) = &self.known else { return self.charge_all(charges, patience).await };
-        let now = self.clock.now();
-        let answers: KnownAnswers = charges.iter().map(|charge| known.refusal(charge, now)).collect();
-        if answers.iter().all(Option::is_none) {
-            return self.charge_all(charges, patience).await;
+        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, patience).await };
+        match known_refusals(known, charges, now) {
+            None => self.charge_all(charges, patience).await,
+            // In a box, so that calls of which nothing is known do not have its size.
+            Some(answers) => Box::pin(self.charge_unknown(known, charges, answers, patience, now)).await,
         }
-        self.charge_unknown(known, charges, answers, patience, now).await
     }
 
     /// Charges what is not known to be refused, or spared by what is.
@@ -171,17 +170,16 @@ impl Guard {
                 None => {}
             }
         }
-        let unknown = || charges.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
-        let unknown: Vec<Charge> = unknown().map(|(charge, _)| charge.clone()).collect();
+        let unknown = charges.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
+        let unknown: Vec<Charge> = unknown.map(|(charge, _)| charge.clone()).collect();
         let asked = if unknown.is_empty() { Verdicts::new() } else { self.charge_all(&unknown, patience).await };
         let mut asked = asked.into_iter();
-        let spared = Verdict::uncounted(Outcome::Admitted, Provenance::Spared);
-        answers.into_iter().map(|answer| answer.or_else(|| asked.next()).unwrap_or(spared)).collect()
+        answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
     }
 
     /// Charges all of these charges: in the store, and by policy what the store does not answer.
     async fn charge_all(&self, charges: &[Charge], patience: Patience) -> Verdicts {
-        let now = self.clock.now();
+        let known = self.known_now();
         let Charged { mut answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: self.untimely(charges), undo: None },
@@ -199,7 +197,7 @@ impl Guard {
             is_undone = is_request_refused(ballots);
             if is_undone { undo.take_back(&mut verdicts) } else { undo.keep() }
         }
-        self.learn(charges, &verdicts, now);
+        learn(known, charges, &verdicts);
         if is_undone {
             self.forget_refusals(charges.iter().zip(&answers).filter(|(_, answer)| is_admitted(answer)));
         }
@@ -218,11 +216,9 @@ impl Guard {
         }
     }
 
-    /// Learns from the store's verdicts on charges that were sent at `at`.
-    fn learn(&self, charges: &[Charge], verdicts: &[Verdict], at: Micros) {
-        let Some(known) = &self.known else { return };
-        let of_store = charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store);
-        of_store.for_each(|(charge, verdict)| known.learn(charge, verdict, at));
+    /// Returns what is known of the counters in the store, with the present time. The embedded store needs neither.
+    fn known_now(&self) -> Option<(&Known, Micros)> {
+        self.known.as_ref().map(|known| (known, self.clock.now()))
     }
 
     /// Returns what is known of the counters in the store; nothing where the store is in this process.
@@ -246,7 +242,7 @@ impl Guard {
         if charges.iter().all(|charge| charge.charging == Charging::Each) {
             return (self.charge(charges, patience).await, vec![None; charges.len()]);
         }
-        let now = self.clock.now();
+        let known = self.known_now();
         let Taken { mut answers, taken } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.take(charges, budget).await,
             None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
@@ -254,7 +250,7 @@ impl Guard {
         self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
-        self.learn(charges, &verdicts, now);
+        learn(known, charges, &verdicts);
         let given = |at: Option<Micros>| at.map(|at| Given { at, is_local: false });
         let mut taken: Vec<_> = taken.into_iter().map(given).collect();
         let is_local = |index: usize| is_local(&charges[index], &answers[index]);
@@ -397,6 +393,29 @@ impl Guard {
             sleep((began.elapsed() * 9).clamp(SETTLE_AGAIN, SETTLING)).await;
         }
     }
+}
+
+/// Returns the refusals of charges that are known; `None` where there is none.
+fn known_refusals(known: &Known, charges: &[Charge], now: Micros) -> Option<KnownAnswers> {
+    let mut answers = KnownAnswers::new();
+    for (index, charge) in charges.iter().enumerate() {
+        if let Some(refusal) = known.refusal(charge, now) {
+            answers.resize(index, None);
+            answers.push(Some(refusal));
+        }
+    }
+    if answers.is_empty() {
+        return None;
+    }
+    answers.resize(charges.len(), None);
+    Some(answers)
+}
+
+/// Learns from the store's verdicts on charges that were sent at the time beside what is `known`.
+fn learn(known: Option<(&Known, Micros)>, charges: &[Charge], verdicts: &[Verdict]) {
+    let Some((known, at)) = known else { return };
+    let of_store = charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store);
+    of_store.for_each(|(charge, verdict)| known.learn(charge, verdict, at));
 }
 
 fn is_admitted(answer: &Result<Verdict, StoreError>) -> bool {

@@ -1,9 +1,10 @@
 //! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, and hits that are charged
 //! later. It reads no clock and calls no store: the caller passes the time and sends what is due.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use foldhash::quality::RandomState;
 use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
@@ -27,7 +28,7 @@ const COLLECTED: Micros = Micros::from_secs(1);
 
 /// What is known of counters in the store.
 pub struct Known {
-    /// SipHash with a key of its own: clients choose the names of counters.
+    /// With a key of its own: clients choose the names of counters.
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     refused: AtomicU64,
@@ -134,15 +135,24 @@ impl Known {
         }
         let mut shard = self.shard(key).lock();
         let Shard { refusals, replies, .. } = &mut *shard;
-        let known = replies.peek(key).filter(|reply| reply.limit == *limit).and_then(|reply| reply.refunded_until);
-        let refunded_until = match hits.given_back() {
-            0 => known.filter(|until| *until > at),
-            _ => Some(at.saturating_add(limit.quota().window().length())),
-        };
-        let reply = Reply { limit: *limit, hits: *hits, verdict: *verdict, at, is_shared: false, refunded_until };
-        put(replies, key, reply);
+        let mut reply =
+            Reply { limit: *limit, hits: *hits, verdict: *verdict, at, is_shared: false, refunded_until: None };
+        if hits.given_back() > 0 {
+            reply.refunded_until = Some(at.saturating_add(limit.quota().window().length()));
+        }
+        match replies.get_mut(key) {
+            Some(known) => {
+                let until = known.refunded_until.filter(|until| known.limit == *limit && *until > at);
+                reply.refunded_until = reply.refunded_until.or(until);
+                *known = reply;
+            }
+            None => add(replies, key, reply),
+        }
+        let refunded_until = reply.refunded_until;
         if refunded_until.is_some() || !remembers_refusals(charge) {
-            refusals.pop(key);
+            if !refusals.is_empty() {
+                refusals.pop(key);
+            }
         } else if verdict.outcome.is_refused() {
             let until = at.saturating_add(verdict.retry.unwrap_or(Micros::YEAR));
             let refusal = Refusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
@@ -170,16 +180,7 @@ impl Known {
             is_young && reply.limit == charge.limit && reply.hits == charge.hits
         };
         match shard.replies.peek(&charge.key).filter(is_believed) {
-            Some(Reply { verdict, at, .. }) => {
-                let passed = now.saturating_sub(*at);
-                let (reset, retry) = (verdict.reset, verdict.retry);
-                Verdict {
-                    reset: reset.saturating_sub(passed),
-                    retry: retry.map(|retry| retry.saturating_sub(passed)),
-                    provenance: Provenance::Known,
-                    ..*verdict
-                }
-            }
+            Some(Reply { verdict, at, .. }) => aged(verdict, *at, now),
             None => Verdict::uncounted(Outcome::Admitted, Provenance::Spared),
         }
     }
@@ -202,7 +203,7 @@ impl Known {
         let (charging, due) =
             if is_refused { (Charging::Each, now.saturating_add(COLLECTED)) } else { (Charging::AllOrNothing, now) };
         let charge = Charge { limit: charge.limit.plain(), charging, ..charge.clone() };
-        self.put_later(Later { charge, due, ends: now.saturating_add(verdict.reset) }, now);
+        self.put_back(Later { charge, due, ends: now.saturating_add(verdict.reset) }, now);
     }
 
     /// Takes out hits that are due, of at most `most` counters; those that no longer change an answer are dropped.
@@ -224,27 +225,8 @@ impl Known {
         due
     }
 
-    /// Puts hits back that could not be sent.
+    /// Puts hits back that could not be sent, beside those of the same counter.
     pub fn put_back(&self, later: Later, now: Micros) {
-        self.put_later(later, now);
-    }
-
-    /// Returns the number of charges that were refused without a call to the store.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of counters with hits to charge later.
-    pub fn backlog(&self) -> usize {
-        self.backlog.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of admitted hits that were never charged: their window was over first, or there were too many counters.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
-    fn put_later(&self, later: Later, now: Micros) {
         let mut shard = self.shard(&later.charge.key).lock();
         let queue = match later.charge.charging {
             Charging::Each => &mut shard.refused,
@@ -268,6 +250,21 @@ impl Known {
                 self.backlog.fetch_add(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Returns the number of charges that were refused without a call to the store.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of counters with hits to charge later.
+    pub fn backlog(&self) -> usize {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of admitted hits that were never charged: their window was over first, or there were too many counters.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
     }
 
     fn drop_later(&self, later: &Later) {
@@ -301,16 +298,25 @@ impl Shard {
 impl Refusal {
     /// Returns what a charge of as many hits or more is told at `now`. For more hits the wait is the shorter one of these hits.
     fn verdict(&self, charge: &Charge, now: Micros) -> Verdict {
-        let passed = now.saturating_sub(self.at);
+        let verdict = aged(&self.verdict, self.at, now);
         let fits = charge.hits.taken() <= charge.limit.capacity().into();
         Verdict {
-            reset: self.verdict.reset.saturating_sub(passed),
-            retry: self.verdict.retry.filter(|_| fits).map(|retry| retry.saturating_sub(passed)),
+            retry: verdict.retry.filter(|_| fits),
             // Where refused hits are counted, the first refusal has taken what was left.
-            room: if charge.limit.records_refused(charge.charging) { 0 } else { self.verdict.room },
-            provenance: Provenance::Known,
-            ..self.verdict
+            room: if charge.limit.records_refused(charge.charging) { 0 } else { verdict.room },
+            ..verdict
         }
+    }
+}
+
+/// Returns an answer that the store gave at `at` as it is at `now`.
+fn aged(verdict: &Verdict, at: Micros, now: Micros) -> Verdict {
+    let passed = now.saturating_sub(at);
+    Verdict {
+        reset: verdict.reset.saturating_sub(passed),
+        retry: verdict.retry.map(|retry| retry.saturating_sub(passed)),
+        provenance: Provenance::Known,
+        ..*verdict
     }
 }
 
@@ -338,11 +344,14 @@ fn remembers_refusals(charge: &Charge) -> bool {
 fn put<T>(cache: &mut LruCache<CounterKey, T>, key: &CounterKey, value: T) {
     match cache.get_mut(key) {
         Some(known) => *known = value,
-        None => {
-            if cache.len() >= MOST / SHARDS {
-                cache.pop_lru();
-            }
-            cache.put(key.clone(), value);
-        }
+        None => add(cache, key, value),
     }
+}
+
+/// Adds an entry, in place of the least recently used one where there is no room.
+fn add<T>(cache: &mut LruCache<CounterKey, T>, key: &CounterKey, value: T) {
+    if cache.len() >= MOST / SHARDS {
+        cache.pop_lru();
+    }
+    cache.put(key.clone(), value);
 }

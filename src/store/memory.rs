@@ -129,19 +129,6 @@ impl Store for Memory {
 }
 
 impl Memory {
-    /// Charges a counter until at most so many hits remain.
-    pub fn leave_at_most(&self, charge: &Charge, remaining: u32) {
-        let limit = charge.limit.plain();
-        let left = self
-            .charge_now(&[Charge { limit, hits: Hits::LOOK, ..charge.clone() }])
-            .first()
-            .map_or(0, |look| look.remaining);
-        if left > remaining {
-            let hits = Hits::take((left - remaining).into());
-            self.charge_now(&[Charge { limit, hits, charging: Charging::AllOrNothing, ..charge.clone() }]);
-        }
-    }
-
     /// An empty store of at most `most_counters`, rounded up to a multiple of its 64 shards.
     pub fn new(clock: Arc<dyn Clock>, most_counters: usize) -> Self {
         Self {
@@ -174,6 +161,19 @@ impl Memory {
             return self.charge_in_groups(charges);
         }
         self.charge_together(charges)
+    }
+
+    /// Charges a counter until at most so many hits remain.
+    pub fn leave_at_most(&self, charge: &Charge, remaining: u32) {
+        let limit = charge.limit.plain();
+        let left = self
+            .charge_now(&[Charge { limit, hits: Hits::LOOK, ..charge.clone() }])
+            .first()
+            .map_or(0, |look| look.remaining);
+        if left > remaining {
+            let hits = Hits::take((left - remaining).into());
+            self.charge_now(&[Charge { limit, hits, charging: Charging::AllOrNothing, ..charge.clone() }]);
+        }
     }
 
     /// Charges a part of a request in one atomic step, whatever the others refuse. Returns the verdicts, and the moment of

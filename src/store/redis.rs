@@ -13,9 +13,10 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
+use self::concurrency::Permit;
 use self::errand::Errand;
 use self::manager::Access;
-use self::node::{Node, NodePermit};
+use self::node::Node;
 use self::script::{Mode, Rows};
 use self::servers::{Servers, Topology};
 use super::{Answers, Charged, Store, StoreError, Undo};
@@ -401,7 +402,7 @@ impl Instances {
             match permit {
                 Ok(permit) => self.ask_node(servers, node, Some(permit), &groups, charges, (mode, until)).await,
                 Err(error) => {
-                    if let Some(reason) = error.reason() {
+                    if let Some(reason) = error.reason().filter(|_| mode != Mode::Later) {
                         node.watched().failed(reason, groups.iter().map(|group| group.members.len()).sum());
                     }
                     groups.iter().map(|_| Err(error)).collect()
@@ -420,7 +421,7 @@ impl Instances {
         &self,
         servers: &Servers,
         node: &Arc<Node>,
-        permit: Option<NodePermit>,
+        permit: Option<Permit>,
         groups: &[&Group],
         charges: &[Charge],
         (mode, until): (Mode, Instant),

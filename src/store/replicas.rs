@@ -38,9 +38,6 @@ struct State {
 }
 
 impl Source {
-    /// Every source.
-    pub const ALL: [Self; 3] = [Self::Set, Self::Counted, Self::Assumed];
-
     /// Returns its word in metrics.
     pub const fn name(self) -> &'static str {
         match self {

@@ -269,6 +269,13 @@ fn report_restored(what: &str, took: Duration) {
     assert!(took <= RESTORED * FAR, "{what}: {}", ms(took));
 }
 
+/// Returns the value of a metric, all of its series together.
+async fn metric(server: &Tidegate, name: &str) -> f64 {
+    let page = server.metrics().await;
+    let samples = page.lines().filter(|line| line.starts_with(name));
+    samples.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
+}
+
 /// How often a breaker opened, by the log.
 fn openings(server: &Tidegate) -> usize {
     server.log().matches("Redis does not answer").count()

@@ -318,7 +318,8 @@ async fn a_runtime_directory_is_followed_with_its_root_watched_or_not() {
 async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong() {
     let scene = Scene::of_file_with(&rules(10), &[("LOG_LEVEL", "debug")]).await;
     let broken = "domain: d\ndescriptors:\n  - { key: one, rate_limit: { unit: eon, requests_per_unit: 1 } }\n  - { value: x }\n";
-    scene.edit("rules.yaml", broken);
+    // Never seen half written.
+    scene.replace("rules.yaml", broken);
     scene.says("rules.yaml:4").await;
     let log = scene.server.log();
     assert!(log.contains("ERROR") && log.contains("the rules in force stay"), "{log}");
@@ -335,7 +336,7 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     let looks = scene.looks();
     scene.replace("rules.yaml", broken);
     scene.looks_after(looks).await;
-    scene.edit("rules.yaml", &rules(10));
+    scene.replace("rules.yaml", &rules(10));
     scene.says("the rule files say again what is in force").await;
     assert_eq!(scene.server.log().matches("the rules in force stay").count(), 1, "{}", scene.server.log());
     assert_eq!(scene.load().await, 1);

@@ -13,6 +13,7 @@ use bench::Bench;
 
 pub mod bench;
 mod golden;
+mod later;
 mod rights;
 mod undo;
 mod writes;

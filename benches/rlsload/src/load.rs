@@ -13,13 +13,16 @@ use crate::call::{Client, Outcome};
 use crate::options::Options;
 use crate::process::Usage;
 
+/// The time until all lanes wait for their first call: 300 ms, enough for a thousand.
+const LANES_START: Duration = Duration::from_millis(300);
+
 /// What all lanes share.
 struct Load {
     options: Options,
     bodies: Vec<Bytes>,
     start: Instant,
     issued: AtomicU64,
-    /// Calls by outcome, in the order of [`Outcome::ALL`].
+    /// Calls of the measurement by outcome, in the order of [`Outcome::ALL`].
     outcomes: [AtomicU64; Outcome::ALL.len()],
 }
 
@@ -30,7 +33,7 @@ pub async fn run(options: Options) -> Result<String, Box<dyn Error>> {
     for _ in 0..options.connections {
         clients.push(Client::connect(&options.address).await?);
     }
-    let start = Instant::now() + Duration::from_millis(50);
+    let start = Instant::now() + LANES_START;
     let load = Arc::new(Load { options, bodies, start, issued: AtomicU64::new(0), outcomes: Default::default() });
     let lanes = (0..load.options.streams).flat_map(|_| &clients).enumerate();
     let lanes: Vec<_> =
@@ -44,22 +47,25 @@ pub async fn run(options: Options) -> Result<String, Box<dyn Error>> {
     let (seconds, decided) = (from.elapsed().as_secs_f64(), (load.decided() - decided) as f64);
     let (now_used, own_used) = (usage(), own() - own_used);
 
-    let mut latency = histogram();
+    let (mut latency, mut over) = (histogram(), histogram());
     for lane in lanes {
         if let Ok(measured) = tokio::time::timeout(Duration::from_secs(10), lane).await {
-            latency.add(measured?)?;
+            let (all, refused) = measured?;
+            latency.add(all)?;
+            over.add(refused)?;
         }
     }
     let micros = |nanos: u64| nanos as f64 / 1e3;
     let quantile = |of| micros(latency.value_at_quantile(of));
     let mut line = format!(
-        "rps={:.0} p50={:.1} p90={:.1} p99={:.1} p999={:.1} max={:.1} us",
+        "rps={:.0} p50={:.1} p90={:.1} p99={:.1} p999={:.1} max={:.1} p50_over={:.1} us",
         decided / seconds,
         quantile(0.5),
         quantile(0.9),
         quantile(0.99),
         quantile(0.999),
-        micros(latency.max())
+        micros(latency.max()),
+        micros(over.value_at_quantile(0.5))
     );
     let each = |cpu_us: f64| cpu_us / decided.max(1.0);
     for ((label, _), (before, after)) in load.options.pids.iter().zip(used.iter().zip(&now_used)) {
@@ -126,9 +132,9 @@ impl Load {
     }
 }
 
-/// One call after the other; the latencies of those that began within the measurement.
-async fn lane(load: Arc<Load>, mut client: Client, number: usize) -> Histogram<u64> {
-    let mut latency = histogram();
+/// One call after the other; the latencies of those that began within the measurement, and of those over their limit.
+async fn lane(load: Arc<Load>, mut client: Client, number: usize) -> (Histogram<u64>, Histogram<u64>) {
+    let (mut latency, mut over) = (histogram(), histogram());
     tokio::time::sleep_until(load.start.into()).await;
     for call in 0.. {
         let due = load.due(number, call);
@@ -140,15 +146,22 @@ async fn lane(load: Arc<Load>, mut client: Client, number: usize) -> Histogram<u
         }
         let Some(body) = load.next() else { break };
         let outcome = client.call(body, load.options.timeout).await;
-        load.record(outcome);
+        let is_measured = due >= load.measure_from();
+        if is_measured {
+            load.record(outcome);
+        }
         if outcome == Outcome::Transport && !client.is_open().await {
             break;
         }
-        if due >= load.measure_from() {
-            latency.saturating_record(due.elapsed().as_nanos() as u64);
+        if is_measured {
+            let took = due.elapsed().as_nanos() as u64;
+            latency.saturating_record(took);
+            if outcome == Outcome::OverLimit {
+                over.saturating_record(took);
+            }
         }
     }
-    latency
+    (latency, over)
 }
 
 /// Of nanoseconds from a tenth of a microsecond up to a minute, to three digits.

@@ -2,9 +2,9 @@
 //!
 //! What waits at the server waits behind everybody's calls, and may be too late when its turn comes. What waits here is sent in
 //! order while it can be in time, and is shed at once when it cannot. The measure is the queue delay: the time from sending to
-//! execution, less the smallest recent round trip. A window with a delay above 2 ms lowers the limit to 8 calls at least; only
-//! replies that are too late lower it further. One in which all permits were taken and no call was delayed raises it (additive
-//! increase and multiplicative decrease, as in TCP).
+//! execution, less the smallest recent round trip. A window with a delay above a fifth of the time that calls have lowers the limit
+//! to 8 calls at least; only replies that are too late lower it further. One in which all permits were taken and no call was delayed
+//! raises it (additive increase and multiplicative decrease, as in TCP).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,9 +26,11 @@ const LEAST: f64 = 1.0 / 16.0;
 const LEAST_BY_DELAY: f64 = 8.0;
 /// The most: 1,024 calls, as many as stand in the queue to a connection's writer.
 const MOST: f64 = 1_024.0;
-/// The queue delay that is aimed at: 2 ms, a fifth of what an ordinary call may take. The server has work while a reply and the
+/// The queue delay that is aimed at: a fifth of the time that calls have, at least 2 ms. The server has work while a reply and the
 /// next call are on their way.
 const TARGET: Duration = Duration::from_millis(2);
+/// The part of the time of a call that its queue delay may take: a fifth. An ordinary call has 10 ms.
+const PART_OF_BUDGET: u32 = 5;
 /// Below this delay the limit grows by half in a window, above it by one call: a quarter of the target.
 const IDLE: Duration = Duration::from_micros(500);
 /// The least length of a window: 5 ms. Where replies take longer, it is as long as one takes.
@@ -36,6 +38,8 @@ const WINDOW: Duration = Duration::from_millis(5);
 /// The growth in a window where there is delay, but most replies are in time: a tenth of a call. So a limit at which replies are
 /// too late is tried in one window of ten.
 const CREEP: f64 = 0.1;
+/// The time for which a server counts as full after all its permits were taken: 100 ms.
+const COUNTS_AS_FULL: Duration = Duration::from_millis(100);
 /// The longest pause: 200 ms, the time from one probe to the next.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// The weight of one call in the mean time of calls: an eighth.
@@ -62,15 +66,6 @@ pub struct Permit {
     is_used: bool,
 }
 
-/// Why there is no permit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoPermit {
-    /// The call would not be answered in time.
-    Shed,
-    /// There was no permit in time, though one was expected.
-    Expired,
-}
-
 impl Concurrency {
     /// The calls to a server of which nothing is known.
     pub fn new(now: Instant) -> Self {
@@ -91,28 +86,25 @@ impl Concurrency {
     }
 
     /// Returns a permit for a call that has to be answered before `until`. One that gives back is never shed, and goes before
-    /// the others: what it gives back makes room for them.
-    ///
-    /// # Errors
-    /// When it would not be answered in time, or waited in vain.
-    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<Permit, NoPermit> {
+    /// the others: what it gives back makes room for them. `None` when the call would not be answered in time, or waited in vain.
+    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Option<Permit> {
         let now = Instant::now();
-        let (handle, told) = oneshot::channel();
+        // Made only for a call that waits.
+        let mut told = None;
         let asked = {
             let mut calls = self.calls.lock();
-            let asked = calls.ask(now, until, is_undo, handle);
+            let asked = calls.ask(now, until, is_undo, || {
+                let (handle, permit) = oneshot::channel();
+                told = Some(permit);
+                handle
+            });
             self.show(&calls);
             asked
         };
         match asked {
-            Asked::Permitted => return Ok(Permit::new(self, now)),
-            Asked::Shed => return Err(NoPermit::Shed),
-            Asked::Waits => {}
-        }
-        match timeout_at(until, told).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(NoPermit::Shed),
-            Err(_) => Err(NoPermit::Expired),
+            Asked::Permitted => Some(Permit::new(self, now)),
+            Asked::Shed => None,
+            Asked::Waits => timeout_at(until, told?).await.ok()?.ok(),
         }
     }
 
@@ -127,18 +119,16 @@ impl Concurrency {
         })
     }
 
-    /// Returns whether calls wait for a permit.
-    pub fn is_waited_for(&self) -> bool {
-        let calls = self.calls.lock();
-        !(calls.waiting.is_empty() && calls.undos.is_empty())
+    /// Returns whether it has had room for every call of late.
+    pub fn has_capacity_to_spare(&self) -> bool {
+        self.calls.lock().full_until <= Instant::now()
     }
 
-    /// Learns the queue delay of a call from its reply, and whether the server came to it too late.
-    pub fn learn(&self, now: Instant, delay: Duration, is_late: bool) {
+    fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
         let delay_us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
         self.watched.queue_delay_us.store(delay_us, Ordering::Relaxed);
         let mut calls = self.calls.lock();
-        calls.learn(now, delay, is_late);
+        calls.learn(now, delay, budget, is_late);
         self.show(&calls);
     }
 
@@ -159,6 +149,13 @@ impl Concurrency {
 impl Permit {
     fn new(of: &Arc<Concurrency>, began: Instant) -> Self {
         Self { of: Some(Arc::clone(of)), began, is_used: false }
+    }
+
+    /// Learns the queue delay of a call from its reply, and whether the server came to it too late. `budget` is the time that it had.
+    pub fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
+        if let Some(of) = &self.of {
+            of.learn(now, delay, budget, is_late);
+        }
     }
 
     /// A call is sent with it.
@@ -187,6 +184,8 @@ struct Calls<W> {
     mean: Duration,
     /// Where less than one call is in flight on average, the end of the pause after the last one.
     paused_until: Instant,
+    /// How long it counts as full after all permits were taken.
+    full_until: Instant,
     window: Window,
 }
 
@@ -194,7 +193,9 @@ struct Calls<W> {
 #[derive(Debug)]
 struct Window {
     ends: Instant,
-    least_delay: Option<Duration>,
+    least_delay: Duration,
+    /// The least time that one of these calls had.
+    least_budget: Duration,
     replies: u32,
     late_replies: u32,
     /// Whether all permits were taken.
@@ -218,33 +219,42 @@ impl<W> Calls<W> {
             waiting: VecDeque::new(),
             mean: Duration::ZERO,
             paused_until: now,
+            full_until: now,
             window: Window::new(now + WINDOW),
         }
     }
 
-    fn ask(&mut self, now: Instant, until: Instant, is_undo: bool, who: W) -> Asked {
+    fn ask(&mut self, now: Instant, until: Instant, is_undo: bool, who: impl FnOnce() -> W) -> Asked {
         let queue = if is_undo { &mut self.undos } else { &mut self.waiting };
         while queue.front().is_some_and(|(until, _)| *until <= now) {
             queue.pop_front();
         }
         if self.has_room(now) && (is_undo || self.waiting.is_empty()) {
             self.in_flight += 1;
-            self.window.was_full |= !self.has_room(now);
+            if !self.has_room(now) {
+                self.is_full(now);
+            }
             return Asked::Permitted;
         }
-        self.window.was_full = true;
+        self.is_full(now);
         let is_paused = self.in_flight == 0;
         if is_undo {
-            self.undos.push_back((until, who));
+            self.undos.push_back((until, who()));
         } else if is_paused || now + self.expected() > until {
             return Asked::Shed;
         } else {
-            self.waiting.push_back((until, who));
+            self.waiting.push_back((until, who()));
         }
         Asked::Waits
     }
 
-    /// A permit is returned, with which a call took so long if one was sent, and goes to the next that waits. `permit` returns false when that one went away.
+    fn is_full(&mut self, now: Instant) {
+        self.window.was_full = true;
+        self.full_until = now + COUNTS_AS_FULL;
+    }
+
+    /// A permit is returned, with which a call took so long if one was sent, and goes to the next that waits. `permit` returns
+    /// false when that one went away.
     fn returned(&mut self, now: Instant, took: Option<Duration>, mut permit: impl FnMut(W) -> bool) {
         self.in_flight -= 1;
         if let Some(took) = took {
@@ -267,24 +277,26 @@ impl<W> Calls<W> {
         }
     }
 
-    fn learn(&mut self, now: Instant, delay: Duration, is_late: bool) {
+    fn learn(&mut self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
         let window = &mut self.window;
-        window.least_delay = Some(window.least_delay.map_or(delay, |least| least.min(delay)));
+        window.least_delay = window.least_delay.min(delay);
+        window.least_budget = window.least_budget.min(budget);
         window.replies += 1;
         window.late_replies += u32::from(is_late);
         if now < window.ends {
             return;
         }
         let is_late = window.late_replies * 2 > window.replies;
-        let delay = window.least_delay.unwrap_or_default();
+        let delay = window.least_delay;
+        let target = TARGET.max(window.least_budget / PART_OF_BUDGET);
         let limit = self.limit;
         self.limit = match () {
             () if is_late => limit * 0.5,
-            () if delay > TARGET && limit > LEAST_BY_DELAY => {
-                (limit * TARGET.div_duration_f64(delay).clamp(0.5, 0.9)).max(LEAST_BY_DELAY)
+            () if delay > target && limit > LEAST_BY_DELAY => {
+                (limit * target.div_duration_f64(delay).clamp(0.5, 0.9)).max(LEAST_BY_DELAY)
             }
             () if !window.was_full => limit,
-            () if delay > TARGET => (limit + CREEP).min(LEAST_BY_DELAY),
+            () if delay > target => (limit + CREEP).min(LEAST_BY_DELAY),
             () if delay < IDLE => (limit * 1.5).max(limit + 1.0),
             () => limit + 1.0,
         }
@@ -312,7 +324,14 @@ impl<W> Calls<W> {
 
 impl Window {
     const fn new(ends: Instant) -> Self {
-        Self { ends, least_delay: None, replies: 0, late_replies: 0, was_full: false }
+        Self {
+            ends,
+            least_delay: Duration::MAX,
+            least_budget: Duration::MAX,
+            replies: 0,
+            late_replies: 0,
+            was_full: false,
+        }
     }
 }
 

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::Quiet;
-use super::node::{Node, NodePermit};
+use super::concurrency::Permit;
+use super::node::Node;
 use super::script::{self, Mode, Reply, Rows};
 use super::servers::Servers;
 use crate::model::Micros;
@@ -65,7 +66,7 @@ struct Manner {
 pub(super) async fn run(
     servers: &Servers,
     node: &Arc<Node>,
-    permit: Option<NodePermit>,
+    permit: Option<Permit>,
     errands: &[Errand<'_>],
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
@@ -84,7 +85,7 @@ pub(super) async fn run(
 async fn attempt(
     servers: &Servers,
     node: &Arc<Node>,
-    permit: Option<NodePermit>,
+    permit: Option<Permit>,
     errands: &[Errand<'_>],
     until: Instant,
 ) -> SmallVec<[Outcome; 1]> {
@@ -167,7 +168,7 @@ async fn follow(
 /// When it says nothing.
 async fn exchange(
     node: &Arc<Node>,
-    permit: Option<NodePermit>,
+    permit: Option<Permit>,
     errands: &[Errand<'_>],
     manner: Manner,
     until: Instant,
@@ -194,7 +195,7 @@ async fn exchange(
 
 async fn exchange_unrecorded(
     node: &Arc<Node>,
-    permit: Option<NodePermit>,
+    permit: Option<Permit>,
     errands: &[Errand<'_>],
     manner: Manner,
     until: Instant,

@@ -69,12 +69,6 @@ struct Lane {
     concurrency: Arc<Concurrency>,
 }
 
-/// A permit for one call to a node.
-pub struct NodePermit {
-    concurrency: Arc<Concurrency>,
-    permit: Permit,
-}
-
 /// The number of the calling thread.
 fn thread() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -152,7 +146,7 @@ impl Node {
     ///
     /// # Errors
     /// When it is down, is too far away, or has too many calls to answer one more in time.
-    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<NodePermit, StoreError> {
+    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<Permit, StoreError> {
         let began = Instant::now();
         let budget = until.saturating_duration_since(began);
         if let Some(next_probe) = self.breaker.next_probe(budget) {
@@ -164,50 +158,42 @@ impl Node {
             self.probe_far();
             return Err(StoreError::Overloaded);
         }
-        let concurrency = &self.lane().concurrency;
-        match concurrency.permit(until, is_undo).await {
-            Ok(permit) => Ok(NodePermit { concurrency: Arc::clone(concurrency), permit }),
-            Err(_) => {
-                let now = Instant::now();
-                if self.is_silent(now) {
-                    self.failed(now.saturating_duration_since(began));
-                    return Err(StoreError::TimedOut);
-                }
-                self.complain_of_load();
-                Err(StoreError::Overloaded)
-            }
+        if let Some(permit) = self.lane().concurrency.permit(until, is_undo).await {
+            return Ok(permit);
         }
+        let now = Instant::now();
+        if self.is_silent(now) {
+            self.failed(now.saturating_duration_since(began));
+            return Err(StoreError::TimedOut);
+        }
+        self.complain_of_load();
+        Err(StoreError::Overloaded)
     }
 
     /// Returns a permit that no call waits for.
     ///
     /// # Errors
     /// When it is down, or has no time to spare.
-    pub fn spare_permit(self: &Arc<Self>) -> Result<NodePermit, StoreError> {
+    pub fn spare_permit(&self) -> Result<Permit, StoreError> {
         if self.breaker.is_open().load(Ordering::Acquire) {
             return Err(StoreError::Down { retry: Micros::ZERO });
         }
-        let concurrency = &self.lane().concurrency;
-        let permit = concurrency.spare_permit().ok_or(StoreError::Overloaded)?;
-        Ok(NodePermit { concurrency: Arc::clone(concurrency), permit })
+        self.lane().concurrency.spare_permit().ok_or(StoreError::Overloaded)
     }
 
-    /// Returns whether calls of this thread wait for a permit.
-    pub fn is_waited_for(&self) -> bool {
-        self.lane().concurrency.is_waited_for()
+    /// Returns whether this thread has had room for every call of late.
+    pub fn has_capacity_to_spare(&self) -> bool {
+        self.lane().concurrency.has_capacity_to_spare()
     }
 
     /// Connects a call that has a permit.
     ///
     /// # Errors
     /// When there is no connection before `until`.
-    pub async fn checkout(self: &Arc<Self>, permit: NodePermit, until: Instant) -> Result<Checkout, StoreError> {
+    pub async fn checkout(self: &Arc<Self>, permit: Permit, until: Instant) -> Result<Checkout, StoreError> {
         let began = Instant::now();
-        let NodePermit { concurrency, permit } = permit;
         match self.connection(until).await {
-            Some(connection) => {
-                Ok(Checkout { node: Arc::clone(self), connection, concurrency, permit: Some(permit.used()) })
-            }
+            Some(connection) => Ok(Checkout { node: Arc::clone(self), connection, permit: Some(permit.used()) }),
             None => {
                 self.failed(until.saturating_duration_since(began));
                 Err(StoreError::Unreachable)

@@ -4,34 +4,38 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::Batch;
-use super::node::NodePermit;
+use super::concurrency::Permit;
 use super::script::Mode;
 use crate::store::StoreError;
 
 /// Takes a permit of each node before anything is sent, in the order of the nodes, so that no two requests wait for each other.
-/// Sorts the batches in that order. Where a permit cannot be had in time, a request that is charged whole gets none. Any other gives
-/// back the permits that other calls wait for, and uses the rest.
+/// Sorts the batches in that order.
+///
+/// Where a permit cannot be had in time, a request that is charged whole gets none. Any other uses the nodes that have had room
+/// for every call of late, and leaves the others to requests that they can answer with the rest of theirs: so where capacity is
+/// short, whole requests are decided and not pieces of many.
 pub(super) async fn take(
     batches: &mut SmallVec<[Batch<'_>; 4]>,
     mode: Mode,
     until: Instant,
-) -> SmallVec<[Result<NodePermit, StoreError>; 4]> {
+) -> SmallVec<[Result<Permit, StoreError>; 4]> {
     if mode == Mode::Later {
         return batches.iter().map(|batch| batch.node.spare_permit()).collect();
     }
     batches.sort_by_key(|batch| batch.node.number());
-    let mut permits: SmallVec<[Result<NodePermit, StoreError>; 4]> = SmallVec::new();
+    let mut permits: SmallVec<[Result<Permit, StoreError>; 4]> = SmallVec::new();
+    let mut is_shed = false;
     for Batch { node, .. } in batches.iter() {
-        let permit = node.permit(until, false).await;
-        let is_overloaded = matches!(permit, Err(StoreError::Overloaded));
-        if is_overloaded && mode == Mode::Take {
+        let permit = if is_shed { node.spare_permit() } else { node.permit(until, false).await };
+        is_shed |= matches!(permit, Err(StoreError::Overloaded));
+        if is_shed && mode == Mode::Take {
             return batches.iter().map(|_| Err(StoreError::Overloaded)).collect();
         }
         permits.push(permit);
     }
-    if permits.iter().any(|permit| matches!(permit, Err(StoreError::Overloaded))) {
+    if is_shed {
         for (Batch { node, .. }, permit) in batches.iter().zip(&mut permits) {
-            if permit.is_ok() && node.is_waited_for() {
+            if permit.is_ok() && !node.has_capacity_to_spare() {
                 *permit = Err(StoreError::Overloaded);
             }
         }

@@ -1,23 +1,29 @@
-//! How the charges of a request are split into scripts.
+//! How the charges of a request are split into scripts, and which of its nodes get theirs.
 
 use super::*;
 use crate::algorithm::{Algorithm, Limit};
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
 use crate::store::redis::credentials::{Credentials, Login};
-use crate::store::redis::manager::Address;
+use crate::store::redis::manager::{Address, Locate};
 
-fn redis() -> Redis {
-    let access = Access {
+fn access() -> Access {
+    Access {
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
         db: 0,
         connect_timeout: Duration::from_millis(1),
         alive: Arc::default(),
         watched: Arc::default(),
-    };
-    let topology = Topology::Single(Address::Tcp("127.0.0.1".to_owned(), 1));
-    Redis::new(Instance { topology, access }, None, "", 1)
+    }
+}
+
+fn address() -> Address {
+    Address::Tcp("127.0.0.1".to_owned(), 1)
+}
+
+fn redis() -> Redis {
+    Redis::new(Instance { topology: Topology::Single(address()), access: access() }, None, "", 1)
 }
 
 fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
@@ -52,4 +58,35 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
             assert_eq!(members, (0..2_500).collect::<Vec<_>>(), "each charge once");
         }
     }
+}
+
+/// Takes all permits of a node.
+async fn fill(node: &Arc<Node>) -> Vec<Permit> {
+    let mut permits = Vec::new();
+    while let Ok(permit) = node.spare_permit() {
+        permits.push(permit);
+    }
+    assert!(node.permit(Instant::now(), false).await.is_err(), "it is full");
+    permits
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_one_node_cannot_take_leaves_the_others_to_whole_requests_unless_they_have_room_anyhow() {
+    let redis = redis();
+    let node = || Arc::new(Node::new(Locate::At(address()), access(), 1, Arc::default()));
+    let nodes = [node(), node(), node()];
+    let [was_full, full, idle] = &nodes;
+    drop(fill(was_full).await);
+    let _permits = fill(full).await;
+    let take = async |mode| {
+        let batch = |node: &Arc<Node>| Batch { servers: &redis.0.main, node: Arc::clone(node), groups: smallvec![] };
+        let mut batches = nodes.iter().rev().map(batch).collect();
+        let permits = permits::take(&mut batches, mode, Instant::now() + Duration::from_millis(10)).await;
+        let got = batches.iter().zip(&permits).filter(|(_, permit)| permit.is_ok());
+        got.map(|(batch, _)| batch.node.number()).collect::<Vec<_>>()
+    };
+    assert_eq!(take(Mode::All).await, [idle.number()], "the first has had no room of late");
+    assert!(take(Mode::Take).await.is_empty(), "all of it or nothing");
+    tokio::time::advance(Duration::from_millis(100)).await;
+    assert_eq!(take(Mode::All).await, [was_full.number(), idle.number()]);
 }

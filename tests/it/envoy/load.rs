@@ -15,6 +15,8 @@ use super::proxy::{Proxy, get, status};
 use super::{Served, serve_text};
 use crate::edges::support::{END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, frame, frames};
 use crate::load::alone;
+use crate::redis::Single;
+use crate::redis::paced::Paced;
 use crate::support::in_time;
 
 /// One hit per user and week; all other users are new ones.
@@ -71,7 +73,7 @@ impl Load {
                 stream::iter(each).buffer_unordered(AT_ONCE).count().await;
             }
             Self::Burst { connections, requests } => {
-                let each = (0..connections).map(|_| burst(edge, requests));
+                let each = (0..connections).map(|_| burst(edge, (0..requests).map(|_| new_user())));
                 each.collect::<FuturesUnordered<_>>().count().await;
             }
         }
@@ -97,6 +99,9 @@ fn new_user() -> String {
     static USERS: AtomicU64 = AtomicU64::new(0);
     format!("user-{}", USERS.fetch_add(1, Ordering::Relaxed))
 }
+
+/// `:status: 200` in HPACK, which begins the head of an answer.
+const STATUS_200: u8 = 0x88;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -127,21 +132,25 @@ async fn closing(edge: SocketAddr) -> std::io::Result<()> {
     socket.write_all(request.as_bytes()).await
 }
 
-async fn burst(edge: SocketAddr, requests: usize) -> std::io::Result<()> {
+/// Sends a request of each of these users at once, and returns how many were answered and how many of them passed.
+async fn burst(edge: SocketAddr, users: impl Iterator<Item = String>) -> std::io::Result<(usize, usize)> {
+    let users: Vec<_> = users.collect();
     let mut bytes = PREFACE.to_vec();
     bytes.extend(frame(SETTINGS, 0, 0, &[]));
-    for id in stream_ids(requests) {
-        bytes.extend(frame(HEADERS, END_HEADERS | END_STREAM, id, &head(&new_user())));
+    for (id, user) in stream_ids(users.len()).zip(&users) {
+        bytes.extend(frame(HEADERS, END_HEADERS | END_STREAM, id, &head(user)));
     }
     let mut socket = TcpStream::connect(edge).await?;
     socket.write_all(&bytes).await?;
     let mut said = Vec::new();
-    while frames(&said).iter().filter(|(kind, _)| *kind == HEADERS).count() < requests {
-        if socket.read_buf(&mut said).await? == 0 {
-            break;
+    loop {
+        let is_over = socket.read_buf(&mut said).await? == 0;
+        let answers: Vec<_> = frames(&said).into_iter().filter(|(kind, _)| *kind == HEADERS).collect();
+        if is_over || answers.len() == users.len() {
+            let passed = answers.iter().filter(|(_, head)| head.first() == Some(&STATUS_200)).count();
+            return Ok((answers.len(), passed));
         }
     }
-    Ok(())
 }
 
 /// How often each status was answered.
@@ -189,7 +198,12 @@ struct World {
 
 impl World {
     async fn new(is_patient: bool) -> Self {
-        let served = serve_text(RULES, &[("LOG_LEVEL", "info")]).await;
+        Self::with(&[], is_patient).await
+    }
+
+    async fn with(variables: &[(&str, &str)], is_patient: bool) -> Self {
+        let variables = [&[("LOG_LEVEL", "info")], variables].concat();
+        let served = serve_text(RULES, &variables).await;
         let envoy = Proxy::start_as(is_patient, 2, "envoy.yaml", served.tidegate.grpc, &[]).await;
         for expected in [200, 429] {
             let answer = get(envoy.listener("fail_open").await, "/", EXHAUSTED).await;
@@ -209,6 +223,13 @@ impl World {
         };
         let faults = metrics.lines().filter(is_fault).filter(|line| !line.ends_with(" 0"));
         faults.map(str::to_owned).collect()
+    }
+
+    /// Prints what explains failed calls.
+    async fn print(&self) {
+        for line in self.explained().await.into_iter().chain(self.faults().await) {
+            println!("    {line}");
+        }
     }
 
     /// Envoy's own counters that explain a failed call, where they are not 0.
@@ -268,6 +289,38 @@ async fn a_burst_lets_no_refused_request_pass() {
     holds(BURST).await;
 }
 
+/// The calls of one refused client that come at once: connections and requests on each.
+const BURSTS_OF_A_REFUSED: [(usize, usize); 4] = [(8, 50), (16, 50), (20, 100), (40, 100)];
+
+/// Sends bursts of one refused client through an Envoy that lets pass whatever fails, and prints how many passed.
+async fn bursts_of_a_refused(world: &World) -> usize {
+    let edge = world.envoy.listener("fail_open").await;
+    let mut passed = 0;
+    for (connections, requests) in BURSTS_OF_A_REFUSED {
+        for _ in 0..10 {
+            let one = || burst(edge, std::iter::repeat_n(EXHAUSTED.to_owned(), requests));
+            let bursts = in_time("a burst ends", join_all((0..connections).map(|_| one()))).await;
+            for burst in bursts {
+                let (answered, admitted) = burst.expect("Envoy answers");
+                assert_eq!(answered, requests, "every request is answered");
+                passed += admitted;
+            }
+        }
+        println!("10 x {connections} connections x {requests} requests of a refused client: {passed} passed so far");
+    }
+    passed
+}
+
+#[tokio::test]
+async fn a_burst_of_a_refused_client_lets_none_of_its_requests_pass_while_redis_has_too_much_to_do() {
+    let _alone = alone().await;
+    let redis = Single::start(&[]).await;
+    let paced = Paced::start(redis.address(), 400);
+    let world = World::with(&[("REDIS_URL", &paced.address().to_string())], true).await;
+    assert_eq!(bursts_of_a_refused(&world).await, 0, "{:?}", world.explained().await);
+    assert_eq!(world.faults().await, Vec::<String>::new());
+}
+
 /// Prints how many refused requests pass where Envoy fails open, as the example is written, and what Envoy says of it.
 #[tokio::test]
 #[ignore = "a measurement; benches/passes runs it"]
@@ -279,9 +332,15 @@ async fn passes_where_envoy_fails_open() {
             let statuses = tries(world.envoy.listener("fail_open").await, load, 1_000).await;
             let passed = statuses.get(&200).copied().unwrap_or_default();
             println!("{load}: {passed} of {} passed; {statuses:?}", statuses.values().sum::<u64>());
-            for line in world.explained().await.into_iter().chain(world.faults().await) {
-                println!("    {line}");
-            }
+            world.print().await;
         }
+    }
+    for per_second in [400, 1_000_000] {
+        let redis = Single::start(&[]).await;
+        let paced = Paced::start(redis.address(), per_second);
+        let world = World::with(&[("REDIS_URL", &paced.address().to_string())], false).await;
+        let passed = bursts_of_a_refused(&world).await;
+        println!("{passed} passed, with a Redis that executes {per_second} scripts a second");
+        world.print().await;
     }
 }

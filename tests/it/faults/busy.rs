@@ -6,7 +6,7 @@ use tempfile::NamedTempFile;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 
-use super::{Asker, ENVOY, is_counted, lasting, openings, request, written};
+use super::{Asker, ENVOY, is_counted, lasting, metric, openings, request, written};
 use crate::load::{Calls, Load, alone};
 use crate::redis::Single;
 use crate::redis::paced::Paced;
@@ -24,7 +24,13 @@ descriptors:
   - { key: user, rate_limit: { unit: day, requests_per_unit: 1000 } }
   - { key: victim, rate_limit: { unit: day, requests_per_unit: 3 } }
   - { key: gcra, rate_limit: { unit: day, requests_per_unit: 3, algorithm: gcra } }
+  - { key: shared, rate_limit: { unit: day, requests_per_unit: 600 } }
+  - { key: local, on_store_failure: local, rate_limit: { unit: day, requests_per_unit: 65 } }
 ";
+/// The limit of `shared`.
+const SHARED: usize = 600;
+/// The limit of `local`: no multiple of the number of instances.
+const LOCAL: usize = 65;
 
 fn call(number: usize) -> RateLimitRequest {
     match number % VICTIM {
@@ -40,13 +46,6 @@ fn is_of_victim(request: usize) -> bool {
 async fn start(rules: &NamedTempFile, redis: &Paced) -> Tidegate {
     let url = redis.address().to_string();
     Tidegate::start(rules.path(), &[("REDIS_URL", &url), ("REPLICAS", "1"), ("LOG_LEVEL", "warn")]).await
-}
-
-/// Returns the value of a metric, all of its series together.
-async fn metric(server: &Tidegate, name: &str) -> f64 {
-    let page = server.metrics().await;
-    let samples = page.lines().filter(|line| line.starts_with(name));
-    samples.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
 /// Asks until a client is at its limit.
@@ -125,25 +124,98 @@ async fn a_client_that_is_refused_and_goes_on_costs_redis_two_commands_a_second(
 }
 
 #[tokio::test]
+async fn three_instances_of_a_redis_at_its_limit_admit_at_most_one_limit_more_and_charge_it_later() {
+    let _alone = alone().await;
+    let redis = Single::start(&[]).await;
+    let paced = Paced::start(redis.address(), CAPACITY);
+    let (rules, url) = (written(RULES), paced.address().to_string());
+    let variables = [("REDIS_URL", url.as_str()), ("REPLICAS", "3"), ("LOG_LEVEL", "warn")];
+    let begin = async || Tidegate::start(rules.path(), &variables).await;
+    let servers = [begin().await, begin().await, begin().await];
+    // Every third call is of the client that all three limit.
+    let is_shared = |request: usize| request.is_multiple_of(3);
+    let call = |instance: usize, number: usize| match is_shared(number) {
+        true => request("shared", "one"),
+        false => request("user", &format!("{instance} {number}")),
+    };
+    let mut loads = Vec::new();
+    for (instance, server) in servers.iter().enumerate() {
+        let requests = (0..20_000).map(|number| call(instance, number)).collect();
+        loads.push(Load::patient(server.grpc, requests, OFFERED / 3, ENVOY).await);
+    }
+    lasting(Duration::from_secs(5)).await;
+    let (mut admitted, mut by_policy) = (0, 0);
+    for load in loads {
+        let calls = load.stop().await;
+        assert_eq!(calls.failed(), 0, "overload is no error");
+        let shared = calls.such_that(|call| is_shared(call.request));
+        admitted += shared.answered(Outcome::Ok);
+        by_policy += shared.such_that(|call| !is_counted(call)).answered(Outcome::Ok);
+    }
+    println!("{admitted} admitted of a limit of {SHARED}, {by_policy} of them by the policy of three instances");
+    assert!(by_policy > 0, "it was overloaded");
+    assert!(admitted <= 2 * SHARED, "one limit more at most");
+    for server in &servers {
+        eventually("hits are charged later", async || {
+            (metric(server, "tidegate_later_charges").await == 0.0).then_some(())
+        })
+        .await;
+    }
+    let counter = redis.cli(&["GET", "{d|shared=one}fixed_window:1d"]).await;
+    let hits: usize = counter.rsplit_once(' ').and_then(|(_, hits)| hits.parse().ok()).expect("a counter");
+    assert!(hits >= admitted.min(SHARED), "{hits} charged of {admitted}");
+}
+
+/// Waits until an instance knows that so many run.
+async fn counts(server: &Tidegate, instances: f64) {
+    eventually("the instances are counted", async || {
+        let page = server.metrics().await;
+        let line = page.lines().find(|line| line.starts_with("tidegate_replicas{source=\"counted\"}"))?;
+        (line.rsplit_once(' ')?.1.parse() == Ok(instances)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn instances_count_themselves() {
     let redis = Single::start(&[]).await;
     let rules = written(RULES);
     let url = redis.address().to_string();
     let begin = async || Tidegate::start(rules.path(), &[("REDIS_URL", &url)]).await;
     let (one, other) = (begin().await, begin().await);
-    let counted = async |server: &Tidegate, number: f64| {
-        eventually("the instances are counted", async || {
-            let page = server.metrics().await;
-            let line = page.lines().find(|line| line.starts_with("tidegate_replicas{source=\"counted\"}"))?;
-            (line.rsplit_once(' ')?.1.parse() == Ok(number)).then_some(())
-        })
-        .await;
-    };
-    counted(&one, 2.0).await;
-    counted(&other, 2.0).await;
+    counts(&one, 2.0).await;
+    counts(&other, 2.0).await;
     let third = begin().await;
-    counted(&one, 3.0).await;
+    counts(&one, 3.0).await;
     drop((other, third));
-    counted(&one, 1.0).await;
+    counts(&one, 1.0).await;
     assert_eq!(redis.cli(&["ZCARD", "{tidegate}instances"]).await, "1");
+}
+
+#[tokio::test]
+async fn two_instances_that_became_six_admit_one_limit_together_when_redis_goes() {
+    let redis = Single::start(&[]).await;
+    let (rules, url) = (written(RULES), redis.address().to_string());
+    let begin = async || Tidegate::start(rules.path(), &[("REDIS_URL", &url)]).await;
+    let mut servers = vec![begin().await, begin().await];
+    for server in &servers {
+        counts(server, 2.0).await;
+    }
+    while servers.len() < 6 {
+        servers.push(begin().await);
+    }
+    for server in &servers {
+        counts(server, 6.0).await;
+    }
+    drop(redis);
+    let mut admitted = 0;
+    for server in &servers {
+        let mut asker = Asker::of(server).await;
+        for _ in 0..LOCAL {
+            let answer = asker.ask("local", "one").await.expect("the policy answers");
+            admitted += usize::from(answer.overall_code() == Outcome::Ok);
+        }
+    }
+    println!("six instances admitted {admitted} of a limit of {LOCAL}");
+    assert!((LOCAL - 6..=LOCAL * 11 / 10).contains(&admitted), "{admitted} of {LOCAL}");
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use super::{
-    ENVOY, POLICIES, exact, is_counted, lasting, ms, openings, report_restored, request, restored, rules, tidegate_with,
+    ENVOY, POLICIES, exact, is_counted, lasting, metric, ms, openings, report_restored, request, restored, rules,
+    tidegate_with,
 };
 use crate::load::{Calls, Load, alone};
 use crate::redis::Single;
@@ -53,5 +54,7 @@ async fn f3_who_is_offered_more_than_he_can_do_answers_everybody_and_nobody_with
         openings(&server),
     );
     assert!(counted < calls.count(), "it was too much");
+    let untimely = metric(&server, "tidegate_untimely_calls_total").await;
+    assert!(untimely > 0.0, "a call that has waited too long for its thread does not wait for Redis as well");
     report_restored("F3 from the last answer on", restored(&light, over));
 }

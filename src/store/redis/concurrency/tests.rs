@@ -112,7 +112,8 @@ impl Simulation {
                 }
                 Event::Reply { caller, call, until, sent, executed } => {
                     let lane = caller % self.lanes.len();
-                    self.lanes[lane].learn(now, (executed - sent).saturating_sub(WAY), executed + WAY > until);
+                    let delay = (executed - sent).saturating_sub(WAY);
+                    self.lanes[lane].learn(now, delay, BUDGET, executed + WAY > until);
                     let mut permitted = Vec::new();
                     let callers = &self.callers;
                     self.lanes[lane].returned(now, Some(now - sent), |(caller, call)| {
@@ -135,7 +136,7 @@ impl Simulation {
         let Caller { call, began, .. } = &mut self.callers[caller];
         (*call, *began) = (*call + 1, now);
         let (call, until, lane) = (*call, now + BUDGET, caller % self.lanes.len());
-        match self.lanes[lane].ask(now, until, false, (caller, call)) {
+        match self.lanes[lane].ask(now, until, false, || (caller, call)) {
             Asked::Permitted => self.send(now, caller),
             Asked::Waits => {
                 self.seconds[second].waited += 1;
@@ -224,9 +225,9 @@ async fn an_undo_goes_before_the_calls_that_wait_and_a_spare_permit_behind_them(
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
     let mut calls = Calls::new(now);
     calls.limit = 1.0;
-    assert_eq!(calls.ask(now, until, false, "first"), Asked::Permitted);
-    assert_eq!(calls.ask(now, until, false, "second"), Asked::Waits);
-    assert_eq!(calls.ask(now, until, true, "undo"), Asked::Waits);
+    assert_eq!(calls.ask(now, until, false, || "first"), Asked::Permitted);
+    assert_eq!(calls.ask(now, until, false, || "second"), Asked::Waits);
+    assert_eq!(calls.ask(now, until, true, || "undo"), Asked::Waits);
     let mut next = || {
         let mut permitted = None;
         calls.returned(now, Some(Duration::from_millis(1)), |who| permitted.replace(who).is_none());

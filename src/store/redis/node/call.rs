@@ -14,14 +14,14 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
-use crate::store::redis::concurrency::{Concurrency, Permit};
+use crate::store::redis::concurrency::Permit;
 use crate::store::redis::script::time_of;
 
 /// A permit for a call, and the connection to call on.
 pub struct Checkout {
     pub(super) node: Arc<Node>,
     pub(super) connection: Connection,
-    pub(super) concurrency: Arc<Concurrency>,
+    /// Until the call is sent.
     pub(super) permit: Option<Permit>,
 }
 
@@ -50,8 +50,7 @@ impl Checkout {
             }
         });
         let owed = Owed::new(self, began, budget);
-        let replied = timeout_at(until, Sent { reply: Some(reply), owed: Some(owed), checkout: self }).await;
-        match replied {
+        match timeout_at(until, Sent(Some((reply, owed)))).await {
             Ok(Ok(replies)) => {
                 if replies.iter().any(is_blocked) {
                     self.node.failed(budget);
@@ -82,24 +81,25 @@ impl Checkout {
 
 type Replies = RedisResult<SmallVec<[Value; 1]>>;
 
-/// A reply that the server and the connection owe.
+/// A reply that the server and the connection owe. Its permit is taken until then.
 struct Owed {
     node: Arc<Node>,
     connection: Connection,
     began: Instant,
     budget: Duration,
+    permit: Option<Permit>,
 }
 
 impl Owed {
-    fn new(checkout: &Checkout, began: Instant, budget: Duration) -> Self {
-        let Checkout { node, connection, .. } = checkout;
+    fn new(checkout: &mut Checkout, began: Instant, budget: Duration) -> Self {
+        let Checkout { node, connection, permit } = checkout;
         node.silence.sent(began);
         connection.silence().sent(began);
-        Self { node: Arc::clone(node), connection: connection.clone(), began, budget }
+        Self { node: Arc::clone(node), connection: connection.clone(), began, budget, permit: permit.take() }
     }
 
     /// The replies came, however late, or the connection is lost. What they say of the node's time and of its queue is learnt.
-    fn heard(&self, replies: &Replies, concurrency: &Concurrency) {
+    fn heard(&self, replies: &Replies) {
         let now = Instant::now();
         match replies {
             Ok(replies) => {
@@ -112,14 +112,15 @@ impl Owed {
                 if !replies.iter().any(is_blocked) {
                     breaker.succeeded();
                 }
+                let mut times = replies.iter().filter_map(time_of);
+                let Some(first) = times.next() else { return };
+                let last = times.next_back().unwrap_or(first);
                 // The last was executed last, so nothing tells more of the time; and the first waited for nobody but others.
-                if let Some(time) = replies.iter().rev().find_map(time_of) {
-                    clock.learn(self.began, now, time);
-                }
-                if let (Some(time), Some(sent)) = (replies.iter().find_map(time_of), clock.at(self.began)) {
+                clock.learn(self.began, now, last);
+                if let (Some(sent), Some(permit)) = (clock.at(self.began), &self.permit) {
+                    let since = |time: Micros| Duration::from_micros(time.saturating_sub(sent).get());
                     let way = round_trips.least().unwrap_or_default();
-                    let delay = Duration::from_micros(time.saturating_sub(sent).get()).saturating_sub(way);
-                    concurrency.learn(now, delay, delay + way >= self.budget);
+                    permit.learn(now, since(first).saturating_sub(way), self.budget, since(last) >= self.budget);
                 }
             }
             Err(error) => {
@@ -139,36 +140,26 @@ impl Drop for Owed {
     }
 }
 
-/// A call that was sent. Its permit stays taken until the reply is there or the connection is given up, even where the caller no
-/// longer waits for the reply.
-struct Sent<'a> {
-    reply: Option<Pin<Box<dyn Future<Output = Replies> + Send>>>,
-    owed: Option<Owed>,
-    checkout: &'a mut Checkout,
-}
+/// A call that was sent, until its reply is there. Dropped before, it waits on in a task of its own, until the connection is given up.
+struct Sent(Option<(Reply, Owed)>);
 
-impl Future for Sent<'_> {
+type Reply = Pin<Box<dyn Future<Output = Replies> + Send>>;
+
+impl Future for Sent {
     type Output = Replies;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(reply) = &mut self.reply else { return Poll::Pending };
+        let Some((reply, owed)) = &mut self.0 else { return Poll::Pending };
         let replies = ready!(reply.as_mut().poll(context));
-        self.reply = None;
-        if let Some(owed) = self.owed.take() {
-            owed.heard(&replies, &self.checkout.concurrency);
-        }
-        self.checkout.permit = None;
+        owed.heard(&replies);
+        self.0 = None;
         Poll::Ready(replies)
     }
 }
 
-impl Drop for Sent<'_> {
+impl Drop for Sent {
     fn drop(&mut self) {
-        let (Some(mut reply), Some(owed), Ok(runtime)) = (self.reply.take(), self.owed.take(), Handle::try_current())
-        else {
-            return;
-        };
-        let (permit, concurrency) = (self.checkout.permit.take(), Arc::clone(&self.checkout.concurrency));
+        let (Some((mut reply, owed)), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             let Owed { node, connection, began, .. } = &owed;
             let silent_at = *began + node.silent_after();
@@ -184,8 +175,7 @@ impl Drop for Sent<'_> {
                     }
                 }
             };
-            owed.heard(&replies, &concurrency);
-            drop(permit);
+            owed.heard(&replies);
         });
     }
 }
