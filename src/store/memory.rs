@@ -214,14 +214,14 @@ impl Memory {
         }
     }
 
-    /// Forgets every counter that is idle, and every refusal that is more than a minute old. Locks one shard at a time.
+    /// Forgets every counter whose loss changes nothing, and every refusal that is more than a minute old. Locks one shard at a time.
     pub fn sweep(&self) {
         for shard in &self.shards {
             let now = self.clock.now();
             let Shard { counters, .. } = &mut *shard.lock();
             counters.retain(|slot| {
                 slot.standing = slot.standing.without_old_refusal(now);
-                !slot.standing.is_idle(now)
+                !slot.standing.is_forgettable(now)
             });
             if counters.len() < counters.capacity() / SHRINK_BELOW {
                 counters.shrink_to(counters.len() * 2, |slot| self.hash(slot));
@@ -456,15 +456,15 @@ impl Shard {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
             self.swept = (self.swept + 1) % buckets;
-            if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.standing.is_idle(now)) {
+            if self.counters.get_bucket(self.swept).is_some_and(|slot| slot.standing.is_forgettable(now)) {
                 self.remove(self.swept, gone);
             }
         }
         while self.counters.len() >= memory.most_per_shard {
             let Some(least) = self.sample.least(&self.counters, |slot| slot.standing.rank(now)) else { return };
-            let is_idle = self.counters.get_bucket(least).is_some_and(|slot| slot.standing.is_idle(now));
+            let is_forgettable = self.counters.get_bucket(least).is_some_and(|slot| slot.standing.is_forgettable(now));
             self.remove(least, gone);
-            memory.evicted.fetch_add(u64::from(!is_idle), Ordering::Relaxed);
+            memory.evicted.fetch_add(u64::from(!is_forgettable), Ordering::Relaxed);
         }
     }
 }

@@ -15,8 +15,8 @@ const ROOM: usize = 65_536;
 const USED: u32 = 32_000;
 /// Seconds of a long attack. The windows of the victims begin anew ten times meanwhile.
 const LONG: u32 = 600;
-/// Seconds of a short one, for what takes long to choose: less than a window.
-const SHORT: u32 = 59;
+/// Seconds of a short one, for what takes long to choose: two windows.
+const SHORT: u32 = 120;
 /// Charges of a victim in a second. The limit of a minute leaves at least three of them to be refused in its first second.
 const HITS: u32 = 8;
 /// Counters that are made up after each of them: in a long attack 2.16 million, the store's room 33 times over.

@@ -32,8 +32,8 @@ pub struct Share(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing(u64);
 
-/// The order in which counters are forgotten, lowest first: idle counters, then by the share in use, then by the last refusal,
-/// then by the time from which they are idle.
+/// The order in which counters are forgotten, lowest first: idle counters without a recent refusal, then by the share in use, then
+/// by the last refusal, then by the time from which they are idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(u64);
 
@@ -77,10 +77,10 @@ impl Standing {
         if is_old { Self::pack(self.share(), 0, self.0 & IDLE) } else { self }
     }
 
-    /// Whether forgetting the counter changes no verdict. A time later than 53 bits can tell never comes.
-    pub fn is_idle(self, now: Micros) -> bool {
-        let idle_at = self.0 & IDLE;
-        idle_at <= now.get() && idle_at != IDLE
+    /// Whether forgetting the counter loses nothing: it changes no verdict, and no refusal is recent. A caller who goes on too
+    /// fast needs the recent refusal in the next window, which may begin with the very charge that makes room.
+    pub fn is_forgettable(self, now: Micros) -> bool {
+        self.is_idle(now) && !self.is_recently_refused(now)
     }
 
     /// The place of the counter in the order of forgetting.
@@ -88,12 +88,22 @@ impl Standing {
     /// A counter whose window has just begun is little used although it was refused a moment ago. It counts as fully used, so
     /// that a caller who goes on too fast is not forgotten at the beginning of each window.
     pub fn rank(self, now: Micros) -> Rank {
-        if self.is_idle(now) {
+        if self.is_forgettable(now) {
             return Rank(self.0 & IDLE);
         }
         let Some(age) = self.refusal_age(now) else { return Rank(self.0) };
-        let share = if age <= RECENT_SECS { Share::FULL } else { self.share() };
+        let share = if self.is_recently_refused(now) { Share::FULL } else { self.share() };
         Rank(Self::pack(share, ROUND_SECS - age, self.0 & IDLE).0)
+    }
+
+    /// Whether the hits of the counter no longer count. A time later than 53 bits can tell never comes.
+    fn is_idle(self, now: Micros) -> bool {
+        let idle_at = self.0 & IDLE;
+        idle_at <= now.get() && idle_at != IDLE
+    }
+
+    fn is_recently_refused(self, now: Micros) -> bool {
+        self.refusal_age(now).is_some_and(|age| age <= RECENT_SECS)
     }
 
     /// The whole seconds since the last refusal, as far as their clock tells them.
@@ -173,6 +183,14 @@ mod tests {
     }
 
     #[test]
+    fn a_refused_counter_whose_window_is_over_is_not_forgettable_for_the_second_after() {
+        let refused = Standing::new(NOON, Share(8)).refusing(NOON);
+        assert!(Standing::new(NOON, Share(8)).is_forgettable(NOON));
+        assert!(!refused.is_forgettable(after(1)) && refused.rank(after(1)).is_more_than_half_used());
+        assert!(refused.is_forgettable(after(2)) && refused.rank(after(2)) < used(1).rank(after(2)));
+    }
+
+    #[test]
     fn a_refusal_is_cleared_before_its_clock_has_gone_round() {
         let refused = used(8).refusing(NOON);
         for secs in 0..=60 {
@@ -218,7 +236,8 @@ mod tests {
             let order = |(_, share, age, idle_at): (Standing, u64, Option<u64>, u64)| {
                 let is_recent = age.is_some_and(|age| age <= 1);
                 let place = (if is_recent { PARTS } else { share }, age.map(|age| ROUND_SECS - age));
-                (idle_at > NOON.get(), (idle_at > NOON.get()).then_some(place), idle_at)
+                let is_needed = is_recent || idle_at > NOON.get();
+                (is_needed, is_needed.then_some(place), idle_at)
             };
             prop_assert_eq!(one.0.rank(NOON).cmp(&other.0.rank(NOON)), order(one).cmp(&order(other)));
             prop_assert_eq!(one.0.rank(NOON).is_more_than_half_used(), order(one).1.is_some_and(|place| place.0 > PARTS / 2));
