@@ -1,4 +1,4 @@
-//! Where the failure of a store becomes a verdict. Stores can fail; the guard above them cannot. What is known of counters spares
+//! Asks a store, and decides by policy where it fails: a store can fail, the guard cannot. What is known of counters spares
 //! the store calls, and decides while it is overloaded.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ type KnownAnswers = SmallVec<[Option<Verdict>; 4]>;
 pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
-    /// What is known of the counters in the store; nothing where the store is in this process.
+    /// What is known of the counters in the store. A store in this process needs none.
     known: Option<Known>,
     /// Decides under the policy `local`.
     local: Arc<Memory>,
@@ -221,7 +221,7 @@ impl Guard {
         self.known.as_ref().map(|known| (known, self.clock.now()))
     }
 
-    /// Returns what is known of the counters in the store; nothing where the store is in this process.
+    /// Returns what is known of the counters in the store; `None` where the store is in this process.
     pub fn known(&self) -> Option<&Known> {
         self.known.as_ref()
     }

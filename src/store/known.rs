@@ -1,21 +1,26 @@
 //! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, and hits that are charged
 //! later. It reads no clock and calls no store: the caller passes the time and sends what is due.
 
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use foldhash::quality::RandomState;
 use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
+use self::replies::{Fingerprint, Replies};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
+
+mod replies;
 
 /// The number of shards, each with a lock of its own: 16, so that two threads seldom meet at one.
 const SHARDS: usize = 16;
 /// The most refusals, replies and counters with hits to charge later that are remembered, of each: 65,536.
 const MOST: usize = 65_536;
+/// The most of them in one shard.
+const MOST_OF_SHARD: NonZeroUsize = NonZeroUsize::new(MOST / SHARDS).unwrap();
 /// The most limits for which refusals of one counter are remembered: 4. It has several where requests bring limits.
 const MOST_LIMITS: usize = 4;
 /// The time for which a refusal is believed without asking the store again: 1 s, so that a refund, a reset or a raised limit
@@ -28,7 +33,6 @@ const COLLECTED: Micros = Micros::from_secs(1);
 
 /// What is known of counters in the store.
 pub struct Known {
-    /// With a key of its own: clients choose the names of counters.
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     refused: AtomicU64,
@@ -39,8 +43,7 @@ pub struct Known {
 struct Shard {
     /// The least recently refused is evicted first.
     refusals: LruCache<CounterKey, SmallVec<[Refusal; 1]>>,
-    /// The one with the oldest reply is evicted first.
-    replies: LruCache<CounterKey, Reply>,
+    replies: Replies,
     admitted: LruCache<CounterKey, Later>,
     refused: LruCache<CounterKey, Later>,
 }
@@ -88,10 +91,10 @@ impl Default for Known {
     fn default() -> Self {
         let shard = || {
             Mutex::new(Shard {
-                refusals: LruCache::unbounded(),
-                replies: LruCache::unbounded(),
-                admitted: LruCache::unbounded(),
-                refused: LruCache::unbounded(),
+                refusals: table(),
+                replies: Replies::new(MOST_OF_SHARD.get()),
+                admitted: table(),
+                refused: table(),
             })
         };
         Self {
@@ -133,21 +136,18 @@ impl Known {
         if limit.is_closed() {
             return;
         }
-        let mut shard = self.shard(key).lock();
+        let fingerprint = self.fingerprint(key);
+        let mut shard = self.shard_of(fingerprint).lock();
         let Shard { refusals, replies, .. } = &mut *shard;
         let mut reply =
             Reply { limit: *limit, hits: *hits, verdict: *verdict, at, is_shared: false, refunded_until: None };
         if hits.given_back() > 0 {
             reply.refunded_until = Some(at.saturating_add(limit.quota().window().length()));
         }
-        match replies.get_mut(key) {
-            Some(known) => {
-                let until = known.refunded_until.filter(|until| known.limit == *limit && *until > at);
-                reply.refunded_until = reply.refunded_until.or(until);
-                *known = reply;
-            }
-            None => add(replies, key, reply),
-        }
+        let before = replies.get(fingerprint).filter(|before| before.limit == *limit);
+        let until = before.and_then(|before| before.refunded_until).filter(|until| *until > at);
+        reply.refunded_until = reply.refunded_until.or(until);
+        replies.put(fingerprint, reply);
         let refunded_until = reply.refunded_until;
         if refunded_until.is_some() || !remembers_refusals(charge) {
             if !refusals.is_empty() {
@@ -158,7 +158,9 @@ impl Known {
             let refusal = Refusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
             match refusals.get_mut(key) {
                 Some(known) => remember(known, refusal),
-                None => put(refusals, key, smallvec![refusal]),
+                None => {
+                    refusals.put(key.clone(), smallvec![refusal]);
+                }
             }
         } else if let Some(known) = refusals.peek_mut(key) {
             // What a limit admits also drains a counter at that limit's rate, so of other limits nothing is known any more.
@@ -174,12 +176,13 @@ impl Known {
     /// Returns the answer for a charge that is not asked about, because another charge of its request is known to be refused. It is
     /// the last reply to as many hits, where that is less than a second old.
     pub fn spared(&self, charge: &Charge, now: Micros) -> Verdict {
-        let shard = self.shard(&charge.key).lock();
+        let fingerprint = self.fingerprint(&charge.key);
+        let shard = self.shard_of(fingerprint).lock();
         let is_believed = |reply: &&Reply| {
             let is_young = reply.at <= now && now < reply.at.saturating_add(BELIEVED);
             is_young && reply.limit == charge.limit && reply.hits == charge.hits
         };
-        match shard.replies.peek(&charge.key).filter(is_believed) {
+        match shard.replies.get(fingerprint).filter(is_believed) {
             Some(Reply { verdict, at, .. }) => aged(verdict, *at, now),
             None => Verdict::uncounted(Outcome::Admitted, Provenance::Spared),
         }
@@ -187,8 +190,9 @@ impl Known {
 
     /// Returns the hits that the last reply left, if it is younger than one window and its share was not taken yet.
     pub fn take_remaining(&self, charge: &Charge, now: Micros) -> Option<u32> {
-        let mut shard = self.shard(&charge.key).lock();
-        let reply = shard.replies.peek_mut(&charge.key).filter(|reply| reply.limit == charge.limit)?;
+        let fingerprint = self.fingerprint(&charge.key);
+        let mut shard = self.shard_of(fingerprint).lock();
+        let reply = shard.replies.get_mut(fingerprint).filter(|reply| reply.limit == charge.limit)?;
         let ends = reply.at.saturating_add(charge.limit.quota().window().length());
         if reply.is_shared || ends <= now {
             return None;
@@ -240,14 +244,13 @@ impl Known {
             }
             Some(known) => self.drop_later(&std::mem::replace(known, later)),
             None => {
-                if queue.len() >= MOST / SHARDS
-                    && let Some((_, oldest)) = queue.pop_lru()
-                {
-                    self.drop_later(&oldest);
-                    self.backlog.fetch_sub(1, Ordering::Relaxed);
+                // The oldest makes room where there is none.
+                match queue.push(later.charge.key.clone(), later) {
+                    Some((_, oldest)) => self.drop_later(&oldest),
+                    None => {
+                        self.backlog.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
-                queue.put(later.charge.key.clone(), later);
-                self.backlog.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -273,9 +276,16 @@ impl Known {
         }
     }
 
+    fn fingerprint(&self, key: &CounterKey) -> Fingerprint {
+        Fingerprint(self.hasher.hash_one(key))
+    }
+
+    fn shard_of(&self, fingerprint: Fingerprint) -> &Mutex<Shard> {
+        &self.shards[usize::try_from(fingerprint.0 % SHARDS as u64).unwrap_or(0)]
+    }
+
     fn shard(&self, key: &CounterKey) -> &Mutex<Shard> {
-        let hash = self.hasher.hash_one(key);
-        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+        self.shard_of(self.fingerprint(key))
     }
 }
 
@@ -341,17 +351,9 @@ fn remembers_refusals(charge: &Charge) -> bool {
     charge.remembers_refusals && !charge.limit.counts_refused()
 }
 
-fn put<T>(cache: &mut LruCache<CounterKey, T>, key: &CounterKey, value: T) {
-    match cache.get_mut(key) {
-        Some(known) => *known = value,
-        None => add(cache, key, value),
-    }
-}
-
-/// Adds an entry, in place of the least recently used one where there is no room.
-fn add<T>(cache: &mut LruCache<CounterKey, T>, key: &CounterKey, value: T) {
-    if cache.len() >= MOST / SHARDS {
-        cache.pop_lru();
-    }
-    cache.put(key.clone(), value);
+/// A table that grows to its share of [`MOST`] entries. Beyond it a new entry takes the place of the least recently used one.
+fn table<K: Hash + Eq, T>() -> LruCache<K, T> {
+    let mut table = LruCache::unbounded();
+    table.resize(MOST_OF_SHARD);
+    table
 }

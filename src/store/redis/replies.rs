@@ -199,6 +199,10 @@ impl Frames {
                 self.place = match kind {
                     b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => Place::Line { last: 0 },
                     b'$' | b'!' | b'=' | b'*' | b'~' | b'%' => {
+                        if let Some((length, line)) = whole_length(bytes) {
+                            self.frame.bytes += split(bytes, line).len();
+                            return self.announced(kind, length, false);
+                        }
                         Place::Length { kind, length: 0, is_negative: false, last: 0 }
                     }
                     // Pushes and attributes have to be asked for.
@@ -292,6 +296,15 @@ impl Frames {
         self.frame.bytes += 1;
         split(bytes, 1)[0]
     }
+}
+
+/// Returns the length that a line of up to four digits says, and the bytes of the line. `None` where the line is longer, negative, not
+/// whole or malformed: then it is read byte by byte.
+fn whole_length(bytes: &[u8]) -> Option<(usize, usize)> {
+    let digits = bytes.iter().take(5).position(|byte| !byte.is_ascii_digit()).filter(|&digits| digits > 0)?;
+    let (number, rest) = bytes.split_at(digits);
+    let length = number.iter().fold(0, |length, digit| length * 10 + usize::from(digit - b'0'));
+    rest.starts_with(b"\r\n").then_some((length, digits + 2))
 }
 
 /// Takes so many bytes, which are there, off the front.
