@@ -375,7 +375,7 @@ impl Instances {
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
             let permit = match mode {
-                Mode::Later => node.spare_permit().map(Some),
+                Mode::Later => node.spare_permit(1).map(Some),
                 _ => Ok(None),
             };
             return match permit {

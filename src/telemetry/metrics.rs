@@ -69,8 +69,8 @@ metrics! {
     RULES_LOADING: Gauge "tidegate_rules_loading_seconds" [] "How long the present load of the rules has been under way, once that is more than 10 s; else 0";
     STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "How long a server of the store took to answer one write";
     STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges that a server of the store was asked for first and that were not answered; the reason timed_out is a missed deadline, and the server unmapped is a cluster's unknown one";
-    STORE_CALLS: Gauge "tidegate_store_calls_in_flight" ["server"] "Calls that a server of the store has not answered yet, at most as many as the limit";
-    STORE_CALLS_LIMIT: Gauge "tidegate_store_calls_limit" ["server"] "The most calls in flight to a server of the store at present; it follows the queue delay";
+    STORE_CALLS: Gauge "tidegate_store_calls_in_flight" ["server"] "Scripts that a server of the store has not answered yet, one for each slot of a call; at most as many as the limit";
+    STORE_CALLS_LIMIT: Gauge "tidegate_store_calls_limit" ["server"] "The most scripts in flight to a server of the store at present; it follows the queue delay";
     STORE_QUEUE_DELAY: Gauge "tidegate_store_queue_delay_seconds" ["server"] "How long the last call of the slowest worker waited at a server of the store behind others";
     KNOWN_REFUSALS: Counter "tidegate_known_refusals_total" [] "Charges that were refused without asking the store, because it had refused the same less than a second ago or was too busy";
     STORE_UNTIMELY: Counter "tidegate_untimely_calls_total" [] "Calls that were decided without the store because they had no time left for it: they had waited for a thread, or their timeout is too short";

@@ -17,7 +17,8 @@ const CHECKING: Duration = Duration::from_millis(100);
 /// Whether a node is worth asking.
 ///
 /// After 20 failures in a row over at least 100 ms the node is suspected. Probes check it for another 100 ms; if none is
-/// answered as fast as the failed callers needed it, the breaker opens, and only a probe closes it.
+/// answered as fast as the failed callers needed it, the breaker opens, and only a probe or a charge that is answered as fast
+/// closes it.
 #[derive(Debug, Default)]
 pub struct Breaker {
     /// Copies of what stands under the lock, for those who only look.
@@ -60,7 +61,7 @@ impl Breaker {
     /// When the node will be asked again, if it is not asked now.
     ///
     /// A caller who can wait more than twice as long as those who failed is let through: how slow the node is for them says
-    /// nothing of him, and his success closes the breaker.
+    /// nothing of him.
     pub fn next_probe(&self, budget: Duration) -> Option<Instant> {
         if !self.is_open.load(Ordering::Acquire) {
             return None;
@@ -82,11 +83,20 @@ impl Breaker {
         matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
-    /// A charge was answered.
-    pub fn succeeded(&self) {
+    /// A charge was answered after so long, so that the node is not silent. Only an answer as fast as the failed callers needed it
+    /// closes an open breaker.
+    pub fn answered(&self, took: Duration) {
         if self.is_failing.load(Ordering::Relaxed) {
-            self.rest(&mut self.inner.lock());
+            let mut inner = self.inner.lock();
+            if took <= inner.needed || !matches!(inner.phase, Phase::Open { .. }) {
+                self.rest(&mut inner);
+            }
         }
+    }
+
+    /// Forgets all failures.
+    pub fn forget(&self) {
+        self.rest(&mut self.inner.lock());
     }
 
     /// A charge waited in vain for so long. True when this raises a suspicion.
@@ -183,7 +193,7 @@ mod tests {
         for call in 0..1_000 {
             assert!(!breaker.failed(began + ms(call * 10), WAITED));
             if call % 19 == 18 {
-                breaker.succeeded();
+                breaker.answered(ms(500));
             }
         }
     }
@@ -215,6 +225,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_late_answer_ends_a_suspicion_and_leaves_an_open_breaker_open() {
+        let began = Instant::now();
+        let (breaker, suspected) = failing(began, 21, ms(100));
+        assert!(suspected);
+        breaker.answered(ms(500));
+        assert!(breaker.is_trusted());
+        let (breaker, _) = failing(began, 21, ms(100));
+        assert!(breaker.missed(began + ms(300), began + ms(500)));
+        breaker.answered(WAITED + ms(1));
+        assert!(breaker.next_probe(WAITED).is_some());
+        breaker.answered(WAITED);
+        assert_eq!(breaker.next_probe(WAITED), None);
+    }
+
+    #[tokio::test]
     async fn callers_in_a_hurry_do_not_shut_out_those_who_can_wait() {
         let began = Instant::now();
         let (breaker, _) = failing(began, 21, ms(100));
@@ -224,7 +249,7 @@ mod tests {
         breaker.failed(began + ms(301), ms(100));
         assert!(breaker.next_probe(ms(100)).is_some(), "he failed too");
         assert_eq!(breaker.doubt(began + ms(500)), Some(Doubt { needed: ms(100) }));
-        breaker.succeeded();
+        breaker.answered(ms(100));
         assert_eq!(
             (breaker.next_probe(WAITED), breaker.is_trusted()),
             (None, true),

@@ -1,9 +1,10 @@
-//! How many calls one worker has in flight to one server: as many as it answers without delay, and no more.
+//! How many scripts one worker has in flight to one server: as many as it answers without delay, and no more. A call runs one script
+//! or, on a cluster, one for each slot.
 //!
 //! What waits at the server waits behind everybody's calls, and may be too late when its turn comes. What waits here is sent in
 //! order while it can be in time, and is shed at once when it cannot. The measure is the queue delay: the time from sending to
 //! execution, less the smallest recent round trip. A window with a delay above a fifth of the time that calls have lowers the limit
-//! to 8 calls at least; only replies that are too late lower it further. One in which all permits were taken and no call was delayed
+//! to 8 scripts at least; only replies that are too late lower it further. One in which all permits were taken and no call was delayed
 //! raises it (additive increase and multiplicative decrease, as in TCP).
 
 use std::collections::VecDeque;
@@ -17,25 +18,25 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::servers::Calls as Watched;
 
-/// The limit for a server of which nothing is known: 16 calls. One without delay raises it by half in each window.
+/// The limit for a server of which nothing is known: 16 scripts. One without delay raises it by half in each window.
 const BEGIN: f64 = 16.0;
-/// The least: a sixteenth of a call. Below 1, a call is followed by a pause: at a half, as long as the call took.
+/// The least: a sixteenth of a script. Below 1, a call is followed by a pause: at a half, as long as the call took.
 const LEAST: f64 = 1.0 / 16.0;
-/// The least limit that delay alone leaves: 8 calls. A path that has become 8 ms longer must not look like a queue: 8 calls in
+/// The least limit that delay alone leaves: 8 scripts. A path that has become 8 ms longer must not look like a queue: 8 scripts in
 /// flight are a thousand a second then.
 const LEAST_BY_DELAY: f64 = 8.0;
-/// The most: 1,024 calls, as many as stand in the queue to a connection's writer.
+/// The most: 1,024 scripts, as many calls as stand in the queue to a connection's writer.
 const MOST: f64 = 1_024.0;
 /// The queue delay that is aimed at: a fifth of the time that calls have, at least 2 ms. The server has work while a reply and the
 /// next call are on their way.
 const TARGET: Duration = Duration::from_millis(2);
 /// The part of the time of a call that its queue delay may take: a fifth. An ordinary call has 10 ms.
 const PART_OF_BUDGET: u32 = 5;
-/// Below this delay the limit grows by half in a window, above it by one call: a quarter of the target.
+/// Below this delay the limit grows by half in a window, above it by one script: a quarter of the target.
 const IDLE: Duration = Duration::from_micros(500);
 /// The least length of a window: 5 ms. Where replies take longer, it is as long as one takes.
 const WINDOW: Duration = Duration::from_millis(5);
-/// The growth in a window where there is delay, but most replies are in time: a tenth of a call. So a limit at which replies are
+/// The growth in a window where there is delay, but most replies are in time: a tenth of a script. So a limit at which replies are
 /// too late is tried in one window of ten.
 const CREEP: f64 = 0.1;
 /// The time for which a server counts as full after all its permits were taken: 100 ms.
@@ -61,6 +62,8 @@ pub struct Concurrency {
 #[derive(Debug)]
 pub struct Permit {
     of: Option<Arc<Concurrency>>,
+    /// The scripts that the call runs.
+    scripts: usize,
     began: Instant,
     /// Whether a call was sent with it: only then its time says how long calls take.
     is_used: bool,
@@ -85,15 +88,16 @@ impl Concurrency {
         self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
     }
 
-    /// Returns a permit for a call that has to be answered before `until`. One that gives back is never shed, and goes before
-    /// the others: what it gives back makes room for them. `None` when the call would not be answered in time, or waited in vain.
-    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Option<Permit> {
+    /// Returns a permit for a call of so many scripts that has to be answered before `until`. One that gives back is never shed, and
+    /// goes before the others: what it gives back makes room for them. `None` when the call would not be answered in time, or waited
+    /// in vain.
+    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, is_undo: bool) -> Option<Permit> {
         let now = Instant::now();
         // Made only for a call that waits.
         let mut told = None;
         let asked = {
             let mut calls = self.calls.lock();
-            let asked = calls.ask(now, until, is_undo, || {
+            let asked = calls.ask(now, scripts, until, is_undo, || {
                 let (handle, permit) = oneshot::channel();
                 told = Some(permit);
                 handle
@@ -102,20 +106,20 @@ impl Concurrency {
             asked
         };
         match asked {
-            Asked::Permitted => Some(Permit::new(self, now)),
+            Asked::Permitted => Some(Permit::new(self, scripts, now)),
             Asked::Shed => None,
             Asked::Waits => timeout_at(until, told?).await.ok()?.ok(),
         }
     }
 
-    /// Returns a permit that no call waits for, if there is one.
-    pub fn spare_permit(self: &Arc<Self>) -> Option<Permit> {
+    /// Returns a permit for a call of so many scripts, if no other call waits for it.
+    pub fn spare_permit(self: &Arc<Self>, scripts: usize) -> Option<Permit> {
         let mut calls = self.calls.lock();
         let now = Instant::now();
-        let is_spare = calls.has_room(now) && calls.waiting.is_empty() && calls.undos.is_empty();
+        let is_spare = calls.has_room(now, scripts) && calls.waiting.is_empty() && calls.undos.is_empty();
         is_spare.then(|| {
-            calls.in_flight += 1;
-            Permit::new(self, now)
+            calls.in_flight += scripts;
+            Permit::new(self, scripts, now)
         })
     }
 
@@ -132,23 +136,23 @@ impl Concurrency {
         self.show(&calls);
     }
 
-    /// A permit is returned, with which a call was sent at `began`, if one was.
-    fn returned(self: &Arc<Self>, began: Option<Instant>) {
+    /// A permit for so many scripts is returned, with which a call was sent at `began`, if one was.
+    fn returned(self: &Arc<Self>, scripts: usize, began: Option<Instant>) {
         let now = Instant::now();
-        let permit = |handle: oneshot::Sender<Permit>| {
-            let sent = handle.send(Permit::new(self, now));
+        let permit = |handle: oneshot::Sender<Permit>, scripts| {
+            let sent = handle.send(Permit::new(self, scripts, now));
             // Who went away gives nothing back.
             sent.map_err(|mut permit| permit.of = None).is_ok()
         };
         let mut calls = self.calls.lock();
-        calls.returned(now, began.map(|began| now.saturating_duration_since(began)), permit);
+        calls.returned(now, scripts, began.map(|began| now.saturating_duration_since(began)), permit);
         self.show(&calls);
     }
 }
 
 impl Permit {
-    fn new(of: &Arc<Concurrency>, began: Instant) -> Self {
-        Self { of: Some(Arc::clone(of)), began, is_used: false }
+    fn new(of: &Arc<Concurrency>, scripts: usize, began: Instant) -> Self {
+        Self { of: Some(Arc::clone(of)), scripts, began, is_used: false }
     }
 
     /// Learns the queue delay of a call from its reply, and whether the server came to it too late. `budget` is the time that it had.
@@ -168,7 +172,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(of) = self.of.take() {
-            of.returned(self.is_used.then_some(self.began));
+            of.returned(self.scripts, self.is_used.then_some(self.began));
         }
     }
 }
@@ -176,10 +180,11 @@ impl Drop for Permit {
 /// The calls in flight and those that wait, without a clock of their own.
 #[derive(Debug)]
 struct Calls<W> {
+    /// In scripts, as `in_flight`.
     limit: f64,
     in_flight: usize,
-    undos: VecDeque<(Instant, W)>,
-    waiting: VecDeque<(Instant, W)>,
+    undos: Queue<W>,
+    waiting: Queue<W>,
     /// The mean time from a permit to its return.
     mean: Duration,
     /// Where less than one call is in flight on average, the end of the pause after the last one.
@@ -187,6 +192,21 @@ struct Calls<W> {
     /// How long it counts as full after all permits were taken.
     full_until: Instant,
     window: Window,
+}
+
+/// Calls that wait, in the order in which they came.
+#[derive(Debug)]
+struct Queue<W> {
+    calls: VecDeque<Waiting<W>>,
+    /// The scripts of all of them.
+    scripts: usize,
+}
+
+#[derive(Debug)]
+struct Waiting<W> {
+    until: Instant,
+    scripts: usize,
+    who: W,
 }
 
 /// What the replies since its beginning say.
@@ -215,8 +235,8 @@ impl<W> Calls<W> {
         Self {
             limit: BEGIN,
             in_flight: 0,
-            undos: VecDeque::new(),
-            waiting: VecDeque::new(),
+            undos: Queue::new(),
+            waiting: Queue::new(),
             mean: Duration::ZERO,
             paused_until: now,
             full_until: now,
@@ -224,14 +244,12 @@ impl<W> Calls<W> {
         }
     }
 
-    fn ask(&mut self, now: Instant, until: Instant, is_undo: bool, who: impl FnOnce() -> W) -> Asked {
+    fn ask(&mut self, now: Instant, scripts: usize, until: Instant, is_undo: bool, who: impl FnOnce() -> W) -> Asked {
         let queue = if is_undo { &mut self.undos } else { &mut self.waiting };
-        while queue.front().is_some_and(|(until, _)| *until <= now) {
-            queue.pop_front();
-        }
-        if self.has_room(now) && (is_undo || self.waiting.is_empty()) {
-            self.in_flight += 1;
-            if !self.has_room(now) {
+        queue.drop_ended(now);
+        if self.has_room(now, scripts) && (is_undo || self.waiting.is_empty()) {
+            self.in_flight += scripts;
+            if !self.has_room(now, 1) {
                 self.is_full(now);
             }
             return Asked::Permitted;
@@ -239,11 +257,11 @@ impl<W> Calls<W> {
         self.is_full(now);
         let is_paused = self.in_flight == 0;
         if is_undo {
-            self.undos.push_back((until, who()));
-        } else if is_paused || now + self.expected() > until {
+            self.undos.push(Waiting { until, scripts, who: who() });
+        } else if is_paused || now + self.expected(scripts) > until {
             return Asked::Shed;
         } else {
-            self.waiting.push_back((until, who()));
+            self.waiting.push(Waiting { until, scripts, who: who() });
         }
         Asked::Waits
     }
@@ -253,10 +271,16 @@ impl<W> Calls<W> {
         self.full_until = now + COUNTS_AS_FULL;
     }
 
-    /// A permit is returned, with which a call took so long if one was sent, and goes to the next that waits. `permit` returns
-    /// false when that one went away.
-    fn returned(&mut self, now: Instant, took: Option<Duration>, mut permit: impl FnMut(W) -> bool) {
-        self.in_flight -= 1;
+    /// A permit for so many scripts is returned, with which a call took so long if one was sent, and makes room for the calls that
+    /// wait. `permit` returns false when the one that it is given went away.
+    fn returned(
+        &mut self,
+        now: Instant,
+        scripts: usize,
+        took: Option<Duration>,
+        mut permit: impl FnMut(W, usize) -> bool,
+    ) {
+        self.in_flight -= scripts;
         if let Some(took) = took {
             if self.limit < 1.0 {
                 self.paused_until = now + took.mul_f64(1.0 / self.limit - 1.0).min(LONGEST_PAUSE);
@@ -264,15 +288,13 @@ impl<W> Calls<W> {
             self.mean = if self.mean.is_zero() { took } else { (self.mean * (MEAN_OF - 1) + took) / MEAN_OF };
         }
         let in_time = now + self.mean.mul_f64(MARGIN_TO_SEND);
-        while self.has_room(now) {
-            if let Some((_, undo)) = self.undos.pop_front() {
-                self.in_flight += usize::from(permit(undo));
-                continue;
-            }
-            let Some((until, next)) = self.waiting.pop_front() else { break };
+        loop {
+            let queue = if self.undos.is_empty() { &self.waiting } else { &self.undos };
+            let Some(scripts) = queue.next_scripts().filter(|&scripts| self.has_room(now, scripts)) else { break };
             // Who would be answered too late makes room for who would not.
-            if until >= in_time {
-                self.in_flight += usize::from(permit(next));
+            let next = self.undos.pop().or_else(|| self.waiting.pop().filter(|next| next.until >= in_time));
+            if next.is_some_and(|next| permit(next.who, scripts)) {
+                self.in_flight += scripts;
             }
         }
     }
@@ -310,15 +332,50 @@ impl<W> Calls<W> {
         if self.limit < 1.0 { 1 } else { self.limit as usize }
     }
 
-    fn has_room(&self, now: Instant) -> bool {
-        self.in_flight < self.whole_limit() && (self.limit >= 1.0 || self.paused_until <= now)
+    /// Returns whether a call of so many scripts may be sent. One of more than the limit is sent alone.
+    fn has_room(&self, now: Instant, scripts: usize) -> bool {
+        let fits = self.in_flight == 0 || self.in_flight + scripts <= self.whole_limit();
+        fits && (self.limit >= 1.0 || self.paused_until <= now)
     }
 
-    /// The time until the reply to a call that begins to wait now, and somewhat more.
+    /// The time until the reply to a call of so many scripts that begins to wait now, and somewhat more.
     #[expect(clippy::cast_precision_loss, reason = "there are far fewer than 2^52")]
-    fn expected(&self) -> Duration {
-        let turns = (self.waiting.len() + 1) as f64 / self.whole_limit() as f64 + 1.0;
+    fn expected(&self, scripts: usize) -> Duration {
+        let turns = (self.waiting.scripts + scripts) as f64 / self.whole_limit() as f64 + 1.0;
         self.mean.mul_f64(turns * MARGIN_TO_WAIT)
+    }
+}
+
+impl<W> Queue<W> {
+    const fn new() -> Self {
+        Self { calls: VecDeque::new(), scripts: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Returns the scripts of the call that has waited longest.
+    fn next_scripts(&self) -> Option<usize> {
+        self.calls.front().map(|next| next.scripts)
+    }
+
+    fn push(&mut self, call: Waiting<W>) {
+        self.scripts += call.scripts;
+        self.calls.push_back(call);
+    }
+
+    fn pop(&mut self) -> Option<Waiting<W>> {
+        let next = self.calls.pop_front()?;
+        self.scripts -= next.scripts;
+        Some(next)
+    }
+
+    /// Drops the calls at the front that wait in vain.
+    fn drop_ended(&mut self, now: Instant) {
+        while self.calls.front().is_some_and(|next| next.until <= now) {
+            self.pop();
+        }
     }
 }
 

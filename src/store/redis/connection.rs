@@ -21,6 +21,8 @@ use super::stream::Refused;
 /// How many calls in a row time out on a silent connection before it is replaced: 3. Nothing else tells of a path that
 /// swallows packets before the kernel gives up.
 const MOST_TIMEOUTS: u32 = 3;
+/// How many times as long as a silent server a connection may send nothing, however few calls time out on it: 10.
+const DEAD: u32 = 10;
 /// How soon a changed password that a server does not know yet is tried again: 1 s, as often as its file is read.
 const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -167,10 +169,12 @@ impl Connection {
         self.health.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives the connection up if calls in a row have timed out on it and no reply has come for `length`, of any age.
+    /// Gives the connection up if calls in a row have timed out on it and no reply has come for `length`, of any age. Where there may
+    /// be only one or two calls in flight, not as many time out: then the silence has to last ten times as long.
     pub fn give_up_if_silent(&self, length: Duration) {
         let has_timed_out = self.health.timeouts.load(Ordering::Relaxed) >= MOST_TIMEOUTS;
-        if has_timed_out && self.health.silence.lasts(Instant::now(), length) {
+        let length = if has_timed_out { length } else { length * DEAD };
+        if self.health.silence.lasts(Instant::now(), length) {
             self.give_up();
         }
     }

@@ -205,7 +205,10 @@ async fn exchange_unrecorded(
     }
     let permit = match permit {
         Some(permit) => permit,
-        None => node.permit(until, errands.iter().all(|errand| errand.expects.is_none())).await?,
+        None => {
+            let is_undo = errands.iter().all(|errand| errand.expects.is_none());
+            node.permit(errands.len(), until, is_undo).await?
+        }
     };
     let mut checkout = node.checkout(permit, until).await?;
     let deadline = checkout.time_at(until);

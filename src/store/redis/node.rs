@@ -142,11 +142,12 @@ impl Node {
         &self.watched
     }
 
-    /// Returns a permit for a call that has to be answered before `until`. What gives back goes first and is not shed.
+    /// Returns a permit for a call of so many scripts that has to be answered before `until`. What gives back goes first and is not
+    /// shed.
     ///
     /// # Errors
     /// When it is down, is too far away, or has too many calls to answer one more in time.
-    pub async fn permit(self: &Arc<Self>, until: Instant, is_undo: bool) -> Result<Permit, StoreError> {
+    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, is_undo: bool) -> Result<Permit, StoreError> {
         let began = Instant::now();
         let budget = until.saturating_duration_since(began);
         if let Some(next_probe) = self.breaker.next_probe(budget) {
@@ -158,7 +159,7 @@ impl Node {
             self.probe_far();
             return Err(StoreError::Overloaded);
         }
-        if let Some(permit) = self.lane().concurrency.permit(until, is_undo).await {
+        if let Some(permit) = self.lane().concurrency.permit(scripts, until, is_undo).await {
             return Ok(permit);
         }
         let now = Instant::now();
@@ -170,15 +171,15 @@ impl Node {
         Err(StoreError::Overloaded)
     }
 
-    /// Returns a permit that no call waits for.
+    /// Returns a permit for a call of so many scripts, where no other call waits for it.
     ///
     /// # Errors
     /// When it is down, or has no time to spare.
-    pub fn spare_permit(&self) -> Result<Permit, StoreError> {
+    pub fn spare_permit(&self, scripts: usize) -> Result<Permit, StoreError> {
         if self.breaker.is_open().load(Ordering::Acquire) {
             return Err(StoreError::Down { retry: Micros::ZERO });
         }
-        self.lane().concurrency.spare_permit().ok_or(StoreError::Overloaded)
+        self.lane().concurrency.spare_permit(scripts).ok_or(StoreError::Overloaded)
     }
 
     /// Returns whether this thread has had room for every call of late.
@@ -284,7 +285,7 @@ impl Node {
 
     /// Forgets that it was down. What else is known of it, each reply corrects.
     pub fn trust(&self) {
-        self.breaker.succeeded();
+        self.breaker.forget();
     }
 
     /// Finds out whether a node in doubt is there. Called again and again by who supervises.

@@ -20,13 +20,14 @@ pub(super) async fn take(
     until: Instant,
 ) -> SmallVec<[Result<Permit, StoreError>; 4]> {
     if mode == Mode::Later {
-        return batches.iter().map(|batch| batch.node.spare_permit()).collect();
+        return batches.iter().map(|batch| batch.node.spare_permit(batch.groups.len())).collect();
     }
     batches.sort_by_key(|batch| batch.node.number());
     let mut permits: SmallVec<[Result<Permit, StoreError>; 4]> = SmallVec::new();
     let mut is_shed = false;
-    for Batch { node, .. } in batches.iter() {
-        let permit = if is_shed { node.spare_permit() } else { node.permit(until, false).await };
+    for Batch { node, groups, .. } in batches.iter() {
+        let scripts = groups.len();
+        let permit = if is_shed { node.spare_permit(scripts) } else { node.permit(scripts, until, false).await };
         is_shed |= matches!(permit, Err(StoreError::Overloaded));
         if is_shed && mode == Mode::Take {
             return batches.iter().map(|_| Err(StoreError::Overloaded)).collect();

@@ -63,10 +63,10 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
 /// Takes all permits of a node.
 async fn fill(node: &Arc<Node>) -> Vec<Permit> {
     let mut permits = Vec::new();
-    while let Ok(permit) = node.spare_permit() {
+    while let Ok(permit) = node.spare_permit(1) {
         permits.push(permit);
     }
-    assert!(node.permit(Instant::now(), false).await.is_err(), "it is full");
+    assert!(node.permit(1, Instant::now(), false).await.is_err(), "it is full");
     permits
 }
 
@@ -78,8 +78,10 @@ async fn a_request_that_one_node_cannot_take_leaves_the_others_to_whole_requests
     let [was_full, full, idle] = &nodes;
     drop(fill(was_full).await);
     let _permits = fill(full).await;
+    let group = Group { is_per_second: false, slot: 0, members: smallvec![] };
     let take = async |mode| {
-        let batch = |node: &Arc<Node>| Batch { servers: &redis.0.main, node: Arc::clone(node), groups: smallvec![] };
+        let batch =
+            |node: &Arc<Node>| Batch { servers: &redis.0.main, node: Arc::clone(node), groups: smallvec![(0, &group)] };
         let mut batches = nodes.iter().rev().map(batch).collect();
         let permits = permits::take(&mut batches, mode, Instant::now() + Duration::from_millis(10)).await;
         let got = batches.iter().zip(&permits).filter(|(_, permit)| permit.is_ok());

@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use tokio::join;
 
 use super::{
-    Books, ENVOY, FAR, RESTORED, assert_policies, exact, failing, is_counted, lasting, late, load, ms, openings, pause,
-    report, report_restored, restored, settled, tidegate,
+    Asker, Books, ENVOY, FAR, RESTORED, assert_policies, exact, failing, is_counted, lasting, late, load, metric, ms,
+    openings, pause, report, report_restored, restored, rules, settled, tidegate, tidegate_with,
 };
 use crate::load::alone;
 use crate::redis::Single;
@@ -50,11 +50,8 @@ async fn a1_a_killed_master_of_sentinels_is_followed_by_the_promoted_one() {
     let _alone = alone().await;
     let set = Sentinel::start().await;
     let addresses = set.addresses();
-    let server = super::tidegate_with(
-        super::rules("fixed_window").path(),
-        &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &addresses)],
-    )
-    .await;
+    let server =
+        tidegate_with(rules("fixed_window").path(), &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &addresses)]).await;
     let load = load(&server).await;
     let [master, replica] = set.servers();
     let killed = load.elapsed();
@@ -173,6 +170,22 @@ async fn a4_a_connection_that_swallows_everything_is_replaced() {
     println!("A4 half-open for 3 s: connects anew after {} (bar 2000.0 ms)", ms(replaced));
     assert!(replaced <= Duration::from_secs(2));
     report_restored("A4 half-open for 3 s", restored(&calls, healed));
+}
+
+/// Where only one call may be in flight, no other call tells that its connection is dead.
+#[tokio::test]
+async fn a4_a_connection_that_swallows_the_only_call_is_given_up() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    let variables = [("REDIS_URL", &*proxy.address().to_string()), ("WORKERS", "1")];
+    let server = tidegate_with(rules("fixed_window").path(), &variables).await;
+    let mut caller = Asker::of(&server).await;
+    assert!(caller.decided("open", "first").await);
+    proxy.set(Faults::both(Way::black_hole()));
+    caller.ask("open", "second").await.expect("the overload policy decides");
+    let in_flight = async || metric(&server, "tidegate_store_calls_in_flight").await;
+    assert!(in_flight().await > 0.0, "its reply is still owed");
+    eventually("another call may be sent", async || (in_flight().await == 0.0).then_some(())).await;
 }
 
 #[tokio::test]

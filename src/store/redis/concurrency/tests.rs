@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 enum Event {
     /// The caller calls.
     Call { caller: usize },
-    /// The reply to a call that was sent then is there.
+    /// The reply to a call that was sent then, and whose first script was executed then, is there.
     Reply { caller: usize, call: u64, until: Instant, sent: Instant, executed: Instant },
     /// The caller waits no longer.
     End { caller: usize, call: u64 },
@@ -57,6 +57,8 @@ struct Simulation {
     lanes: Vec<Calls<(usize, u64)>>,
     callers: Vec<Caller>,
     takes: Duration,
+    /// The scripts of one call.
+    scripts: u32,
     /// The time by which the way to the server has become longer.
     more: Duration,
     server_is_free: Instant,
@@ -74,6 +76,7 @@ impl Simulation {
             lanes: (0..lanes).map(|_| Calls::new(began)).collect(),
             callers: (0..callers).map(caller).collect(),
             takes: Duration::from_secs(1) / rate,
+            scripts: 1,
             more: Duration::ZERO,
             server_is_free: began,
             seconds: Vec::new(),
@@ -113,10 +116,11 @@ impl Simulation {
                 Event::Reply { caller, call, until, sent, executed } => {
                     let lane = caller % self.lanes.len();
                     let delay = (executed - sent).saturating_sub(WAY);
-                    self.lanes[lane].learn(now, delay, BUDGET, executed + WAY > until);
+                    self.lanes[lane].learn(now, delay, BUDGET, now > until);
                     let mut permitted = Vec::new();
                     let callers = &self.callers;
-                    self.lanes[lane].returned(now, Some(now - sent), |(caller, call)| {
+                    let scripts = self.scripts as usize;
+                    self.lanes[lane].returned(now, scripts, Some(now - sent), |(caller, call), _| {
                         let is_there = callers[caller].call == call && callers[caller].doing == Doing::Waiting;
                         permitted.extend(is_there.then_some(caller));
                         is_there
@@ -136,7 +140,7 @@ impl Simulation {
         let Caller { call, began, .. } = &mut self.callers[caller];
         (*call, *began) = (*call + 1, now);
         let (call, until, lane) = (*call, now + BUDGET, caller % self.lanes.len());
-        match self.lanes[lane].ask(now, until, false, || (caller, call)) {
+        match self.lanes[lane].ask(now, self.scripts as usize, until, false, || (caller, call)) {
             Asked::Permitted => self.send(now, caller),
             Asked::Waits => {
                 self.seconds[second].waited += 1;
@@ -152,9 +156,10 @@ impl Simulation {
         *doing = Doing::Sent;
         let (call, until) = (*call, *began + BUDGET);
         let executed = self.server_is_free.max(now + WAY + self.more) + self.takes;
-        self.server_is_free = executed;
+        let done = executed + self.takes * (self.scripts - 1);
+        self.server_is_free = done;
         self.at(until, Event::End { caller, call });
-        self.at(executed + WAY, Event::Reply { caller, call, until, sent: now, executed });
+        self.at(done + WAY, Event::Reply { caller, call, until, sent: now, executed });
     }
 
     /// The call is answered, and the next one follows.
@@ -181,6 +186,40 @@ async fn a_server_at_its_limit_goes_on_deciding() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn a_server_at_its_limit_goes_on_deciding_calls_of_several_scripts() {
+    for (lanes, callers, scripts) in [(1, 16, 4), (2, 16, 3), (2, 64, 3), (2, 256, 4), (2, 64, 12)] {
+        let mut simulation = Simulation::new(4_000, callers, lanes);
+        simulation.scripts = scripts;
+        let second = simulation.run(2)[1];
+        let done = second.decided * scripts as usize;
+        assert!(done >= 3_600, "{callers} callers, {lanes} workers: {second:?}, {done} scripts of 4,000");
+    }
+}
+
+#[test]
+fn a_call_takes_a_place_for_each_of_its_scripts_and_one_beyond_the_limit_goes_alone() {
+    let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+    let mut calls = Calls::new(now);
+    calls.limit = 8.0;
+    assert_eq!(calls.ask(now, 5, until, false, || "five"), Asked::Permitted);
+    assert_eq!(calls.ask(now, 4, until, false, || "four"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, false, || "one"), Asked::Waits, "in the order in which they came");
+    assert_eq!(calls.ask(now, 100, until, false, || "hundred"), Asked::Waits);
+    let mut returned = |scripts| {
+        let mut permitted = Vec::new();
+        calls.returned(now, scripts, Some(Duration::from_millis(1)), |who, scripts| {
+            permitted.push((who, scripts));
+            true
+        });
+        permitted
+    };
+    assert_eq!(returned(5), [("four", 4), ("one", 1)]);
+    assert_eq!(returned(4), []);
+    assert_eq!(returned(1), [("hundred", 100)]);
+    assert_eq!((calls.in_flight, calls.waiting.scripts), (100, 0));
 }
 
 #[tokio::test]
@@ -225,19 +264,19 @@ async fn an_undo_goes_before_the_calls_that_wait_and_a_spare_permit_behind_them(
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
     let mut calls = Calls::new(now);
     calls.limit = 1.0;
-    assert_eq!(calls.ask(now, until, false, || "first"), Asked::Permitted);
-    assert_eq!(calls.ask(now, until, false, || "second"), Asked::Waits);
-    assert_eq!(calls.ask(now, until, true, || "undo"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, false, || "first"), Asked::Permitted);
+    assert_eq!(calls.ask(now, 1, until, false, || "second"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, true, || "undo"), Asked::Waits);
     let mut next = || {
         let mut permitted = None;
-        calls.returned(now, Some(Duration::from_millis(1)), |who| permitted.replace(who).is_none());
+        calls.returned(now, 1, Some(Duration::from_millis(1)), |who, _| permitted.replace(who).is_none());
         permitted
     };
     assert_eq!([next(), next(), next()], [Some("undo"), Some("second"), None]);
     let shared = Arc::new(Concurrency::new(now));
     shared.calls.lock().limit = 1.0;
-    let permit = shared.spare_permit();
-    assert!(permit.is_some() && shared.spare_permit().is_none(), "one at a time");
+    let permit = shared.spare_permit(1);
+    assert!(permit.is_some() && shared.spare_permit(1).is_none(), "one at a time");
     drop(permit);
-    assert!(shared.spare_permit().is_some(), "it came back");
+    assert!(shared.spare_permit(1).is_some(), "it came back");
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisResult, Value};
 use smallvec::{SmallVec, smallvec};
 use tokio::runtime::Handle;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, interval_at, timeout_at};
 
 use super::{Connection, Node};
 use crate::model::Micros;
@@ -110,7 +110,7 @@ impl Owed {
                 watched.answered(took);
                 round_trips.add(now, took);
                 if !replies.iter().any(is_blocked) {
-                    breaker.succeeded();
+                    breaker.answered(took);
                 }
                 let mut times = replies.iter().filter_map(time_of);
                 let Some(first) = times.next() else { return };
@@ -162,17 +162,14 @@ impl Drop for Sent {
         let (Some((mut reply, owed)), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             let Owed { node, connection, began, .. } = &owed;
-            let silent_at = *began + node.silent_after();
+            let silent_after = node.silent_after();
+            let mut checks = interval_at(*began + silent_after, silent_after);
             let mut given_up = pin!(connection.given_up());
-            let replies = tokio::select! {
-                replies = &mut reply => replies,
-                () = &mut given_up => return,
-                () = sleep_until(silent_at) => {
-                    connection.give_up_if_silent(node.silent_after());
-                    tokio::select! {
-                        replies = reply => replies,
-                        () = given_up => return,
-                    }
+            let replies = loop {
+                tokio::select! {
+                    replies = &mut reply => break replies,
+                    () = &mut given_up => return,
+                    _ = checks.tick() => connection.give_up_if_silent(silent_after),
                 }
             };
             owed.heard(&replies);
