@@ -133,7 +133,7 @@ impl std::fmt::Debug for Undo {
     }
 }
 
-/// Why a charge was not answered. No client can cause one that is no overload.
+/// The reason why the store did not answer a charge. A client can cause an overload ([`StoreError::is_overload`]) and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
     /// The caller leaves no time to ask.
@@ -184,12 +184,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the store works, but not fast enough for this call: the overload policy answers, and else the failure policy.
+    /// Returns whether the store is too slow for this call but works. Then the overload policy answers, otherwise the failure policy.
     pub const fn is_overload(self) -> bool {
         matches!(self, Self::NoTime | Self::Late | Self::Overloaded)
     }
 
-    /// Whether the call was not sent, so that nothing of it can have been charged.
+    /// Returns whether the call was not sent. Then nothing of it was charged.
     pub const fn is_unsent(self) -> bool {
         matches!(self, Self::NoTime | Self::Overloaded)
     }

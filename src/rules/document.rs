@@ -21,7 +21,7 @@ pub struct Document {
     pub charging: Option<Charging>,
     /// What is answered while the store cannot be asked.
     pub on_store_failure: Option<FailurePolicy>,
-    /// What is answered while the store is overloaded, if it says so.
+    /// What is answered while the store is overloaded.
     pub on_store_overload: Option<FailurePolicy>,
     /// Which counters of the domain share a slot.
     pub colocate: Option<Colocation>,
@@ -101,9 +101,9 @@ pub struct DescriptorNode {
     pub charging: Option<Charging>,
     /// What is answered while the store cannot be asked, for this rule and those below it.
     pub on_store_failure: Option<FailurePolicy>,
-    /// What is answered while the store is overloaded, if it says so.
+    /// What is answered while the store is overloaded, for this rule and those below it.
     pub on_store_overload: Option<FailurePolicy>,
-    /// Whether refusals of it and of those below it are remembered, if it says so.
+    /// Whether this instance remembers refusals, of this rule and of those below it.
     pub remember_refusals: Option<bool>,
     /// The items below.
     pub descriptors: Vec<DescriptorNode>,

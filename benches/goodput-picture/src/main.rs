@@ -5,7 +5,9 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use plotters::chart::MeshStyle;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -94,25 +96,16 @@ fn draw_shares(area: &Paper<'_>, place: &str, binaries: &[&str], rows: &[&Row]) 
     let last = loads.len().saturating_sub(1) as f64;
     let (title, chart) = area.split_vertically(28);
     write(&title, place, (76, 14), 16.0)?;
-    let mut chart = ChartBuilder::on(&chart)
-        .margin_left(12)
-        .margin_right(16)
-        .x_label_area_size(40)
-        .y_label_area_size(52)
+    let mut chart = with_margins(&chart)
         .build_cartesian_2d(-0.3..last + 0.3, 0.0..1.05)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_x_mesh()
         .x_labels(loads.len())
         .x_label_formatter(&|load| loads.get(load.round() as usize).cloned().unwrap_or_default())
         .x_desc("calls in flight; calls a second as a multiple (x)")
         .y_labels(6)
-        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(GRID)
-        .label_style(("sans-serif", 13.0, &INK))
-        .draw()?;
+        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0));
+    draw_mesh(&mut mesh)?;
     for (binary, color) in binaries.iter().zip(COLORS) {
         let points: Vec<_> =
             of(binary).into_iter().enumerate().map(|(load, row)| (row, (load as f64, row.value))).collect();
@@ -133,29 +126,40 @@ fn draw_course(area: &Paper<'_>, binaries: &[&str], rows: &[&Row]) -> Outcome {
     let seconds = of(binaries[0]).len() as f64;
     let (title, chart) = area.split_vertically(28);
     write(&title, "one Redis that is ten times slower for ten seconds, 1.5 times what it can", (76, 14), 16.0)?;
-    let mut chart = ChartBuilder::on(&chart)
-        .margin_left(12)
-        .margin_right(16)
-        .x_label_area_size(40)
-        .y_label_area_size(52)
+    let mut chart = with_margins(&chart)
         .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
+    let mut mesh = chart.configure_mesh();
+    mesh.disable_x_mesh()
         .x_desc("seconds")
         .x_label_formatter(&|second| format!("{second:.0}"))
         .y_labels(5)
-        .y_label_formatter(&|decided| format!("{decided:.0}"))
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(GRID)
-        .label_style(("sans-serif", 13.0, &INK))
-        .draw()?;
+        .y_label_formatter(&|decided| format!("{decided:.0}"));
+    draw_mesh(&mut mesh)?;
     for (binary, color) in binaries.iter().zip(COLORS) {
         let steps = of(binary).into_iter().enumerate();
         let steps = steps.flat_map(|(second, decided)| [(second as f64, decided), (second as f64 + 1.0, decided)]);
         chart.draw_series([PathElement::new(steps.collect::<Vec<_>>(), color.stroke_width(2))])?;
     }
+    Ok(())
+}
+
+fn with_margins<'a, 'b>(area: &'a Paper<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut chart = ChartBuilder::on(area);
+    chart.margin_left(12).margin_right(16).x_label_area_size(40).y_label_area_size(52);
+    chart
+}
+
+/// Draws the lines and labels of a chart.
+fn draw_mesh<X, Y>(mesh: &mut MeshStyle<'_, '_, X, Y, SVGBackend<'_>>) -> Outcome
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    mesh.bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .axis_style(GRID)
+        .label_style(("sans-serif", 13.0, &INK))
+        .draw()?;
     Ok(())
 }
 
