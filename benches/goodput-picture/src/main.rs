@@ -96,15 +96,16 @@ fn draw_shares(area: &Paper<'_>, place: &str, binaries: &[&str], rows: &[&Row]) 
     let last = loads.len().saturating_sub(1) as f64;
     let (title, chart) = area.split_vertically(28);
     write(&title, place, (76, 14), 16.0)?;
-    let mut chart = with_margins(&chart)
-        .build_cartesian_2d(-0.3..last + 0.3, 0.0..1.05)?;
+    let mut chart = with_margins(&chart).build_cartesian_2d(-0.3..last + 0.3, 0.0..1.05)?;
+    let load = |load: &f64| loads.get(load.round() as usize).cloned().unwrap_or_default();
+    let percent = |share: &f64| format!("{:.0} %", share * 100.0);
     let mut mesh = chart.configure_mesh();
     mesh.disable_x_mesh()
         .x_labels(loads.len())
-        .x_label_formatter(&|load| loads.get(load.round() as usize).cloned().unwrap_or_default())
+        .x_label_formatter(&load)
         .x_desc("calls in flight; calls a second as a multiple (x)")
         .y_labels(6)
-        .y_label_formatter(&|share| format!("{:.0} %", share * 100.0));
+        .y_label_formatter(&percent);
     draw_mesh(&mut mesh)?;
     for (binary, color) in binaries.iter().zip(COLORS) {
         let points: Vec<_> =
@@ -126,14 +127,10 @@ fn draw_course(area: &Paper<'_>, binaries: &[&str], rows: &[&Row]) -> Outcome {
     let seconds = of(binaries[0]).len() as f64;
     let (title, chart) = area.split_vertically(28);
     write(&title, "one Redis that is ten times slower for ten seconds, 1.5 times what it can", (76, 14), 16.0)?;
-    let mut chart = with_margins(&chart)
-        .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
+    let mut chart = with_margins(&chart).build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
+    let whole = |number: &f64| format!("{number:.0}");
     let mut mesh = chart.configure_mesh();
-    mesh.disable_x_mesh()
-        .x_desc("seconds")
-        .x_label_formatter(&|second| format!("{second:.0}"))
-        .y_labels(5)
-        .y_label_formatter(&|decided| format!("{decided:.0}"));
+    mesh.disable_x_mesh().x_desc("seconds").x_label_formatter(&whole).y_labels(5).y_label_formatter(&whole);
     draw_mesh(&mut mesh)?;
     for (binary, color) in binaries.iter().zip(COLORS) {
         let steps = of(binary).into_iter().enumerate();
