@@ -163,7 +163,7 @@ impl Memory {
         self.charge_together(charges)
     }
 
-    /// Charges a counter until at most so many hits remain.
+    /// Charges a counter until at most `remaining` hits remain.
     pub fn leave_at_most(&self, charge: &Charge, remaining: u32) {
         let limit = charge.limit.plain();
         let left = self
@@ -462,9 +462,9 @@ impl Shard {
         }
         while self.counters.len() >= memory.most_per_shard {
             let Some(least) = self.sample.least(&self.counters, |slot| slot.standing.rank(now)) else { return };
-            let is_forgettable = self.counters.get_bucket(least).is_some_and(|slot| slot.standing.is_forgettable(now));
+            let is_idle = self.counters.get_bucket(least).is_some_and(|slot| slot.standing.is_idle(now));
             self.remove(least, gone);
-            memory.evicted.fetch_add(u64::from(!is_forgettable), Ordering::Relaxed);
+            memory.evicted.fetch_add(u64::from(!is_idle), Ordering::Relaxed);
         }
     }
 }

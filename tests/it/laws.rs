@@ -328,13 +328,21 @@ fn forgetting_an_idle_counter_changes_no_answer(store: &Store) {
 /// Redis a millisecond besides.
 fn a_counter_is_idle_when_it_says_that_all_is_reset(store: &Store) {
     hold(store, CASES, uses, |(limit, charging, begin, events)| {
-        let (counters, now) = used(store, limit, charging, begin, &events);
+        let counters = store.counters();
+        let (mut now, mut kept) = (begin, Micros::ZERO);
+        for (after, amount) in events {
+            now = after.from(now, &limit);
+            if counters.charge(limit, charging, now, amount.of(&limit)).is_refused {
+                kept = store.keeps_refused();
+            }
+        }
         let before = counters.charge(limit, charging, now, Hits::LOOK);
         prop_assume!(!before.is_refused && before.remaining < limit.quota().burst() && before.reset < LONGEST_WAIT);
         let tick = limit.quota().tick();
         counters.forget(now.saturating_add(before.reset).saturating_sub(Micros::new(1)));
         prop_assert_eq!(counters.held(), 1, "it is remembered until its reset");
-        counters.forget(now.saturating_add(before.reset).saturating_add(tick).saturating_add(store.rounding()));
+        let idle_at = now.saturating_add(before.reset).saturating_add(tick).saturating_add(store.rounding());
+        counters.forget(idle_at.saturating_add(kept));
         prop_assert_eq!(counters.held(), 0, "it is forgotten after its reset");
         Ok(())
     });

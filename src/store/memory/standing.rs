@@ -17,6 +17,9 @@ const REMEMBERED_SECS: u64 = 60;
 /// second is never older.
 const RECENT_SECS: u64 = 1;
 
+/// The time for which a recent refusal can keep an idle counter: up to two seconds, since ages are whole seconds.
+const KEPT_US: u64 = (RECENT_SECS + 1) * 1_000_000;
+
 const IDLE: u64 = (1 << IDLE_BITS) - 1;
 const REFUSED: u64 = (1 << REFUSED_BITS) - 1;
 const SHARE_SHIFT: u32 = IDLE_BITS + REFUSED_BITS;
@@ -77,10 +80,12 @@ impl Standing {
         if is_old { Self::pack(self.share(), 0, self.0 & IDLE) } else { self }
     }
 
-    /// Whether forgetting the counter loses nothing: it changes no verdict, and no refusal is recent. A caller who goes on too
+    /// Returns whether forgetting the counter loses nothing: it changes no verdict, and no refusal is recent. A caller who goes on too
     /// fast needs the recent refusal in the next window, which may begin with the very charge that makes room.
     pub fn is_forgettable(self, now: Micros) -> bool {
-        self.is_idle(now) && !self.is_recently_refused(now)
+        // Of a counter that has been idle for longer, the refusal is old, and its clock has gone round.
+        let is_kept = self.is_recently_refused(now) && now.get() < (self.0 & IDLE) + KEPT_US;
+        self.is_idle(now) && !is_kept
     }
 
     /// The place of the counter in the order of forgetting.
@@ -96,8 +101,8 @@ impl Standing {
         Rank(Self::pack(share, ROUND_SECS - age, self.0 & IDLE).0)
     }
 
-    /// Whether the hits of the counter no longer count. A time later than 53 bits can tell never comes.
-    fn is_idle(self, now: Micros) -> bool {
+    /// Returns whether the hits of the counter no longer count. A time later than 53 bits can tell never comes.
+    pub fn is_idle(self, now: Micros) -> bool {
         let idle_at = self.0 & IDLE;
         idle_at <= now.get() && idle_at != IDLE
     }
@@ -188,6 +193,7 @@ mod tests {
         assert!(Standing::new(NOON, Share(8)).is_forgettable(NOON));
         assert!(!refused.is_forgettable(after(1)) && refused.rank(after(1)).is_more_than_half_used());
         assert!(refused.is_forgettable(after(2)) && refused.rank(after(2)) < used(1).rank(after(2)));
+        assert!(refused.is_forgettable(after(ROUND_SECS)), "the clock of refusals has gone round");
     }
 
     #[test]
@@ -236,7 +242,7 @@ mod tests {
             let order = |(_, share, age, idle_at): (Standing, u64, Option<u64>, u64)| {
                 let is_recent = age.is_some_and(|age| age <= 1);
                 let place = (if is_recent { PARTS } else { share }, age.map(|age| ROUND_SECS - age));
-                let is_needed = is_recent || idle_at > NOON.get();
+                let is_needed = idle_at > NOON.get() || (is_recent && idle_at + 2_000_000 > NOON.get());
                 (is_needed, is_needed.then_some(place), idle_at)
             };
             prop_assert_eq!(one.0.rank(NOON).cmp(&other.0.rank(NOON)), order(one).cmp(&order(other)));

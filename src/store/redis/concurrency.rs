@@ -25,7 +25,7 @@ const LEAST: f64 = 1.0 / 16.0;
 /// The least limit that delay alone leaves: 8 scripts. A path that has become 8 ms longer must not look like a queue: 8 scripts in
 /// flight are a thousand a second then.
 const LEAST_BY_DELAY: f64 = 8.0;
-/// The most: 1,024 scripts, as many calls as stand in the queue to a connection's writer.
+/// The most: 1,024 scripts. The queue to a connection's writer holds as many calls.
 const MOST: f64 = 1_024.0;
 /// The queue delay that is aimed at: a fifth of the time that calls have, at least 2 ms. The server has work while a reply and the
 /// next call are on their way.
@@ -88,9 +88,9 @@ impl Concurrency {
         self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
     }
 
-    /// Returns a permit for a call of so many scripts that has to be answered before `until`. One that gives back is never shed, and
-    /// goes before the others: what it gives back makes room for them. `None` when the call would not be answered in time, or waited
-    /// in vain.
+    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. One that gives
+    /// back is never shed, and goes before the others: what it gives back makes room for them. `None` when the call would not be
+    /// answered in time, or waited in vain.
     pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, is_undo: bool) -> Option<Permit> {
         let now = Instant::now();
         // Made only for a call that waits.
@@ -112,7 +112,7 @@ impl Concurrency {
         }
     }
 
-    /// Returns a permit for a call of so many scripts, if no other call waits for it.
+    /// Returns a permit for a call that runs `scripts` scripts, if no other call waits for it.
     pub fn spare_permit(self: &Arc<Self>, scripts: usize) -> Option<Permit> {
         let mut calls = self.calls.lock();
         let now = Instant::now();
@@ -136,7 +136,7 @@ impl Concurrency {
         self.show(&calls);
     }
 
-    /// A permit for so many scripts is returned, with which a call was sent at `began`, if one was.
+    /// Takes a permit for `scripts` scripts back, with which a call was sent at `began`, if one was.
     fn returned(self: &Arc<Self>, scripts: usize, began: Option<Instant>) {
         let now = Instant::now();
         let permit = |handle: oneshot::Sender<Permit>, scripts| {
@@ -271,8 +271,8 @@ impl<W> Calls<W> {
         self.full_until = now + COUNTS_AS_FULL;
     }
 
-    /// A permit for so many scripts is returned, with which a call took so long if one was sent, and makes room for the calls that
-    /// wait. `permit` returns false when the one that it is given went away.
+    /// Takes a permit for `scripts` scripts back, and permits the calls that wait for its room. A call that was sent with it took
+    /// `took`. `permit` returns false when the one that it is given went away.
     fn returned(
         &mut self,
         now: Instant,
@@ -326,19 +326,19 @@ impl<W> Calls<W> {
         self.window = Window::new(now + WINDOW.max(self.mean));
     }
 
-    /// Returns the limit in whole calls.
+    /// Returns the limit in whole scripts.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most 1,024")]
     const fn whole_limit(&self) -> usize {
         if self.limit < 1.0 { 1 } else { self.limit as usize }
     }
 
-    /// Returns whether a call of so many scripts may be sent. One of more than the limit is sent alone.
+    /// Returns whether a call that runs `scripts` scripts may be sent. One of more than the limit is sent alone.
     fn has_room(&self, now: Instant, scripts: usize) -> bool {
         let fits = self.in_flight == 0 || self.in_flight + scripts <= self.whole_limit();
         fits && (self.limit >= 1.0 || self.paused_until <= now)
     }
 
-    /// The time until the reply to a call of so many scripts that begins to wait now, and somewhat more.
+    /// Returns the time until the reply to a call of `scripts` scripts that begins to wait now, and half as much again.
     #[expect(clippy::cast_precision_loss, reason = "there are far fewer than 2^52")]
     fn expected(&self, scripts: usize) -> Duration {
         let turns = (self.waiting.scripts + scripts) as f64 / self.whole_limit() as f64 + 1.0;

@@ -142,8 +142,7 @@ impl Node {
         &self.watched
     }
 
-    /// Returns a permit for a call of so many scripts that has to be answered before `until`. What gives back goes first and is not
-    /// shed.
+    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. What gives back goes first and is not shed.
     ///
     /// # Errors
     /// When it is down, is too far away, or has too many calls to answer one more in time.
@@ -171,7 +170,7 @@ impl Node {
         Err(StoreError::Overloaded)
     }
 
-    /// Returns a permit for a call of so many scripts, where no other call waits for it.
+    /// Returns a permit for a call that runs `scripts` scripts, where no other call waits for it.
     ///
     /// # Errors
     /// When it is down, or has no time to spare.

@@ -94,6 +94,14 @@ impl Store {
         }
     }
 
+    /// How much longer a counter that was refused is remembered, so that it stays where a full store makes room.
+    pub fn keeps_refused(&self) -> Micros {
+        match self {
+            Self::Memory => Micros::from_secs(2),
+            Self::Redis { .. } => Micros::ZERO,
+        }
+    }
+
     /// How much longer than it must a counter may be remembered: Redis counts milliseconds.
     pub fn rounding(&self) -> Micros {
         match self {
