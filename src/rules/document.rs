@@ -19,9 +19,9 @@ pub struct Document {
     pub domain: Placed<String>,
     /// How requests of the domain are charged.
     pub charging: Option<Charging>,
-    /// What is answered while the store cannot be asked.
+    /// The policy that answers while the store cannot be asked.
     pub on_store_failure: Option<FailurePolicy>,
-    /// What is answered while the store is overloaded.
+    /// The policy that answers while the store is overloaded.
     pub on_store_overload: Option<FailurePolicy>,
     /// Which counters of the domain share a slot.
     pub colocate: Option<Colocation>,
@@ -99,11 +99,11 @@ pub struct DescriptorNode {
     pub metadata: Option<Metadata>,
     /// How requests are charged, for this rule and those below it.
     pub charging: Option<Charging>,
-    /// What is answered while the store cannot be asked, for this rule and those below it.
+    /// The policy that answers while the store cannot be asked, for this rule and those below it.
     pub on_store_failure: Option<FailurePolicy>,
-    /// What is answered while the store is overloaded, for this rule and those below it.
+    /// The policy that answers while the store is overloaded, for this rule and those below it.
     pub on_store_overload: Option<FailurePolicy>,
-    /// Whether this instance remembers refusals, of this rule and of those below it.
+    /// True if this instance remembers refusals of this rule and of those below it.
     pub remember_refusals: Option<bool>,
     /// The items below.
     pub descriptors: Vec<DescriptorNode>,

@@ -30,7 +30,7 @@ type KnownAnswers = SmallVec<[Option<Verdict>; 4]>;
 pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
-    /// What is known of the counters in the store. A store in this process needs none.
+    /// Knowledge of the counters in the store: last replies, refusals and later charges. None for a store in this process.
     known: Option<Known>,
     /// Decides under the policy `local`.
     local: Arc<Memory>,

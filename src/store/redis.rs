@@ -374,16 +374,10 @@ impl Instances {
             // Most requests are of one slot.
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
-            let permit = match mode {
-                Mode::Later => node.spare_permit(1).map(Some),
-                _ => Ok(None),
-            };
-            return match permit {
-                Ok(permit) => self.ask_node(servers, &node, permit, &[group], charges, (mode, until)).await,
-                Err(error) => smallvec![Err(error)],
-            };
+            return self.ask_node(servers, &node, None, &[group], charges, (mode, until)).await;
         }
-        let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        // What is not asked, because there is no room for it.
+        let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Overloaded)).collect();
         let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();
         for (index, group) in groups.iter().enumerate() {
             let servers = self.servers(group.is_per_second);

@@ -140,13 +140,25 @@ fn used<'a>(
     begin: Micros,
     events: &[(Pause, Amount)],
 ) -> (Counters<'a>, Micros) {
+    let (counters, now, _) = used_and_refused(store, limit, charging, begin, events);
+    (counters, now)
+}
+
+/// The same, and whether the counter has refused.
+fn used_and_refused<'a>(
+    store: &'a Store,
+    limit: Limit,
+    charging: Charging,
+    begin: Micros,
+    events: &[(Pause, Amount)],
+) -> (Counters<'a>, Micros, bool) {
     let counters = store.counters();
-    let mut now = begin;
+    let (mut now, mut has_refused) = (begin, false);
     for (after, amount) in events {
         now = after.from(now, &limit);
-        counters.charge(limit, charging, now, amount.of(&limit));
+        has_refused |= counters.charge(limit, charging, now, amount.of(&limit)).is_refused;
     }
-    (counters, now)
+    (counters, now, has_refused)
 }
 
 /// How many ticks of the limit have begun.
@@ -328,14 +340,8 @@ fn forgetting_an_idle_counter_changes_no_answer(store: &Store) {
 /// Redis a millisecond besides.
 fn a_counter_is_idle_when_it_says_that_all_is_reset(store: &Store) {
     hold(store, CASES, uses, |(limit, charging, begin, events)| {
-        let counters = store.counters();
-        let (mut now, mut kept) = (begin, Micros::ZERO);
-        for (after, amount) in events {
-            now = after.from(now, &limit);
-            if counters.charge(limit, charging, now, amount.of(&limit)).is_refused {
-                kept = store.keeps_refused();
-            }
-        }
+        let (counters, now, has_refused) = used_and_refused(store, limit, charging, begin, &events);
+        let kept = if has_refused { store.keeps_refused() } else { Micros::ZERO };
         let before = counters.charge(limit, charging, now, Hits::LOOK);
         prop_assume!(!before.is_refused && before.remaining < limit.quota().burst() && before.reset < LONGEST_WAIT);
         let tick = limit.quota().tick();

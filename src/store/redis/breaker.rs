@@ -13,12 +13,13 @@ const FAILURES: u32 = 20;
 const FAILING: Duration = Duration::from_millis(100);
 /// For how long a suspicion is checked before the breaker opens: 100 ms. So one pause of 150 ms, a slow fork, opens none.
 const CHECKING: Duration = Duration::from_millis(100);
+/// The longest time of an answer that closes an open breaker: 100 ms. A node that answers within it is busy or far, not silent.
+pub const IN_TIME: Duration = Duration::from_millis(100);
 
 /// Whether a node is worth asking.
 ///
-/// After 20 failures in a row over at least 100 ms the node is suspected. Probes check it for another 100 ms; if none is
-/// answered as fast as the failed callers needed it, the breaker opens, and only a probe or a charge that is answered as fast
-/// closes it.
+/// After 20 failures in a row over at least 100 ms the node is suspected. Probes check it for another 100 ms; if none of them is
+/// answered, the breaker opens, and only a probe or a charge that is answered within 100 ms closes it.
 #[derive(Debug, Default)]
 pub struct Breaker {
     /// Copies of what stands under the lock, for those who only look.
@@ -50,13 +51,6 @@ enum Phase {
     },
 }
 
-/// What a probe is to find out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doubt {
-    /// How fast an answer must be to count.
-    pub needed: Duration,
-}
-
 impl Breaker {
     /// When the node will be asked again, if it is not asked now.
     ///
@@ -83,12 +77,13 @@ impl Breaker {
         matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
-    /// A charge was answered after so long, so that the node is not silent. Only an answer as fast as the failed callers needed it
-    /// closes an open breaker.
+    /// A charge was answered, and the answer took this time. An answer of any age shows that the node is not silent, but an open
+    /// breaker is closed only by one that took at most 100 ms: otherwise a node that answers later than that would open and close it
+    /// again and again.
     pub fn answered(&self, took: Duration) {
         if self.is_failing.load(Ordering::Relaxed) {
             let mut inner = self.inner.lock();
-            if took <= inner.needed || !matches!(inner.phase, Phase::Open { .. }) {
+            if took <= IN_TIME || !matches!(inner.phase, Phase::Open { .. }) {
                 self.rest(&mut inner);
             }
         }
@@ -99,7 +94,7 @@ impl Breaker {
         self.rest(&mut self.inner.lock());
     }
 
-    /// A charge waited in vain for so long. True when this raises a suspicion.
+    /// A charge waited in vain for this time. True when this raises a suspicion.
     pub fn failed(&self, now: Instant, waited: Duration) -> bool {
         let mut inner = self.inner.lock();
         self.is_failing.store(true, Ordering::Release);
@@ -118,15 +113,13 @@ impl Breaker {
         }
     }
 
-    /// Whether a probe is due, and what it is to find out.
-    pub fn doubt(&self, now: Instant) -> Option<Doubt> {
-        let inner = self.inner.lock();
-        let is_due = match inner.phase {
+    /// Returns whether a probe is due.
+    pub fn is_probe_due(&self, now: Instant) -> bool {
+        match self.inner.lock().phase {
             Phase::Closed | Phase::Failing { .. } => false,
             Phase::Suspected { .. } => true,
             Phase::Open { next_probe } => next_probe <= now,
-        };
-        is_due.then_some(Doubt { needed: inner.needed })
+        }
     }
 
     /// A probe was answered in time. True when this closes an open breaker.
@@ -203,12 +196,13 @@ mod tests {
         let began = Instant::now();
         let (breaker, _) = failing(began, 21, ms(100));
         let at = |millis| began + ms(millis);
-        assert_eq!(breaker.doubt(at(100)), Some(Doubt { needed: WAITED }));
+        assert!(breaker.is_probe_due(at(100)));
         assert!(!breaker.missed(at(199), at(400)));
         assert_eq!(breaker.next_probe(WAITED), None, "still asked");
         assert!(breaker.missed(at(200), at(400)), "it opens");
         assert_eq!(breaker.next_probe(WAITED), Some(at(400)));
-        assert_eq!(breaker.doubt(at(399)), None, "no probe before it is due");
+        assert!(!breaker.is_probe_due(at(399)), "no probe before it is due");
+        assert!(breaker.is_probe_due(at(400)));
         assert!(!breaker.missed(at(400), at(600)), "it is open already");
         assert!(breaker.passed());
         assert_eq!((breaker.next_probe(WAITED), breaker.is_trusted()), (None, true));
@@ -233,10 +227,10 @@ mod tests {
         assert!(breaker.is_trusted());
         let (breaker, _) = failing(began, 21, ms(100));
         assert!(breaker.missed(began + ms(300), began + ms(500)));
-        breaker.answered(WAITED + ms(1));
-        assert!(breaker.next_probe(WAITED).is_some());
-        breaker.answered(WAITED);
-        assert_eq!(breaker.next_probe(WAITED), None);
+        breaker.answered(ms(101));
+        assert!(breaker.next_probe(WAITED).is_some(), "too late for everybody");
+        breaker.answered(ms(100));
+        assert_eq!(breaker.next_probe(WAITED), None, "too late for callers in a hurry is overload");
     }
 
     #[tokio::test]
@@ -248,7 +242,6 @@ mod tests {
         assert_eq!(breaker.next_probe(WAITED * 2 + ms(1)), None);
         breaker.failed(began + ms(301), ms(100));
         assert!(breaker.next_probe(ms(100)).is_some(), "he failed too");
-        assert_eq!(breaker.doubt(began + ms(500)), Some(Doubt { needed: ms(100) }));
         breaker.answered(ms(100));
         assert_eq!(
             (breaker.next_probe(WAITED), breaker.is_trusted()),

@@ -1,5 +1,5 @@
-//! How many scripts one worker has in flight to one server: as many as it answers without delay, and no more. A call runs one script
-//! or, on a cluster, one for each slot.
+//! The scripts that one worker has in flight to one server: as many as the server executes without delay, and no more. A call runs one
+//! script or, on a cluster, one for each slot.
 //!
 //! What waits at the server waits behind everybody's calls, and may be too late when its turn comes. What waits here is sent in
 //! order while it can be in time, and is shed at once when it cannot. The measure is the queue delay: the time from sending to
@@ -51,6 +51,19 @@ const MARGIN_TO_WAIT: f64 = 1.5;
 /// A call that has waited is sent only if it is answered in time though it takes a quarter longer than calls take on average.
 const MARGIN_TO_SEND: f64 = 1.25;
 
+/// The place of a call among those that ask for a permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Behind those that wait. It is shed if it would not be answered in time.
+    InOrder,
+    /// Behind those that wait, and it does not wait itself.
+    AtOnce,
+    /// Before all others, and never shed: an undo, which makes room for them.
+    First,
+    /// Only where nobody waits, and it does not wait itself: what is charged later.
+    Spare,
+}
+
 /// The calls of one worker to one server.
 #[derive(Debug)]
 pub struct Concurrency {
@@ -65,6 +78,8 @@ pub struct Permit {
     /// The scripts that the call runs.
     scripts: usize,
     began: Instant,
+    /// Whether a caller waits for the reply. Only then the queue delay is measured against the time that the call has.
+    has_caller: bool,
     /// Whether a call was sent with it: only then its time says how long calls take.
     is_used: bool,
 }
@@ -88,16 +103,15 @@ impl Concurrency {
         self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. One that gives
-    /// back is never shed, and goes before the others: what it gives back makes room for them. `None` when the call would not be
+    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. `None` when the call would not be
     /// answered in time, or waited in vain.
-    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, is_undo: bool) -> Option<Permit> {
+    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, turn: Turn) -> Option<Permit> {
         let now = Instant::now();
         // Made only for a call that waits.
         let mut told = None;
         let asked = {
             let mut calls = self.calls.lock();
-            let asked = calls.ask(now, scripts, until, is_undo, || {
+            let asked = calls.ask(now, scripts, until, turn, || {
                 let (handle, permit) = oneshot::channel();
                 told = Some(permit);
                 handle
@@ -110,17 +124,16 @@ impl Concurrency {
             Asked::Shed => None,
             Asked::Waits => timeout_at(until, told?).await.ok()?.ok(),
         }
+        .map(|mut permit| {
+            permit.has_caller = matches!(turn, Turn::InOrder | Turn::AtOnce);
+            permit
+        })
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts, if no other call waits for it.
-    pub fn spare_permit(self: &Arc<Self>, scripts: usize) -> Option<Permit> {
-        let mut calls = self.calls.lock();
-        let now = Instant::now();
-        let is_spare = calls.has_room(now, scripts) && calls.waiting.is_empty() && calls.undos.is_empty();
-        is_spare.then(|| {
-            calls.in_flight += scripts;
-            Permit::new(self, scripts, now)
-        })
+    /// Returns the number of scripts that may be added to those in flight.
+    pub fn room(&self) -> usize {
+        let calls = self.calls.lock();
+        calls.whole_limit().saturating_sub(calls.in_flight)
     }
 
     /// Returns whether it has had room for every call of late.
@@ -152,12 +165,13 @@ impl Concurrency {
 
 impl Permit {
     fn new(of: &Arc<Concurrency>, scripts: usize, began: Instant) -> Self {
-        Self { of: Some(Arc::clone(of)), scripts, began, is_used: false }
+        Self { of: Some(Arc::clone(of)), scripts, began, has_caller: true, is_used: false }
     }
 
-    /// Learns the queue delay of a call from its reply, and whether the server came to it too late. `budget` is the time that it had.
+    /// Learns the queue delay of a call from its reply, and whether the server came to it too late. `budget` is the time that its caller
+    /// had; nothing is learnt where no caller waits.
     pub fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
-        if let Some(of) = &self.of {
+        if let Some(of) = self.of.as_ref().filter(|_| self.has_caller) {
             of.learn(now, delay, budget, is_late);
         }
     }
@@ -189,7 +203,7 @@ struct Calls<W> {
     mean: Duration,
     /// Where less than one call is in flight on average, the end of the pause after the last one.
     paused_until: Instant,
-    /// How long it counts as full after all permits were taken.
+    /// The end of the time for which it counts as full.
     full_until: Instant,
     window: Window,
 }
@@ -244,25 +258,35 @@ impl<W> Calls<W> {
         }
     }
 
-    fn ask(&mut self, now: Instant, scripts: usize, until: Instant, is_undo: bool, who: impl FnOnce() -> W) -> Asked {
-        let queue = if is_undo { &mut self.undos } else { &mut self.waiting };
-        queue.drop_ended(now);
-        if self.has_room(now, scripts) && (is_undo || self.waiting.is_empty()) {
+    fn ask(&mut self, now: Instant, scripts: usize, until: Instant, turn: Turn, who: impl FnOnce() -> W) -> Asked {
+        self.undos.drop_ended(now);
+        self.waiting.drop_ended(now);
+        let is_next = match turn {
+            Turn::First => true,
+            Turn::InOrder | Turn::AtOnce => self.waiting.is_empty() && !self.is_paused(now),
+            Turn::Spare => self.waiting.is_empty() && !self.is_paused(now) && self.undos.is_empty(),
+        };
+        if is_next && self.fits(scripts) {
             self.in_flight += scripts;
-            if !self.has_room(now, 1) {
+            if !self.fits(1) {
                 self.is_full(now);
             }
             return Asked::Permitted;
         }
-        self.is_full(now);
-        let is_paused = self.in_flight == 0;
-        if is_undo {
-            self.undos.push(Waiting { until, scripts, who: who() });
-        } else if is_paused || now + self.expected(scripts) > until {
-            return Asked::Shed;
-        } else {
-            self.waiting.push(Waiting { until, scripts, who: who() });
+        if turn != Turn::Spare {
+            self.is_full(now);
         }
+        let can_wait = match turn {
+            Turn::First => true,
+            // Below 1, a pause follows the call that is in flight.
+            Turn::InOrder => self.limit >= 1.0 && now + self.expected(scripts) <= until,
+            Turn::AtOnce | Turn::Spare => false,
+        };
+        if !can_wait {
+            return Asked::Shed;
+        }
+        let queue = if turn == Turn::First { &mut self.undos } else { &mut self.waiting };
+        queue.push(Waiting { until, scripts, who: who() });
         Asked::Waits
     }
 
@@ -281,6 +305,9 @@ impl<W> Calls<W> {
         mut permit: impl FnMut(W, usize) -> bool,
     ) {
         self.in_flight -= scripts;
+        if self.limit < 1.0 {
+            self.waiting = Queue::new();
+        }
         if let Some(took) = took {
             if self.limit < 1.0 {
                 self.paused_until = now + took.mul_f64(1.0 / self.limit - 1.0).min(LONGEST_PAUSE);
@@ -290,11 +317,13 @@ impl<W> Calls<W> {
         let in_time = now + self.mean.mul_f64(MARGIN_TO_SEND);
         loop {
             let queue = if self.undos.is_empty() { &self.waiting } else { &self.undos };
-            let Some(scripts) = queue.next_scripts().filter(|&scripts| self.has_room(now, scripts)) else { break };
+            if !queue.calls.front().is_some_and(|next| self.fits(next.scripts)) {
+                break;
+            }
+            let Some(next) = self.undos.pop().or_else(|| self.waiting.pop()) else { break };
             // Who would be answered too late makes room for who would not.
-            let next = self.undos.pop().or_else(|| self.waiting.pop().filter(|next| next.until >= in_time));
-            if next.is_some_and(|next| permit(next.who, scripts)) {
-                self.in_flight += scripts;
+            if next.until >= in_time && permit(next.who, next.scripts) {
+                self.in_flight += next.scripts;
             }
         }
     }
@@ -332,10 +361,13 @@ impl<W> Calls<W> {
         if self.limit < 1.0 { 1 } else { self.limit as usize }
     }
 
-    /// Returns whether a call that runs `scripts` scripts may be sent. One of more than the limit is sent alone.
-    fn has_room(&self, now: Instant, scripts: usize) -> bool {
-        let fits = self.in_flight == 0 || self.in_flight + scripts <= self.whole_limit();
-        fits && (self.limit >= 1.0 || self.paused_until <= now)
+    /// Returns whether there is room for a call that runs `scripts` scripts. One of more than the limit is sent alone.
+    const fn fits(&self, scripts: usize) -> bool {
+        self.in_flight == 0 || self.in_flight + scripts <= self.whole_limit()
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        self.limit < 1.0 && now < self.paused_until
     }
 
     /// Returns the time until the reply to a call of `scripts` scripts that begins to wait now, and half as much again.
@@ -353,11 +385,6 @@ impl<W> Queue<W> {
 
     fn is_empty(&self) -> bool {
         self.calls.is_empty()
-    }
-
-    /// Returns the scripts of the call that has waited longest.
-    fn next_scripts(&self) -> Option<usize> {
-        self.calls.front().map(|next| next.scripts)
     }
 
     fn push(&mut self, call: Waiting<W>) {

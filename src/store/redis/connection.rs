@@ -21,7 +21,8 @@ use super::stream::Refused;
 /// How many calls in a row time out on a silent connection before it is replaced: 3. Nothing else tells of a path that
 /// swallows packets before the kernel gives up.
 const MOST_TIMEOUTS: u32 = 3;
-/// How many times as long as a silent server a connection may send nothing, however few calls time out on it: 10.
+/// The factor for the silence of a connection on which fewer calls time out: it is given up after 10 times the time after which a
+/// server counts as silent.
 const DEAD: u32 = 10;
 /// How soon a changed password that a server does not know yet is tried again: 1 s, as often as its file is read.
 const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);

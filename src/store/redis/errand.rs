@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::Quiet;
-use super::concurrency::Permit;
+use super::concurrency::{Permit, Turn};
 use super::node::Node;
 use super::script::{self, Mode, Reply, Rows};
 use super::servers::Servers;
@@ -29,6 +29,21 @@ pub(super) struct Errand<'a> {
     pub(super) command: &'a (dyn Fn(Micros) -> Cmd + Sync),
     /// How many charges it answers, and in which mode; nothing for one that is not answered.
     pub(super) expects: Option<(usize, Mode)>,
+}
+
+impl Errand<'_> {
+    /// Whether it gives back. That is tried again and again where a server takes nothing.
+    const fn is_undo(&self) -> bool {
+        self.expects.is_none()
+    }
+
+    const fn turn(&self) -> Turn {
+        match self.expects {
+            None => Turn::First,
+            Some((_, Mode::Later)) => Turn::Spare,
+            Some(_) => Turn::InOrder,
+        }
+    }
 }
 
 /// What became of a run: when it ran, by the node's clock, and what it says of each charge.
@@ -178,8 +193,8 @@ async fn exchange(
     let heard = exchange_unrecorded(node, permit, errands, manner, until).await;
     if let Some(mut span) = span {
         span.done();
-        // What is given back is tried again and again where a server takes nothing, and that is never sent.
-        let is_undo = errands.iter().all(|errand| errand.expects.is_none());
+        // Nothing was sent.
+        let is_undo = errands.iter().all(Errand::is_undo);
         if is_undo && matches!(heard, Err(StoreError::Overloaded | StoreError::Down { .. })) {
             span.forget();
         }
@@ -206,8 +221,8 @@ async fn exchange_unrecorded(
     let permit = match permit {
         Some(permit) => permit,
         None => {
-            let is_undo = errands.iter().all(|errand| errand.expects.is_none());
-            node.permit(errands.len(), until, is_undo).await?
+            let turn = errands.first().map_or(Turn::InOrder, Errand::turn);
+            node.permit(errands.len(), until, turn).await?
         }
     };
     let mut checkout = node.checkout(permit, until).await?;

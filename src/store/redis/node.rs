@@ -1,7 +1,6 @@
 //! One Redis server: its connections, what is in flight to it, and whether it is worth asking.
 
 use std::cell::Cell;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,9 +11,9 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::backoff::{Backoff, Quiet, chance};
-use super::breaker::Breaker;
+use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
-use super::concurrency::{Concurrency, Permit};
+use super::concurrency::{Concurrency, Permit, Turn};
 use super::connection::Connection;
 use super::manager::{Access, Address, Locate, Manager};
 use super::round_trip::RoundTrips;
@@ -34,8 +33,6 @@ const PROBE_MS: u64 = 150;
 const PROBE_SPREAD_MS: u64 = 100;
 /// The time from one probe to the next of a server that is too far away for its callers: 200 ms.
 const PROBE_FAR: Duration = Duration::from_millis(200);
-/// How long the answer to a probe is waited for: 100 ms. One that comes later than the callers need measures the round trip only.
-const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// One Redis server.
 pub struct Node {
@@ -142,14 +139,16 @@ impl Node {
         &self.watched
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. What gives back goes first and is not shed.
+    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`.
     ///
     /// # Errors
     /// When it is down, is too far away, or has too many calls to answer one more in time.
-    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, is_undo: bool) -> Result<Permit, StoreError> {
+    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, turn: Turn) -> Result<Permit, StoreError> {
         let began = Instant::now();
         let budget = until.saturating_duration_since(began);
-        if let Some(next_probe) = self.breaker.next_probe(budget) {
+        // What is charged later has more time than any caller, and waits all the same until the breaker is closed.
+        let patience = if turn == Turn::Spare { Duration::ZERO } else { budget };
+        if let Some(next_probe) = self.breaker.next_probe(patience) {
             let wait = next_probe.saturating_duration_since(began);
             let retry = Micros::new(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
             return Err(StoreError::Down { retry });
@@ -158,8 +157,11 @@ impl Node {
             self.probe_far();
             return Err(StoreError::Overloaded);
         }
-        if let Some(permit) = self.lane().concurrency.permit(scripts, until, is_undo).await {
+        if let Some(permit) = self.lane().concurrency.permit(scripts, until, turn).await {
             return Ok(permit);
+        }
+        if turn == Turn::Spare {
+            return Err(StoreError::Overloaded);
         }
         let now = Instant::now();
         if self.is_silent(now) {
@@ -170,15 +172,9 @@ impl Node {
         Err(StoreError::Overloaded)
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts, where no other call waits for it.
-    ///
-    /// # Errors
-    /// When it is down, or has no time to spare.
-    pub fn spare_permit(&self, scripts: usize) -> Result<Permit, StoreError> {
-        if self.breaker.is_open().load(Ordering::Acquire) {
-            return Err(StoreError::Down { retry: Micros::ZERO });
-        }
-        self.lane().concurrency.spare_permit(scripts).ok_or(StoreError::Overloaded)
+    /// Returns the number of scripts that this thread may add to those in flight.
+    pub fn room(&self) -> usize {
+        self.lane().concurrency.room()
     }
 
     /// Returns whether this thread has had room for every call of late.
@@ -217,7 +213,7 @@ impl Node {
     fn probe_far(self: &Arc<Self>) {
         if self.far_probes.is_over() {
             let node = Arc::clone(self);
-            tokio::spawn(async move { node.is_there(Instant::now() + PROBE_PATIENCE).await });
+            tokio::spawn(async move { node.is_there().await });
         }
     }
 
@@ -270,7 +266,7 @@ impl Node {
             .build_unchecked(manager)
     }
 
-    /// A charge waited in vain for so long.
+    /// A charge waited in vain for this time.
     fn failed(&self, waited: Duration) {
         if self.breaker.failed(Instant::now(), waited) {
             self.attention.notify_one();
@@ -289,10 +285,11 @@ impl Node {
 
     /// Finds out whether a node in doubt is there. Called again and again by who supervises.
     pub async fn probe(&self) {
-        let Some(doubt) = self.breaker.doubt(Instant::now()) else { return };
-        let until = Instant::now() + doubt.needed.clamp(Duration::from_millis(1), PROBE_PATIENCE);
+        if !self.breaker.is_probe_due(Instant::now()) {
+            return;
+        }
         // A paused server leaves what is sent on old connections unread; what is asked now comes behind it.
-        if self.is_there(until).await {
+        if self.is_there().await {
             if self.breaker.passed() {
                 tracing::warn!(server = self.name, "Redis answers again");
             }
@@ -304,29 +301,24 @@ impl Node {
         }
     }
 
-    /// Sends a PING and returns whether it is answered before `until`. An answer that comes later, up to 100 ms after the PING, measures
-    /// the round trip: a node that has moved further away is given the time that it needs once that is known.
-    async fn is_there(&self, until: Instant) -> bool {
-        let Some(connection) = self.connection(until).await else { return false };
+    /// Sends a PING and returns whether it is answered within 100 ms. The answer measures the round trip: a node that has moved
+    /// further away is given the time that it needs once that is known.
+    async fn is_there(&self) -> bool {
+        let Some(connection) = self.connection(Instant::now() + IN_TIME).await else { return false };
         let (mut asked, ping, sent) = (connection.clone(), cmd("PING"), Instant::now());
         connection.silence().sent(sent);
-        let mut answer = pin!(asked.send(&ping));
         // An answer that has come counts, however late this thread looks for it.
-        let (reply, is_in_time) = match timeout_at(until, &mut answer).await {
-            Ok(reply) => (Some(reply), true),
-            Err(_) => (timeout_at(sent + PROBE_PATIENCE, answer).await.ok(), false),
-        };
-        let is_there = match reply {
-            Some(Ok(Value::ServerError(_)) | Err(_)) => false,
-            Some(Ok(_)) => {
+        let is_there = match timeout_at(sent + IN_TIME, asked.send(&ping)).await {
+            Ok(Ok(Value::ServerError(_)) | Err(_)) => false,
+            Ok(Ok(_)) => {
                 let now = Instant::now();
                 connection.answered(now);
                 self.round_trips.add(now, now.duration_since(sent));
-                is_in_time
+                true
             }
-            None => {
+            Err(_) => {
                 connection.timed_out();
-                connection.give_up_if_silent(PROBE_PATIENCE);
+                connection.give_up_if_silent(IN_TIME);
                 false
             }
         };

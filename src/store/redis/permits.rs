@@ -4,30 +4,29 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::Batch;
-use super::concurrency::Permit;
+use super::concurrency::{Permit, Turn};
 use super::script::Mode;
 use crate::store::StoreError;
+
+/// One permit for each batch, or why there is none.
+type Permits = SmallVec<[Result<Permit, StoreError>; 4]>;
 
 /// Takes a permit of each node before anything is sent, in the order of the nodes, so that no two requests wait for each other.
 /// Sorts the batches in that order.
 ///
-/// Where a permit cannot be had in time, a request that is charged whole gets none. Any other uses the nodes that have had room
-/// for every call of late, and leaves the others to requests that they can answer with the rest of theirs: so where capacity is
-/// short, whole requests are decided and not pieces of many.
-pub(super) async fn take(
-    batches: &mut SmallVec<[Batch<'_>; 4]>,
-    mode: Mode,
-    until: Instant,
-) -> SmallVec<[Result<Permit, StoreError>; 4]> {
+/// Where a permit cannot be had in time, a request that is charged whole gets none. Any other request uses only the nodes that
+/// have had room for every call of late, and leaves the others to requests that they can answer with the rest of theirs: so where
+/// capacity is short, whole requests are decided and not pieces of many.
+pub(super) async fn take(batches: &mut SmallVec<[Batch<'_>; 4]>, mode: Mode, until: Instant) -> Permits {
     if mode == Mode::Later {
-        return batches.iter().map(|batch| batch.node.spare_permit(batch.groups.len())).collect();
+        return take_spare(batches, until).await;
     }
     batches.sort_by_key(|batch| batch.node.number());
-    let mut permits: SmallVec<[Result<Permit, StoreError>; 4]> = SmallVec::new();
+    let mut permits = Permits::new();
     let mut is_shed = false;
     for Batch { node, groups, .. } in batches.iter() {
-        let scripts = groups.len();
-        let permit = if is_shed { node.spare_permit(scripts) } else { node.permit(scripts, until, false).await };
+        let turn = if is_shed { Turn::AtOnce } else { Turn::InOrder };
+        let permit = node.permit(groups.len(), until, turn).await;
         is_shed |= matches!(permit, Err(StoreError::Overloaded));
         if is_shed && mode == Mode::Take {
             return batches.iter().map(|_| Err(StoreError::Overloaded)).collect();
@@ -40,6 +39,16 @@ pub(super) async fn take(
                 *permit = Err(StoreError::Overloaded);
             }
         }
+    }
+    permits
+}
+
+/// Takes a permit of each node for as many scripts as there is room for, and leaves out the others.
+async fn take_spare(batches: &mut [Batch<'_>], until: Instant) -> Permits {
+    let mut permits = Permits::new();
+    for Batch { node, groups, .. } in batches {
+        groups.truncate(node.room().max(1));
+        permits.push(node.permit(groups.len(), until, Turn::Spare).await);
     }
     permits
 }

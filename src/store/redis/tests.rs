@@ -4,6 +4,7 @@ use super::*;
 use crate::algorithm::{Algorithm, Limit};
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
+use crate::store::redis::concurrency::Turn;
 use crate::store::redis::credentials::{Credentials, Login};
 use crate::store::redis::manager::{Address, Locate};
 
@@ -63,10 +64,10 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
 /// Takes all permits of a node.
 async fn fill(node: &Arc<Node>) -> Vec<Permit> {
     let mut permits = Vec::new();
-    while let Ok(permit) = node.spare_permit(1) {
+    while let Ok(permit) = node.permit(1, Instant::now(), Turn::AtOnce).await {
         permits.push(permit);
     }
-    assert!(node.permit(1, Instant::now(), false).await.is_err(), "it is full");
+    assert_eq!(node.room(), 0, "it is full");
     permits
 }
 
@@ -91,4 +92,23 @@ async fn a_request_that_one_node_cannot_take_leaves_the_others_to_whole_requests
     assert!(take(Mode::Take).await.is_empty(), "all of it or nothing");
     tokio::time::advance(Duration::from_millis(100)).await;
     assert_eq!(take(Mode::Each).await, [was_full.number(), idle.number()]);
+}
+
+#[tokio::test]
+async fn hits_that_are_charged_later_take_the_room_that_there_is() {
+    let redis = redis();
+    let node = Arc::new(Node::new(Locate::At(address()), access(), 1, Arc::default()));
+    let group = Group { is_per_second: false, slot: 0, members: smallvec![] };
+    let later = async || {
+        let groups = (0..100).map(|index| (index, &group)).collect();
+        let mut batches = smallvec![Batch { servers: &redis.0.main, node: Arc::clone(&node), groups }];
+        let permits = permits::take(&mut batches, Mode::Later, Instant::now() + Duration::from_secs(1)).await;
+        (permits, batches[0].groups.len())
+    };
+    let room = node.room();
+    let (permits, sent) = later().await;
+    assert_eq!((permits[0].is_ok(), sent, node.room()), (true, room, 0), "all the room, and not more");
+    assert_eq!(later().await.0[0].as_ref().err(), Some(&StoreError::Overloaded));
+    drop(permits);
+    assert_eq!(later().await.1, room, "it came back");
 }

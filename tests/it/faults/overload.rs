@@ -19,7 +19,7 @@ const DESCRIPTORS: usize = 400;
 /// Requests in a second: more than that.
 const OFFERED: u32 = 1_000;
 
-/// A request of so many descriptors, each with a counter of its own.
+/// A request of this number of descriptors, each with a counter of its own.
 fn heavy(number: usize, descriptors: usize) -> RateLimitRequest {
     let one = |descriptor: usize| request(POLICIES[(number + descriptor) % 3], &format!("{number}-{descriptor}"));
     let descriptors = (0..descriptors).flat_map(|descriptor| one(descriptor).descriptors).collect();

@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// How much longer a counter that was refused is remembered, so that it stays where a full store makes room.
+    /// The time by which a counter that was refused is remembered longer, so that it stays where a full store makes room.
     pub fn keeps_refused(&self) -> Micros {
         match self {
             Self::Memory => Micros::from_secs(2),

@@ -140,7 +140,7 @@ impl Simulation {
         let Caller { call, began, .. } = &mut self.callers[caller];
         (*call, *began) = (*call + 1, now);
         let (call, until, lane) = (*call, now + BUDGET, caller % self.lanes.len());
-        match self.lanes[lane].ask(now, self.scripts as usize, until, false, || (caller, call)) {
+        match self.lanes[lane].ask(now, self.scripts as usize, until, Turn::InOrder, || (caller, call)) {
             Asked::Permitted => self.send(now, caller),
             Asked::Waits => {
                 self.seconds[second].waited += 1;
@@ -204,10 +204,10 @@ fn a_call_takes_a_place_for_each_of_its_scripts_and_one_beyond_the_limit_goes_al
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
     let mut calls = Calls::new(now);
     calls.limit = 8.0;
-    assert_eq!(calls.ask(now, 5, until, false, || "five"), Asked::Permitted);
-    assert_eq!(calls.ask(now, 4, until, false, || "four"), Asked::Waits);
-    assert_eq!(calls.ask(now, 1, until, false, || "one"), Asked::Waits, "in the order in which they came");
-    assert_eq!(calls.ask(now, 100, until, false, || "hundred"), Asked::Waits);
+    assert_eq!(calls.ask(now, 5, until, Turn::InOrder, || "five"), Asked::Permitted);
+    assert_eq!(calls.ask(now, 4, until, Turn::InOrder, || "four"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "one"), Asked::Waits, "in the order in which they came");
+    assert_eq!(calls.ask(now, 100, until, Turn::InOrder, || "hundred"), Asked::Waits);
     let mut returned = |scripts| {
         let mut permitted = Vec::new();
         calls.returned(now, scripts, Some(Duration::from_millis(1)), |who, scripts| {
@@ -264,19 +264,43 @@ async fn an_undo_goes_before_the_calls_that_wait_and_a_spare_permit_behind_them(
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
     let mut calls = Calls::new(now);
     calls.limit = 1.0;
-    assert_eq!(calls.ask(now, 1, until, false, || "first"), Asked::Permitted);
-    assert_eq!(calls.ask(now, 1, until, false, || "second"), Asked::Waits);
-    assert_eq!(calls.ask(now, 1, until, true, || "undo"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "first"), Asked::Permitted);
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "second"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, Turn::First, || "undo"), Asked::Waits);
     let mut next = || {
         let mut permitted = None;
         calls.returned(now, 1, Some(Duration::from_millis(1)), |who, _| permitted.replace(who).is_none());
         permitted
     };
     assert_eq!([next(), next(), next()], [Some("undo"), Some("second"), None]);
-    let shared = Arc::new(Concurrency::new(now));
-    shared.calls.lock().limit = 1.0;
-    let permit = shared.spare_permit(1);
-    assert!(permit.is_some() && shared.spare_permit(1).is_none(), "one at a time");
-    drop(permit);
-    assert!(shared.spare_permit(1).is_some(), "it came back");
+    let spare = |calls: &mut Calls<_>| calls.ask(now, 1, until, Turn::Spare, || "later");
+    calls.in_flight = 1;
+    assert_eq!(spare(&mut calls), Asked::Shed, "there is no room");
+    calls.in_flight = 0;
+    assert_eq!(spare(&mut calls), Asked::Permitted);
+    calls.limit = 2.0;
+    assert_eq!(calls.ask(now, 2, until, Turn::InOrder, || "third"), Asked::Waits);
+    assert_eq!(spare(&mut calls), Asked::Shed, "another waits");
+}
+
+#[test]
+fn below_a_limit_of_one_nobody_waits_for_the_end_of_the_pause_and_undos_do_not_pause() {
+    let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+    let mut calls = Calls::new(now);
+    calls.limit = 1.0;
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "first"), Asked::Permitted);
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "second"), Asked::Waits);
+    calls.limit = 0.5;
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "third"), Asked::Shed);
+    assert_eq!(calls.ask(now, 1, until, Turn::First, || "undo"), Asked::Waits);
+    let mut permitted = Vec::new();
+    calls.returned(now, 1, Some(Duration::from_millis(20)), |who, _| {
+        permitted.push(who);
+        true
+    });
+    assert_eq!((permitted, calls.waiting.is_empty()), (vec!["undo"], true), "the second call is shed");
+    calls.returned(now, 1, Some(Duration::from_millis(20)), |_, _| true);
+    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "fourth"), Asked::Shed, "a pause of 20 ms");
+    let after = now + Duration::from_millis(20);
+    assert_eq!(calls.ask(after, 1, until, Turn::InOrder, || "fifth"), Asked::Permitted);
 }

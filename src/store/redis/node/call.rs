@@ -120,7 +120,10 @@ impl Owed {
                 if let (Some(sent), Some(permit)) = (clock.at(self.began), &self.permit) {
                     let since = |time: Micros| Duration::from_micros(time.saturating_sub(sent).get());
                     let way = round_trips.least().unwrap_or_default();
-                    permit.learn(now, since(first).saturating_sub(way), self.budget, since(last) >= self.budget);
+                    let delay = since(first).saturating_sub(way);
+                    // Scripts that take longer than they waited are late through themselves.
+                    let is_late = since(last) >= self.budget && delay >= since(last).saturating_sub(since(first));
+                    permit.learn(now, delay, self.budget, is_late);
                 }
             }
             Err(error) => {
