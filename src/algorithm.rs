@@ -143,7 +143,7 @@ impl Default for Algorithm {
 }
 
 /// A quota and the algorithm that counts it, known to be countable exactly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     algorithm: Algorithm,
     quota: Quota,

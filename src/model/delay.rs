@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::time::Micros;
 
 /// What is asked of a request whose charge comes too early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delay {
     /// It reserves a slot and waits for it, `max` at most; beyond that it is refused.
     Slot {
@@ -101,7 +101,7 @@ pub enum InvalidDelay {
 }
 
 /// Who makes a request wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Envoy's fault filter, told by a request header.
     #[default]

@@ -62,7 +62,7 @@ impl Unit {
 }
 
 /// The span of time over which a quota counts: so many units, or a length of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     length: Micros,
     unit: Option<(Unit, u32)>,
@@ -139,7 +139,7 @@ impl fmt::Display for Window {
 }
 
 /// A limit on hits: `limit` per `window`, and at most `burst` at once where the algorithm has a burst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quota {
     limit: u32,
     window: Window,

@@ -134,9 +134,9 @@ impl Guard {
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, patience).await };
+        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, patience, None).await };
         match known_refusals(known, charges, now) {
-            None => self.charge_all(charges, patience).await,
+            None => self.charge_all(charges, patience, Some((known, now))).await,
             // In a box, so that calls of which nothing is known do not have its size.
             Some(answers) => Box::pin(self.charge_unknown(known, charges, answers, patience, now)).await,
         }
@@ -156,7 +156,7 @@ impl Guard {
         let is_refused = enforced.any(|(_, answer)| answer.is_some());
         if is_whole && !is_refused {
             // What is charged depends on all answers together.
-            return self.charge_all(charges, patience).await;
+            return self.charge_all(charges, patience, Some((known, now))).await;
         }
         for (charge, answer) in charges.iter().zip(&mut answers) {
             match answer {
@@ -172,14 +172,17 @@ impl Guard {
         }
         let unknown = charges.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
         let unknown: Vec<Charge> = unknown.map(|(charge, _)| charge.clone()).collect();
-        let asked = if unknown.is_empty() { Verdicts::new() } else { self.charge_all(&unknown, patience).await };
+        let asked = match unknown.is_empty() {
+            true => Verdicts::new(),
+            false => self.charge_all(&unknown, patience, Some((known, now))).await,
+        };
         let mut asked = asked.into_iter();
         answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
     }
 
-    /// Charges all of these charges: in the store, and by policy what the store does not answer.
-    async fn charge_all(&self, charges: &[Charge], patience: Patience) -> Verdicts {
-        let known = self.known_now();
+    /// Charges all of these charges: in the store, and by policy what the store does not answer. What the store answers is learnt as
+    /// of the time beside what is `known`.
+    async fn charge_all(&self, charges: &[Charge], patience: Patience, known: Option<(&Known, Micros)>) -> Verdicts {
         let Charged { mut answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: self.untimely(charges), undo: None },

@@ -1,7 +1,7 @@
 //! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, and hits that are charged
 //! later. It reads no clock and calls no store: the caller passes the time and sends what is due.
 
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -9,7 +9,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
-use self::replies::{Fingerprint, Replies};
+use self::replies::{Fingerprint, Replies, Reply};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
 
@@ -60,20 +60,6 @@ struct Refusal {
     until: Micros,
     /// When a call last asked again.
     asked: Micros,
-}
-
-/// A reply by the store.
-#[derive(Clone, Copy)]
-struct Reply {
-    limit: Limit,
-    hits: Hits,
-    verdict: Verdict,
-    /// When the call that brought it was sent.
-    at: Micros,
-    /// Whether this instance has already taken its share of what remained.
-    is_shared: bool,
-    /// The end of the window in which hits were given back.
-    refunded_until: Option<Micros>,
 }
 
 /// Hits of one counter that are charged later.
@@ -136,19 +122,14 @@ impl Known {
         if limit.is_closed() {
             return;
         }
-        let fingerprint = self.fingerprint(key);
-        let mut shard = self.shard_of(fingerprint).lock();
+        let (shard, fingerprint) = self.place(key, limit);
+        let mut shard = shard.lock();
         let Shard { refusals, replies, .. } = &mut *shard;
-        let mut reply =
-            Reply { limit: *limit, hits: *hits, verdict: *verdict, at, is_shared: false, refunded_until: None };
-        if hits.given_back() > 0 {
-            reply.refunded_until = Some(at.saturating_add(limit.quota().window().length()));
-        }
-        let before = replies.get(fingerprint).filter(|before| before.limit == *limit);
-        let until = before.and_then(|before| before.refunded_until).filter(|until| *until > at);
-        reply.refunded_until = reply.refunded_until.or(until);
-        replies.put(fingerprint, reply);
-        let refunded_until = reply.refunded_until;
+        let refunded_until = match hits.given_back() {
+            0 => replies.get(fingerprint).and_then(|before| before.refunded_until(at)),
+            _ => Some(at.saturating_add(limit.quota().window().length())),
+        };
+        replies.put(fingerprint, Reply::new(*hits, verdict, at, refunded_until));
         if refunded_until.is_some() || !remembers_refusals(charge) {
             if !refusals.is_empty() {
                 refusals.pop(key);
@@ -176,29 +157,16 @@ impl Known {
     /// Returns the answer for a charge that is not asked about, because another charge of its request is known to be refused. It is
     /// the last reply to as many hits, where that is less than a second old.
     pub fn spared(&self, charge: &Charge, now: Micros) -> Verdict {
-        let fingerprint = self.fingerprint(&charge.key);
-        let shard = self.shard_of(fingerprint).lock();
-        let is_believed = |reply: &&Reply| {
-            let is_young = reply.at <= now && now < reply.at.saturating_add(BELIEVED);
-            is_young && reply.limit == charge.limit && reply.hits == charge.hits
-        };
-        match shard.replies.get(fingerprint).filter(is_believed) {
-            Some(Reply { verdict, at, .. }) => aged(verdict, *at, now),
-            None => Verdict::uncounted(Outcome::Admitted, Provenance::Spared),
-        }
+        let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
+        let shard = shard.lock();
+        let reply = shard.replies.get(fingerprint).and_then(|reply| reply.admission(charge.hits, now, BELIEVED));
+        reply.unwrap_or_else(|| Verdict::uncounted(Outcome::Admitted, Provenance::Spared))
     }
 
     /// Returns the hits that the last reply left, if it is younger than one window and its share was not taken yet.
     pub fn take_remaining(&self, charge: &Charge, now: Micros) -> Option<u32> {
-        let fingerprint = self.fingerprint(&charge.key);
-        let mut shard = self.shard_of(fingerprint).lock();
-        let reply = shard.replies.get_mut(fingerprint).filter(|reply| reply.limit == charge.limit)?;
-        let ends = reply.at.saturating_add(charge.limit.quota().window().length());
-        if reply.is_shared || ends <= now {
-            return None;
-        }
-        reply.is_shared = true;
-        Some(reply.verdict.remaining)
+        let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
+        shard.lock().replies.get_mut(fingerprint)?.take_remaining(now, charge.limit.quota().window().length())
     }
 
     /// Remembers the hits of a charge that was decided without the store and got this verdict.
@@ -276,16 +244,21 @@ impl Known {
         }
     }
 
-    fn fingerprint(&self, key: &CounterKey) -> Fingerprint {
-        Fingerprint(self.hasher.hash_one(key))
-    }
-
-    fn shard_of(&self, fingerprint: Fingerprint) -> &Mutex<Shard> {
-        &self.shards[usize::try_from(fingerprint.0 % SHARDS as u64).unwrap_or(0)]
-    }
-
     fn shard(&self, key: &CounterKey) -> &Mutex<Shard> {
-        self.shard_of(self.fingerprint(key))
+        self.shard_of(self.hasher.hash_one(key))
+    }
+
+    fn shard_of(&self, hash: u64) -> &Mutex<Shard> {
+        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+    }
+
+    /// Returns the shard of a counter, and the fingerprint of the counter under a limit.
+    fn place(&self, key: &CounterKey, limit: &Limit) -> (&Mutex<Shard>, Fingerprint) {
+        let mut hasher = self.hasher.build_hasher();
+        key.hash(&mut hasher);
+        let shard = self.shard_of(hasher.finish());
+        limit.hash(&mut hasher);
+        (shard, Fingerprint(hasher.finish()))
     }
 }
 

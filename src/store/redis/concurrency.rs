@@ -103,10 +103,9 @@ impl Concurrency {
         self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`. `None` when the call would not be
-    /// answered in time, or waited in vain.
-    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, turn: Turn) -> Option<Permit> {
-        let now = Instant::now();
+    /// Returns a permit for a call that asks at `now`, runs `scripts` scripts and has to be answered before `until`. `None` when the
+    /// call would not be answered in time, or waited in vain.
+    pub async fn permit(self: &Arc<Self>, now: Instant, scripts: usize, until: Instant, turn: Turn) -> Option<Permit> {
         // Made only for a call that waits.
         let mut told = None;
         let asked = {
@@ -174,6 +173,11 @@ impl Permit {
         if let Some(of) = self.of.as_ref().filter(|_| self.has_caller) {
             of.learn(now, delay, budget, is_late);
         }
+    }
+
+    /// Returns the time at which it was given.
+    pub const fn began(&self) -> Instant {
+        self.began
     }
 
     /// A call is sent with it.

@@ -157,7 +157,7 @@ impl Node {
             self.probe_far();
             return Err(StoreError::Overloaded);
         }
-        if let Some(permit) = self.lane().concurrency.permit(scripts, until, turn).await {
+        if let Some(permit) = self.lane().concurrency.permit(began, scripts, until, turn).await {
             return Ok(permit);
         }
         if turn == Turn::Spare {
@@ -187,11 +187,10 @@ impl Node {
     /// # Errors
     /// When there is no connection before `until`.
     pub async fn checkout(self: &Arc<Self>, permit: Permit, until: Instant) -> Result<Checkout, StoreError> {
-        let began = Instant::now();
         match self.connection(until).await {
             Some(connection) => Ok(Checkout { node: Arc::clone(self), connection, permit: Some(permit.used()) }),
             None => {
-                self.failed(until.saturating_duration_since(began));
+                self.failed(until.saturating_duration_since(permit.began()));
                 Err(StoreError::Unreachable)
             }
         }
