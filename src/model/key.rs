@@ -249,6 +249,20 @@ mod tests {
         assert!(!own("d", &[("k", &"x".repeat(196))]).contains('#'));
     }
 
+    #[test]
+    fn a_digest_tells_in_which_way_a_text_is_counted() {
+        let (key, text) = ([b'k'; 190], [b'x'; 100]);
+        let ways = [CountedBy::Value, CountedBy::Pattern, CountedBy::List, CountedBy::Network, CountedBy::Digest];
+        let keys = ways.map(|by| {
+            let part = KeyPart { key: &key, by, text: &text };
+            let key =
+                CounterKey::new("d", std::iter::once(part), Colocation::Descriptor, "gcra", Micros::from_secs(60));
+            key.to_string()
+        });
+        assert!(keys.iter().all(|key| key.contains('#')), "{keys:?}");
+        assert_eq!(keys.iter().collect::<std::collections::HashSet<_>>().len(), ways.len(), "{keys:?}");
+    }
+
     /// Few different bytes, those that separate among them, so that near misses are common.
     fn awkward() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![

@@ -207,6 +207,7 @@ fn add(path: &Path, places: &mut Places) {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -236,6 +237,46 @@ mod tests {
         assert!(print.is_of(print.files));
         fs::write(&list, "").unwrap();
         assert!(!print.is_of(print.files));
+    }
+
+    /// Reads a list, and replaces the rule file beside it first.
+    fn read_list_late(list: &Path) -> io::Result<Vec<u8>> {
+        fs::write(
+            list.with_file_name("rules.yaml"),
+            "domain: d\ndescriptors: [{ key: new, rate_limit: { unit: day, requests_per_unit: 1 } }]\n",
+        )
+        .unwrap();
+        read_list(list)
+    }
+
+    /// A loader of a rule file without limits, and its directory.
+    fn loader() -> (Loader, tempfile::TempDir) {
+        let directory = tempfile::tempdir().unwrap();
+        let rules = directory.path().join("rules.yaml");
+        fs::write(&rules, "domain: d\ndescriptors: [{ key: old }]\n").unwrap();
+        let options = Options { read_list: read_list_late, ..Options::default() };
+        (Loader::start(Source::Paths(vec![rules]), options).unwrap().0, directory)
+    }
+
+    #[test]
+    fn a_load_whose_files_change_meanwhile_is_done_again() {
+        let (mut loader, directory) = loader();
+        let list = directory.path().join("list");
+        fs::write(&list, "10.0.0.1").unwrap();
+        let rules = format!("domain: d\ndescriptors: [{{ key: ip, values_file: {} }}]\n", list.display());
+        fs::write(directory.path().join("rules.yaml"), rules).unwrap();
+        let Look::Loaded { loaded, .. } = loader.look() else { panic!("other rules") };
+        let paths: Vec<_> = loaded.rules.rules().iter().map(|rule| rule.path().to_string()).collect();
+        assert_eq!(paths, ["d.new"]);
+        assert!(matches!(loader.look(), Look::Same));
+    }
+
+    #[test]
+    fn rules_that_cannot_be_read_are_refused_once() {
+        let (mut loader, directory) = loader();
+        fs::remove_file(directory.path().join("rules.yaml")).unwrap();
+        assert!(matches!(loader.look(), Look::Refused(_)));
+        assert!(matches!(loader.look(), Look::Same));
     }
 
     #[test]

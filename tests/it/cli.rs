@@ -2,6 +2,8 @@
 
 use std::process::{Command, Output};
 
+use crate::support::Tidegate;
+
 fn tidegate(arguments: &[&str]) -> Output {
     tidegate_with(arguments, &[])
 }
@@ -337,6 +339,24 @@ fn call_says_when_nobody_answers() {
     let output = tidegate(&["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("no ShouldRateLimit server answers at 127.0.0.1:1"), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn call_exits_as_the_server_answered_and_looks_without_spending() {
+    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: year, requests_per_unit: 2 } }]\n");
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let address = server.grpc.to_string();
+    let call = |more: &[&str]| {
+        let arguments = [&["call", "--address", &address, "--domain", "d", "-d", "k=v"], more].concat();
+        let output = tidegate(&arguments);
+        (output.status.code(), stdout(&output))
+    };
+    for _ in 0..2 {
+        let (code, told) = call(&["--hits", "0", "--times", "3"]);
+        assert_eq!((code, told.matches("remaining 2").count()), (Some(0), 3), "{told}");
+    }
+    let (code, told) = call(&["--times", "3"]);
+    assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use support::*;
 mod causes;
 mod idle;
 mod memory;
+mod served;
 pub mod support;
 
 const MS: Duration = Duration::from_millis(1);

@@ -233,6 +233,16 @@ descriptors:
 }
 
 #[test]
+fn an_address_within_a_network_stands_for_the_network_in_a_list() {
+    let list = list("10.0.0.1/8\n");
+    let world = world(&format!(
+        "domain: d\ndescriptors:\n  - {{ key: ip, values_file: {}, deny: true }}\n",
+        list.path().display()
+    ));
+    assert!(world.look("ip=10.255.0.9").refused && !world.look("ip=11.0.0.1").refused);
+}
+
+#[test]
 fn what_is_wrong_with_a_list_is_said_with_its_line() {
     let list = list("10.0.0.0/8\n10.0.0.0/99\n10.1.2.3/16\nfe80::1%eth0\n");
     let name = list.path().display().to_string();
@@ -480,8 +490,9 @@ descriptors:
         )
     };
     let hidden = load(&[file("rules.yaml", &rules("sensitive: true"))], options()).expect("rules").rules;
-    let keys = ["k=k-one", "k=k-two", "k=k-live1", "k=k-live2", "k=k-live*", "k=k-one,k-two"].map(|entries| {
-        let asked = request([descriptor(&entries.replace("one,k-two", "one%2Ck-two"))]);
+    let keys = ["k-one", "k-two", "k-live1", "k-live2", "k-live*", "k-one,k-two"].map(|value| {
+        let entries = vec![Entry::new("k", value)];
+        let asked = request([Descriptor { entries, ..Descriptor::default() }]);
         let key = hidden.find(&asked).charges[0].key.to_string();
         assert!(key.starts_with("{d|k=#") && !key.contains("k-"), "{key}");
         key

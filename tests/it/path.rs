@@ -161,6 +161,46 @@ descriptors: [{ key: k, rate_limit: { unit: minute, requests_per_unit: 5, algori
 }
 
 #[test]
+fn an_override_counts_refused_charges_where_the_rules_first_limit_does() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 10, count_refused: true } }]
+",
+    );
+    let limit = Override::new(5, 4, 1).ok();
+    let charge = |hits| world.one(Descriptor { limit, hits_addend: Some(hits), ..descriptor("k=1") });
+    charge(25).refused(0);
+    charge(0).refused(0);
+}
+
+#[test]
+fn an_override_without_a_rule_is_charged_as_its_domain_says() {
+    let world = World::new(
+        "domain: d
+charging: all_or_nothing
+descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]
+",
+    );
+    let overridden = Descriptor { limit: Override::new(5, 4, 1).ok(), ..descriptor("nobody=1") };
+    let asked = request([overridden, descriptor("user=a")]);
+    assert!(!world.ask(&asked).outcome.is_refused());
+    assert!(world.ask(&asked).outcome.is_refused());
+    world.overridden("nobody=1", 5, 4).admitted(3);
+}
+
+#[test]
+fn of_a_wildcard_in_a_key_and_one_in_a_value_the_earlier_in_the_file_answers() {
+    let items = [("\"us*\"", 1), ("user, value: \"al*\"", 2)];
+    for order in [items, [items[1], items[0]]] {
+        let item =
+            |(item, limit)| format!("  - {{ key: {item}, rate_limit: {{ unit: day, requests_per_unit: {limit} }} }}\n");
+        let world = World::new(&format!("domain: d\ndescriptors:\n{}", order.map(item).concat()));
+        assert_eq!(world.look("user=alice").limit, Some(order[0].1), "{order:?}");
+    }
+}
+
+#[test]
 fn hits_are_given_back_but_never_above_the_limit() {
     for (algorithm, _) in Algorithm::ALL {
         let world = World::new(&format!(

@@ -143,7 +143,16 @@ impl Tidegate {
 
     /// The same, and it logs there, if it is said where.
     pub async fn start_to(named: Option<&Path>, variables: &[(&str, &str)], log: Option<Stdio>) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        Self::start_as(Command::new(env!("CARGO_BIN_EXE_tidegate")), named, variables, log).await
+    }
+
+    /// The same, by a command that runs it with its own arguments.
+    pub async fn start_as(
+        mut command: Command,
+        named: Option<&Path>,
+        variables: &[(&str, &str)],
+        log: Option<Stdio>,
+    ) -> Self {
         command.arg("serve").args(named).env_clear();
         for listener in ["GRPC", "DEBUG"] {
             command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");

@@ -232,6 +232,21 @@ async fn a_multiplied_unit_is_told_by_its_number() {
 }
 
 #[tokio::test]
+async fn a_limit_that_is_sent_may_multiply_its_unit() {
+    use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+    let server = server().await;
+    let mut client = RateLimitServiceClient::new(channel(&server).await);
+    let asked = request(vec![descriptor(&[("plan", "free")])]).encode_to_vec();
+    let mut asked = RateLimitRequest::decode(asked.as_slice()).expect("the same request");
+    // 1: nine, 2: minutes, 3: of which fifteen.
+    let limit = [0x08, 9, 0x10, 2, 0x1a, 2, 0x08, 15];
+    asked.descriptors[0].limit = Some(Message::decode(&limit[..]).expect("a limit"));
+    let answer = in_time("it is answered", client.should_rate_limit(asked)).await.expect("it is no error").into_inner();
+    let limit = answer.statuses[0].current_limit.as_ref().expect("a limit").encode_to_vec();
+    assert_eq!(limit, [0x08, 9, 0x10, 2, 0x22, 2, 0x08, 15]);
+}
+
+#[tokio::test]
 async fn health_is_told_under_every_name() {
     let server = server().await;
     let mut client = HealthClient::new(channel(&server).await);

@@ -1,0 +1,91 @@
+//! The settings of connections, through the real binary.
+
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::process::Command;
+
+use super::*;
+use crate::support::{Tidegate, in_time, said};
+
+/// A rule whose second call waits here for a minute.
+const RULES: &str = "domain: d
+descriptors:
+  - key: k
+    rate_limit: { unit: minute, requests_per_unit: 1, algorithm: gcra, delay: { max: 4m, delivery: hold } }
+";
+
+fn rules() -> tempfile::NamedTempFile {
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    std::fs::write(rules.path(), RULES).unwrap();
+    rules
+}
+
+#[tokio::test]
+async fn a_flood_of_grpc_connections_leaves_room_for_the_probes() {
+    let rules = rules();
+    // 100 open files: 26 connections for gRPC, and 12 for each other listener.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 100; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tidegate")]);
+    let server = Tidegate::start_as(limited, Some(rules.path()), &[], None::<Stdio>).await;
+    let flood = join_all((0..60).map(|_| tokio::net::TcpStream::connect(server.grpc))).await;
+    eventually_refused(&server).await;
+    let answer = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    drop(flood);
+}
+
+/// Waits until a server has turned a connection away.
+async fn eventually_refused(server: &Tidegate) {
+    crate::support::eventually("a connection is refused", async || {
+        let page = server.metrics().await;
+        let refused = |line: &str| {
+            line.starts_with("tidegate_connections_ended_total{listener=\"gRPC\",how=\"refused\"}")
+                && !line.ends_with(" 0")
+        };
+        page.lines().any(refused).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn where_connections_have_no_most_age_they_are_not_told_to_go() {
+    let rules = rules();
+    let server = Tidegate::start(rules.path(), &[("GRPC_MAX_CONNECTION_AGE", "0")]).await;
+    let mut peer = Peer(tokio::net::TcpStream::connect(server.grpc).await.unwrap());
+    peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    peer.send(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    let mut told = Vec::new();
+    let read = async { while peer.0.read_buf(&mut told).await.unwrap() > 0 {} };
+    assert!(tokio::time::timeout(500 * MS, read).await.is_err(), "it stays open");
+    let told = frames(&told);
+    assert!(told.iter().any(|(kind, _)| *kind == SETTINGS) && told.iter().all(|(kind, _)| *kind != GOAWAY), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_outlasts_the_drain_timeout_is_cut() {
+    let rules = rules();
+    let mut server = Tidegate::start(rules.path(), &[("DRAIN_TIMEOUT", "1ms")]).await;
+    let channel = channel(server.grpc).await;
+    let call = async || {
+        let entries = vec![Entry { key: "k".into(), value: "v".into() }];
+        let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
+        let request = RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 1 };
+        RateLimitServiceClient::new(channel.clone()).should_rate_limit(request).await
+    };
+    call().await.unwrap();
+    let stop = async {
+        crate::support::eventually("the second call is held", async || {
+            server.metrics().await.contains("\ntidegate_held_calls 1\n").then_some(())
+        })
+        .await;
+        server.signal(Signal::TERM);
+    };
+    let (answer, ()) = tokio::join!(call(), stop);
+    assert!(answer.is_err(), "{answer:?}");
+    assert!(in_time("it ends", server.ended()).await.success());
+}
