@@ -1,7 +1,7 @@
-//! The algorithms: each is a pure step on a small state, and time is an argument.
+//! Counting algorithms. Each is a pure step on a small state, and time is an argument.
 //!
-//! To add one, write its two files beside the others, in Rust and in Lua, and add two lines here: its `mod` and its row in
-//! the table. Rule files, `check`, `explain` and every store then know it.
+//! To add an algorithm, write its two files beside the others, in Rust and in Lua, and add two lines here: its `mod` and its row
+//! in the table. Rule files, `check`, `explain` and every store then know it.
 
 use std::num::NonZeroU32;
 
@@ -20,48 +20,55 @@ mod token_bucket;
 
 pub use charge::Charge;
 
-/// Builds [`Algorithm`] and [`State`] and sends each call to the row it belongs to.
+/// Builds [`Algorithm`] and [`State`], and dispatches each call to the row of the variant.
 macro_rules! algorithms {
     ($($variant:ident = $name:literal, $count:ty;)+) => {
-        /// The name of a way of counting.
+        /// Name of a counting algorithm.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Algorithm {
             $(#[doc = concat!("`", $name, "`")] $variant,)+
         }
 
-        /// What is remembered of one counter, by the algorithm that counts it.
+        /// State of one counter, by the algorithm that counts it.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum State {
             $(#[doc = concat!("Of `", $name, "`")] $variant(<$count as Count>::State),)+
         }
 
         impl Algorithm {
-            /// Every algorithm, with its word in a rule file.
+            /// All algorithms, each with its word in a rule file.
             pub const ALL: [(&'static str, Self); [$($name),+].len()] = [$(($name, Self::$variant)),+];
 
-            /// Every algorithm's name and its twin in Lua, the body of a function that returns what
-            /// `store/redis/driver.lua` asks of a twin.
+            /// Names of all algorithms and their twins in Lua. A twin is the body of a function that returns the functions that
+            /// `store/redis/driver.lua` requires.
             pub const TWINS: [(&'static str, &'static str); [$($name),+].len()] =
                 [$(($name, include_str!(concat!("algorithm/", $name, ".lua")))),+];
 
-            /// Its word in a rule file.
+            /// Returns its word in a rule file.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)+
                 }
             }
 
-            /// Whether its quotas may have a `burst`.
+            /// Returns true if its quotas may have a `burst`.
             pub const fn has_burst(self) -> bool {
                 match self {
                     $(Self::$variant => <$count as Count>::HAS_BURST,)+
                 }
             }
 
-            /// Whether a charge that comes too early may wait for a slot.
+            /// Returns true if a charge that comes too early may wait for a slot.
             pub const fn has_slots(self) -> bool {
                 match self {
                     $(Self::$variant => <$count as Count>::HAS_SLOTS,)+
+                }
+            }
+
+            /// Returns the longest time of a charge in Redis, as a multiple of that of a fixed window.
+            pub const fn script_cost(self) -> usize {
+                match self {
+                    $(Self::$variant => <$count as Count>::SCRIPT_COST,)+
                 }
             }
 
@@ -132,17 +139,17 @@ algorithms! {
     Gcra = "gcra", gcra::Gcra;
 }
 
-/// What several of [`Algorithm::TWINS`] share, by the name they call it: again the body of a function.
+/// Lua code that several of [`Algorithm::TWINS`] share, by the name of the function: each text is the body of that function.
 pub const SHARED_TWINS: [(&str, &str); 1] = [("meter", include_str!("algorithm/meter.lua"))];
 
 impl Default for Algorithm {
-    /// The reference's.
+    /// Returns the reference's algorithm.
     fn default() -> Self {
         Self::FixedWindow
     }
 }
 
-/// A quota and the algorithm that counts it, known to be countable exactly.
+/// A quota and the algorithm that counts it. The algorithm can count the quota exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     algorithm: Algorithm,
@@ -152,50 +159,51 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A limit.
+    /// Returns a limit of `quota`, counted by `algorithm`.
     ///
     /// # Errors
-    /// What keeps `algorithm` from counting `quota` exactly.
+    /// The reason why `algorithm` cannot count `quota` exactly.
     pub fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, InvalidQuota> {
         algorithm.check(quota)?;
         Ok(Self { algorithm, quota, count_refused: false, delay: None })
     }
 
-    /// The limit of 0, which admits nothing and has no counter.
+    /// Returns a limit of 0, which admits nothing and has no counter.
     pub const fn closed() -> Self {
         let quota = Quota::new(0, Window::of_unit(Unit::Second));
         Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false, delay: None }
     }
 
-    /// One instance's part of it when `replicas` share it: limit and burst divided, rounded up.
+    /// Returns the part of one instance when `replicas` share the limit: limit and burst divided, rounded up.
     #[must_use]
     pub const fn shared_among(self, replicas: NonZeroU32) -> Self {
         let (limit, burst) = (self.quota.limit().div_ceil(replicas.get()), self.quota.burst().div_ceil(replicas.get()));
         Self { quota: self.quota.with_limit(limit).with_burst(burst), ..self }
     }
 
-    /// The limit that a request sends in place of a rule's: it counts as the rule's first limit does, so that it goes on
-    /// with the same counter. What that algorithm cannot count exactly is counted in fixed windows, which can be any.
+    /// Returns the limit for `sent`, which a request sends in place of a rule's limits. It counts as `first`, the first limit of
+    /// the rule, so that it continues with the same counter. If that algorithm cannot count `sent` exactly, fixed windows count
+    /// it, which accept any quota.
     pub fn of_override(first: Option<Self>, sent: Override) -> Self {
         let (algorithm, count_refused, delay) =
             first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused, first.delay));
         let can_count = algorithm.check(sent.quota()).is_ok();
         let algorithm = if can_count { algorithm } else { Algorithm::FixedWindow };
         let limit = Self { algorithm, quota: sent.quota(), count_refused, delay: None };
-        // What cannot wait as the rule asks is refused as without a delay.
+        // If the rule's delay is not possible here, the limit has none: it refuses requests that do not fit.
         delay.and_then(|delay| limit.delaying(delay).ok()).unwrap_or(limit)
     }
 
-    /// The same limit, recording refused charges too.
+    /// Returns the same limit, which also records refused charges.
     #[must_use]
     pub const fn counting_refused(self) -> Self {
         Self { count_refused: true, ..self }
     }
 
-    /// The same limit, asking what comes too early to wait. One of 0 refuses all the same.
+    /// Returns the same limit with a delay for charges that come too early. A limit of 0 still refuses.
     ///
     /// # Errors
-    /// What keeps the limit from asking so.
+    /// The reason why the limit cannot have this delay.
     pub fn delaying(self, delay: Delay) -> Result<Self, InvalidDelay> {
         delay.check()?;
         let (capacity, over, most) = (self.capacity(), delay.hits_over(), self.algorithm.most_over());
@@ -210,58 +218,59 @@ impl Limit {
         }
     }
 
-    /// The same quota and algorithm, counting what is admitted only and asking nobody to wait.
+    /// Returns the same quota and algorithm without a delay and without the option to record refused charges.
     #[must_use]
     pub const fn plain(self) -> Self {
         Self { count_refused: false, delay: None, ..self }
     }
 
-    /// How it asks what comes too early to wait, if it does.
+    /// Returns the delay for charges that come too early, if the limit has one.
     pub const fn delay(&self) -> Option<Delay> {
         self.delay
     }
 
-    /// How it asks a charge of these hits to wait: who gives back does not wait, and for a limit of 0 waiting does not help.
+    /// Returns the delay for a charge of `hits`. A charge that gives back does not wait, and for a limit of 0 waiting does not
+    /// help.
     pub fn delay_of(&self, hits: Hits) -> Option<Delay> {
         if hits.given_back() > 0 || self.is_closed() { None } else { self.delay }
     }
 
-    /// How hits are counted.
+    /// Returns the counting algorithm.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// What is counted against.
+    /// Returns the quota.
     pub const fn quota(&self) -> Quota {
         self.quota
     }
 
-    /// The most hits it admits at once.
+    /// Returns the maximum number of hits that it admits at once.
     pub const fn capacity(&self) -> u32 {
         if self.algorithm.has_burst() { self.quota.burst() } else { self.quota.limit() }
     }
 
-    /// Whether every charge is recorded, whatever becomes of its request.
+    /// Returns true if every charge is recorded, even if its request is refused.
     pub const fn counts_refused(&self) -> bool {
         self.count_refused
     }
 
-    /// Whether nothing passes: a limit of 0 is decided without a counter.
+    /// Returns true if nothing passes: a limit of 0 is decided without a counter.
     pub const fn is_closed(&self) -> bool {
         self.quota.limit() == 0
     }
 
-    /// Whether a refused charge stays on the counter when the limits of a request are charged so.
+    /// Returns true if a refused charge stays on the counter under this charging mode.
     pub fn records_refused(&self, charging: Charging) -> bool {
         self.count_refused || (charging == Charging::Each && self.algorithm.counts_refused_when_each())
     }
 
-    /// The state of a counter that nobody has used.
+    /// Returns the state of an unused counter.
     pub fn fresh(&self) -> State {
         self.algorithm.fresh()
     }
 
-    /// What a charge of `hits` at `now` is told, on the counter `state` of this algorithm or on one that nobody has used.
+    /// Returns the verdict for a charge of `hits` at `now`. `state` is a state of this algorithm; `None` is an unused counter.
     pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
         if self.is_closed() {
             return self.fresh().verdict(now, hits, self.quota.with_burst(0));
@@ -272,8 +281,8 @@ impl Limit {
         }
     }
 
-    /// Decides a charge of `hits` at `now`, puts them on the counter if they stay there, and says what the charge is told, and
-    /// whether they stay. Those of a look never do, and a closed limit has no counter.
+    /// Decides a charge of `hits` at `now`. Adds the hits to the counter if they stay on it. Returns the verdict, and true if the
+    /// hits stay. The hits of a look never stay, and a closed limit has no counter.
     pub fn charge(&self, state: &mut State, now: Micros, hits: Hits, charging: Charging) -> (Verdict, bool) {
         if let Some(Delay::Growing { step, max }) = self.delay_of(hits) {
             let (verdict, is_kept) = self.growing(state, now, hits, step, max);
@@ -289,18 +298,18 @@ impl Limit {
             return (verdict, false);
         }
         state.charge(now, hits, self.quota);
-        // Where refused hits stay, what is left and how long to wait are those of the counter with the hits on it.
+        // If refused hits stay, the remaining hits and the wait are those of the counter that includes them.
         let again = || Verdict { room: verdict.room, ..self.verdict(Some(state), now, hits) };
         (if is_refused { again() } else { verdict }, true)
     }
 
-    /// Takes back `hits` that were charged at `at`. The state is then never below what it would be without that charge, unless
-    /// hits were given back in between.
+    /// Takes back `hits` that were charged at `at`. The level of the counter never falls below its level without that charge,
+    /// unless hits were given back in between.
     pub fn undo(&self, state: &mut State, now: Micros, at: Micros, hits: u64) {
         state.undo(now, at, hits, self.quota);
     }
 
-    /// As many of the hits of one charge as are counted: all of them, but at most 2^31 where none are refused.
+    /// Returns the hits of one charge that are counted: all of them, but at most 2^31 under a growing delay.
     pub fn counted(&self, hits: Hits) -> Hits {
         match self.delay_of(hits) {
             Some(Delay::Growing { .. }) => Hits::take(hits.taken().min(MOST_OVER.into())),
@@ -308,7 +317,8 @@ impl Limit {
         }
     }
 
-    /// Its quota with room for more hits than a counter ever has under it: what remains of that tells how many there are.
+    /// Returns its quota with the capacity raised to `u32::MAX`, more hits than a counter ever has under this limit. The number
+    /// of hits on the counter is `u32::MAX` minus the remaining hits.
     #[must_use]
     pub const fn widened(&self) -> Quota {
         if self.algorithm.has_burst() { self.quota.with_burst(u32::MAX) } else { self.quota.with_limit(u32::MAX) }
@@ -322,15 +332,15 @@ impl Limit {
         }
     }
 
-    /// What a charge is told where none is refused, and whether its hits stay.
+    /// Returns the verdict of a charge under a growing delay, which refuses none, and true if its hits stay.
     fn growing(&self, state: &State, now: Micros, hits: Hits, step: Micros, max: Micros) -> (Verdict, bool) {
         let (hits, widened, capacity) = (self.counted(hits), self.widened(), u64::from(self.capacity()));
         let told = state.verdict(now, hits, widened);
         let used = u64::from(u32::MAX - told.remaining);
         let most = capacity + Delay::Growing { step, max }.hits_over();
-        // What does not even fit so stands higher than this delay lets it, under another limit.
+        // If the hits do not fit into the widened quota, another limit has raised the level above this delay's maximum.
         if told.outcome.is_refused() || used - hits.taken() >= most {
-            // More would only prolong the debt.
+            // More hits would only prolong the debt.
             let left = state.verdict(now, Hits::LOOK, widened);
             let verdict =
                 Verdict { outcome: Outcome::Admitted, remaining: 0, room: 0, retry: None, delay: max, ..left };
@@ -342,66 +352,69 @@ impl Limit {
         (verdict, hits != Hits::LOOK)
     }
 
-    /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against.
+    /// Returns the first time at which forgetting `state` changes no verdict, under any of the limits it was charged against.
     pub fn idle_at(&self, state: &State) -> Micros {
         state.idle_at(self.quota)
     }
 }
 
-/// A way of counting hits. It reads no clock and knows of no store, and what a state says of the hits already used does not
-/// depend on the limit it was written under, so a changed limit goes on with them.
+/// A counting algorithm. It reads no clock and knows no store. A state stores used hits independently of the limit that wrote
+/// them, so a changed limit continues with the same hits.
 pub trait Count {
-    /// What is remembered of one counter; the default is a counter nobody has used.
+    /// State of one counter; the default is an unused counter.
     type State: Clone + Default;
 
-    /// Whether a quota may have a burst of its own.
+    /// True if a quota may have a burst of its own.
     const HAS_BURST: bool;
 
-    /// Whether a charge that comes too early may wait for a slot.
+    /// True if a charge that comes too early may wait for a slot.
     const HAS_SLOTS: bool = false;
 
-    /// The most hits of a counter that goes on counting above its limit.
+    /// Maximum number of hits on a counter that continues to count above its limit.
     const MOST_OVER: u32 = MOST_OVER;
 
-    /// Whether refused hits stay where each limit is charged on its own.
+    /// The longest time of a charge in Redis, as a multiple of that of a fixed window.
+    const SCRIPT_COST: usize = 1;
+
+    /// True if refused hits stay on the counter when each limit is charged on its own.
     const COUNTS_REFUSED_WHEN_EACH: bool;
 
-    /// Whether `quota` can be counted exactly.
+    /// Checks that `quota` can be counted exactly.
     fn check(quota: Quota) -> Result<(), InvalidQuota>;
 
-    /// What a charge is told.
+    /// Returns the verdict of a charge.
     fn verdict(state: &Self::State, now: Micros, hits: Hits, quota: Quota) -> Verdict;
 
-    /// What a charge is told that may wait for its slot, `max` at most. Only asked where there are slots.
+    /// Returns the verdict of a charge that may wait for its slot, at most `max`. Called only if the algorithm has slots.
     fn slot(state: &Self::State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
         let _ = max;
         Self::verdict(state, now, hits, quota)
     }
 
-    /// Puts the hits on the counter, whatever the verdict says of them: what it says remains when they are admitted is then
-    /// what a look finds.
+    /// Adds the hits to the counter, whatever their verdict is. If the verdict admits them, a look then finds the `remaining` of
+    /// that verdict.
     fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota);
 
     /// Takes back `hits` that were charged at `at`, as far as they still count: never more than that charge added. Equal to
     /// `undo` of the twin in Lua.
     fn undo(state: &mut Self::State, now: Micros, at: Micros, hits: u64, quota: Quota);
 
-    /// The first moment at which forgetting `state` changes no verdict, under none of the limits it was charged against. Of
-    /// `quota` only the window counts.
+    /// Returns the first time at which forgetting `state` changes no verdict, under any of the limits it was charged against.
+    /// Uses only the window of `quota`.
     fn idle_at(state: &Self::State, quota: Quota) -> Micros;
 }
 
-/// The most that is ever counted on one counter: 2^52, exact in Lua's numbers with one more charge on top.
+/// Maximum number of hits or grains that one counter holds: 2^52, exact in Lua's numbers with one more charge on top.
 const MOST_COUNTED: u64 = 1 << 52;
 
-/// The most hits of a counter that goes on counting above its limit, and of one charge on it: 2^31, so that both together
-/// are told in the 32 bits of what remains.
+/// Maximum number of hits on a counter that continues to count above its limit, and of one charge on it: 2^31, so that the sum of
+/// both fits in the 32 bits of the remaining hits.
 const MOST_OVER: u32 = 1 << 31;
 
-/// The largest limit of a log, and the most entries it has: 10,000 (`docs/algorithms.md` says what that many take).
+/// Largest limit of a log, and maximum number of its entries: 10,000 (`docs/algorithms.md` gives their memory).
 const MOST_LOGGED: u32 = 10_000;
 
-/// Hits as the protocol tells them: 32 bits.
+/// Returns hits as the 32 bits of the protocol, at most `u32::MAX`.
 fn hits32(hits: u64) -> u32 {
     u32::try_from(hits).unwrap_or(u32::MAX)
 }
@@ -444,9 +457,9 @@ mod tests {
                 [charge(one), charge(one), charge(Hits::LOOK)],
                 [(0, 250, true), (0, 250, false), (0, 250, false)]
             );
-            // Six stand on it, and the last was not recorded.
+            // The counter has six hits, and the last charge was not recorded.
             assert_eq!(charge(Hits::give_back(4)), (1, 0, true), "{name}");
-            // The most that one charge can cost: 2^31 of it are counted.
+            // The maximum cost of one charge: 2^31 of its hits are counted.
             assert_eq!(charge(Hits::take(Hits::MOST)), (0, 250, true), "{name}");
             assert_eq!(charge(Hits::take(Hits::MOST)), (0, 250, false), "{name}");
             assert_eq!(charge(Hits::give_back(1 << 31)), (1, 0, true), "{name}");

@@ -1,40 +1,40 @@
-//! Counts the hits of the last window's length, each by its own moment.
-//! From Redis' own recipe of a sorted set of timestamps; here an entry is a moment with all of its hits.
-//! Remembers 16 bytes for each moment of the last window's length at which hits came, 10,000 of them at most.
-//! Exact: in any interval of a window's length at most the limit; nothing is wasted.
-//! Choose `sliding_window` where the limit is large: its memory is the same for every limit.
+//! Counts the hits of the last window's length, each by its own time.
+//! From Redis' own recipe of a sorted set of timestamps; here an entry is a time with all of its hits.
+//! Remembers 16 bytes for each time in the last window's length at which hits came, for at most 10,000 times.
+//! Exact: in any interval of a window's length at most the limit; no capacity is lost.
+//! Choose `sliding_window` if the limit is large: its memory is the same for every limit.
 
 use std::collections::VecDeque;
 
 use super::{Count, MOST_LOGGED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
-/// The most hits that are ever counted in one log: 2^48, below what the running numbers of its twin in Lua tell apart.
+/// Maximum number of hits in one log: 2^48, less than the range of the running numbers of the twin in Lua.
 const MOST_HITS: u64 = 1 << 48;
 
-/// An undo that would have to change more entries than these leaves the log as it is: too many hits are counted then, and
-/// never too few. The same as in the twin, which keeps its server from others meanwhile.
+/// Maximum number of entries that an undo changes: 1,000. An undo that would change more leaves the log as it is: it then counts
+/// too many hits, never too few. The twin has the same bound, because a long undo blocks its server.
 const MOST_MOVED: usize = 1_000;
 
-/// A log gives memory back when it uses less than a quarter of what it has.
+/// Divisor for shrinking: a log gives memory back when it uses less than a quarter of its capacity.
 const SHRINK_BELOW: usize = 4;
 
-/// The moments of the hits.
+/// Counts each hit by its time.
 pub struct SlidingLog;
 
 /// The entries of the last window's length, and perhaps older ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// How many hits came before the first entry. This and the entries' own numbers run round at 2^64.
+    /// Number of hits before the first entry. This number and those of the entries wrap around at 2^64.
     before: u64,
     entries: VecDeque<Entry>,
 }
 
-/// The hits of one moment.
+/// The hits of one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     at: Micros,
-    /// How many hits came up to its last one.
+    /// Number of hits up to and including its last one.
     upto: u64,
 }
 
@@ -42,9 +42,9 @@ struct Entry {
 #[derive(Clone, Copy)]
 struct Live<'a> {
     state: &'a State,
-    /// How many entries are older.
+    /// Number of older entries.
     first: usize,
-    /// How many hits they have.
+    /// Number of hits in the live entries.
     used: u64,
 }
 
@@ -54,6 +54,8 @@ impl Count for SlidingLog {
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
     const MOST_OVER: u32 = MOST_LOGGED;
+    // The longer the log and the more refusals it records, the more commands a charge takes: 1.2 to 8 ms for 100 (`store/redis.rs`).
+    const SCRIPT_COST: usize = 10;
 
     fn check(quota: Quota) -> Result<(), InvalidQuota> {
         quota.is_at_most(MOST_LOGGED)
@@ -64,7 +66,7 @@ impl Count for SlidingLog {
         let clock = state.clock(now);
         let live = state.live(clock, length);
         let used = live.used;
-        // Hits given back are taken back whatever is used.
+        // Giving back is admitted at any level.
         let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
         let left = if outcome.is_refused() { used } else { charged(used, hits) };
         let until_old = |at: Micros| at.saturating_add(length).saturating_sub(now);
@@ -75,7 +77,7 @@ impl Count for SlidingLog {
             remaining,
             room: remaining,
             reset: if left == 0 { Micros::ZERO } else { until_old(latest) },
-            // When as many as are too many, the oldest, have become old.
+            // The charge fits when enough of the oldest hits have expired.
             retry: (outcome.is_refused() && hits.taken() <= limit)
                 .then(|| until_old(live.moment_of(used + hits.taken() - limit))),
             delay: Micros::ZERO,
@@ -88,7 +90,7 @@ impl Count for SlidingLog {
         let Live { first, used, .. } = state.live(clock, quota.window().length());
         state.forget(first);
         state.set(charged(used, hits), clock);
-        // After a burst it gives memory back.
+        // Gives memory back after a burst.
         if state.entries.len() < state.entries.capacity() / SHRINK_BELOW {
             state.entries.shrink_to(state.entries.len() * 2);
         }
@@ -98,7 +100,7 @@ impl Count for SlidingLog {
         let (clock, length) = (state.clock(now), quota.window().length());
         let first = state.live(clock, length).first;
         if at.saturating_add(length) > clock && state.take_back(at, hits) {
-            // The clock may now stand before the moment that it had reached: what was old stays old.
+            // The clock of the log may now be before its earlier value: hits that were expired stay expired.
             state.forget(first);
         }
     }
@@ -109,7 +111,7 @@ impl Count for SlidingLog {
 }
 
 impl State {
-    /// A clock that steps back waits at the last moment it had reached.
+    /// Returns the clock of the log. If the system clock steps back, the log stays at its last time.
     fn clock(&self, now: Micros) -> Micros {
         self.entries.back().map_or(now, |entry| entry.at.max(now))
     }
@@ -124,7 +126,7 @@ impl State {
         self.entries.back().map_or(self.before, |entry| entry.upto)
     }
 
-    /// Drops this many of the oldest entries.
+    /// Drops the `first` oldest entries.
     fn forget(&mut self, first: usize) {
         if let Some(last) = first.checked_sub(1).and_then(|last| self.entries.get(last)) {
             self.before = last.upto;
@@ -132,7 +134,8 @@ impl State {
         self.entries.drain(..first);
     }
 
-    /// Takes `hits` off the entry of `at`, as far as it has them; false where there is no such entry or too many come after it.
+    /// Takes `hits` off the entry of `at`, as far as it has them. Returns false if there is no such entry or too many entries
+    /// follow it.
     fn take_back(&mut self, at: Micros, hits: u64) -> bool {
         let first = self.entries.partition_point(|entry| entry.at < at);
         let moved = self.entries.len() - first;
@@ -141,7 +144,7 @@ impl State {
         let before = first.checked_sub(1).map_or(self.before, |last| self.entries[last].upto);
         let own = entry.upto.wrapping_sub(before);
         let back = own.min(hits);
-        // The hits that came after them move up.
+        // The running numbers of the later hits decrease.
         self.entries.range_mut(first..).for_each(|entry| entry.upto = entry.upto.wrapping_sub(back));
         if back == own {
             self.entries.remove(first);
@@ -149,7 +152,7 @@ impl State {
         true
     }
 
-    /// Makes it so many hits: the new ones are of the moment `clock`, and those that are too many are the latest.
+    /// Sets the number of hits to `hits`. New hits get the time `clock`; if hits have to go, the latest go first.
     fn set(&mut self, hits: u64, clock: Micros) {
         let upto = self.before.wrapping_add(hits);
         if hits > self.upto().wrapping_sub(self.before) {
@@ -164,8 +167,8 @@ impl State {
                 last.upto = upto;
             }
         }
-        // Each of the others has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes
-        // become old with those of the next.
+        // Each other entry has at least one hit, so the limit stays used up until the oldest of them expires. The hits of the
+        // dropped entry expire with those of the next entry.
         if self.entries.len() > MOST_LOGGED as usize {
             self.entries.pop_front();
         }
@@ -173,11 +176,11 @@ impl State {
 }
 
 impl Live<'_> {
-    /// The moment of the so manieth hit, from the oldest, which is the first.
+    /// Returns the time of the `hit`-th oldest hit (1 = oldest).
     fn moment_of(self, hit: u64) -> Micros {
         let before = self.state.upto().wrapping_sub(self.used);
         let hits_upto = |entry: &Entry| entry.upto.wrapping_sub(before);
-        // The numbers of older entries lie before: they are not looked at.
+        // Older entries have smaller numbers and are not read.
         let (mut low, mut high) = (self.first, self.state.entries.len());
         while low < high {
             let middle = low.midpoint(high);

@@ -31,7 +31,7 @@ const ASK_AGAIN: Micros = Micros::from_millis(100);
 /// The time for which hits of refused charges are collected before they are sent: 1 s. They change no answer.
 const COLLECTED: Micros = Micros::from_secs(1);
 
-/// What is known of counters in the store.
+/// Knowledge of counters in the store.
 pub struct Known {
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
@@ -54,11 +54,11 @@ struct Refusal {
     /// The smallest number of hits that was refused.
     hits: u64,
     verdict: Verdict,
-    /// When the call that brought it was sent.
+    /// Time at which the call was sent that it answers.
     at: Micros,
-    /// The earliest time at which the store could admit so many hits.
+    /// The earliest time at which the store could admit `hits`.
     until: Micros,
-    /// When a call last asked again.
+    /// Time of the last call that asked again.
     asked: Micros,
 }
 
@@ -94,8 +94,8 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Returns the refusal of a charge that the store is known to refuse at `now`. `None` where it has to be asked: nothing is known,
-    /// or the refusal is a second old, and this is the one call that asks again.
+    /// Returns the known refusal of a charge at `now`. `None` if the store has to be called: nothing is known, or the refusal is a
+    /// second old and this is the one call that asks again.
     pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
         let mut shard = self.shard(&charge.key).lock();
         let refusal = shard.refusal(charge, now)?;
@@ -116,7 +116,7 @@ impl Known {
         Some(refusal.verdict(charge, now))
     }
 
-    /// Learns the store's answer to a charge that was sent at `at`.
+    /// Notes the store's reply `verdict` to a charge that was sent at `at`.
     pub fn learn(&self, charge: &Charge, verdict: &Verdict, at: Micros) {
         let Charge { key, limit, hits, .. } = charge;
         if limit.is_closed() {
@@ -144,23 +144,24 @@ impl Known {
                 }
             }
         } else if let Some(known) = refusals.peek_mut(key) {
-            // What a limit admits also drains a counter at that limit's rate, so of other limits nothing is known any more.
+            // An admission drains the counter at the rate of its own limit, so refusals under other limits no longer hold.
             known.retain(|known| known.limit == *limit && known.hits > hits.taken());
         }
     }
 
-    /// Forgets that a counter refuses: hits on it are given back.
+    /// Forgets the refusals of a counter, because hits on it are given back.
     pub fn forget_refusal(&self, key: &CounterKey) {
         self.shard(key).lock().refusals.pop(key);
     }
 
-    /// Returns the answer for a charge that is not asked about, because another charge of its request is known to be refused. It is
-    /// the last reply to as many hits, where that is less than a second old.
+    /// Returns the verdict for a charge that is not sent, because another charge of its request is known to be refused: the last reply to
+    /// the same number of hits, if it is less than a second old.
     pub fn spared(&self, charge: &Charge, now: Micros) -> Verdict {
         let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
         let shard = shard.lock();
-        let reply = shard.replies.get(fingerprint).and_then(|reply| reply.admission(charge.hits, now, BELIEVED));
-        reply.unwrap_or_else(|| Verdict::uncounted(Outcome::Admitted, Provenance::Spared))
+        let reply = shard.replies.get(fingerprint);
+        let verdict = reply.and_then(|reply| Some(aged(&reply.verdict(charge.hits, now, BELIEVED)?, reply.at(), now)));
+        verdict.unwrap_or_else(|| Verdict::uncounted(Outcome::Admitted, Provenance::Spared))
     }
 
     /// Returns the hits that the last reply left, if it is younger than one window and its share was not taken yet.
@@ -178,7 +179,7 @@ impl Known {
         self.put_back(Later { charge, due, ends: now.saturating_add(verdict.reset) }, now);
     }
 
-    /// Takes out hits that are due, of at most `most` counters; those that no longer change an answer are dropped.
+    /// Removes and returns hits that are due, of at most `most` counters. Hits that no longer change a decision are dropped.
     pub fn due(&self, now: Micros, most: usize) -> Vec<Later> {
         let mut due = Vec::new();
         if self.backlog() == 0 {
@@ -197,7 +198,7 @@ impl Known {
         due
     }
 
-    /// Puts hits back that could not be sent, beside those of the same counter.
+    /// Puts back hits that could not be sent, and adds them to those of the same counter.
     pub fn put_back(&self, later: Later, now: Micros) {
         let mut shard = self.shard(&later.charge.key).lock();
         let queue = match later.charge.charging {
@@ -212,7 +213,7 @@ impl Known {
             }
             Some(known) => self.drop_later(&std::mem::replace(known, later)),
             None => {
-                // The oldest makes room where there is none.
+                // A full queue drops its oldest entry.
                 match queue.push(later.charge.key.clone(), later) {
                     Some((_, oldest)) => self.drop_later(&oldest),
                     None => {
@@ -268,7 +269,7 @@ impl Shard {
         if charge.hits.given_back() > 0 || !remembers_refusals(charge) {
             return None;
         }
-        // Where the clock has stepped back nobody knows how old a refusal is.
+        // After a step of the clock backwards, the age of a refusal is unknown.
         let is_current = |refusal: &Refusal| refusal.at <= now && now < refusal.until;
         let holds = |refusal: &Refusal| {
             is_current(refusal) && refusal.limit == charge.limit && charge.hits.taken() >= refusal.hits
@@ -279,7 +280,7 @@ impl Shard {
 }
 
 impl Refusal {
-    /// Returns what a charge of as many hits or more is told at `now`. For more hits the wait is the shorter one of these hits.
+    /// Returns the verdict at `now` for a charge of at least `self.hits`. For more hits the wait is that of `self.hits`, which is shorter.
     fn verdict(&self, charge: &Charge, now: Micros) -> Verdict {
         let verdict = aged(&self.verdict, self.at, now);
         let fits = charge.hits.taken() <= charge.limit.capacity().into();
@@ -292,7 +293,7 @@ impl Refusal {
     }
 }
 
-/// Returns an answer that the store gave at `at` as it is at `now`.
+/// Returns the verdict that the store gave at `at` with its times reduced to `now`.
 fn aged(verdict: &Verdict, at: Micros, now: Micros) -> Verdict {
     let passed = now.saturating_sub(at);
     Verdict {
@@ -303,7 +304,7 @@ fn aged(verdict: &Verdict, at: Micros, now: Micros) -> Verdict {
     }
 }
 
-/// Adds a refusal to those of the same counter. One of fewer hits that holds and is believed says more, and stays.
+/// Adds a refusal to those of the same counter. A known refusal of fewer hits that still holds says more, and stays.
 fn remember(known: &mut SmallVec<[Refusal; 1]>, refusal: Refusal) {
     let is_known = |known: &Refusal| {
         let is_believed = refusal.at < known.until && refusal.at < known.at.saturating_add(BELIEVED);
@@ -319,7 +320,8 @@ fn remember(known: &mut SmallVec<[Refusal; 1]>, refusal: Refusal) {
     known.push(refusal);
 }
 
-/// Returns whether refusals of a charge are remembered. Where refused hits are counted, each refusal changes the next answer.
+/// Returns true if refusals of a charge are remembered. If the limit counts refused hits, each refusal changes the next reply, so they
+/// are not.
 fn remembers_refusals(charge: &Charge) -> bool {
     charge.remembers_refusals && !charge.limit.counts_refused()
 }

@@ -1,7 +1,7 @@
 //! Counters in Redis: one server, one that sentinels name, or a cluster; shared by all instances and counted in Redis' time.
 //!
-//! The charges of one slot are one script and one atomic step. Those of one node are one write, and all nodes are asked at
-//! once. What was provably not executed is sent again, what may have been is not.
+//! The charges of one slot are one script and one atomic step. The scripts of one node are one write, and all nodes are called at
+//! once. A script that was provably not executed is sent again; one that may have been executed is not.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -47,16 +47,16 @@ pub mod silence;
 mod stream;
 pub mod tls;
 
-/// How many counters one script charges, where they need not be charged together: 100, which keep a server from others for
+/// The most counters of one script whose charges are independent: 100, which occupy a server for
 /// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each), and for 1.2 to 8 ms where all are logs (the longer and
 /// the more refusals they record, the more).
 const MOST_PER_SCRIPT: usize = 100;
-/// How many counters one script charges together: 1,000, about 7 ms, and up to ten times that for logs. A request of more
-/// charges them as it does those of several slots.
+/// The most counters that one script charges together: 1,000, about 7 ms, and a tenth of that where all are logs, of which each takes
+/// up to ten times as long. A request with more charges them like counters of several slots.
 const MOST_TOGETHER: usize = 1_000;
-/// How soon it is tried again where a node takes no more calls: after 10 ms, the time in which those it has are answered.
+/// Pause before an undo is tried again at a node that takes no more calls: 10 ms, the time in which it answers those in flight.
 const UNDO_AGAIN: Duration = Duration::from_millis(10);
-/// How long giving back may take: 1 s. It is dated, so it is never too late to be right.
+/// Time for an undo: 1 s. An undo carries the time of its charge, so a late one is still correct.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
 /// Counters in Redis.
@@ -65,16 +65,16 @@ pub struct Redis(Arc<Instances>);
 
 struct Instances {
     main: Servers,
-    /// Where limits per second are counted, if not with the others.
+    /// The servers for limits per second, if they have servers of their own.
     per_second: Option<Servers>,
     prefix: Vec<u8>,
 }
 
-/// Some Redis servers, and how to be let in.
+/// A set of Redis servers and the access to them.
 pub struct Instance {
-    /// How they are made up.
+    /// Single server, sentinels or cluster.
     pub topology: Topology,
-    /// How to be let in.
+    /// Credentials, TLS and timeouts.
     pub access: Access,
 }
 
@@ -82,21 +82,21 @@ pub struct Instance {
 struct Group {
     is_per_second: bool,
     slot: u16,
-    /// Which charges of the request.
+    /// Indices of the charges in the request.
     members: SmallVec<[usize; 4]>,
 }
 
-/// What became of each group: when it was charged, by the node's clock, and what the script says of each charge.
+/// For each group: the time of the charge by the node's clock and the script's row for each charge, or the error.
 type Outcomes = SmallVec<[Result<(Micros, Rows), StoreError>; 1]>;
 
-/// The groups of one node, and which they are of the request's.
+/// The groups of one node, each with its index in the request.
 struct Batch<'a> {
     servers: &'a Servers,
     node: Arc<Node>,
     groups: SmallVec<[(usize, &'a Group); 4]>,
 }
 
-/// What was taken by one script, to be given back.
+/// Hits that one script took and that may be given back.
 struct Taken {
     is_per_second: bool,
     slot: u16,
@@ -105,8 +105,8 @@ struct Taken {
 }
 
 impl Redis {
-    /// Counters at `main`, those per second at `per_second` if that is given, each under `prefix` and its key; called from at
-    /// most `threads` threads.
+    /// Creates a store of counters at `main`, and of limits per second at `per_second` if that is given. `prefix` stands before each key;
+    /// at most `threads` threads call it.
     pub fn new(main: Instance, per_second: Option<Instance>, prefix: &str, threads: usize) -> Self {
         let servers = |instance: Instance| Servers::new(instance.topology, instance.access, threads);
         Self(Arc::new(Instances {
@@ -116,7 +116,7 @@ impl Redis {
         }))
     }
 
-    /// Keeps the connections and what is known of the servers, for ever.
+    /// Maintains the connections and the state of the servers; runs for ever.
     pub async fn supervise(&self) {
         let Instances { main, per_second, .. } = &*self.0;
         let per_second = async {
@@ -139,13 +139,13 @@ impl Redis {
         &self.0.prefix
     }
 
-    /// Returns the server that has a key, as far as is known; of the Redis for all limits.
+    /// Returns the server of `main` that has `key`, if one is known.
     fn node(&self, key: &[u8]) -> Option<Arc<Node>> {
         let Instances { main, .. } = &*self.0;
         main.node(main.slot(key))
     }
 
-    /// Whether any of the servers can be asked, as far as is known.
+    /// Returns true if at least one server is connected.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;
         std::iter::once(main).chain(per_second).any(Servers::is_connected)
@@ -193,7 +193,6 @@ impl Store for Redis {
 
 impl Redis {
     async fn charge_by(&self, charges: &[Charge], until: Instant) -> Charged {
-        // Whether a refusal of the request spares any charge.
         let is_together = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
         let groups = self.0.groups(charges, is_together);
         let mode = match (is_together, groups.len()) {
@@ -205,7 +204,7 @@ impl Redis {
             let outcomes = self.0.ask(&groups, charges, mode, until).await;
             return self.conclude(&groups, charges, mode, outcomes);
         }
-        // A caller that goes away must not keep what is taken for it from being given back.
+        // A task of its own: hits that are taken are given back even if the caller goes away.
         let (store, owned) = (self.clone(), charges.to_vec());
         let (tell, told) = oneshot::channel();
         traces::spawn(async move {
@@ -216,7 +215,7 @@ impl Redis {
         told.await.unwrap_or_else(|_| failed())
     }
 
-    /// Charges a part of a request. Must not be dropped before it is done, for then nobody knows what was taken.
+    /// Charges a part of a request. Must run to its end: if it is dropped, the hits that it took are not given back.
     async fn take_by(&self, charges: &[Charge], until: Instant) -> super::Taken {
         let groups = self.0.groups(charges, true);
         let outcomes = self.0.ask(&groups, charges, Mode::Take, until).await;
@@ -243,7 +242,7 @@ impl Redis {
         let outcomes = self.0.ask(&groups, charges, Mode::Later, until).await;
         let mut settled = vec![true; charges.len()];
         for (group, outcome) in groups.iter().zip(outcomes) {
-            // What was sent may have been charged.
+            // A script that was sent may have been executed.
             let is_settled = !matches!(outcome, Err(StoreError::Overloaded | StoreError::Down { .. }));
             group.members.iter().for_each(|&member| settled[member] = is_settled);
         }
@@ -257,7 +256,7 @@ impl Redis {
         for (group, outcome) in groups.iter().zip(outcomes) {
             match outcome {
                 Ok((at, rows)) => {
-                    // What the script alone decided needs no undo.
+                    // One script that decided on the whole request needs no undo.
                     if mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
                         let members = group.taken(charges, &rows, mode, &mut left);
                         if !members.is_empty() {
@@ -278,7 +277,7 @@ impl Redis {
         }
         let store = self.clone();
         let give_back = move || {
-            // Without a runtime the process is ending, and what was taken expires.
+            // Without a runtime the process is ending; the hits expire.
             if tokio::runtime::Handle::try_current().is_ok() {
                 traces::spawn(async move { store.give_back(taken).await });
             }
@@ -295,7 +294,7 @@ impl Redis {
             async move {
                 let servers = self.0.servers(*is_per_second);
                 let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
-                // What was not sent is sent again; lost, it expires, and the counts stand too high until then.
+                // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
                 let errand = [Errand { command: &command, expects: None }];
                 loop {
                     match errand::run(servers, &node, None, &errand, until).await.as_slice() {
@@ -319,7 +318,7 @@ impl Instances {
         }
     }
 
-    /// The charges by instance and slot, in order. Limits of 0 have no counter, and go with any others.
+    /// Groups the charges by Redis instance and slot, in order. Limits of 0 have no counter and join any group.
     fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[Group; 4]> {
         let mut key = Vec::new();
         let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
@@ -339,20 +338,23 @@ impl Instances {
         let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
         let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
         for places in places.chunk_by(same) {
-            // No script is so long that others wait for it.
-            for part in places.chunks(if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT }) {
-                let (is_per_second, slot, _) = part[0];
-                groups.push(Group {
-                    is_per_second,
-                    slot,
-                    members: part.iter().map(|(_, _, member)| *member).collect(),
-                });
+            // A bounded script does not hold up others for long.
+            let most = if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT };
+            let mut cost_of_script = most;
+            for &(is_per_second, slot, member) in places {
+                let cost = if is_together { charges[member].limit.algorithm().script_cost() } else { 1 };
+                if cost_of_script + cost > most {
+                    groups.push(Group { is_per_second, slot, members: SmallVec::new() });
+                    cost_of_script = 0;
+                }
+                cost_of_script += cost;
+                groups.last_mut().into_iter().for_each(|group| group.members.push(member));
             }
         }
         groups
     }
 
-    /// Charges to take back, by slot and moment.
+    /// Groups charges to give back by the time at which they were taken, and by slot.
     fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<Taken> {
         let mut dated: Vec<(Micros, Charge)> =
             charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (at, charge.clone()))).collect();
@@ -368,15 +370,15 @@ impl Instances {
         all
     }
 
-    /// Asks all nodes at once, each in one write. The outcomes are in the order of the groups.
+    /// Calls all nodes at once, each with one write. The outcomes are in the order of `groups`.
     async fn ask(&self, groups: &[Group], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
         if let [group] = groups {
-            // Most requests are of one slot.
+            // The common case: one slot.
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
             return self.ask_node(servers, &node, None, &[group], charges, (mode, until)).await;
         }
-        // What is not asked, because there is no room for it.
+        // The outcome of groups that are not sent for want of room.
         let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Overloaded)).collect();
         let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();
         for (index, group) in groups.iter().enumerate() {
@@ -434,8 +436,8 @@ impl Instances {
 }
 
 impl Group {
-    /// Which charges the script of this group has taken that have to be given back if the request is refused, and what is
-    /// left then.
+    /// Returns the charges that the script of this group has taken and that have to be given back if the request is refused; adds to
+    /// `left` the remaining hits after that.
     fn taken(
         &self,
         charges: &[Charge],

@@ -1,5 +1,6 @@
 //! The HTTP listener: `/healthcheck` and `/json`, as the reference has them, and `/metrics`.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -35,7 +36,7 @@ mod write;
 /// The bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
 const MOST_DISCARDED: usize = 4 << 20;
 
-/// Whether this instance wants requests, for `/healthcheck`.
+/// The readiness of this instance, for `/healthcheck`.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 
@@ -64,7 +65,7 @@ async fn healthcheck(State(readiness): State<Readiness>) -> Response {
     if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
-/// What answers `/json`.
+/// The state of the `/json` handler.
 #[derive(Clone)]
 struct Door {
     edge: Edge,
@@ -72,7 +73,7 @@ struct Door {
     room: Room,
 }
 
-/// Why a body was not read.
+/// Reasons for which a body was not read.
 enum Unread {
     /// It has more bytes than it may have; the rest is here.
     TooLarge(BodyDataStream),
@@ -111,7 +112,10 @@ impl Door {
             Ok(body) => body,
             Err(unread) => return self.unread(head, unread).await,
         };
-        let Some(message) = read::read(&body) else { return bad_request() };
+        let message = match read::read(&body) {
+            Ok(message) => message,
+            Err(error) => return not_json(&error),
+        };
         let mut span = self.span(head);
         let response = match self.decide(head, message, &mut span).await {
             Ok(decided) => Answer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
@@ -134,7 +138,10 @@ impl Door {
         // What runs there goes on when the caller has left, and so it keeps the turn.
         let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return broken() };
         drop(turn);
-        let Some(message) = message else { return bad_request() };
+        let message = match message {
+            Ok(message) => message,
+            Err(error) => return not_json(&error),
+        };
         let mut span = self.span(head);
         let response = match self.decide(head, message, &mut span).await {
             Ok(decided) => {
@@ -155,7 +162,7 @@ impl Door {
     /// Decides an encoded request; one of many descriptors slice by slice.
     async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
         if !is_large(&message) {
-            let request = RateLimitRequest::decode(message).map_err(|_| bad_request())?;
+            let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
             let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
             let patience = Patience { timeout: None, waited };
             let response = self.edge.decide(request, patience, span.as_mut()).await;
@@ -198,7 +205,7 @@ impl Door {
     async fn unread(&self, head: &Parts, unread: Unread) -> Response {
         match unread {
             Unread::TooLarge(rest) => self.too_large(head, rest).await,
-            Unread::Broken => bad_request(),
+            Unread::Broken => bad_request(&"the body did not arrive whole"),
         }
     }
 
@@ -247,13 +254,19 @@ fn told(span: Option<Span>, response: Response) -> Response {
 
 fn failed(undecided: &Undecided) -> Response {
     match undecided {
-        Undecided::Invalid(_) | Undecided::Malformed(_) => bad_request(),
+        Undecided::Invalid(error) => bad_request(error),
+        Undecided::Malformed(error) => bad_request(error),
         Undecided::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }
 
-fn bad_request() -> Response {
-    (StatusCode::BAD_REQUEST, "Bad Request\n").into_response()
+fn not_json(error: &serde_json::Error) -> Response {
+    bad_request(&format_args!("the body is not a RateLimitRequest in JSON: {error}"))
+}
+
+/// Answers a request that cannot be decided, with the reason.
+fn bad_request(reason: &dyn fmt::Display) -> Response {
+    (StatusCode::BAD_REQUEST, format!("The request was not decided: {reason}.\n")).into_response()
 }
 
 fn broken() -> Response {

@@ -101,6 +101,23 @@ async fn a_body_up_to_the_bound_is_decided_and_one_byte_more_is_413() {
 }
 
 #[tokio::test]
+async fn a_body_that_is_no_request_is_answered_with_the_reason() {
+    let server = server(&[]).await;
+    let entry = |key: &str| format!("{{\"domain\":\"d\",\"descriptors\":[{{\"entries\":[{{\"key\":{key}}}]}}]}}");
+    for (body, reason) in [
+        ("x".to_owned(), "the body is not a RateLimitRequest in JSON: expected value at line 1 column 1"),
+        (entry("7"), "invalid type: integer `7`, expected a string at line 1 column 49"),
+        ("{}".to_owned(), "rate limit domain must not be empty"),
+        ("{\"domain\":\"d\"}".to_owned(), "rate limit descriptor list must not be empty"),
+        // Decoded beside the workers.
+        (request("k", 9 * KIB) + "x", "trailing characters at line 1 column 9217"),
+    ] {
+        let answer = said(server.http, &post(&body, Told::ContentLength)).await;
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(reason), "{body:.60}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn the_bound_on_a_body_is_a_setting() {
     let server = server(&[("JSON_MAX_BODY", "1KiB")]).await;
     for told in [Told::ContentLength, Told::Chunked] {

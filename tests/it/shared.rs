@@ -202,7 +202,9 @@ impl Burst {
         assert_eq!(answer.statuses.len(), self.tallies[index].len());
         for (status, tally) in answer.statuses.iter().zip(&self.tallies[index]) {
             let code = if self.layout.is_each() { status.code() } else { answer.overall_code() };
-            tally.note(hits.into(), status.current_limit.is_some().then_some(code == Code::Ok));
+            // A descriptor that a known refusal of another one spares has no limit in its status, and was not charged.
+            let is_spared = !self.layout.is_each() && code == Code::OverLimit;
+            tally.note(hits.into(), (status.current_limit.is_some() || is_spared).then_some(code == Code::Ok));
         }
     }
 

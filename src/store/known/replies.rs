@@ -1,6 +1,6 @@
 //! The last reply of the store to a charge of each counter.
 //!
-//! Every charge writes here. So it is one table of small sets and no list: 192 bytes that lie together are read and written, where a
+//! Every charge writes here. So it is one table of small sets and no list: 256 bytes that lie together are read and written, where a
 //! list of the least recently used has to change its neighbours too (`docs/decisions/0034`).
 
 use crate::model::{Hits, Micros, Outcome, Provenance, Verdict};
@@ -13,18 +13,20 @@ const COUNTERS_OF_SET: usize = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fingerprint(pub u64);
 
-/// A reply by the store, as far as it is needed later.
+/// The parts of a store's reply that are needed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// When the call that brought it was sent.
+    /// Time at which the call was sent that it answers.
     at: Micros,
     reset: Micros,
     /// The end of the window in which hits were given back; 0 where none were.
     refunded_until: Micros,
+    retry: Option<Micros>,
     hits: Hits,
     remaining: u32,
-    is_admitted: bool,
-    /// Whether this instance has already taken its share of what remained.
+    room: u32,
+    outcome: Outcome,
+    /// True if this instance has taken its share of the remaining hits.
     is_shared: bool,
 }
 
@@ -35,26 +37,25 @@ pub struct Replies {
 
 #[derive(Clone, Copy, Default)]
 struct Set {
-    /// Zero where there is none. A search reads no more than these.
+    /// Zero in a free place. A search reads nothing else.
     counters: [Fingerprint; COUNTERS_OF_SET],
     replies: [Reply; COUNTERS_OF_SET],
 }
 
 impl Default for Reply {
     fn default() -> Self {
-        let (at, reset, refunded_until) = (Micros::ZERO, Micros::ZERO, Micros::ZERO);
-        Self { at, reset, refunded_until, hits: Hits::LOOK, remaining: 0, is_admitted: false, is_shared: false }
+        let nothing = Verdict::uncounted(Outcome::Failed, Provenance::Store);
+        Self::new(Hits::LOOK, &nothing, Micros::ZERO, None)
     }
 }
 
 impl Reply {
-    /// The reply `verdict` to a charge of `hits` that was sent at `at`. Hits were given back in the window that ends at
-    /// `refunded_until`, if there is one.
+    /// Keeps the reply `verdict` to a charge of `hits` that was sent at `at`. `refunded_until` is the end of the window in which hits were
+    /// given back, if any were.
     pub fn new(hits: Hits, verdict: &Verdict, at: Micros, refunded_until: Option<Micros>) -> Self {
-        let is_admitted = verdict.outcome == Outcome::Admitted;
-        let Verdict { remaining, reset, .. } = *verdict;
+        let Verdict { outcome, remaining, room, reset, retry, .. } = *verdict;
         let refunded_until = refunded_until.unwrap_or(Micros::ZERO);
-        Self { at, reset, refunded_until, hits, remaining, is_admitted, is_shared: false }
+        Self { at, reset, refunded_until, retry, hits, remaining, room, outcome, is_shared: false }
     }
 
     /// Returns the end of the window in which hits were given back, if that is later than `now`.
@@ -62,17 +63,25 @@ impl Reply {
         (self.refunded_until > now).then_some(self.refunded_until)
     }
 
-    /// Returns what the store would admit now, if this is an admission of as many hits that is younger than `believed`.
-    pub fn admission(&self, hits: Hits, now: Micros, believed: Micros) -> Option<Verdict> {
-        let is_young = self.at <= now && now < self.at.saturating_add(believed);
-        (is_young && self.is_admitted && self.hits == hits).then(|| Verdict {
-            remaining: self.remaining,
-            reset: self.reset.saturating_sub(now.saturating_sub(self.at)),
-            ..Verdict::uncounted(Outcome::Admitted, Provenance::Known)
+    /// Returns the verdict as it was at `self.at`, if the charge was of the same number of `hits` and is younger than `believed`.
+    pub fn verdict(&self, hits: Hits, now: Micros, believed: Micros) -> Option<Verdict> {
+        let Self { at, reset, retry, remaining, room, outcome, .. } = *self;
+        let is_young = at <= now && now < at.saturating_add(believed);
+        (is_young && self.hits == hits).then(|| Verdict {
+            remaining,
+            room,
+            reset,
+            retry,
+            ..Verdict::uncounted(outcome, Provenance::Store)
         })
     }
 
-    /// Returns the hits that it left, once, if it is younger than one window.
+    /// Returns the time at which the call was sent that it answers.
+    pub const fn at(&self) -> Micros {
+        self.at
+    }
+
+    /// Returns the remaining hits if the reply is younger than one `window`; only once.
     pub fn take_remaining(&mut self, now: Micros, window: Micros) -> Option<u32> {
         let is_over = self.at.saturating_add(window) <= now;
         (!is_over && !std::mem::replace(&mut self.is_shared, true)).then_some(self.remaining)
@@ -80,7 +89,7 @@ impl Reply {
 }
 
 impl Replies {
-    /// Room for `most` replies, or up to twice as many: the number of sets is a power of 2.
+    /// Creates room for `most` replies, or up to twice as many: the number of sets is a power of 2.
     pub fn new(most: usize) -> Self {
         Self { sets: vec![Set::default(); most.div_ceil(COUNTERS_OF_SET).next_power_of_two()].into_boxed_slice() }
     }
@@ -98,7 +107,7 @@ impl Replies {
         Some(&mut set.replies[set.find(counter)?])
     }
 
-    /// Remembers a reply in place of the one before, or of the oldest in its set.
+    /// Stores a reply in place of the counter's last one, or else of the oldest in the set.
     pub fn put(&mut self, counter: Fingerprint, reply: Reply) {
         let place = self.place(counter);
         let set = &mut self.sets[place];
@@ -117,7 +126,7 @@ impl Set {
         self.counters.iter().position(|known| *known == counter)
     }
 
-    /// Returns the place of the oldest reply; where there is none yet, the reply is as old as time.
+    /// Returns the place of the oldest reply. A free place counts as oldest.
     fn oldest(&self) -> usize {
         (0..COUNTERS_OF_SET).min_by_key(|&place| self.replies[place].at).unwrap_or(0)
     }
@@ -161,7 +170,18 @@ mod tests {
         let mut reply = Reply::new(Hits::take(1), &verdict, now, None);
         assert_eq!(reply.take_remaining(now.saturating_add(window), window), None, "it is a window old");
         assert_eq!([(); 2].map(|()| reply.take_remaining(now, window)), [Some(7), None]);
-        let reply = Reply::new(Hits::take(1), &verdict, now, None);
-        assert_eq!(reply.admission(Hits::take(1), now, window), None, "it is a refusal");
+    }
+
+    #[test]
+    fn a_reply_is_believed_for_the_same_hits_for_a_while() {
+        let retry = Some(Micros::from_secs(3));
+        let verdict =
+            Verdict { remaining: 7, room: 2, retry, ..Verdict::uncounted(Outcome::Refused, Provenance::Store) };
+        let (now, believed, hits) = (Micros::from_secs(10), Micros::from_secs(1), Hits::take(8));
+        let reply = Reply::new(hits, &verdict, now, None);
+        assert_eq!(reply.verdict(hits, now, believed), Some(verdict));
+        assert_eq!(reply.verdict(Hits::take(1), now, believed), None);
+        assert_eq!(reply.verdict(hits, Micros::from_secs(11), believed), None);
+        assert_eq!(reply.verdict(hits, Micros::from_secs(9), believed), None, "the clock was stepped back");
     }
 }

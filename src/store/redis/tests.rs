@@ -1,4 +1,4 @@
-//! How the charges of a request are split into scripts, and which of its nodes get theirs.
+//! Tests of the split of a request into scripts, and of the permits that its nodes give.
 
 use super::*;
 use crate::algorithm::{Algorithm, Limit};
@@ -47,9 +47,12 @@ fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
 
 #[test]
 fn no_script_is_longer_than_its_bound_whatever_is_charged() {
-    let ordinary = Limit::new(Algorithm::FixedWindow, Quota::new(1, Window::of_unit(Unit::Minute))).unwrap();
-    for (charging, most) in [(Charging::Each, MOST_PER_SCRIPT), (Charging::AllOrNothing, MOST_TOGETHER)] {
-        for mostly in [ordinary, Limit::closed()] {
+    let minutely = |algorithm| Limit::new(algorithm, Quota::new(1, Window::of_unit(Unit::Minute))).unwrap();
+    let (ordinary, log) = (minutely(Algorithm::FixedWindow), minutely(Algorithm::SlidingLog));
+    for (charging, of_ordinary, of_logs) in
+        [(Charging::Each, MOST_PER_SCRIPT, MOST_PER_SCRIPT), (Charging::AllOrNothing, MOST_TOGETHER, 100)]
+    {
+        for (mostly, most) in [(ordinary, of_ordinary), (Limit::closed(), of_ordinary), (log, of_logs)] {
             let limit = |value: usize| if value == 7 { ordinary } else { mostly };
             let charges: Vec<_> = (0..2_500).map(|value| charge(value, limit(value), charging)).collect();
             let groups = redis().0.groups(&charges, charging == Charging::AllOrNothing);
@@ -61,7 +64,7 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
     }
 }
 
-/// Takes all permits of a node.
+/// Takes all permits of `node`.
 async fn fill(node: &Arc<Node>) -> Vec<Permit> {
     let mut permits = Vec::new();
     while let Ok(permit) = node.permit(1, Instant::now(), Turn::AtOnce).await {

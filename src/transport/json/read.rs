@@ -20,14 +20,17 @@ use crate::proto::envoy::r#type::v3::RateLimitUnit;
 const DESCRIPTORS: u32 = 2;
 const ENTRIES: u32 = 1;
 
-/// Reads a request and returns it as an encoded `RateLimitRequest`. `None` if the body is anything else.
-pub(super) fn read(body: &Bytes) -> Option<Bytes> {
+/// Reads a request and returns it as an encoded `RateLimitRequest`.
+///
+/// # Errors
+/// If the body is anything else; the error has line and column.
+pub(super) fn read(body: &Bytes) -> serde_json::Result<Bytes> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let Encoded { domain, descriptors, hits_addend } = Fields::of(body).deserialize(&mut json).ok()?;
-    json.end().ok()?;
+    let Encoded { domain, descriptors, hits_addend } = Fields::of(body).deserialize(&mut json)?;
+    json.end()?;
     let mut message = RateLimitRequest { domain, descriptors: Vec::new(), hits_addend }.encode_to_vec();
     message.extend_from_slice(&descriptors);
-    Some(message.into())
+    Ok(message.into())
 }
 
 /// A request whose descriptors are encoded.

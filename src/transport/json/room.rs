@@ -1,4 +1,5 @@
-//! The memory that large requests over `/json` may take: so many of them at once, one of them being decided, the rest waiting in order.
+//! Memory bound for large requests over `/json`: a bounded number of them at once, one of them being decided, the rest
+//! waiting in order.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,37 +11,38 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
-/// The largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
+/// Largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
 pub(super) const SMALL_BODY_BYTES: usize = 4 << 10;
-/// The larger requests that have a body or an answer in memory: 4. A body has up to `JSON_MAX_BODY` bytes (256 KiB), and
-/// its answer about five times as many (`{},` becomes `{"code":"OK"},`).
+/// Maximum number of larger requests with a body or an answer in memory: 4. A body has up to `JSON_MAX_BODY` bytes (256
+/// KiB), and its answer about five times as many (`{},` becomes `{"code":"OK"},`).
 const LARGE_REQUESTS: usize = 4;
-/// The parts in which a large answer is written: 16 KiB. What is written is copied, so that the answer goes when its last
-/// part is taken.
+/// Bytes of the parts in which a large answer is written: 16 KiB. The parts are copies, so that the answer is freed
+/// when its last part is taken.
 const PART_BYTES: usize = 16 << 10;
 
-/// Who may be in memory, and whose turn it is. Waiting is fair: first come, first served.
+/// Seats in memory, and the turn to be decided. Waiting is fair: first come, first served.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
     seats: Arc<Semaphore>,
     turn: Arc<Semaphore>,
-    /// Of the process, not of a worker: the allocator keeps memory for each thread that used some, so few threads do this.
+    /// Runtime of the process, not of a worker: the allocator keeps memory for each thread that used some, so few
+    /// threads do this.
     runtime: Handle,
 }
 
-/// A place of one large request, from its body to the end of its answer.
+/// Seat of one large request, from its body to the end of its answer.
 #[derive(Debug)]
 pub(super) struct Seat {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The turn of one large request to be decoded, decided and encoded; the next one begins when this is dropped.
+/// Turn of one large request to be decoded, decided and encoded. The next one begins when this is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The text of an answer that keeps its seat until it is written.
+/// Text of an answer that keeps its seat until it is written.
 #[derive(Debug)]
 pub(super) struct Seated {
     text: Bytes,
@@ -48,7 +50,8 @@ pub(super) struct Seated {
 }
 
 impl Room {
-    /// Room for [`LARGE_REQUESTS`]; they are decoded and encoded on blocking threads of the caller's runtime.
+    /// Creates [`LARGE_REQUESTS`] seats. The requests are decoded and encoded on blocking threads of the caller's
+    /// runtime.
     pub(super) fn new() -> Self {
         let (seats, turn) = (Semaphore::new(LARGE_REQUESTS), Semaphore::new(1));
         Self { seats: Arc::new(seats), turn: Arc::new(turn), runtime: Handle::current() }
@@ -61,7 +64,7 @@ impl Room {
 
     /// Waits for a seat.
     pub(super) async fn seat(&self) -> Seat {
-        // Nobody closes the semaphore.
+        // The semaphore is never closed.
         Seat { _permit: Arc::clone(&self.seats).acquire_owned().await.ok() }
     }
 

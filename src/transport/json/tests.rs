@@ -17,7 +17,7 @@ use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitRes
 
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).unwrap());
 
-/// A message of the protocol by its descriptor, as `proto/` has it: the other implementation.
+/// Returns the descriptor of a message of the protocol, from `proto/`, for the other implementation.
 fn descriptor(name: &str) -> MessageDescriptor {
     POOL.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}")).unwrap()
 }
@@ -39,7 +39,7 @@ fn write_by_descriptor(response: &RateLimitResponse) -> Option<String> {
 }
 
 fn read_by_hand(body: &[u8]) -> Option<RateLimitRequest> {
-    read(&Bytes::copy_from_slice(body)).map(|message| RateLimitRequest::decode(message).unwrap())
+    read(&Bytes::copy_from_slice(body)).ok().map(|message| RateLimitRequest::decode(message).unwrap())
 }
 
 fn compare(body: &str) -> Result<(), TestCaseError> {
@@ -47,7 +47,7 @@ fn compare(body: &str) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Any JSON value that a caller may put anywhere, fitting or not.
+/// Generates any JSON value that a caller may put anywhere, valid there or not.
 fn scalar() -> impl Strategy<Value = String> {
     let fixed = prop::sample::select(vec![
         "null",
@@ -105,7 +105,7 @@ fn scalar() -> impl Strategy<Value = String> {
     prop_oneof![4 => fixed.prop_map(str::to_owned), 1 => any::<i64>().prop_map(|number| number.to_string())]
 }
 
-/// An object with these names and values, and sometimes with a name that nobody knows, or twice the same.
+/// Generates an object with `names` and values of `value`, sometimes with an unknown name, or the same name twice.
 fn object(
     names: &'static [&'static str],
     value: impl Fn(&'static str) -> BoxedStrategy<String>,
@@ -127,7 +127,7 @@ fn array(item: impl Strategy<Value = String>) -> impl Strategy<Value = String> {
     prop::collection::vec(item, 0..4).prop_map(|items| format!("[{}]", items.join(",")))
 }
 
-/// Mostly `value`, sometimes anything.
+/// Generates mostly `value`, sometimes any value.
 fn mostly(value: impl Strategy<Value = String> + 'static) -> BoxedStrategy<String> {
     prop_oneof![10 => value, 1 => scalar()].boxed()
 }
@@ -231,7 +231,7 @@ proptest! {
         let text = |response, more| write(response, more).map(|text| String::from_utf8(text).unwrap());
         let expected = write_by_descriptor(&response);
         prop_assert_eq!(&text(&response, &[]), &expected);
-        // The same with some of the statuses encoded in parts.
+        // The same response, with some of the statuses encoded in parts.
         let (first, more) = response.statuses.split_at(response.statuses.len() / 3);
         let encoded = |statuses: &[DescriptorStatus]| {
             Bytes::from(RateLimitResponse { statuses: statuses.to_vec(), ..RateLimitResponse::default() }.encode_to_vec())

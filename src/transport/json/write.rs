@@ -1,4 +1,4 @@
-//! Writes a `RateLimitResponse` as JSON, as proto3 maps it, straight from the generated types.
+//! Writer of a `RateLimitResponse` as JSON, in the proto3 mapping, directly from the generated types.
 //!
 //! A test compares the text with that of prost-reflect.
 
@@ -12,12 +12,12 @@ use crate::proto::envoy::config::core::v3::HeaderValue;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 
-/// Bytes of a status as JSON for each encoded one: at most 4 (`{"code":"OK"},` for four bytes).
+/// Maximum bytes of a status as JSON for each encoded byte: 4 (`{"code":"OK"},` for four bytes).
 const GROWTH: usize = 4;
-/// The alphabet of RFC 4648, section 4.
+/// Alphabet of RFC 4648, section 4.
 const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Writes an answer, whose statuses are those of `response` and those encoded in `more`. `None` if it holds a time or a
+/// Writes an answer with the statuses of `response` and those encoded in `more`. Returns `None` if it holds a time or a
 /// number that JSON has no form for, which no answer of ours does.
 pub(super) fn write(response: &RateLimitResponse, more: &[Bytes]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(GROWTH * more.iter().map(Bytes::len).sum::<usize>());
@@ -26,19 +26,19 @@ pub(super) fn write(response: &RateLimitResponse, more: &[Bytes]) -> Option<Vec<
     Some(text)
 }
 
-/// An answer.
+/// Answer that is written.
 struct Whole<'a> {
     response: &'a RateLimitResponse,
     statuses: Statuses<'a>,
 }
 
-/// The statuses of an answer; those that are encoded are decoded one at a time.
+/// Statuses of an answer. Those that are encoded are decoded one at a time.
 struct Statuses<'a> {
     first: &'a [DescriptorStatus],
     more: &'a [Bytes],
 }
 
-/// A value of the protocol that is written as JSON.
+/// Value of the protocol that is written as JSON.
 struct Json<'a, T>(&'a T);
 
 /// Values of the protocol that are written as an array.
@@ -52,7 +52,7 @@ where
     if is_default { Ok(()) } else { map.serialize_entry(name, value) }
 }
 
-/// Adds a message where there is one.
+/// Adds a message if there is one.
 fn optional<M: SerializeMap>(map: &mut M, name: &'static str, value: Option<impl Serialize>) -> Result<(), M::Error> {
     value.map_or(Ok(()), |value| map.serialize_entry(name, &value))
 }
@@ -179,7 +179,7 @@ impl Serialize for Json<'_, Value> {
     }
 }
 
-/// A code by its name, or its number where it has none.
+/// Code, written as its name, or as its number if it has no name.
 struct EnumCode(i32);
 
 impl Serialize for EnumCode {
@@ -191,7 +191,7 @@ impl Serialize for EnumCode {
     }
 }
 
-/// A unit by its name, or its number where it has none.
+/// Unit, written as its name, or as its number if it has no name.
 struct EnumUnit(i32);
 
 impl Serialize for EnumUnit {
@@ -203,7 +203,7 @@ impl Serialize for EnumUnit {
     }
 }
 
-/// Bytes in base64 with padding.
+/// Encodes bytes in base64 with padding.
 fn base64(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
