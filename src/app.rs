@@ -1,5 +1,6 @@
-//! The wiring: the only place that names the concrete types of all floors, spawns tasks and reads the clock and the
-//! environment.
+//! The process: starts the listeners, the stores, the rule loader and their tasks, and stops them.
+//!
+//! Only this module names the concrete types of all layers, spawns tasks and reads the clock and the environment.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -46,33 +47,33 @@ pub mod summary;
 mod traces;
 mod watched;
 
-/// The time between two sweeps of the memory store: 10 s. A new counter sweeps a little by itself; this is for stores
-/// that have gone quiet.
+/// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
+/// for a store that gets no new counters.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// How long a start waits for the first connection to Redis before it serves without: 500 ms. A Redis that is there takes
-/// some milliseconds.
+/// Longest wait for the first connection to Redis, before the start reports its health without one: 500 ms. A reachable
+/// Redis accepts within some milliseconds.
 const FIRST_CONNECTION: Duration = Duration::from_millis(500);
-/// How often it is looked for: every 5 ms.
+/// Interval at which that wait checks for a connection: 5 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How soon health follows the connections to Redis, where it does: 100 ms.
+/// Interval at which health follows the connection to Redis, if the settings ask for that: 100 ms.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
-/// How long the workers may take to end once their connections are gone: 500 ms.
+/// Time for the worker threads to end after their connections are closed: 500 ms.
 const WORKERS_END: Duration = Duration::from_millis(500);
 
-/// Connections that the HTTP listener and the debug listener may have, each: 128, or a quarter of all room where there is
-/// little.
+/// Maximum number of connections of each of the HTTP, debug and metrics listeners: 128, or a quarter of all connections
+/// if that is less.
 const HTTP_CONNECTIONS: usize = 128;
 
-/// What is said of headers that Envoy can make as well.
+/// Warning for response headers that Envoy can also build itself.
 const SENT_TWICE: &str = "warning: RESPONSE_HEADERS=x-ratelimit sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
 
-/// An environment variable, where it is set and text.
+/// Returns the environment variable `name` if it is set and valid UTF-8.
 pub fn environment(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     std::env::var(name).ok()
 }
 
-/// The rule files of the reference's runtime directory.
+/// Returns the source for the rule files in the reference's runtime directory.
 pub fn runtime_source(settings: &Settings) -> Source {
     Source::Runtime {
         directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
@@ -82,10 +83,10 @@ pub fn runtime_source(settings: &Settings) -> Source {
     }
 }
 
-/// Runs the service until it is told to stop.
+/// Runs the service until a stop signal arrives.
 ///
 /// # Errors
-/// What keeps it from starting.
+/// Returns the reason why the service cannot start.
 pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
     use_small_pages();
     let log = Log::start(settings)?;
@@ -111,14 +112,15 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
         };
         run(settings, &log, read, signals).await
     });
-    // A read that is under way is not waited for.
+    // Do not wait for a read that is still blocked.
     runtime.shutdown_background();
     code
 }
 
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
     let Read { loader, rules, files, redis, spans } = read;
-    // The HTTP and debug listeners have room of their own, so that no flood of gRPC connections shuts out the probes.
+    // The HTTP, debug and metrics listeners have connection slots of their own, so a flood of gRPC connections cannot
+    // lock out the probes.
     let room = connection_cap(raise_open_files());
     let spare = HTTP_CONNECTIONS.min(room / 4);
     let apart = if settings.use_prometheus { 3 } else { 2 };
@@ -146,7 +148,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let prometheus_at = prometheus.as_ref().map(TcpListener::local_addr).transpose()?;
 
     let worker_count = worker_count(settings);
-    // Beside the workers this thread asks too: it looks after the servers.
+    // The workers and this thread, which supervises the servers, all call the store.
     let (traces, exporting) = spans.unzip();
     let telemetry = watched::telemetry(settings, traces);
     watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
@@ -222,7 +224,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         debug: debug_at,
         metrics: prometheus_at,
     };
-    // Standard output may be closed; that is no reason not to serve.
+    // Standard output may be closed; the service runs anyway.
     let _ = write!(std::io::stdout(), "{summary}");
 
     signals.wait().await;
@@ -246,7 +248,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     if let Some(exporting) = exporting {
         exporting.flush().await;
     }
-    // Calls in flight still need who looks after the servers.
+    // Calls in flight still need the tasks that supervise the servers.
     [Some(sweeper), Some(settler), supervisor].iter().flatten().for_each(JoinHandle::abort);
     Ok(ExitCode::SUCCESS)
 }
@@ -261,7 +263,7 @@ async fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpList
     bound.with_context(|| format!("cannot listen on {address}: set {variables} to another"))
 }
 
-/// What happens between the signal to stop and the end.
+/// Returns the sentence about the drain, for the log line at the stop signal.
 fn stopping(settings: &Settings) -> String {
     let delay = match settings.drain_delay {
         Micros::ZERO => String::new(),
@@ -270,7 +272,7 @@ fn stopping(settings: &Settings) -> String {
     format!("{delay}calls in flight have {} to finish; ", settings.drain_timeout)
 }
 
-/// What tells callers and probes whether this instance wants calls.
+/// The health check and the readiness probe: both report whether this instance accepts calls.
 #[derive(Clone)]
 struct Signs {
     health: Health,
@@ -284,8 +286,8 @@ impl Signs {
     }
 }
 
-/// Whether there is a connection to Redis, if it is asked, after a while in which there may be.
-/// Each worker then has its own, so that no first call pays for connecting.
+/// Waits at most 500 ms until Redis is connected from this thread and then from each worker, so that no first call pays
+/// for connecting. Returns true once all are connected, or if there is no Redis.
 async fn connected_at_first(redis: Option<&Redis>, workers: &Workers) -> bool {
     let Some(redis) = redis else { return true };
     let connect = || {
@@ -301,7 +303,7 @@ async fn connected_at_first(redis: Option<&Redis>, workers: &Workers) -> bool {
     tokio::time::timeout(FIRST_CONNECTION, connected).await.is_ok()
 }
 
-/// Shows whether there is a connection to Redis.
+/// Updates the health signs when the connection to Redis is lost or comes back. `shown` is the state that they show now.
 async fn follow(redis: Redis, signs: Signs, mut shown: bool) {
     let mut due = tokio::time::interval(FOLLOW_EVERY);
     loop {
@@ -354,7 +356,7 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
     })
 }
 
-/// As in gRPC's own servers, 0 is no bound.
+/// Converts a time limit. 0 means no limit, as in gRPC's own servers.
 fn unless_zero(length: Micros) -> Duration {
     if length == Micros::ZERO { Duration::MAX } else { duration(length) }
 }
@@ -375,12 +377,12 @@ impl Clock for SystemClock {
     }
 }
 
-/// The signals that mean stop: SIGTERM, SIGINT and, as with the reference, SIGHUP.
+/// The stop signals: SIGTERM, SIGINT and, as in the reference, SIGHUP.
 struct Signals([Signal; 3]);
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        // Without a handler these two would end the process. tokio's handler stays for the life of the process.
+        // Without a handler SIGUSR1 and SIGUSR2 would end the process. tokio's handler stays for the life of the process.
         for ignored in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
             drop(signal(ignored)?);
         }

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line: dispatches to the subcommands.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,15 +17,15 @@ mod descriptor;
 mod explain;
 mod serve;
 
-/// What a command does when nothing is wrong with how it was called.
+/// Function of a subcommand, called with its parsed arguments.
 type Run = fn(&ArgMatches) -> anyhow::Result<ExitCode>;
 
-/// Exit code of a refusal: `tidegate call` was told to wait.
+/// Exit code if the last answer to `tidegate call` was a refusal.
 const REFUSED: u8 = 1;
-/// Exit code of what was called wrongly or could not be done.
+/// Exit code of a wrong call or a failed command.
 const FAILED: u8 = 2;
 
-/// Runs the command line and answers with its exit code.
+/// Runs the command line and returns its exit code.
 pub fn run() -> ExitCode {
     let commands: [(Command, Run); 4] = [
         (serve::command(), serve::run),
@@ -57,8 +57,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The command line that is meant: gateways start the reference as `/bin/ratelimit`, without any argument, and mean that it
-/// serves.
+/// Returns the command line to parse. Gateways start the reference as `/bin/ratelimit` without arguments; this means `serve`.
 fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
     let is_reference = |program: &OsString| Path::new(program).file_name().is_some_and(|name| name == "ratelimit");
     if matches!(given.as_slice(), [program] if is_reference(program)) {
@@ -67,15 +66,15 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
     given
 }
 
-/// Reads and compiles the rule files of a command as the service does, by the settings that concern rules and no others:
-/// `check` must work where the service would not start.
+/// Reads and compiles the rule files of a command as the service does. Uses only the settings for rules, because `check` must
+/// work even if the service would not start.
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
     let settings =
         Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
     read::load(settings, Source::Paths(paths(matches)))
 }
 
-/// The rule files of a command.
+/// Returns the argument for rule files.
 fn files() -> Arg {
     Arg::new("FILE")
         .value_parser(clap::value_parser!(std::path::PathBuf))

@@ -1,7 +1,7 @@
-//! Reading the files that an operator names: regular files only, and at most a given number of bytes.
+//! Reads the files that an operator names: regular files only, and at most a given number of bytes.
 //!
-//! A pipe, a socket or a device in the place of a file can block its reader for ever, or deliver bytes without end. All files
-//! that the process reads by itself are read by [`read`].
+//! A pipe, a socket or a device in place of a file can block its reader for ever, or deliver bytes without end. The process reads
+//! all of its own files with [`read`].
 
 use std::fs::{File, FileType, OpenOptions, metadata};
 use std::io::{self, Read};
@@ -15,30 +15,30 @@ mod apart;
 
 pub use apart::apart;
 
-/// The most bytes of one list (`values_file`): 64 MiB. A million addresses take 16 MB.
+/// Maximum size of one list (`values_file`): 64 MiB. A million addresses take 16 MB.
 pub const MAX_LIST: usize = 64 << 20;
-/// The most bytes of a file with certificates: 4 MiB. The bundle of all public authorities takes 0.25 MB in Debian and 0.5 MB in
+/// Maximum size of a file with certificates: 4 MiB. The bundle of all public authorities takes 0.25 MB in Debian and 0.5 MB in
 /// Red Hat's form with trust settings.
 pub const MAX_CERTIFICATES: usize = 4 << 20;
-/// The most bytes of a file with a password or a key: 64 KiB. An RSA key of 16,384 bits takes 13 KB as PEM.
+/// Maximum size of a file with a password or a key: 64 KiB. An RSA key of 16,384 bits takes 13 KB as PEM.
 pub const MAX_SECRET: usize = 64 << 10;
 
-/// The reason why a file was not read, without its path.
+/// Reason why a file was not read, without its path.
 #[derive(Debug, Error)]
 pub enum Unreadable {
-    /// The system refused.
+    /// Error of the operating system.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// There is no regular file at the path.
+    /// No regular file is at the path.
     #[error("it is {found}: expected a regular file")]
     Irregular {
-        /// The kind of file that is there.
+        /// Kind of file at the path.
         found: &'static str,
     },
-    /// The file has more bytes than are read.
+    /// The file is larger than allowed.
     #[error("it is larger than {}, the most that is read of such a file", size(*.most))]
     TooLarge {
-        /// The most bytes.
+        /// Maximum size in bytes.
         most: usize,
     },
 }
@@ -51,7 +51,7 @@ pub struct Named {
     most: usize,
 }
 
-/// The reason why a file that a setting names is of no use. It never quotes the file.
+/// Reason why a file that a setting names cannot be used. It never quotes the file.
 #[derive(Debug, Error)]
 #[error("{variable} is {}: {why}", path.display())]
 pub struct Unusable {
@@ -61,15 +61,15 @@ pub struct Unusable {
 }
 
 impl Named {
-    /// The file at `path`, which `variable` names and of which at most `most` bytes are read.
+    /// Returns the file at `path`, which the setting `variable` names. At most `most` bytes of it are read.
     pub const fn new(variable: &'static str, path: PathBuf, most: usize) -> Self {
         Self { variable, path, most }
     }
 
-    /// Reads the file and takes from it what `take` finds.
+    /// Reads the file and returns the result of `take` on its bytes.
     ///
     /// # Errors
-    /// When the file cannot be read or `take` finds nothing: then `expected` says what the file should hold.
+    /// If the file cannot be read, or if `take` returns `None`; `expected` names the expected content in that message.
     pub fn read<T>(&self, expected: &str, take: impl FnOnce(&[u8]) -> Option<T>) -> Result<T, Unusable> {
         let unusable = |why| Unusable { variable: self.variable, path: self.path.clone(), why };
         let bytes = read(&self.path, self.most).map_err(|error| unusable(format!("it cannot be read: {error}")))?;
@@ -77,17 +77,17 @@ impl Named {
     }
 }
 
-/// Reads a regular file of at most `most` bytes; links are followed. Opening never waits for a writer or a device; on a file
-/// system that does not answer, every step blocks.
+/// Reads a regular file of at most `most` bytes and follows links. Opening never waits for a writer or a device. On a file system
+/// that does not answer, every step blocks.
 ///
 /// # Errors
-/// When there is no regular file at the path, the system refuses, or the file is larger than `most`.
+/// If there is no regular file at the path, the system returns an error, or the file is larger than `most`.
 pub fn read(path: &Path, most: usize) -> Result<Vec<u8>, Unreadable> {
-    // Before it is opened: opening a pipe would wake its writer, and some devices act on being opened.
+    // Checked before opening: opening a pipe would wake its writer, and some devices act when they are opened.
     regular(metadata(path)?.file_type())?;
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    // Another file may have taken the path since.
+    // Another file may have replaced it since the first check.
     let found = file.metadata()?;
     regular(found.file_type())?;
     let most_long = u64::try_from(most).unwrap_or(u64::MAX);
@@ -98,9 +98,9 @@ pub fn read(path: &Path, most: usize) -> Result<Vec<u8>, Unreadable> {
     if bytes.len() > most { Err(Unreadable::TooLarge { most }) } else { Ok(bytes) }
 }
 
-/// Reads at most one byte more than `most`: the length that the system reports, `expected`, may be wrong or change.
+/// Reads at most `most` + 1 bytes. `expected` is the length that the system reports; it may be wrong or change.
 fn read_to_end(file: File, expected: usize, most: u64) -> io::Result<Vec<u8>> {
-    // One byte more, so that the end is seen without growing.
+    // One byte more, so that the read sees the end of the file without growing the buffer.
     let mut bytes = Vec::with_capacity(expected.saturating_add(1));
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -120,7 +120,7 @@ fn regular(found: FileType) -> Result<(), Unreadable> {
     Err(Unreadable::Irregular { found })
 }
 
-/// A number of bytes in words: `64 KiB`.
+/// Formats a number of bytes: `64 KiB`.
 fn size(bytes: usize) -> String {
     match bytes {
         mebibytes if mebibytes >= 1 << 20 => format!("{} MiB", mebibytes >> 20),
@@ -184,7 +184,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(&file, [b'x'; MAX_SECRET]).unwrap();
         assert_eq!(read(file.path(), MAX_SECRET).unwrap().len(), MAX_SECRET);
-        // Most of it is a hole, and none of it is read.
+        // The file is sparse, and none of it is read.
         file.as_file().set_len(1 << 40).unwrap();
         assert_eq!(refused(file.path()), "it is larger than 64 KiB, the most that is read of such a file");
         assert_eq!(Unreadable::TooLarge { most: MAX_LIST }.to_string().find("64 MiB"), Some(18));

@@ -1,15 +1,15 @@
-//! Tidegate decides rate limits: Envoy's `ShouldRateLimit`, answered from counters that are exact.
+//! Tidegate decides rate limits: it answers Envoy's `ShouldRateLimit` from exact counters.
 //!
-//! From the ground up, each floor using only those below it:
+//! Each floor uses only the floors above it in this table:
 //!
-//! | floor | modules | what they are |
+//! | floor | modules | content |
 //! |---|---|---|
 //! | words | [`model`] | plain values |
-//! | thought | [`algorithm`], [`rules`], [`telemetry`] | how hits are counted, which rule answers, and what those who watch are told |
-//! | memory and hearing | [`mod@file`], [`store`], [`source`] | how files are read, where counters live, where rules come from |
+//! | thought | [`algorithm`], [`rules`], [`telemetry`] | counting algorithms, rule lookup, metrics, spans and log lines |
+//! | memory and hearing | [`mod@file`], [`store`], [`source`] | file reading, counters, rule sources |
 //! | the path | [`limiter`] | request to decision |
 //! | edges | [`transport`] | gRPC, JSON, the debug page |
-//! | roof | [`settings`], [`app`], [`cli`] | what an operator sets, and the wiring |
+//! | roof | [`settings`], [`app`], [`cli`] | settings, wiring and the command line |
 //!
 //! [`proto`] is the generated protocol.
 

@@ -1,4 +1,4 @@
-//! The path from a request to its decision: find the rules, charge the counters, fold the verdicts.
+//! The path from a request to its decision: finds the rules, charges the counters, folds the verdicts.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A limiter of these rules, counting behind this guard.
+    /// Returns a limiter that decides by `rules` and charges counters through `guard`.
     pub fn new(rules: Arc<Live>, guard: Arc<Guard>) -> Self {
         Self { rules, guard }
     }
 
-    /// The rules in force.
+    /// Returns the rules in force.
     pub fn rules(&self) -> Snapshot {
         self.rules.snapshot()
     }
 
-    /// Decides a request by these rules, for a caller with this patience.
+    /// Decides `request` by `rules`, within the `patience` of the caller.
     pub async fn decide<'a>(
         &self,
         rules: &'a RuleSet,
@@ -53,11 +53,11 @@ impl Limiter {
         fold(matched, &verdicts, rules.generation())
     }
 
-    /// Decides a request of which only the domain was read, and charges nothing. It is refused where the domain enforces
-    /// anything, or where the request may have brought a limit of its own.
+    /// Decides a request of which only the domain was read, and charges nothing. Refuses if the domain is known, and it enforces
+    /// a rule or the request may bring its own limit (`may_bring_limit`). The global shadow mode admits it.
     pub fn decide_unread<'a>(&self, rules: &'a RuleSet, request: &Request, may_bring_limit: bool) -> Decision<'a> {
         let (domain, is_enforcing) = rules.domain(request.domain()).unzip();
-        // A limit that a request brings counts in known domains only.
+        // A limit of the request counts only in a known domain.
         let would_refuse = is_enforcing.is_some_and(|is_enforcing| is_enforcing || may_bring_limit);
         Decision {
             outcome: Outcome::admitted_if(!would_refuse || rules.is_shadowed()),
@@ -77,7 +77,7 @@ impl Limiter {
     }
 }
 
-/// The decision of a rule that decides the whole request.
+/// Returns the decision for a request that `ruling` decides as a whole.
 fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decision<'a> {
     Decision {
         outcome: Outcome::admitted_if(!ruling.is_denied || matched.is_shadowed),
@@ -99,7 +99,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
 fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decision<'a> {
     let answers = matched.charges.iter().zip(verdicts);
     let ballots = answers.clone().map(|(charge, verdict)| charge.ballot(verdict.outcome));
-    // What only watches neither refuses nor makes the call fail.
+    // Shadow charges neither refuse the request nor make the call fail.
     let mut enforced = answers.clone().filter(|(charge, _)| !charge.role.is_shadow());
     let outcome = if matched.is_shadowed {
         Outcome::Admitted
@@ -111,10 +111,10 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         Outcome::Admitted
     };
     let is_refused = outcome.is_refused();
-    // Where refusals are only watched, they spare all the same.
+    // Under the global shadow mode a refusal still spares the other charges.
     let spares = is_request_refused(ballots);
     let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
-    // Where refusals are only watched, so is what would be asked in their place.
+    // Under the global shadow mode waits and warnings do not apply either.
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
@@ -136,7 +136,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     }
 }
 
-/// The limits of the rules, with what they charged and were told.
+/// Returns the limits of the rules with their charges and verdicts.
 fn limits<'m, 'a>(
     matched: &'m Matched<'a>,
     verdicts: &'m Verdicts,
@@ -165,7 +165,7 @@ fn answered<'a>(matched: &Matched<'a>, charge: &Charge, verdict: &Verdict, spare
     }
 }
 
-/// How long an admitted request is to wait, and of what it is warned.
+/// Returns the waits and the warnings of an admitted request.
 fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'a>>) {
     let (mut wait, mut warnings) = (Wait::default(), Vec::new());
     for (rule, limit, charge, verdict) in limits(matched, verdicts).filter(|(.., charge, _)| !charge.role.is_shadow()) {
@@ -176,7 +176,7 @@ fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'
         let capacity = charge.limit.capacity();
         let used = capacity.saturating_sub(verdict.remaining);
         let is_much = |percent: u8| u64::from(used) * 100 >= u64::from(capacity) * u64::from(percent);
-        // Of an instance's own part of a limit nobody is warned.
+        // No warnings for one instance's part of a limit.
         if !verdict.provenance.is_policy() && limit.warn_at.is_some_and(is_much) {
             let (rule, name) = (rule.about(), limit.name.as_deref());
             warnings.push(Warning { rule, name, capacity, verdict: *verdict });
@@ -185,7 +185,8 @@ fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'
     (wait, warnings)
 }
 
-/// How long until all that refuse would let the request pass; of quotas, which refuse together, until one would.
+/// Returns the time until all enforced limits that refuse would let the request pass. If only quotas refuse: the time until one
+/// of them would, because quotas refuse only together.
 fn retry<'a>(
     matched: &Matched<'_>,
     answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone,
@@ -202,7 +203,8 @@ fn retry<'a>(
     enforcing.map(told).collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
-/// How long until the store is asked again, when a request is refused that would pass if all that was not asked let it.
+/// Returns the time until the store is called again, if the request is refused only by policy `closed`: the limits that were
+/// checked let it pass.
 fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone) -> Option<Micros> {
     let is_unasked = |verdict: &Verdict| verdict.provenance == Provenance::Closed;
     let asked = answers
@@ -212,7 +214,7 @@ fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> 
     if is_request_refused(asked) { None } else { unasked.map(|(_, verdict)| verdict.duration_until_reset()).max() }
 }
 
-/// The part of one descriptor, from the answers to its own charges.
+/// Returns the part of one descriptor. Takes the answers to its own charges from `answers`.
 fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v Charge, &'v Verdict)>) -> Part<'a> {
     let finding = match &item.kind {
         MatchedKind::Unmatched => Finding::Unmatched,
@@ -239,8 +241,8 @@ fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v 
     Part { rule: item.rule.map(Rule::about), finding, metadata }
 }
 
-/// The tighter first: the refused, what nobody knows, then the least remaining share, then the longest to wait for; last
-/// what was admitted unchecked.
+/// Orders the tighter limit first: refused by a counter, refused by policy `closed`, failed, admitted, admitted unchecked. Ties
+/// are broken by the smaller remaining share, then by the longer wait.
 fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering {
     let rank = |verdict: &Verdict| match (verdict.outcome, verdict.provenance) {
         (Outcome::Refused, Provenance::Closed) => 1,

@@ -1,12 +1,12 @@
-//! The words: plain values without I/O, async or a clock.
+//! Glossary of plain values: no I/O, no async, no clock.
 //!
 //! | word | meaning |
 //! |---|---|
 //! | domain, descriptor, entry | as in Envoy's rate limit protocol |
-//! | hits | what a request costs |
-//! | quota | so many hits per window, with a burst where the algorithm has one |
-//! | counter key | the identity of one counted thing, never its reading |
-//! | role | what a refusal of one charge means for the request |
+//! | hits | the cost of a request |
+//! | quota | a number of hits per window, with a burst where the algorithm has one |
+//! | counter key | the identity of one counted thing, never its current value |
+//! | role | the effect of a refusal of one charge on the request |
 //! | verdict | the answer for one charge |
 //! | decision | the answer for the request: one part per descriptor in order, and the outcome |
 

@@ -1,4 +1,4 @@
-//! The generated protocol: Envoy's rate limit service, version 3, as `proto/` has it.
+//! Generated protocol: Envoy's rate limit service, version 3, from the files in `proto/`.
 #![expect(
     missing_docs,
     unused_qualifications,
@@ -12,5 +12,5 @@ pub mod large;
 
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 
-/// The file descriptors as written in `proto/` (entries are `string` there), for reflection and JSON.
+/// File descriptors as written in `proto/` (entries are `string` there), for reflection and JSON.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,4 +1,4 @@
-//! The rules: what is limited, found without asking anybody.
+//! The rules in force, and the lookup of the rules that apply to a request. The lookup is pure and does no I/O.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use reading::Readings;
 pub use survey::Survey;
 use tree::Node;
 
-/// All rules in force, immutable.
+/// All rules in force. Immutable.
 #[derive(Debug, Default)]
 pub struct RuleSet {
     domains: HashMap<Box<str>, Domain>,
@@ -49,149 +49,149 @@ struct Domain {
     colocation: Colocation,
     readings: Readings,
     root: Node,
-    /// Whether any rule can refuse a request.
+    /// True if any rule of the domain can refuse a request.
     is_enforcing: bool,
 }
 
-/// What the configuration says about one place in the descriptor tree.
+/// One rule: the configuration of one place in the descriptor tree.
 #[derive(Debug)]
 pub struct Rule {
     about: About,
     limits: Vec<RuleLimit>,
     is_unlimited: bool,
-    /// Names of the limits that an unlimited rule replaces; a limited one keeps them by its limits.
+    /// Names of the limits that an unlimited rule replaces. A limited rule keeps these names in its limits.
     replaces: Vec<Arc<str>>,
     role: Role,
     charging: Charging,
     policies: StorePolicies,
     remembers_refusals: bool,
-    /// What it decides of the whole request before anything is charged, if it does.
+    /// Decision for the whole request before anything is charged; `None`: the rule makes none.
     decides: Option<Decides>,
-    /// What the hits of every limit of the request are multiplied by.
+    /// Factor for the hits of every limit of the request.
     request_cost: NonZeroU32,
 }
 
-/// What a rule decides of a whole request.
+/// Decision of a rule for a whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decides {
-    /// It is refused.
+    /// The request is refused.
     Deny,
-    /// It passes, and charges nothing.
+    /// The request passes and charges nothing.
     Exempt,
 }
 
 /// One limit of a rule.
 #[derive(Clone, Debug)]
 pub struct RuleLimit {
-    /// The quota and how it is counted.
+    /// Quota and algorithm.
     pub limit: Limit,
-    /// What it is called in answers and by other limits.
+    /// Name in answers and in `replaces` of other limits.
     pub name: Option<Arc<str>>,
-    /// Names of the limits it takes the place of.
+    /// Names of the limits that this limit replaces.
     pub replaces: Vec<Arc<str>>,
-    /// What a hit takes from its counter.
+    /// Factor for the hits on this limit.
     pub cost: NonZeroU32,
-    /// Who makes a request wait that comes too early.
+    /// Delivery of a delay: the request waits in Envoy (`Header`) or in Tidegate (`Hold`).
     pub delivery: Delivery,
-    /// Of how much used, in percent, the caller is warned.
+    /// Usage of the limit, in percent, from which the caller is warned.
     pub warn_at: Option<u8>,
 }
 
-/// A descriptor that a rule limits.
+/// Example of a descriptor that a rule limits.
 #[derive(Clone, Debug)]
 pub struct Example<'a> {
-    /// Its domain.
+    /// Domain of the descriptor.
     pub domain: &'a str,
-    /// Keys and values.
+    /// Keys and values of the descriptor.
     pub entries: Vec<(String, String)>,
-    /// How many hits in a row it admits.
+    /// Number of consecutive hits that the rule admits.
     pub limit: u32,
 }
 
-/// What was found for a request.
+/// Result of the rule lookup for a request.
 #[derive(Debug)]
 pub struct Matched<'a> {
-    /// The domain; none where no rule file has it.
+    /// Domain name; `None` if no rule file has the domain.
     pub domain: Option<&'a str>,
     /// One item per descriptor, in order.
     pub items: Vec<MatchedItem<'a>>,
-    /// The charges of all items, in order; none where a rule decides the whole request.
+    /// Charges of all items, in order; empty if a rule decides the whole request.
     pub charges: Vec<Charge>,
-    /// The rule that decides the whole request, if one does.
+    /// Rule that decides the whole request, if any.
     pub ruling: Option<Ruling<'a>>,
-    /// Whether a refusal of the request is only watched.
+    /// True if a refusal of the request is only recorded and not enforced (shadow mode).
     pub is_shadowed: bool,
-    /// The entries whose values are shown nowhere.
+    /// Entries whose values must not be shown (`sensitive: true`).
     pub hidden: Vec<Hidden>,
 }
 
-/// What was found for one descriptor.
+/// Result of the rule lookup for one descriptor.
 #[derive(Debug)]
 pub struct MatchedItem<'a> {
-    /// The rule, if there is one.
+    /// Matching rule, if any.
     pub rule: Option<&'a Rule>,
-    /// Whether the request sent a limit in place of the rule's.
+    /// True if the request sent a limit in place of the rule's.
     pub is_overridden: bool,
-    /// What it asks for.
+    /// Treatment of the descriptor.
     pub kind: MatchedKind<'a>,
 }
 
-/// What a descriptor is to be asked.
+/// Treatment of a descriptor.
 #[derive(Debug)]
 pub enum MatchedKind<'a> {
-    /// Nothing.
+    /// Not limited: no limit applies.
     Unmatched,
-    /// Nothing, and the caller is told that it is free.
+    /// Not limited, and the answer reports the descriptor as unlimited.
     Unlimited,
-    /// Nothing: it refuses the request.
+    /// Refused by a `deny` rule. Charges nothing.
     Denied,
-    /// The next charges: one for each of these, which is the limit of the rule it comes from, if it comes from one.
+    /// Limited. Takes one of the next charges per element; an element is the rule limit behind the charge, if any.
     Limited(SmallVec<[Option<&'a RuleLimit>; 1]>),
 }
 
-/// A limit that holds for a descriptor, and the one of the rule that it comes from.
+/// A limit that applies to a descriptor, and the rule limit that it comes from, if any.
 struct Holding<'a> {
     limit: Limit,
     from: Option<&'a RuleLimit>,
 }
 
 impl Rule {
-    /// What answers and records say of it.
+    /// Returns the properties of the rule that answers and logs use.
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// Its number in the rule set.
+    /// Returns the rule's number in the rule set.
     pub fn id(&self) -> RuleId {
         self.about.id
     }
 
-    /// Where it stands, as the reference names it in metrics: `edge.plan_free.user`.
+    /// Returns the rule's path in the form of the reference's metrics: `edge.plan_free.user`.
     pub fn path(&self) -> &Path {
         &self.about.path
     }
 
-    /// Its limits; none when it is unlimited.
+    /// Returns the limits; empty for an unlimited rule and for one that only denies, exempts or multiplies hits.
     pub fn limits(&self) -> &[RuleLimit] {
         &self.limits
     }
 
-    /// Whether it frees its descriptor.
+    /// Returns true if the rule is `unlimited`.
     pub fn is_unlimited(&self) -> bool {
         self.is_unlimited
     }
 
-    /// What its refusal means for the request.
+    /// Returns the effect of a refusal by this rule on the request.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// How it is charged.
+    /// Returns the charging mode of the rule.
     pub fn charging(&self) -> Charging {
         self.charging
     }
 
-    /// Returns true where an instance may refuse charges of this rule for up to a second after the store refused them.
+    /// Returns true if an instance may refuse charges of this rule for up to 1 s after the store refused them.
     pub fn remembers_refusals(&self) -> bool {
         self.remembers_refusals
     }
@@ -201,17 +201,17 @@ impl Rule {
         self.policies
     }
 
-    /// What it decides of the whole request, if it does.
+    /// Returns the decision for the whole request, if the rule makes one.
     pub fn decides(&self) -> Option<Decides> {
         self.decides
     }
 
-    /// What the hits of every limit of the request are multiplied by.
+    /// Returns the factor for the hits of every limit of the request.
     pub fn request_cost(&self) -> NonZeroU32 {
         self.request_cost
     }
 
-    /// Whether it can refuse a request: it denies, or has limits and more to do than watch.
+    /// Returns true if the rule can refuse a request: it denies, or it has limits and is not a shadow rule.
     fn is_enforcing(&self) -> bool {
         self.decides == Some(Decides::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
     }
@@ -222,45 +222,45 @@ impl Rule {
 }
 
 impl RuleSet {
-    /// The names of the domains, sorted.
+    /// Returns the domain names, sorted.
     pub fn domains(&self) -> Vec<&str> {
         let mut names: Vec<_> = self.domains.keys().map(AsRef::as_ref).collect();
         names.sort_unstable();
         names
     }
 
-    /// The name of a domain that has rules, and whether any of them can refuse a request.
+    /// Returns the stored name of a domain, and true if any of its rules can refuse a request. `None` without such a domain.
     pub fn domain(&self, name: &str) -> Option<(&str, bool)> {
         let (name, domain) = self.domains.get_key_value(name)?;
         Some((name, domain.is_enforcing))
     }
 
-    /// The bytes of the longest name of a domain; 0 without domains.
+    /// Returns the length of the longest domain name, in bytes; 0 without domains.
     pub fn longest_domain(&self) -> usize {
         self.domains.keys().map(|name| name.len()).max().unwrap_or_default()
     }
 
-    /// Whether refusals are only watched, everywhere.
+    /// Returns true if refusals are recorded but not enforced in all domains (`SHADOW_MODE`).
     pub fn is_shadowed(&self) -> bool {
         self.shadow_mode
     }
 
-    /// How many rules there are: places in the tree with limits of their own.
+    /// Returns the number of rules: tree places with limits, `unlimited`, `deny`, `exempt` or a `request_cost` above 1.
     pub fn len(&self) -> u32 {
         self.rules
     }
 
-    /// Which load of the rules this is, counted from 1.
+    /// Returns the load number of these rules, counted from 1.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether there is no rule at all.
+    /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.rules == 0
     }
 
-    /// Every rule, by domain and then in the order of the files.
+    /// Returns every rule, sorted by domain and then in file order.
     pub fn rules(&self) -> Vec<&Rule> {
         let mut rules = Vec::new();
         for name in self.domains() {
@@ -271,7 +271,7 @@ impl RuleSet {
         rules
     }
 
-    /// A domain and a descriptor that meets an enforced limit, the smallest there is that can be tried by hand, if any.
+    /// Returns a domain and a descriptor under the smallest enforced limit that can be tried by hand, if any.
     pub fn example(&self) -> Option<Example<'_>> {
         if self.shadow_mode {
             return None;
@@ -285,7 +285,7 @@ impl RuleSet {
         examples.min_by(|one, other| (one.limit, one.domain).cmp(&(other.limit, other.domain)))
     }
 
-    /// Finds what each descriptor of a request is to be charged. Pure; the cost is that of the request's bytes.
+    /// Finds the charges of each descriptor of `request`. Pure. The cost is linear in the bytes of the request.
     pub fn find(&self, request: &Request) -> Matched<'_> {
         let Some((name, domain)) = self.domains.get_key_value(request.domain()) else { return self.unmatched(request) };
         let mut matched = self.nothing(request);
@@ -304,7 +304,7 @@ impl RuleSet {
         matched
     }
 
-    /// Nothing found yet.
+    /// Returns an empty result for `request`.
     fn nothing(&self, request: &Request) -> Matched<'_> {
         Matched {
             domain: None,
@@ -316,7 +316,7 @@ impl RuleSet {
         }
     }
 
-    /// What is found for a domain that no rule file has.
+    /// Returns the result for a domain that no rule file has.
     fn unmatched(&self, request: &Request) -> Matched<'_> {
         let mut matched = self.nothing(request);
         let unmatched = || MatchedItem { rule: None, is_overridden: false, kind: MatchedKind::Unmatched };
@@ -324,8 +324,8 @@ impl RuleSet {
         matched
     }
 
-    /// Adds the items of a request and their charges, whose hits cost `cost` times as much, without the limits that are
-    /// `replaced`.
+    /// Adds the items of `request` and their charges. Multiplies their hits by `cost`. Leaves out the limits whose names
+    /// are in `replaced`.
     fn charge<'a>(
         &'a self,
         matched: &mut Matched<'a>,
@@ -364,13 +364,13 @@ impl RuleSet {
         }
     }
 
-    /// What a rule's refusal means under the modes of the process: a shadow only watches, so it is no quota by them.
+    /// Returns the role of `rule` under the process modes. `QUOTA_MODE` does not turn a shadow rule into a quota.
     fn role(&self, rule: &Rule) -> Role {
         let is_shadow = rule.role.is_shadow();
         Role::of(is_shadow, rule.role.is_quota() || (self.quota_mode && !is_shadow))
     }
 
-    /// The limits that hold for a descriptor, and what their refusal means.
+    /// Returns the limits that apply to a descriptor, and their role.
     fn limits<'a>(
         &self,
         descriptor: &Descriptor,
@@ -395,7 +395,7 @@ impl Domain {
     fn places(&self, descriptors: &[Descriptor]) -> Vec<tree::Found<'_>> {
         let find = |descriptor: &Descriptor| {
             let found = self.root.find(&self.readings, descriptor);
-            // A limit that the request sends is counted where no rule answers too.
+            // A limit that the request sends is counted even if no rule matches.
             if found.rule.is_none() && descriptor.limit.is_some() {
                 found.unruled(&self.readings, descriptor)
             } else {
@@ -406,13 +406,13 @@ impl Domain {
     }
 }
 
-/// The names that some matched rule replaces. Overridden descriptors neither replace nor are replaced.
+/// Returns the names that a matched rule replaces. Overridden descriptors neither replace nor are replaced.
 fn replaced_names<'a>(descriptors: &[Descriptor], places: &[tree::Found<'a>]) -> impl Iterator<Item = &'a str> {
     let rules = descriptors.iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
     rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref)
 }
 
-/// The values that are shown nowhere, and what is shown in their place.
+/// Returns the entries with sensitive values, each with the digest to show instead.
 fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
     let mut hidden = Vec::new();
     for (index, descriptor) in request.descriptors().iter().enumerate() {
@@ -425,7 +425,7 @@ fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
     hidden
 }
 
-/// The first rule that denies the request, else the first that exempts it.
+/// Returns the first rule that denies the request, else the first that exempts it.
 fn ruling<'a>(places: &[tree::Found<'a>]) -> Option<Ruling<'a>> {
     ruling_of(first(places, Decides::Deny), || first(places, Decides::Exempt))
 }
@@ -434,13 +434,13 @@ fn first<'a>(places: &[tree::Found<'a>], wanted: Decides) -> Option<&'a Rule> {
     places.iter().filter_map(|place| place.rule).find(|rule| rule.decides == Some(wanted))
 }
 
-/// The ruling of the first rule that denies, else of the first that exempts.
+/// Returns the ruling of `denied`, else that of `exempt`.
 fn ruling_of<'a>(denied: Option<&'a Rule>, exempt: impl FnOnce() -> Option<&'a Rule>) -> Option<Ruling<'a>> {
     let denied = denied.map(|rule| Ruling { is_denied: true, rule: &rule.about });
     denied.or_else(|| exempt().map(|rule| Ruling { is_denied: false, rule: &rule.about }))
 }
 
-/// What the hits of every limit of the request are multiplied by: each rule of it multiplies once.
+/// Returns the factor for the hits of every limit of the request. Each matched rule multiplies once.
 fn request_cost(places: &[tree::Found<'_>]) -> u64 {
     let mut costly: SmallVec<[(RuleId, u64); 4]> = costs(places).collect();
     costly.sort_unstable();
@@ -448,7 +448,7 @@ fn request_cost(places: &[tree::Found<'_>]) -> u64 {
     product(costly.iter().map(|(_, cost)| *cost))
 }
 
-/// The rules that multiply the hits of the request, and by what.
+/// Returns the matched rules with a request cost above 1, and their costs.
 fn costs(places: &[tree::Found<'_>]) -> impl Iterator<Item = (RuleId, u64)> {
     let rules = places.iter().filter_map(|place| place.rule).filter(|rule| rule.request_cost.get() > 1);
     rules.map(|rule| (rule.id(), rule.request_cost.get().into()))
@@ -458,7 +458,7 @@ fn product(costs: impl Iterator<Item = u64>) -> u64 {
     costs.fold(1, |product, cost| product.saturating_mul(cost).min(Hits::MOST))
 }
 
-/// What is said of a descriptor when its request is decided before anything is charged.
+/// Returns the item of a descriptor whose request is decided before anything is charged.
 fn undecided<'a>(place: &tree::Found<'a>) -> MatchedItem<'a> {
     let is_denied = place.rule.is_some_and(|rule| rule.decides == Some(Decides::Deny));
     let kind = if is_denied { MatchedKind::Denied } else { MatchedKind::Unmatched };

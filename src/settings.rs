@@ -1,7 +1,7 @@
-//! Every setting of the process, once: its variable, its default, what it takes and what it does.
+//! All settings of the process: variable, default, accepted values and effect of each.
 //!
-//! A setting is read from its flag (`--grpc-port`), else from its environment variable (`GRPC_PORT`), else it has its
-//! default. The names are the reference's wherever the meaning is.
+//! A setting comes from its flag (`--grpc-port`), else from its environment variable (`GRPC_PORT`), else from its default. A
+//! setting that means the same as in the reference has the reference's name.
 
 use std::net::IpAddr;
 
@@ -25,38 +25,38 @@ pub use values::{
     LogLevel, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, Workers,
 };
 
-/// One row of the table, for help texts and documentation.
+/// One row of the settings table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The environment variable.
+    /// Name of the environment variable.
     pub variable: &'static str,
-    /// What holds when it is not set.
+    /// Value that applies when the variable is not set.
     pub default: &'static str,
-    /// What it takes, in words.
+    /// Accepted values, in words.
     pub takes: &'static str,
-    /// What it does.
+    /// Effect of the setting.
     pub does: &'static str,
-    /// Whether it is a secret: it has no flag, for everyone on the machine can read a command line.
+    /// True if the value is a secret. A secret has no flag, because everyone on the machine can read a command line.
     pub is_secret: bool,
 }
 
 impl Row {
-    /// The flag of the same name: `--grpc-port`; none for a secret.
+    /// Returns the flag of the same name, such as `--grpc-port`; `None` for a secret.
     pub fn flag(&self) -> Option<String> {
         (!self.is_secret).then(|| self.variable.to_ascii_lowercase().replace('_', "-"))
     }
 }
 
-/// Where settings are looked up: the text that is given for a variable, if any is.
+/// Lookup of a setting: returns the text that is given for a variable, if any.
 type Given<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Settings that are read together, and their rows.
+/// A group of settings that is read together, with its rows.
 struct Rows<T> {
     table: &'static [Row],
     read: fn(Given<'_>, &mut Vec<InvalidSetting>) -> Option<T>,
 }
 
-/// The [`Rows`] of a struct, one for each of its fields.
+/// Builds the [`Rows`] of a struct: one row for each field.
 macro_rules! rows {
     ($name:ident { $($field:ident: $type:ty = $variable:expr, $default:literal, $does:expr;)+ }) => {
         crate::settings::Rows {
@@ -72,23 +72,23 @@ use rows;
 
 macro_rules! settings {
     ($($field:ident: $type:ty = $variable:literal, $default:literal, $does:literal;)+) => {
-        /// The settings, read and valid.
+        /// All settings, parsed and valid.
         #[derive(Clone, Debug)]
         pub struct Settings {
             $(#[doc = $does] pub $field: $type,)+
-            /// Where counters are kept.
+            /// Store that holds the counters.
             pub store: StoreChoice,
-            /// Which requests are recorded, if any are, and where the records go.
+            /// Settings of traces; `None` if requests are not traced.
             pub traces: Option<TraceSettings>,
         }
 
         impl Settings {
             const PROCESS: &'static [Row] = &[$(row::<$type>($variable, $default, $does),)+];
 
-            /// Reads every setting from where `given` finds it.
+            /// Reads every setting through `given`.
             ///
             /// # Errors
-            /// All settings that are wrong, and all that ask for what this version does not have.
+            /// All settings that are invalid, unsupported by this version, or contradict each other.
             pub fn read(given: impl Fn(&str) -> Option<String>) -> Result<Self, InvalidSettings> {
                 let mut wrong = unsupported(&given);
                 wrong.extend(contradiction(&given));
@@ -155,48 +155,48 @@ settings! {
     log_format: LogFormat = "LOG_FORMAT", "text", "How a log line is written";
 }
 
-/// All settings that are wrong.
+/// All invalid settings.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct InvalidSettings(pub Vec<InvalidSetting>);
 
-/// One setting that is wrong.
+/// One invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidSetting {
-    /// The value is not one that it takes.
+    /// The setting does not accept the value.
     #[error("{variable} is {found:?}: expected {takes}")]
     Value {
-        /// The variable.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it is, without what is secret in it.
+        /// The value, without the secrets in it.
         found: String,
-        /// What it takes.
+        /// Accepted values.
         takes: &'static str,
     },
-    /// The value asks for something this version does not have.
+    /// This version does not support the value.
     #[error("{variable} is {found:?}: {why}")]
     Unsupported {
-        /// The variable.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it is.
+        /// The value.
         found: String,
-        /// What to do instead.
+        /// Advice for the operator.
         why: &'static str,
     },
-    /// Two settings cannot both be had.
+    /// Two settings exclude each other.
     #[error("{one} and {other} are both set: {why}")]
     Contradiction {
-        /// The one variable.
+        /// Name of the first variable.
         one: &'static str,
-        /// The other.
+        /// Name of the second variable.
         other: &'static str,
-        /// What to do instead.
+        /// Advice for the operator.
         why: &'static str,
     },
 }
 
 impl Settings {
-    /// Every setting there is.
+    /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static Row> {
         [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
     }
@@ -225,8 +225,8 @@ fn read_one<T: Setting>(
     parsed
 }
 
-/// Settings of the reference that would change decisions or safety and that this version cannot honour: to start
-/// without them would be to do something else than was asked.
+/// Returns the reference's settings that would change decisions or safety and that this version cannot honour. To ignore one
+/// of them would silently do something else than the operator asked for.
 fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
     let rows: [(&'static str, Asks<'_>, &'static str); 4] = [
@@ -254,7 +254,7 @@ fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
     asked.collect()
 }
 
-/// The reference's headers and nothing else, and a style that sends more.
+/// Returns an error if both a header style and the reference's own three headers are set.
 fn contradiction(given: Given<'_>) -> Option<InvalidSetting> {
     let (one, other) = ("RESPONSE_HEADERS", "LIMIT_RESPONSE_HEADERS_ENABLED");
     let has_style = given(one).is_some_and(|text| !text.trim().is_empty());
@@ -269,13 +269,13 @@ mod tests {
 
     use super::{InvalidSetting, Settings};
 
-    /// What `Settings::read` says of some variables.
+    /// Runs `Settings::read` on some variables.
     pub(super) fn read(given: &[(&str, &str)]) -> Result<Settings, Vec<InvalidSetting>> {
         let find = |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned());
         Settings::read(find).map_err(|wrong| wrong.0)
     }
 
-    /// What is wrong with some variables, in words.
+    /// Returns the error messages for some variables.
     pub(super) fn wrong(given: &[(&str, &str)]) -> Vec<String> {
         read(given).expect_err("something is wrong").iter().map(ToString::to_string).collect()
     }

@@ -1,4 +1,4 @@
-//! Where rules come from.
+//! Sources of rules: finding, loading and watching the rule files.
 
 pub mod file;
 pub mod load;

@@ -1,4 +1,5 @@
-//! Where counters live, and what is answered when they cannot be asked.
+//! The store of counters: its interface and errors, its implementations in memory and in Redis, and the guard that answers when
+//! it fails.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -19,18 +20,18 @@ pub mod memory;
 pub mod redis;
 pub mod replicas;
 
-/// The verdicts for some charges, in their order; most requests have few.
+/// Verdicts in the order of their charges. Most requests have few charges.
 pub type Verdicts = SmallVec<[Verdict; 4]>;
 
-/// The answers to some charges, in their order.
+/// Verdicts or errors in the order of their charges.
 pub type Answers = SmallVec<[Result<Verdict, StoreError>; 4]>;
 
-/// A place where counters live.
+/// Holds counters and charges them.
 ///
-/// The charges of one call are one request: they are charged in order, and those whose charging is all-or-nothing stay
-/// uncharged when the request is refused ([`crate::model::policy::is_request_refused`]).
+/// The charges of one call belong to one request. They are charged in order. All-or-nothing charges are not spent if the request
+/// is refused ([`crate::model::policy::is_request_refused`]).
 pub trait Store: Send + Sync {
-    /// Charges the counters of one request and answers each charge, in order and as many, within `budget`. What is not
+    /// Charges the counters of one request within `budget`. Returns one answer per charge, in order. A charge that is not
     /// answered by then is not charged later.
     fn charge<'a>(
         &'a self,
@@ -38,23 +39,23 @@ pub trait Store: Send + Sync {
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>>;
 
-    /// Charges a part of a request whose other parts are charged before or after it, within `budget`. What it takes and would
-    /// not keep if the request were refused, it takes all the same unless this part alone is refused, and says so:
-    /// [`Store::give_back`] takes it back.
+    /// Charges a part of a request within `budget`; other calls charge the other parts. It also spends all-or-nothing charges.
+    /// The result dates the charges that [`Store::give_back`] must reverse if the request is refused. A store may reverse them
+    /// itself if this part alone refuses the request.
     fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 
-    /// Takes back charges of a request that was refused, each with the moment that [`Store::take`] returned for it.
+    /// Reverses charges of a refused request. `taken` has the time that [`Store::take`] returned for each charge.
     fn give_back<'a>(
         &'a self,
         charges: &'a [Charge],
         taken: &'a [Option<Micros>],
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-    /// Charges hits that were decided without the store, each on its own, within `budget`. Of hits that were admitted
-    /// ([`Charging::AllOrNothing`]) it charges as many as still fit; those that were refused ([`Charging::Each`]) it charges where
-    /// nothing is left of the limit. Returns for each charge whether it is done.
+    /// Charges hits that were decided without the store, each charge on its own, within `budget`. Of admitted hits
+    /// ([`Charging::AllOrNothing`]) it charges as many as still fit. It charges refused hits ([`Charging::Each`]) only if nothing
+    /// is left of the limit. Returns one flag per charge, true if the charge is done.
     ///
-    /// A store that answers every call is never asked this.
+    /// A store that answers every call gets no such hits.
     fn settle<'a>(
         &'a self,
         charges: &'a [Charge],
@@ -64,51 +65,51 @@ pub trait Store: Send + Sync {
         Box::pin(ready(vec![true; charges.len()]))
     }
 
-    /// Returns the smallest recent round trip to the store, of its servers that of the one furthest away; `None` where there is no
-    /// network in between, or nothing has been measured.
+    /// Returns the smallest recent round trip to the store; with several servers, that of the furthest one. Returns `None` if
+    /// there is no network in between or nothing has been measured.
     fn round_trip(&self) -> Option<Duration> {
         None
     }
 }
 
-/// What became of the charges of a part of a request.
+/// Result of charging a part of a request.
 #[derive(Debug)]
 pub struct Taken {
-    /// The answer to each charge.
+    /// One answer per charge, in order.
     pub answers: Answers,
-    /// For each charge that is to be taken back if the request is refused, the moment at which it was charged.
+    /// For each charge, the time at which it was charged; `None` if a refusal of the request does not reverse it.
     pub taken: Vec<Option<Micros>>,
 }
 
-/// What became of the charges of one request.
+/// Result of charging one request.
 #[derive(Debug)]
 pub struct Charged {
-    /// The answer to each charge.
+    /// One answer per charge, in order.
     pub answers: Answers,
-    /// What was taken although the store could not know whether the request would be admitted.
+    /// Hits that were taken before the store could know whether the request would be admitted.
     pub undo: Option<Undo>,
 }
 
-/// What was taken on account of a request, and is given back when that request is refused, or dropped before it was known
-/// what became of it.
+/// Hits that were taken for a request. They are given back if the request is refused, or if this value is dropped before the
+/// outcome is known.
 pub struct Undo {
-    /// For each charge that is given back: which it is, and what remains of its counter then, and for how long.
+    /// For each charge that is given back: its index, and the `remaining` and `reset` of its counter after that.
     left: SmallVec<[(usize, u32, Micros); 4]>,
     give_back: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Undo {
-    /// What `give_back` gives back, and what is `left` of the counter of each of those charges then.
+    /// Creates an undo that calls `give_back`. `left` has the index, remaining hits and reset of each charge that is given back.
     pub fn new(left: SmallVec<[(usize, u32, Micros); 4]>, give_back: impl FnOnce() + Send + 'static) -> Self {
         Self { left, give_back: Some(Box::new(give_back)) }
     }
 
-    /// The request is not refused: what was taken stays taken.
+    /// Keeps the hits: the request is not refused.
     pub fn keep(mut self) {
         self.give_back = None;
     }
 
-    /// The request is refused: its verdicts tell what is left without what it took.
+    /// Gives the hits back: the request is refused. Sets `remaining` and `reset` in `verdicts` to the values without these hits.
     pub fn take_back(self, verdicts: &mut [Verdict]) {
         for &(index, remaining, reset) in &self.left {
             if let Some(verdict) = verdicts.get_mut(index) {
@@ -133,32 +134,34 @@ impl std::fmt::Debug for Undo {
     }
 }
 
-/// The reason why the store did not answer a charge. A client can cause an overload ([`StoreError::is_overload`]) and nothing else.
+/// The reason for which the store did not answer a charge. A client can cause an overload ([`StoreError::is_overload`]) and
+/// nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum StoreError {
-    /// The caller leaves no time to ask.
+    /// The caller's timeout leaves no time for a call to the store.
     #[error("the caller waits too short a time for the store to be asked")]
     NoTime,
-    /// The store did not answer in time, nor did it answer anybody else lately. Whether it charged is unknown only if the answer
-    /// was lost: what it executes late it does not charge.
+    /// The store did not answer this call in time, and recently no other call either. Its effect is uncertain only if the reply
+    /// was lost: the store does not charge what it executes too late.
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The store is busy and did not answer in time: it answers others. As to what it charged, see [`Self::TimedOut`].
+    /// The store did not answer this call in time, but answers others: it is busy. Its effect is as uncertain as for
+    /// [`Self::TimedOut`].
     #[error("the store is too busy to answer in time")]
     Late,
-    /// There is no connection.
+    /// There is no connection to the store.
     #[error("there is no connection to the store")]
     Unreachable,
-    /// The store is known to be down.
+    /// The store is known to be down. The call was not sent.
     #[error("the store is down; it is asked again in {}", .retry)]
     Down {
-        /// Until it is asked again.
+        /// Time until the store is called again.
         retry: Micros,
     },
     /// The call was not sent: the store is too busy to answer it in time.
     #[error("the store is too busy to be asked")]
     Overloaded,
-    /// Under the counter's key stands something that is no counter of ours.
+    /// The counter's key holds a value that is not a counter of Tidegate.
     #[error("what stands under the counter's key is no counter")]
     Foreign,
     /// The store answered with an error.
@@ -167,11 +170,10 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// How long it may take until asking again makes sense, where that is not known: 1 s, the time within which a store
-    /// that is back is asked again.
+    /// Retry time for errors without one: 1 s, the time within which a store that is back is called again.
     const UNKNOWN_RETRY: Micros = Micros::from_secs(1);
 
-    /// Why its server did not answer, where it is to blame.
+    /// Returns the reason for the metrics of the server; `None` if the server is not to blame.
     pub const fn reason(self) -> Option<Reason> {
         match self {
             Self::TimedOut => Some(Reason::TimedOut),
@@ -184,17 +186,18 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store is too slow for this call but works. Then the overload policy answers, otherwise the failure policy.
+    /// Returns true if the store works but is too slow for this call. Then the overload policy answers, otherwise the failure
+    /// policy.
     pub const fn is_overload(self) -> bool {
         matches!(self, Self::NoTime | Self::Late | Self::Overloaded)
     }
 
-    /// Returns whether the call was not sent. Then nothing of it was charged.
+    /// Returns true if the call was not sent because of overload. Then nothing of it was charged.
     pub const fn is_unsent(self) -> bool {
         matches!(self, Self::NoTime | Self::Overloaded)
     }
 
-    /// How long until asking again makes sense.
+    /// Returns the time until a retry makes sense.
     pub const fn retry(self) -> Micros {
         match self {
             Self::Down { retry } => retry,

@@ -1,7 +1,7 @@
-//! What happens, for those who watch: metrics, spans, and a line of the log about refusals.
+//! Telemetry: metrics, spans, and a log line about refusals.
 //!
-//! A decision is told of once, at the edge that answers it ([`Telemetry::observe`]); stores and sources tell of their own
-//! events. Nothing here waits, and nothing that a client sends becomes a label unless a rule asks for it.
+//! The edge that answers a decision reports it once ([`Telemetry::observe`]); stores and sources report their own events.
+//! Nothing here blocks, and no value from a client becomes a label unless a rule asks for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ pub mod servers;
 mod split;
 pub mod traces;
 
-/// The method that is counted, as the reference names it.
+/// Method name in the metrics of calls, as in the reference.
 const METHOD: &str = "ShouldRateLimit";
 
-/// Adds to the page what somebody else keeps.
+/// Adds the metrics of another component to the page.
 type Reading = Box<dyn Fn(&mut Page) + Send + Sync>;
 
-/// The only door to metrics and spans.
+/// Collector of all metrics and spans.
 pub struct Telemetry {
     is_on: bool,
     traces: Option<Arc<Traces>>,
@@ -58,17 +58,17 @@ pub struct Telemetry {
     response_time: Histogram,
     invalid: AtomicU64,
     limited: Arc<LimitedCalls>,
-    /// Decisions of which some part could not be asked of the store.
+    /// Decisions in which a failure policy answered for the store at least once.
     unasked: AtomicU64,
     watched_refusals: AtomicU64,
-    /// Requests that were told to wait, and those that waited here.
+    /// Admitted requests with a delay: by a header to Envoy, and held here.
     delayed: [AtomicU64; 2],
     unknown_domains: AtomicU64,
     loads: Loads,
     readings: Mutex<Vec<Reading>>,
 }
 
-/// What became of the rule files.
+/// Results of loading the rule files.
 #[derive(Debug, Default)]
 struct Loads {
     succeeded: AtomicU64,
@@ -79,7 +79,7 @@ struct Loads {
     loaded_us: AtomicU64,
 }
 
-/// A call that is being answered; its time is counted when this is dropped.
+/// A call that is being answered. Dropping it records its duration.
 pub struct Call<'a>(Option<(&'a Histogram, Instant)>);
 
 impl Drop for Call<'_> {
@@ -91,7 +91,8 @@ impl Drop for Call<'_> {
 }
 
 impl Telemetry {
-    /// Nothing yet, for a process that started then. Beyond `near_ratio` of a limit, hits are near it.
+    /// Creates telemetry without counts, for a process that started at `started`. Hits beyond `near_ratio` of a limit count
+    /// as near it.
     pub fn new(near_ratio: f32, started: Micros) -> Self {
         Self {
             is_on: true,
@@ -113,22 +114,22 @@ impl Telemetry {
         }
     }
 
-    /// One that counts no calls and no decisions.
+    /// Creates telemetry that counts no calls and no decisions.
     pub fn off(started: Micros) -> Self {
         Self { is_on: false, ..Self::new(1.0, started) }
     }
 
-    /// The same, and requests are recorded there.
+    /// Records requests as spans in `traces`, if that is set.
     pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
         Self { traces, ..self }
     }
 
-    /// Whether calls and decisions are counted.
+    /// Returns true if calls and decisions are counted.
     pub fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// A call has arrived.
+    /// Counts a call that has arrived, and starts to measure its duration.
     pub fn call(&self) -> Call<'_> {
         if !self.is_on {
             return Call(None);
@@ -137,12 +138,12 @@ impl Telemetry {
         Call(Some((&self.response_time, Instant::now())))
     }
 
-    /// A request has come in this way, with these headers; `None` when it is not recorded.
+    /// Starts the span of a request that arrived by `way` with these headers. Returns `None` if the request is not recorded.
     pub fn request(&self, way: Way, headers: &HeaderMap) -> Option<Span> {
         self.traces.as_ref()?.request(way, headers)
     }
 
-    /// A request means nothing, and was answered so.
+    /// Counts a request that was answered as invalid.
     pub fn invalid(&self) {
         if !self.is_on {
             return;
@@ -150,12 +151,12 @@ impl Telemetry {
         self.invalid.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a call that met a bound, whether or not other calls are counted.
+    /// Counts a call that hit a bound of this process, even if other calls are not counted.
     pub fn call_limited(&self, cause: Cause) {
         self.limited.count(cause);
     }
 
-    /// The counts of calls that met a bound, for parts that have no telemetry.
+    /// Returns the counts of calls that hit a bound, for components that have no telemetry.
     pub fn limited_calls(&self) -> Arc<LimitedCalls> {
         Arc::clone(&self.limited)
     }
@@ -183,8 +184,8 @@ impl Telemetry {
         }
     }
 
-    /// Counts a large request of so many descriptors, whose charges were counted slice by slice, and records it in `span`.
-    /// `request` and `decision` hold the descriptors that decide.
+    /// Counts a large request with `descriptors` descriptors and records it in `span`. Its charges were counted slice by
+    /// slice. `request` and `decision` hold only the descriptors that decide.
     pub fn observe_large(
         &self,
         descriptors: usize,
@@ -224,7 +225,7 @@ impl Telemetry {
         }
     }
 
-    /// Other rules are in force since `now`.
+    /// Reports that other rules are in force since `now`.
     pub fn rules_loaded<'a>(
         &self,
         generation: u64,
@@ -241,28 +242,28 @@ impl Telemetry {
         self.rules.replace(generation, domains, rules);
     }
 
-    /// The rule files were read, and rejected.
+    /// Reports that the rule files were read and rejected.
     pub fn rules_rejected(&self) {
         self.loads.rejected.fetch_add(1, Ordering::Relaxed);
         self.loads.is_rejected.store(true, Ordering::Relaxed);
     }
 
-    /// The rule files say again what is in force.
+    /// Reports that the rule files again have the content of the rules in force.
     pub fn rules_restored(&self) {
         self.loads.is_rejected.store(false, Ordering::Relaxed);
     }
 
-    /// Where stores tell of their servers.
+    /// Returns the metrics of the store's servers, for the stores to fill.
     pub fn servers(&self) -> Arc<Servers> {
         Arc::clone(&self.servers)
     }
 
-    /// Adds to every page what somebody else keeps.
+    /// Registers `reading`, which adds the metrics of another component to every page.
     pub fn also(&self, reading: impl Fn(&mut Page) + Send + Sync + 'static) {
         self.readings.lock().push(Box::new(reading));
     }
 
-    /// The metrics of this moment, in Prometheus' text format.
+    /// Returns the present metrics in Prometheus' text format.
     pub fn page(&self) -> String {
         let mut page = Page::default();
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -1,12 +1,13 @@
-//! How callers reach the service: listeners, connections, and an end that loses no call.
+//! Network edge: listeners, connections, and a graceful stop that loses no call.
 //!
 //! ```text
 //! Listener ── accepts ──> Workers ── one thread per core ──> connection (Http2 or Http1) ──> service
 //! ```
 //!
-//! One accept loop takes the sockets of a listener and hands each to the worker with the fewest, so a few busy Envoy
-//! connections still use every core. tonic's own server is not used: in 0.14.9 it spins when descriptors run out, cuts
-//! calls at the age of a connection, and waits for ever for a peer that never sent its preface (hyper#4170).
+//! One accept loop takes the sockets of a listener and hands each to the worker with the fewest connections, so a few
+//! busy Envoy connections still use every core. tonic's own server is not used: in 0.14.9 it spins when file
+//! descriptors run out, cuts calls at the maximum age of a connection, and waits forever for a peer that never sent its
+//! preface (hyper#4170).
 
 pub mod activity;
 pub mod admin;

@@ -1,5 +1,5 @@
 //! Counts the hits of each window of fixed length, aligned to the epoch.
-//! From the reference (envoyproxy/ratelimit), whose answers it gives.
+//! From the reference (envoyproxy/ratelimit); the answers are equal.
 //! Remembers a count and the number of its window: 16 bytes.
 //! Up to twice the limit passes within one window's length across a border; never more than the limit in one window.
 //! Choose `sliding_window` where a burst at the border hurts.
@@ -7,7 +7,7 @@
 use super::{Count, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
-/// The hits of each window.
+/// Counts the hits of each window.
 pub struct FixedWindow;
 
 /// The hits counted in one window.
@@ -29,7 +29,7 @@ impl Count for FixedWindow {
     fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
         let State { window, count: used } = state.at(now, quota);
         let limit = u64::from(quota.limit());
-        // Hits given back are taken back whatever is used.
+        // Giving back is admitted at any level.
         let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
         let left = if outcome.is_refused() { used } else { charged(used, hits) };
         let reset = end_of(window, quota).saturating_sub(now);
@@ -52,7 +52,7 @@ impl Count for FixedWindow {
     }
 
     fn undo(state: &mut State, _: Micros, at: Micros, hits: u64, quota: Quota) {
-        // From the window of the charge, and from no other.
+        // Only the window of the charge is changed.
         if state.window == at.get() / quota.window().length().get() {
             state.count = state.count.saturating_sub(hits);
         }
@@ -64,9 +64,9 @@ impl Count for FixedWindow {
 }
 
 impl State {
-    /// The window of a moment, and what is counted in it.
+    /// Returns the state at `now`: its window, and the hits counted in it.
     fn at(self, now: Micros, quota: Quota) -> Self {
-        // A clock that steps back stays in the window it had reached: no hits are forgotten.
+        // If the clock steps back, the state keeps its window: no hits are forgotten.
         let window = (now.get() / quota.window().length().get()).max(self.window);
         Self { window, count: if self.window == window { self.count } else { 0 } }
     }

@@ -1,16 +1,16 @@
-//! Counts as the generic cell rate algorithm does: hits evenly spaced, and a burst ahead of time.
-//! From ITU-T I.371; told as redis-cell tells it (limit, remaining, retry after, reset after).
-//! Remembers what `meter` remembers: 20 bytes.
+//! Counts hits with the generic cell rate algorithm: evenly spaced, with a burst ahead of time.
+//! From ITU-T I.371; reports the values that redis-cell reports (limit, remaining, retry after, reset after).
+//! Remembers the state of `meter`: 20 bytes.
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
-//! Choose `fixed_window` for quotas that start anew with the hour or the day.
+//! Choose `fixed_window` for quotas that restart with the hour or the day.
 
 use super::meter::{Ahead, Meter, Slots, above_the_highest};
 
-/// Hits evenly spaced: in whole ticks, the theoretical arrival time of the next is the level of a [`Meter`].
+/// Evenly spaced hits. In whole ticks, the theoretical arrival time of the next hit is the level of a [`Meter`].
 pub type Gcra = Meter<Arrivals>;
 
-/// A charge waits until the burst has room for it, so that what passes, each after its wait, is what would have passed had
-/// it come then: the level may stand above the burst, as far as waits reach.
+/// A charge waits until the burst has room for it. After their waits, hits pass at the times at which they would have been
+/// admitted without a delay. The level may exceed the burst, as far as the longest wait allows.
 pub struct Arrivals;
 
 impl Slots for Arrivals {
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn there_is_no_slot_above_the_highest_level_however_fast_it_drains() {
-        // A level of 2^52 drains within two seconds, and the longest wait is 300.
+        // A level of 2^52 drains within two seconds, and the longest wait is 300 s.
         let quota = Quota::new(u32::MAX, Window::of_unit(Unit::Second));
         let limit = Limit::new(Algorithm::Gcra, quota).expect("it can be counted");
         let limit = limit.delaying(Delay::Slot { max: Delay::LONGEST }).expect("it has slots");

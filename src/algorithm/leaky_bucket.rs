@@ -1,16 +1,16 @@
-//! Counts a queue: a bucket that holds `burst` hits and leaks evenly, `limit` per window; what does not fit is refused.
+//! Counts a queue: a bucket that holds `burst` hits and leaks evenly, `limit` per window. Hits that do not fit are refused.
 //! From Turner, "New directions in communications (or which way to the information age?)", 1986.
-//! Remembers what `meter` remembers, the hits that have not leaked yet: 20 bytes.
+//! Remembers the state of `meter`, the hits that have not leaked yet: 20 bytes.
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
-//! Choose `sliding_window` where no window may see more than the limit, a bucket that fills at once included.
+//! Choose `sliding_window` if no window may have more than the limit, even when a bucket fills at once.
 
 use super::meter::{Ahead, Meter, Slots};
 
-/// A bucket that leaks: what stands in it is the level of a [`Meter`].
+/// A leaky bucket. The level of a [`Meter`] is its content.
 pub type LeakyBucket = Meter<Queue>;
 
-/// A charge waits until what stood in the bucket before it has leaked, so that hits pass evenly spaced however many the
-/// bucket holds. What does not fit into it is refused.
+/// A charge waits until the hits before it in the bucket have leaked, so that hits pass evenly spaced. Hits that do not fit into
+/// the bucket are refused.
 pub struct Queue;
 
 impl Slots for Queue {
@@ -36,7 +36,8 @@ mod tests {
 
     #[test]
     fn a_bucket_of_eleven_lets_its_hits_out_a_fifth_of_a_second_apart() {
-        // The longest wait and the bucket end at the same hit; then the bucket, then the longest wait is reached first.
+        // First case: the bucket and the longest wait end at the same hit. Second: the bucket ends first. Others: the longest
+        // wait does.
         for (burst, max, slots, retry) in
             [(11, 2_000, 11, 200), (11, 3_000, 11, 200), (100, 2_000, 11, 200), (100, 1_000, 6, 200)]
         {
@@ -63,7 +64,7 @@ mod tests {
         let mut state = limit.fresh();
         let mut charge = |hits| limit.charge(&mut state, NOON, Hits::take(hits), Charging::Each).0;
         assert!(!charge(8).outcome.is_refused());
-        // One hit fits at once, but would wait 1.6 s; four fit when two have leaked.
+        // One hit fits at once, but would wait 1.6 s. Four hits fit when two have leaked.
         assert_eq!([charge(1), charge(4)].map(|told| told.retry), [100, 400].map(|ms| Some(Micros::from_millis(ms))));
     }
 }

@@ -1,54 +1,55 @@
-//! Counts a level that every hit raises and time lowers: what `token_bucket`, `leaky_bucket` and `gcra` share.
+//! Counts a level that every hit raises and time lowers, for `token_bucket`, `leaky_bucket` and `gcra`.
 //! The leaky bucket as a meter (Turner 1986), in whole ticks and grains instead of fractions.
 //! Remembers a tick, a level and the smallest limit: 20 bytes.
-//! Exact to the tick: never more than the burst plus what drains in the ticks that begin, in any interval; nothing is wasted.
-//! Choose `fixed_window` for quotas that start anew with the hour or the day.
+//! Exact to the tick: in any interval at most the burst plus the hits that drain in the ticks that begin in it; no capacity is
+//! lost.
+//! Choose `fixed_window` for quotas that restart with the hour or the day.
 //!
-//! A hit is as many grains as its window has ticks, and `limit` grains drain per tick, so the level knows nothing of the
+//! A hit costs one grain for each tick of its window, and `limit` grains drain per tick, so the level does not depend on the
 //! limit. Every product stays below 2^53.
 //!
-//! Where a charge may wait for a slot it is admitted before there is room for it, and told how long it has to wait. The
-//! algorithms differ in what it waits for, and say so in their files.
+//! With slots, a charge is admitted before there is room for it, and its verdict has the wait. The algorithms differ in the event
+//! that a charge waits for; their files describe it.
 
 use std::marker::PhantomData;
 
 use super::{Count, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
-/// The longest wait that is ever promised: ten years. Beyond that no clock is worth a promise.
+/// Longest wait that a verdict promises: ten years.
 const LONGEST_WAIT: Micros = Micros::from_secs(315_360_000);
 
-/// A level of hits that drains, and how a charge waits for its slot.
+/// A level of hits that drains. `S` defines the wait of a charge for its slot.
 pub struct Meter<S>(PhantomData<S>);
 
-/// How a charge waits for its slot.
+/// Wait of a charge for its slot.
 pub trait Slots {
-    /// Whether there are slots to wait for.
+    /// True if there are slots to wait for.
     const ARE_THERE: bool;
 
-    /// What has to drain for a charge that finds this `level` and makes it as high as `wanted`, where there is `room` up to
-    /// the burst.
+    /// Returns the grains that must drain before a charge. It finds this `level` and raises it to `wanted`; `room` is the level
+    /// of a full burst.
     fn ahead(level: u64, wanted: u64, room: u64) -> Ahead;
 }
 
-/// What has to drain, in grains.
+/// Grains that must drain before a charge.
 #[derive(Clone, Copy)]
 pub struct Ahead {
-    /// Before it is the turn of a charge: so long it waits in its slot.
+    /// Grains before the turn of the charge: it waits for them in its slot.
     pub of_turn: u64,
-    /// Before there is a slot for it at all.
+    /// Grains before there is a slot for the charge.
     pub of_slot: u64,
 }
 
-/// Nobody waits: what does not fit is refused.
+/// No slots: a charge that does not fit is refused.
 pub struct NoSlots;
 
-/// A level, and the tick at which it stood there.
+/// A level, and the tick of that level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     tick: u64,
     level: u64,
-    /// The smallest limit it was charged against: under that one it is idle last.
+    /// Smallest limit that it was charged against: under this limit it becomes idle last.
     slowest: u32,
 }
 
@@ -92,7 +93,7 @@ impl<S: Slots> Count for Meter<S> {
 
     fn undo(state: &mut State, now: Micros, at: Micros, hits: u64, quota: Quota) {
         let drained = state.at(now, quota);
-        // What the charge added, less what has drained since: at least that much still stands.
+        // At least this much of the charge still stands: its grains, minus the grains that have drained since.
         let since = drained.tick.saturating_sub(at.get() / quota.tick().get());
         let added = hits.saturating_mul(quota.ticks());
         let back = added.saturating_sub(since.saturating_mul(u64::from(quota.limit())));
@@ -106,16 +107,16 @@ impl<S: Slots> Count for Meter<S> {
 }
 
 impl State {
-    /// The tick of a moment, and the level then.
+    /// Returns the state at `now`: its tick, and the level at that tick.
     fn at(self, now: Micros, quota: Quota) -> Self {
-        // A clock that steps back waits where it was: nothing drains twice.
+        // If the clock steps back, the state keeps its tick: nothing drains twice.
         let tick = (now.get() / quota.tick().get()).max(self.tick);
         let drained = (tick - self.tick).saturating_mul(u64::from(quota.limit()));
         Self { tick, level: self.level.saturating_sub(drained), ..self }
     }
 }
 
-/// What a charge is told that waits for its slot, `max` at most.
+/// Returns the verdict of a charge that waits for its slot, at most `max`.
 fn told<S: Slots>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
     let (limit, burst, grains) = (u64::from(quota.limit()), u64::from(quota.burst()), quota.ticks());
     let State { tick, level, .. } = state.at(now, quota);
@@ -130,14 +131,14 @@ fn told<S: Slots>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Mic
 
     let Ahead { of_turn, of_slot } = S::ahead(level, level + cost, room);
     let delay = wait(of_turn);
-    // Hits given back are taken back whatever is used.
+    // Giving back is admitted at any level.
     let outcome = Outcome::admitted_if((of_slot == 0 && delay <= max) || hits.given_back() > 0);
     let is_refused = outcome.is_refused();
     let fits_ever = || {
         let idle = S::ahead(0, cost, room);
         idle.of_slot == 0 && ticks(idle.of_turn) <= max.get().div_ceil(quota.tick().get()) && limit > 0
     };
-    // Its wait shrinks as time goes on, so it fits when there is a slot whose wait has shrunk to the longest.
+    // The wait shrinks with time. The charge fits as soon as there is a slot and its wait has shrunk to `max`.
     let fits_in = || wait(of_slot).max(delay.saturating_sub(max)).min(LONGEST_WAIT);
     let left = if is_refused { level } else { charged(level, hits, quota) };
     let remaining = hits32(room.saturating_sub(left) / grains);
@@ -157,7 +158,7 @@ fn charged(level: u64, hits: Hits, quota: Quota) -> u64 {
     (level + hits.taken() * grains).saturating_sub(hits.given_back() * grains).min(MOST_COUNTED)
 }
 
-/// The most that a level can be: what would stand above it has no slot.
+/// Returns the grains of `wanted` above the highest level, `MOST_COUNTED`. Hits above it have no slot.
 pub const fn above_the_highest(wanted: u64) -> u64 {
     wanted.saturating_sub(MOST_COUNTED)
 }

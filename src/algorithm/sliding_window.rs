@@ -1,14 +1,14 @@
-//! Counts the hits of this window, and those of the one before by the share of it that is less than a window ago.
+//! Counts the hits of this window, and a share of the previous window: the part of it that is less than a window ago.
 //! From Cloudflare's "How we built rate limiting capable of scaling to millions of domains", 2017; here in whole ticks.
 //! Remembers two counts and the number of a window: 24 bytes.
-//! Assumes that the hits of the window before were spread evenly: where they came at its end, nearly twice the limit can
-//! pass within one window's length, and where they came at its beginning, as much is refused that would have fitted.
-//! Choose `sliding_log` where the limit is small and no hit may be one too many.
+//! Assumes that the hits of the previous window were spread evenly. If they came at its end, nearly twice the limit can pass
+//! within one window's length. If they came at its beginning, as many hits are refused that would have fitted.
+//! Choose `sliding_log` if the limit is small and no hit may be one too many.
 
 use super::{Count, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
-/// The hits of this window and a share of those of the window before.
+/// Counts the hits of this window and a share of the previous window.
 pub struct SlidingWindow;
 
 /// The hits counted in two windows, and the number of the later one.
@@ -19,7 +19,7 @@ pub struct State {
     current: u64,
 }
 
-/// Of one window: how many ticks of it, and how many of them have passed.
+/// Elapsed part of one window: `ticks` of its `of` ticks have passed.
 #[derive(Clone, Copy)]
 struct Elapsed {
     ticks: u64,
@@ -39,7 +39,7 @@ impl Count for SlidingWindow {
         let limit = u64::from(quota.limit());
         let (found, elapsed) = state.at(now, quota);
         let used = found.estimate(elapsed);
-        // Hits given back are taken back whatever is used.
+        // Giving back is admitted at any level.
         let outcome = Outcome::admitted_if(used + hits.taken() <= limit || hits.given_back() > 0);
         let left = if outcome.is_refused() { found } else { found.charged(hits) };
         let remaining = hits32(limit.saturating_sub(left.estimate(elapsed)));
@@ -60,7 +60,7 @@ impl Count for SlidingWindow {
     }
 
     fn undo(state: &mut State, _: Micros, at: Micros, hits: u64, quota: Quota) {
-        // From the window of the charge, as far as that still counts.
+        // Only the window of the charge is changed, if it still counts.
         let window = at.get() / quota.window().length().get();
         if window == state.window {
             state.current = state.current.saturating_sub(hits);
@@ -75,11 +75,11 @@ impl Count for SlidingWindow {
 }
 
 impl State {
-    /// The window of a moment with the counts that matter then, and how much of it has passed.
+    /// Returns the state at `now`, with the counts that matter then, and the elapsed part of its window.
     fn at(self, now: Micros, quota: Quota) -> (Self, Elapsed) {
         let length = quota.window().length().get();
         let reached = now.get() / length;
-        // A clock that steps back waits at the beginning of the window it had reached.
+        // If the clock steps back, it stays at the beginning of the window that it had reached.
         let window = reached.max(self.window);
         let passed = if reached == window { now.get() % length / quota.tick().get() } else { 0 };
         let (previous, current) = match window - self.window {
@@ -90,12 +90,13 @@ impl State {
         (Self { window, previous, current }, Elapsed { ticks: passed, of: quota.ticks() })
     }
 
-    /// The hits of the length of a window that ends now, if those of the window before were spread evenly.
+    /// Returns the estimated hits of a window's length that ends now. Assumes that the hits of the previous window were spread
+    /// evenly.
     fn estimate(self, elapsed: Elapsed) -> u64 {
         self.current + elapsed.share_left(self.previous)
     }
 
-    /// With the hits on it. Those given back are the latest: of this window first, then of the one before.
+    /// Returns the state with the hits added. Hits given back are taken from this window first, then from the previous one.
     fn charged(self, hits: Hits) -> Self {
         let current = self.current + hits.taken();
         let beyond = hits.given_back().saturating_sub(current);
@@ -106,10 +107,11 @@ impl State {
         }
     }
 
-    /// The moment at which the estimate, which is above it, has come down to `most`.
+    /// Returns the time at which the estimate, now above `most`, has come down to `most`.
     fn fits_at(self, most: u64, quota: Quota) -> Micros {
         let ticks = quota.ticks();
-        // In this window as the share of the previous one goes down, or in the next as that of this one does.
+        // It comes down in this window as the share of the previous window shrinks, or in the next as the share of this one
+        // shrinks.
         let (window, room, shrinking) = match most.checked_sub(self.current) {
             Some(room) => (self.window, room, self.previous),
             None => (self.window.saturating_add(1), most, self.current),
@@ -130,8 +132,8 @@ impl State {
 }
 
 impl Elapsed {
-    /// The share of `hits` that belongs to the ticks not passed yet, rounded up. In two parts, so that no product leaves
-    /// 2^53.
+    /// Returns the share of `hits` for the ticks that have not passed yet, rounded up. Computed in two parts, so that no product
+    /// exceeds 2^53.
     const fn share_left(self, hits: u64) -> u64 {
         let left = self.of - self.ticks;
         hits / self.of * left + (hits % self.of * left).div_ceil(self.of)

@@ -1,10 +1,10 @@
-//! Counts tokens: a bucket of `burst` of them is filled evenly, `limit` per window, and every hit takes one out.
+//! Counts tokens: a bucket of `burst` tokens is filled evenly, `limit` per window, and every hit takes one token.
 //! From Turner, "New directions in communications (or which way to the information age?)", 1986.
-//! Remembers what `meter` remembers, the tokens that are missing: 20 bytes.
+//! Remembers the state of `meter`, the missing tokens: 20 bytes.
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
-//! Choose `sliding_window` where no window may see more than the limit, a full bucket's burst included.
+//! Choose `sliding_window` if no window may have more than the limit, even when the bucket is full.
 
 use super::meter::{Meter, NoSlots};
 
-/// A bucket of tokens: the level of a [`Meter`] is what is missing from it.
+/// A bucket of tokens. The level of a [`Meter`] is the number of missing tokens.
 pub type TokenBucket = Meter<NoSlots>;

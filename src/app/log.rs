@@ -1,4 +1,4 @@
-//! The wiring of the log: lines go to standard error by way of a queue, at a level that may change while the process runs.
+//! Set-up of the log: a bounded queue before standard error, and a level that can change at run time.
 
 use std::any::Any;
 use std::io::IsTerminal;
@@ -19,27 +19,27 @@ use crate::telemetry::json_lines::JsonLines;
 use crate::telemetry::lines::Lines;
 use crate::transport::admin;
 
-/// Where the lines come from that are shown whatever the level: what an operator did, or waits for.
+/// Target of the log lines that are written at every level: operator actions, and events that an operator waits for.
 pub(super) const TARGET: &str = module_path!();
-/// How long the end of the process waits for its last lines to be written: 500 ms.
+/// Longest wait for the last log lines to be written when the process ends: 500 ms.
 const FLUSH: Duration = Duration::from_millis(500);
 
-/// The log of the process. The last lines are written when this is dropped.
+/// The log of the process. Dropping it flushes the queue, for at most 500 ms.
 pub(super) struct Log {
-    /// What waits to be written.
+    /// Queue of lines that are not yet written.
     pub(super) lines: Arc<Lines>,
-    /// The least severity that is logged.
+    /// Minimum severity that is logged.
     pub(super) level: Arc<ChangingLevel>,
 }
 
-/// The least severity that is logged, and the filter that keeps it.
+/// Minimum severity that is logged, and the filter that applies it.
 pub(super) struct ChangingLevel {
     level: Mutex<Level>,
     filter: Handle<Targets, Registry>,
 }
 
 impl Log {
-    /// Begins to log as the settings say. A second start in one process goes on with the log of the first.
+    /// Starts the log according to `settings`. A second start in one process reuses the log of the first.
     pub(super) fn start(settings: &Settings) -> anyhow::Result<Self> {
         static FIRST: OnceLock<(Arc<Lines>, Arc<ChangingLevel>)> = OnceLock::new();
         let level = settings.log_level.0;
@@ -49,7 +49,7 @@ impl Log {
         let is_colored = settings.log_format == LogFormat::Text && std::io::stderr().is_terminal();
         let lines = Arc::new(Lines::new(is_colored));
         let writer = Arc::clone(&lines);
-        // Not one that is waited for: standard error may be a pipe that nobody reads.
+        // A detached thread: standard error may be a pipe that nobody reads.
         let started = std::thread::Builder::new().name("log".to_owned()).spawn(move || {
             writer.write_to(std::io::stderr());
         });
@@ -60,7 +60,7 @@ impl Log {
             LogFormat::Text => layer.with_ansi(is_colored).boxed(),
             LogFormat::Json => layer.with_ansi(false).event_format(JsonLines).boxed(),
         };
-        // Whoever embeds this may have a log already, and keeps it.
+        // A program that embeds this one may have set up a subscriber already; that one stays.
         let _ = tracing_subscriber::registry().with(layer.with_filter(changing)).try_init();
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current().name().unwrap_or_default().to_owned();
@@ -79,7 +79,7 @@ impl Drop for Log {
     }
 }
 
-/// What a panic says.
+/// Returns the message of a panic; empty if the payload is not text.
 fn words(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or_default()
@@ -103,7 +103,7 @@ impl admin::LogLevel for ChangingLevel {
 }
 
 fn targets(level: Level) -> Targets {
-    // Below `info`, what HTTP/2 does frame by frame hides what Tidegate says.
+    // Below `info`, the frame logs of HTTP/2 would drown Tidegate's own lines.
     Targets::new()
         .with_target("tidegate", level)
         .with_target(super::reload::TARGET, level.max(Level::INFO))

@@ -1,4 +1,4 @@
-//! The files that are read before the service starts, and those of `tidegate check`.
+//! Files that are read before the service starts, and by `tidegate check`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::source::load::Loader;
 use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
-/// The settings that concern rule files.
+/// Settings that apply to rule files.
 pub const RULE_SETTINGS: [&str; 6] = [
     "MERGE_DOMAIN_CONFIG",
     "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
@@ -25,25 +25,25 @@ pub const RULE_SETTINGS: [&str; 6] = [
     "KEY_SECRET_FILE",
 ];
 
-/// All that a start reads from files.
+/// Everything that a start reads from files.
 pub(super) struct Read {
-    /// What follows the rule files.
+    /// Loader that rereads the rule files later.
     pub(super) loader: Loader,
     /// The rules.
     pub(super) rules: RuleSet,
-    /// The number of rule files.
+    /// Number of rule files.
     pub(super) files: usize,
-    /// The files of Redis, if counters are there.
+    /// Credentials and certificates for Redis, if counters are in Redis.
     pub(super) redis: Option<RedisFiles>,
-    /// What delivers spans, if requests are recorded. It reads the authorities of the system.
+    /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
 }
 
 impl Read {
-    /// Reads the files and prints the warnings of the rule files. Blocks while a file system does.
+    /// Reads all files and prints the warnings about rule files. Blocks while the file system does.
     ///
     /// # Errors
-    /// What is wrong with them, with the path.
+    /// If a file cannot be used; names its path.
     pub(super) fn all(settings: &Settings, source: Source) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
         let (loader, Loaded { rules, warnings }, files) = Loader::start(source, options)?;
@@ -55,11 +55,11 @@ impl Read {
     }
 }
 
-/// Reads and compiles rule files for a command, as the service does; returns their number and what came of them. A read of more
-/// than 10 s is reported on standard error.
+/// Reads and compiles the rule files of `source` as the service does, for a command. Returns the number of files and
+/// the compiled rules or their errors. Reports a read of more than 10 s on standard error.
 ///
 /// # Errors
-/// When files cannot be read.
+/// If files cannot be read.
 pub fn load(settings: Settings, source: Source) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
     let load = move || {
         let files = read(&source)?;
@@ -71,24 +71,24 @@ pub fn load(settings: Settings, source: Source) -> anyhow::Result<(usize, Result
     }))?
 }
 
-/// Checks that the file is readable that `SSL_CERT_FILE` names in place of the system's authorities: the TLS libraries read it
-/// without a bound.
+/// Checks the file that `SSL_CERT_FILE` names in place of the system's authorities: the TLS libraries read it without a
+/// size limit.
 ///
 /// # Errors
-/// When it is no regular file, or too large.
+/// If it is not a regular file, is too large, or is not readable.
 pub(super) fn system_authorities() -> anyhow::Result<()> {
     let Some(path) = environment("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(()) };
     let file = Named::new("SSL_CERT_FILE", PathBuf::from(path), MAX_CERTIFICATES);
     Ok(file.read("certificates as PEM", |_| Some(()))?)
 }
 
-/// Reads rule files; the error has a line for each path that could not be read.
+/// Reads the rule files; the error has one line for each path that could not be read.
 fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
     let lines = |wrong: Vec<UnreadableRules>| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     source.read().map_err(|wrong| anyhow::anyhow!(lines(wrong)))
 }
 
-/// What the settings of the process add to the rule files.
+/// Returns the options of the rule compiler that the settings define.
 fn options(settings: &Settings) -> anyhow::Result<Options> {
     let charging = match settings.stop_cache_key_increment_when_overlimit {
         true => Charging::AllOrNothing,
@@ -106,7 +106,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
     })
 }
 
-/// The secret in a file, if one is named.
+/// Reads the secret from the file at `path`. Returns `None` if `path` is empty.
 fn key_secret(path: &str) -> anyhow::Result<Option<KeySecret>> {
     if path.is_empty() {
         return Ok(None);

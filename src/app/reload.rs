@@ -1,4 +1,4 @@
-//! The wiring of rules that change while they are in force.
+//! Reload of the rules at run time: waits for changed files, compiles them and replaces the rules in force.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::source::watch::{Watch, Why};
 use crate::telemetry::Telemetry;
 use crate::transport::admin::Loaded;
 
-/// Where the lines that tell of a reload come from: they are shown whatever the level of the log, for a reload is as rare
-/// as a start, and somebody waits for it.
+/// Target of the log lines about reloads. They are written at every log level: a reload is as rare as a start, and an
+/// operator waits for its result.
 pub(super) const TARGET: &str = module_path!();
-/// The most rule sets that are kept until nobody decides by them any more: 8. One kept no longer is dropped by whoever
-/// has it last.
+/// Maximum number of replaced rule sets that are kept until no request uses them: 8. A rule set beyond that is dropped
+/// by its last user.
 const MOST_RETIRED: usize = 8;
 
-/// Follows the rule files, for as long as it is run.
+/// Reloads the rules whenever their files change. Never returns.
 pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<Loaded>, telemetry: Arc<Telemetry>) {
     let (watch, error) = Watch::new();
     if let Some(error) = error {
@@ -42,7 +42,7 @@ pub(super) async fn follow(loader: Loader, live: Arc<Live>, tell: watch::Sender<
     }));
     let mut why = Why::Told;
     loop {
-        // What this takes grows with the rules, and a file system may not answer at all.
+        // The time of a load grows with the number of rules, and a file system may not answer at all.
         let once = {
             let reload = Arc::clone(&reload);
             move || reload.lock().once(why)
@@ -73,9 +73,9 @@ struct Reload {
     tell: watch::Sender<Loaded>,
     telemetry: Arc<Telemetry>,
     watch: Arc<Watch>,
-    /// Rules that are no longer in force and by which somebody may still decide.
+    /// Replaced rule sets that requests may still use.
     retired: Vec<Arc<RuleSet>>,
-    /// What was last said of directories that are not watched.
+    /// Last warning about directories that cannot be watched.
     complaint: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl Reload {
                 warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
                 let what = counted(&rules, files);
                 let load = self.live.next_generation();
-                // Before they are in force, so that the first decision by them finds where it is counted.
+                // Before the rules are in force, so that their first decision finds its counts.
                 watched::rules_loaded(&self.telemetry, &rules, load);
                 self.retired.push(self.live.replace(rules));
                 self.tell.send_modify(|loaded| {
@@ -115,7 +115,7 @@ impl Reload {
                 tracing::info!("the rule files say again what is in force");
             }
         }
-        // Nobody can get hold of them any more, so what this thread alone has it may drop.
+        // No request can acquire these any more, so a rule set that only this thread holds can be dropped here.
         self.retired.retain(|rules| Arc::strong_count(rules) > 1);
         let surplus = self.retired.len().saturating_sub(MOST_RETIRED);
         self.retired.drain(..surplus);

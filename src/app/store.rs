@@ -1,4 +1,4 @@
-//! The wiring of the stores: what the settings say of them, in the stores' own terms.
+//! Construction of the stores from the settings.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -21,33 +21,33 @@ use crate::telemetry::servers::Servers;
 
 /// The stores of the process.
 pub(super) struct Stores {
-    /// The one that is asked, behind its guard.
+    /// The configured store, behind its guard.
     pub(super) guard: Guard,
-    /// The embedded one: the one that is asked, or the one that decides under the policy `local`.
+    /// The embedded store: either the configured one, or the one that decides under the policy `local`.
     pub(super) memory: Arc<Memory>,
-    /// Redis, if it is the one that is asked.
+    /// Redis, if it is the configured store.
     pub(super) redis: Option<Redis>,
-    /// The number of instances that share the counters.
+    /// Number of instances that share the counters.
     pub(super) replicas: Arc<Replicas>,
 }
 
-/// What the files say that the settings of Redis name: of the one for all limits, and of the one for limits per second.
+/// Contents of the files that the Redis settings name, for the main Redis and for the one for limits per second.
 pub(super) struct RedisFiles {
     main: Secrets,
     per_second: Option<Secrets>,
 }
 
-/// Who Tidegate is to one Redis, and how connections are protected, if they are.
+/// Credentials for one Redis, and the TLS configuration if connections use TLS.
 struct Secrets {
     credentials: Arc<Credentials>,
     tls: Option<Arc<Tls>>,
 }
 
 impl RedisFiles {
-    /// Reads the files, if counters are in Redis. Blocks while a file system does.
+    /// Reads the files, if counters are in Redis. Blocks while the file system does.
     ///
     /// # Errors
-    /// When a file cannot be used: with the variable and the path.
+    /// If a file cannot be used; names the variable and the path.
     pub(super) fn read(settings: &Settings) -> anyhow::Result<Option<Self>> {
         let StoreChoice::Redis { main, per_second } = &settings.store else { return Ok(None) };
         let per_second = per_second.as_deref().map(|apart| Secrets::read(apart, "REDIS_PERSECOND_AUTH_FILE"));
@@ -66,8 +66,8 @@ impl Secrets {
     }
 }
 
-/// Makes the stores for `threads` threads that call them. `files` is what the settings of Redis name; `watched` counts how its
-/// servers answer.
+/// Creates the stores for `threads` calling threads. `files` holds the contents of the files that the Redis settings
+/// name; `watched` records the metrics of each server.
 pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usize, watched: &Arc<Servers>) -> Stores {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let memory = Arc::new(Memory::new(Arc::clone(&clock), settings.memory_max_counters.0));
@@ -111,10 +111,10 @@ fn instance(redis: &RedisSettings, secrets: Secrets, watched: &Arc<Servers>) -> 
     Instance { topology, access }
 }
 
-/// Reads the files of TLS for the first time.
+/// Reads the TLS files for the first time.
 fn tls(settings: &TlsSettings) -> anyhow::Result<Arc<Tls>> {
     system_authorities()?;
-    // The Redis client takes the provider of the process. A second start in one process keeps that of the first.
+    // The Redis client uses the crypto provider of the process. A second start in one process keeps that of the first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let authorities = settings.authorities.clone();
     let files = Files {

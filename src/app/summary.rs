@@ -1,4 +1,4 @@
-//! What a start says: where it listens, what it enforces, and what to try next.
+//! Start-up summary: the listeners, the rules in force, and commands to try next.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,27 +7,27 @@ use crate::model::StorePolicies;
 use crate::rules::{Example, RuleSet};
 use crate::settings::{Settings, StoreChoice};
 
-/// The most domains that are named: 8.
+/// Maximum number of domains that are listed by name: 8.
 const MOST_NAMED: usize = 8;
 
-/// What a start says, for people.
+/// Start-up summary, as text for people.
 #[derive(Debug)]
 pub struct Summary<'a> {
     /// The settings in force.
     pub settings: &'a Settings,
     /// The rules in force.
     pub rules: &'a RuleSet,
-    /// How this program was called, for the commands to try.
+    /// Name under which this program was called, for the commands to try.
     pub program: &'a str,
-    /// How many files they come from.
+    /// Number of rule files.
     pub files: usize,
-    /// Where the gRPC listener is.
+    /// Address of the gRPC listener.
     pub grpc: SocketAddr,
-    /// Where the HTTP listener is.
+    /// Address of the HTTP listener.
     pub http: SocketAddr,
-    /// Where the debug listener is.
+    /// Address of the debug listener.
     pub debug: SocketAddr,
-    /// Where the metrics have a listener of their own.
+    /// Address of the metrics listener, if there is one.
     pub metrics: Option<SocketAddr>,
 }
 
@@ -63,14 +63,14 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
-/// `12 rules in 2 domains from 1 file`.
+/// Returns the size of a rule set, such as `12 rules in 2 domains from 1 file`.
 pub fn counted(rules: &RuleSet, files: usize) -> String {
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let (all, domains) = (usize::try_from(rules.len()).unwrap_or(usize::MAX), rules.domains().len());
     format!("{} in {} from {}", counted(all, "rule"), counted(domains, "domain"), counted(files, "file"))
 }
 
-/// Where counters are, and why there if nobody said so.
+/// Describes the store. Adds the reason if memory was chosen because no Redis address is set.
 fn store(settings: &Settings) -> String {
     match &settings.store {
         StoreChoice::Memory { is_asked } => {
@@ -82,7 +82,7 @@ fn store(settings: &Settings) -> String {
     }
 }
 
-/// Two commands that ask a server just started until it refuses.
+/// Writes two example commands; each calls the server until a limit refuses.
 fn try_next(
     f: &mut fmt::Formatter<'_>,
     program: &str,
@@ -103,7 +103,7 @@ fn try_next(
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }
 
-/// An address that a client on this machine can use.
+/// Returns an address at which a client on this machine reaches `at`.
 fn reachable(at: SocketAddr) -> SocketAddr {
     match at.ip() {
         ip if ip.is_unspecified() && ip.is_ipv6() => SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], at.port())),
@@ -112,13 +112,13 @@ fn reachable(at: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A descriptor as the command line takes it: `key=value,key=value`.
+/// Formats a descriptor as the command line takes it: `key=value,key=value`.
 fn notation(entries: &[(String, String)]) -> String {
     let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
     entries.iter().map(|(key, value)| format!("{}={}", escape(key), escape(value))).collect::<Vec<_>>().join(",")
 }
 
-/// A word as a shell takes it.
+/// Quotes `text` for a shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
     if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }

@@ -1,5 +1,5 @@
-//! The wiring of traces: spans wait in a bounded queue and are delivered by a thread of its own, so that no decision waits
-//! for who receives them.
+//! Export of traces: spans wait in a bounded queue, and a separate thread delivers them, so no decision waits for the
+//! receiver.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,38 +23,38 @@ use crate::settings::{Protocol, Settings, TraceSettings};
 use crate::store::redis::backoff::Quiet;
 use crate::telemetry::traces::{Sampler, Traces};
 
-/// The most spans that wait to be delivered: 2,048, as in OpenTelemetry's own batch processors.
+/// Capacity of the queue of spans: 2,048, as in OpenTelemetry's own batch processors.
 const MOST_WAITING: usize = 2_048;
-/// The most spans of one delivery: 512, likewise.
+/// Maximum number of spans in one delivery: 512, as in OpenTelemetry's own batch processors.
 const MOST_AT_ONCE: usize = 512;
-/// How long a span waits for others to be delivered with: 1 s.
+/// Time that a delivery waits for more spans: 1 s.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long the end of the process waits until the last spans are delivered: 1 s.
+/// Longest wait for the last delivery when the process ends: 1 s.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// The thread that delivers spans.
+/// Handle of the thread that delivers spans.
 pub(super) struct Exporting {
     dropped: Arc<AtomicU64>,
     stop: watch::Sender<bool>,
 }
 
 impl Exporting {
-    /// Starts it, if requests are recorded; `None` if not.
+    /// Starts the thread. Returns `None` if tracing is off.
     ///
     /// # Errors
-    /// When nothing can be delivered as the settings say.
+    /// If no exporter can be built from the settings, or the thread cannot be started.
     pub(super) fn start(settings: &Settings) -> anyhow::Result<Option<(Arc<Traces>, Self)>> {
         let Some(settings) = &settings.traces else { return Ok(None) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let exporter = {
-            // The connection is made by the thread, when there is something to deliver.
+            // The thread connects later, when it has spans to deliver.
             let _inside = runtime.enter();
             exporter(settings).with_context(|| format!("spans cannot be delivered to {}", settings.endpoint))
         };
         let mut exporter = match exporter {
             Ok(exporter) => exporter,
             Err(error) => {
-                // To drop it would wait, which the runtime that asks for this may not.
+                // A plain drop would block, which is not allowed inside the calling runtime.
                 runtime.shutdown_background();
                 return Err(error);
             }
@@ -74,35 +74,35 @@ impl Exporting {
         Ok(Some((Arc::new(traces), Self { dropped, stop })))
     }
 
-    /// How many spans were not delivered, as it is counted.
+    /// Returns the counter of spans that were not delivered.
     pub(super) fn dropped(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.dropped)
     }
 
-    /// Delivers what is left, and waits for it, but not long.
+    /// Delivers the queued spans, for at most 1 s.
     pub(super) async fn flush(self) {
         self.stop.send_replace(true);
         let _ = timeout(FLUSH, self.stop.closed()).await;
     }
 }
 
-/// Delivers spans.
+/// State of the delivery thread.
 struct Delivery {
     exporter: SpanExporter,
-    /// How long one delivery may take.
+    /// Timeout of one delivery.
     patience: Duration,
     dropped: Arc<AtomicU64>,
     complaints: Quiet,
 }
 
 impl Delivery {
-    /// Delivers whatever comes, until it is stopped and nothing is left.
+    /// Delivers spans until `stopped` is set and the queue is empty.
     async fn run(self, mut waiting: mpsc::Receiver<SpanData>, mut stopped: watch::Receiver<bool>) {
         let (mut batch, mut is_open) = (Vec::new(), true);
         while is_open {
             is_open = tokio::select! {
                 is_open = gather(&mut waiting, &mut batch) => is_open,
-                // What is there by now is still gathered.
+                // Spans that are already queued are still delivered.
                 _ = stopped.wait_for(|stop| *stop), if !waiting.is_closed() => {
                     waiting.close();
                     true
@@ -116,7 +116,7 @@ impl Delivery {
 
     async fn deliver(&self, batch: Vec<SpanData>) {
         let count = batch.len();
-        // The exporter bounds an answer, and over gRPC not the connection.
+        // The exporter's own timeout covers the response, but over gRPC not the connection.
         let error = match timeout(self.patience, self.exporter.export(batch)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
@@ -129,8 +129,8 @@ impl Delivery {
     }
 }
 
-/// Waits for spans, and a while for more of them. What is in `batch` stays there if this is dropped. False when no more
-/// will come.
+/// Waits for spans, then up to 1 s for more. Returns false once the queue is closed. Spans in `batch` stay there if the
+/// future is dropped.
 async fn gather(waiting: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData>) -> bool {
     let more = async |batch: &mut Vec<SpanData>, waiting: &mut mpsc::Receiver<SpanData>| {
         waiting.recv_many(batch, MOST_AT_ONCE - batch.len()).await > 0
@@ -149,7 +149,7 @@ async fn gather(waiting: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData
     timeout(GATHER, rest).await.unwrap_or(true)
 }
 
-/// What delivers as the settings say. What else the variables of OpenTelemetry say, such as headers, it reads itself.
+/// Builds the exporter. It reads the other variables of OpenTelemetry, such as headers, itself.
 fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
     let TraceSettings { protocol, endpoint, timeout, .. } = settings;
     let is_tls = endpoint.starts_with("https:");
@@ -184,7 +184,7 @@ fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
     })
 }
 
-/// What is said of this process with its spans.
+/// Returns the resource attributes that describe this process in its spans.
 fn resource(settings: &TraceSettings) -> Resource {
     let given = settings.resource.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone()));
     Resource::builder_empty()
@@ -195,7 +195,7 @@ fn resource(settings: &TraceSettings) -> Resource {
         .build()
 }
 
-/// A random UUID, of 122 of these bits.
+/// Formats a random UUID (version 4); 122 bits come from `random`.
 fn uuid(random: TraceId) -> String {
     let bits = u128::from_be_bytes(random.to_bytes());
     let bits = bits & !(0xf000 << 64) & !(0xc << 60) | (0x4000 << 64) | (0x8 << 60);

@@ -1,4 +1,4 @@
-//! The wiring of the metrics: what each part of the process keeps of itself, and where all of it is read.
+//! Set-up of the metrics: connects the counters of each part of the process to the metrics page.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::telemetry::traces::Traces;
 use crate::transport::admin::Loaded;
 use crate::transport::{How, Tally};
 
-/// The telemetry of a process that starts now.
+/// Creates the telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
     let telemetry = match settings.disable_stats {
         true => Telemetry::off(SystemClock.now()),
@@ -32,7 +32,7 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
     Arc::new(telemetry.with_traces(traces))
 }
 
-/// Tells of what found no room on its way out.
+/// Adds the metrics of dropped spans and dropped log lines.
 pub(super) fn queues(telemetry: &Telemetry, lines: Arc<Lines>, spans: Option<Arc<AtomicU64>>) {
     telemetry.also(move |page| {
         page.single(&SPANS_DROPPED, spans.as_ref().map_or(0, |dropped| dropped.load(Ordering::Relaxed)));
@@ -40,14 +40,14 @@ pub(super) fn queues(telemetry: &Telemetry, lines: Arc<Lines>, spans: Option<Arc
     });
 }
 
-/// Tells of the rules that are in force from now on, as this load.
+/// Reports that `rules` come into force, as load number `load`.
 pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet, load: u64) {
     let all = rules.rules();
     let abouts = all.iter().map(|rule| Rule::about(rule));
     telemetry.rules_loaded(load, &rules.domains(), abouts, SystemClock.now());
 }
 
-/// Reports a load of the rules that is slow.
+/// Adds the metric of a slow load of the rules.
 pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<Loaded>) {
     telemetry.also(move |page| {
         let passed = loaded.borrow().slow_since.map_or(0, |began| began.elapsed().as_secs());
@@ -55,7 +55,7 @@ pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<Loaded>) 
     });
 }
 
-/// Tells of the stores.
+/// Adds the metrics of the stores.
 pub(super) fn stores(telemetry: &Telemetry, memory: &Arc<Memory>, redis: Option<&Redis>) {
     let (memory, redis) = (Arc::clone(memory), redis.cloned());
     telemetry.also(move |page| {
@@ -65,7 +65,7 @@ pub(super) fn stores(telemetry: &Telemetry, memory: &Arc<Memory>, redis: Option<
     });
 }
 
-/// Tells of what is decided without the store, and by how many instances.
+/// Adds the metrics of the guard: decisions without the store, and the number of instances.
 pub(super) fn guard(telemetry: &Telemetry, guard: &Arc<Guard>, replicas: &Arc<Replicas>) {
     let (guard, replicas) = (Arc::clone(guard), Arc::clone(replicas));
     telemetry.also(move |page| {
@@ -78,7 +78,7 @@ pub(super) fn guard(telemetry: &Telemetry, guard: &Arc<Guard>, replicas: &Arc<Re
     });
 }
 
-/// Tells of connections, by the name of their listener.
+/// Adds the metrics of connections, labelled with the name of their listener.
 pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc<Tally>)>) {
     telemetry.also(move |page| {
         let counts: Vec<_> = tallies.iter().map(|(listener, tally)| (*listener, tally.counts())).collect();
@@ -95,7 +95,7 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
     });
 }
 
-/// Tells of calls that wait here, of all edges together.
+/// Adds the metric of delayed calls, summed over all edges.
 pub(super) fn held_calls(telemetry: &Telemetry, edges: Vec<Box<dyn Fn() -> usize + Send + Sync>>) {
     telemetry.also(move |page| page.single(&HELD_CALLS, edges.iter().map(|held| held()).sum::<usize>()));
 }

@@ -1,4 +1,4 @@
-//! `tidegate call`: asks a running server.
+//! `tidegate call`: sends requests to a running server.
 
 use std::process::ExitCode;
 

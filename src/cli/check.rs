@@ -1,4 +1,4 @@
-//! `tidegate check`: what is wrong with rule files.
+//! `tidegate check`: reports the errors and warnings in rule files.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
-//! Descriptors as they are written on a command line: `key=value,key=value`.
+//! Parses descriptors on the command line: `key=value,key=value`.
 
 use clap::Arg;
 
 use crate::model::{Descriptor, Entry};
 
-/// The argument.
+/// Returns the argument for a descriptor.
 pub(super) fn argument() -> Arg {
     Arg::new("descriptor")
         .long("descriptor")
@@ -15,7 +15,7 @@ pub(super) fn argument() -> Arg {
         .help("A descriptor: its entries from the outside in. A comma or backslash within a value is written \\, and \\\\")
 }
 
-/// Reads a descriptor.
+/// Parses a descriptor.
 fn parse(text: &str) -> Result<Descriptor, String> {
     let entries = split(text).into_iter().map(|entry| {
         let (key, value) = entry.split_once('=').ok_or_else(|| format!("'{entry}' is no entry: write KEY=VALUE"))?;
@@ -27,7 +27,7 @@ fn parse(text: &str) -> Result<Descriptor, String> {
     Ok(Descriptor { entries: entries.collect::<Result<_, _>>()?, ..Descriptor::default() })
 }
 
-/// At the commas, except those behind a backslash.
+/// Splits `text` at the commas, except at commas after a backslash, and removes the backslashes.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut characters = text.chars();

@@ -1,4 +1,4 @@
-//! `tidegate explain`: which rule answers for a descriptor, and why.
+//! `tidegate explain`: prints the rule that answers for a descriptor, and the reason.
 
 use std::process::ExitCode;
 

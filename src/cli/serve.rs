@@ -1,4 +1,4 @@
-//! `tidegate serve`: the service.
+//! `tidegate serve`: runs the service.
 
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    // What is no row of the table has no flag, only a variable.
+    // A variable without a row in the settings table has no flag.
     let flag = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
     let given = |name: &str| flag(name).or_else(|| app::environment(name));
     let settings = Settings::read(given)?;

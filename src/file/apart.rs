@@ -15,7 +15,7 @@ const SLOW_AGAIN: Duration = Duration::from_secs(60);
 /// minute, with the time that has passed. Dropping the future does not end the read.
 ///
 /// # Errors
-/// When `read` panics.
+/// If `read` panics.
 pub async fn apart<T: Send + 'static>(
     read: impl FnOnce() -> T + Send + 'static,
     mut slow: impl FnMut(Duration),

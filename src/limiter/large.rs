@@ -1,4 +1,4 @@
-//! Deciding a large request slice by slice: what is kept of it is bounded by its charges, and others are served in between.
+//! Decides a large request slice by slice. Memory is bounded by its charges, and other requests are served between slices.
 
 use std::time::Duration;
 
@@ -10,18 +10,21 @@ use crate::rules::{Matched, Rule, RuleSet, Survey};
 use crate::store::Verdicts;
 use crate::store::guard::Given;
 
-/// The most warnings that are kept: 16, as many as the header that lists them has room for.
+/// Maximum number of warnings that are kept: 16, the number that fits in the header that lists them.
 const MOST_WARNINGS: usize = 16;
 
-/// A large request that is being decided. Its descriptors come in slices, three times at most: first all of them are
-/// surveyed, then each slice is decided, and if the request is refused and [`Large::is_taken`], each slice is given back.
+/// A large request that is being decided. Its descriptors come in slices, up to three times:
+///
+/// 1. All slices are surveyed.
+/// 2. Each slice is decided.
+/// 3. If the request is refused and [`Large::is_taken`] is true, each slice is given back.
 pub struct Large<'a> {
     limiter: &'a Limiter,
     survey: Survey<'a>,
-    /// How many descriptors are decided.
+    /// Number of descriptors that are decided.
     decided: usize,
     ballots: Count,
-    /// The same, as if every limit that could not be checked let the request pass.
+    /// The same ballots, with every charge that policy `closed` refused counted as admitted.
     checked_ballots: Count,
     has_failed: bool,
     retry: Retry,
@@ -29,25 +32,25 @@ pub struct Large<'a> {
     wait: Wait,
     warnings: Vec<Warning<'a>>,
     notables: Notables<'a>,
-    /// What is taken back if the request is refused: of every charge so far, in order.
+    /// Hits to give back if the request is refused: one item for each charge so far, in order.
     taken: Vec<Option<Given>>,
     given_back: usize,
 }
 
-/// How long until all that refuse would let the request pass.
+/// Time until all limits that refuse would let the request pass.
 #[derive(Clone, Copy, Debug, Default)]
 struct Retry {
-    /// The longest wait for a limit that refuses alone.
+    /// Longest wait for a limit that refuses alone.
     longest: Option<Micros>,
-    /// Whether a limit that refuses alone never lets it pass, or is not exposed.
+    /// True if a limit that refuses alone never lets the request pass, or is not exposed.
     is_never: bool,
     is_alone: bool,
-    /// The shortest wait for a quota.
+    /// Shortest wait for a quota.
     shortest: Option<Micros>,
 }
 
 impl Limiter {
-    /// Begins to decide a large request of this domain by these rules.
+    /// Starts to decide a large request of `domain` by `rules`.
     pub fn large<'a>(&'a self, rules: &'a RuleSet, domain: &str) -> Large<'a> {
         Large {
             limiter: self,
@@ -68,13 +71,13 @@ impl Limiter {
 }
 
 impl<'a> Large<'a> {
-    /// Looks at the next descriptors, and charges nothing.
+    /// Surveys the next descriptors and charges nothing.
     pub fn survey(&mut self, descriptors: &[Descriptor]) {
         self.survey.add(descriptors);
     }
 
-    /// Decides the next slice for a caller with this timeout. The parts and answers of the returned decision are those of the
-    /// slice; its outcome is that of the slice alone and not of the request.
+    /// Decides the next slice, within the timeout `patience` of the caller. The parts and answers of the returned decision belong
+    /// to the slice. Its outcome is that of the slice alone, not of the request.
     pub async fn decide(&mut self, slice: &Request, patience: Option<Duration>) -> Decision<'a> {
         let generation = self.survey.rules().generation();
         let matched = self.survey.find(slice);
@@ -92,17 +95,17 @@ impl<'a> Large<'a> {
         decision
     }
 
-    /// Whether a charge was taken that a refused request does not keep.
+    /// Returns true if a charge was taken that must be given back when the request is refused.
     pub fn is_taken(&self) -> bool {
         self.taken.iter().any(Option::is_some)
     }
 
-    /// Whether the slices decided so far refuse the request.
+    /// Returns true if the slices decided so far refuse the request.
     pub fn is_refused(&self) -> bool {
         self.ballots.is_refused()
     }
 
-    /// Gives back what the next slice took; the slices are the same as for [`Large::decide`] and in the same order.
+    /// Gives back the charges of the next slice. The slices must be the same as for [`Large::decide`], in the same order.
     pub async fn give_back(&mut self, slice: &Request) {
         let charges = self.survey.find(slice).charges;
         let end = (self.given_back + charges.len()).min(self.taken.len());
@@ -113,13 +116,13 @@ impl<'a> Large<'a> {
         self.given_back = end;
     }
 
-    /// Whether all that was taken is given back.
+    /// Returns true if all charges that were taken are given back.
     pub fn is_given_back(&self) -> bool {
         self.given_back >= self.taken.len()
     }
 
-    /// Returns the decision of the whole request, and the part of the request that it is about: the descriptors that headers,
-    /// body, metadata, metrics and spans describe. All others are left out.
+    /// Returns the decision on the whole request, and the part of the request that it describes: the descriptors for headers,
+    /// body, metadata, metrics and spans. All other descriptors are left out.
     pub fn conclude(self, request: &Request) -> (Request, Decision<'a>) {
         let Self {
             survey, notables, ballots, checked_ballots, has_failed, unavailable_for, wait, warnings, retry, ..
@@ -161,7 +164,7 @@ impl<'a> Large<'a> {
         (request, decision)
     }
 
-    /// Adds the charges of a slice to what is known of the whole request.
+    /// Adds the charges of a slice to the result of the whole request.
     fn add(&mut self, matched: &Matched<'a>, verdicts: &Verdicts) {
         for (charge, verdict) in matched.charges.iter().zip(verdicts) {
             let mut ballot = charge.ballot(verdict.outcome);

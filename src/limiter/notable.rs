@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::model::{Answered, Decision, Descriptor, Finding, Hidden, Micros, Outcome, Part, Request, Tightest};
 
-/// How many limits are kept for headers that list limits: 16, as many as one header has room for.
+/// Maximum number of limits that are kept for headers that list limits: 16, the number that fits in one header.
 const MOST_LISTED: usize = 16;
 
 /// A descriptor with its answers.
@@ -17,40 +17,40 @@ struct Notable<'a> {
     hidden: Vec<Hidden>,
 }
 
-/// Why a descriptor is kept.
+/// Reason why a descriptor is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
-    /// It is the first of the request.
+    /// The first descriptor of the request.
     First,
-    /// The n-th whose limit may be listed.
+    /// The n-th descriptor whose limit may be listed.
     Listed(usize),
-    /// The first with a limit, and the first with a limit that a policy answered for.
+    /// The first with a limit, and the first with a limit that this policy answered.
     Limited,
     Policy(&'static str),
-    /// The first that refuses: at all, on its own, and without being exposed.
+    /// The first with a refusing limit; the first with one that is no quota; the first that refuses and is not exposed.
     Refused,
     RefusedAlone,
     RefusedUnexposed,
-    /// The limit that three headers describe: of those that are exposed, and of all.
+    /// The limit that three headers describe: among the exposed limits, and among all.
     Described,
     DescribedUnexposed,
-    /// The limit that refuses longest, and the quota that refuses shortest.
+    /// The exposed limit, no quota, that refuses longest, and the exposed limit that refuses shortest.
     Longest,
     Shortest,
-    /// The first charge that has an answer: any, one that is enforced, and those that could not be asked of the store.
+    /// The first charge: any, one answered by a policy, an enforced one, and an enforced one answered by a policy.
     Answer,
     Unasked,
     Enforced,
     EnforcedUnasked,
-    /// The first enforced charge that refuses: at all and on its own; and the first that failed.
+    /// The first enforced charge that refuses: any, and one that is no quota; and the first that failed.
     EnforcedRefused,
     EnforcedRefusedAlone,
     EnforcedFailed,
-    /// The charge with the longest delay.
+    /// The enforced charge with the longest delay.
     Delayed,
 }
 
-/// The descriptors that are kept, each for its reasons: about thirty at most.
+/// The kept descriptors, by reason: at most 37, one for each reason.
 #[derive(Debug, Default)]
 pub(super) struct Notables<'a> {
     kept: BTreeMap<Reason, (usize, Arc<Notable<'a>>)>,
@@ -61,7 +61,7 @@ pub(super) struct Notables<'a> {
     delay: Option<Micros>,
 }
 
-/// The least that remains of a limit so far, less one when none was seen: as `described` of the headers counts it.
+/// Smallest `remaining` so far, as `described` in the headers compares it: 0 after a refusal that is no quota.
 #[derive(Clone, Copy, Debug)]
 struct Least(u32);
 
@@ -72,7 +72,7 @@ impl Default for Least {
 }
 
 impl<'a> Notables<'a> {
-    /// Looks at the next slice of a request, whose first descriptor has the number `begin` in the request.
+    /// Adds the next slice of a request. `begin` is the index of its first descriptor in the request.
     pub(super) fn add(&mut self, begin: usize, slice: &Request, decision: &Decision<'a>) {
         let mut answers = decision.answers.as_slice();
         for (index, part) in decision.parts.iter().enumerate() {
@@ -101,7 +101,7 @@ impl<'a> Notables<'a> {
         }
     }
 
-    /// The descriptors that are kept, in request order and each once, with their parts, answers and hidden values.
+    /// Returns the kept descriptors, each once and in request order, with their parts, answers and hidden values.
     pub(super) fn into_parts(self) -> (Vec<Descriptor>, Vec<Part<'a>>, Vec<Answered<'a>>, Vec<Hidden>) {
         let kept: BTreeMap<usize, Arc<Notable<'a>>> = self.kept.into_values().collect();
         let (mut descriptors, mut parts, mut answers, mut hidden) = Default::default();
@@ -116,7 +116,7 @@ impl<'a> Notables<'a> {
         (descriptors, parts, answers, hidden)
     }
 
-    /// The reasons to keep a descriptor instead of those that were kept for them.
+    /// Adds the reasons to keep this descriptor in place of those kept before for the same reasons.
     fn reasons(&mut self, part: &Part<'a>, answers: &[Answered<'a>], reasons: &mut Vec<Reason>) {
         let is_refused = part.outcome().is_refused();
         self.once(true, Reason::First, reasons);
@@ -187,7 +187,7 @@ impl<'a> Notables<'a> {
         }
     }
 
-    /// Keeps the first descriptor of which something holds.
+    /// Adds `reason` if `holds` is true and no descriptor is kept for it yet.
     fn once(&self, holds: bool, reason: Reason, reasons: &mut Vec<Reason>) {
         if holds && !self.kept.contains_key(&reason) && !reasons.contains(&reason) {
             reasons.push(reason);

@@ -7,122 +7,122 @@ use super::rule::About;
 use super::time::Micros;
 use super::verdict::{Outcome, Verdict};
 
-/// Free-form metadata of a rule, as its file has it.
+/// Free-form metadata of a rule, as in its rule file.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
-/// The answer for a request, by the rules that it borrows from.
+/// The answer for a request. It borrows from the rules.
 #[derive(Clone, Debug)]
 pub struct Decision<'a> {
-    /// The answer to the question: failed when no limit refuses, and one that could not be checked may not be passed over.
-    /// Under a global shadow mode it is always admitted.
+    /// Overall outcome. Failed: no limit refuses, but an enforced limit could not be checked and its policy is `error`. Always
+    /// admitted under the global shadow mode.
     pub outcome: Outcome,
-    /// The domain, as the rules have it; `None` where they do not.
+    /// Domain name from the rules; `None` if no rule file has the domain.
     pub domain: Option<&'a str>,
-    /// One part per descriptor, in request order.
+    /// Parts, one per descriptor, in request order.
     pub parts: Vec<Part<'a>>,
-    /// Every charge and its answer, in request order.
+    /// All charges and their answers, in request order.
     pub answers: Vec<Answered<'a>>,
-    /// What decided the request before anything was charged, if anything did.
+    /// Rule that decided the request before anything was charged, if one did.
     pub ruling: Option<Ruling<'a>>,
-    /// Of a refused request: how long until each limit that refuses would let it pass; `None` when one of them never would,
-    /// or may not be told of.
+    /// Time until the enforced limits that refuse would let the request pass, or until one quota would if only quotas refuse.
+    /// `None` if the request is not refused, if waiting never helps, or if the rule must not be exposed.
     pub retry: Option<Micros>,
-    /// How long until the store is asked again, when the request is refused only because it could not be: the limits that
-    /// were looked at let it pass.
+    /// Time until the store is called again, if the request is refused only because the store did not answer: the limits that
+    /// were checked let it pass.
     pub unavailable_for: Option<Micros>,
-    /// Of an admitted request: how long it is to wait, by who makes it wait.
+    /// Waits of an admitted request, by the place of the wait.
     pub wait: Wait,
-    /// Of an admitted request: the limits of which so much is used that their rule warns of it.
+    /// Limits of an admitted request whose use has reached the warning threshold of their rule.
     pub warnings: Vec<Warning<'a>>,
-    /// The entries whose values are shown nowhere, in request order.
+    /// Entries with sensitive values, in request order.
     pub hidden: Vec<Hidden>,
-    /// Whether it would have been refused if refusals were not only watched.
+    /// True if the request was admitted only because of the global shadow mode.
     pub is_refusal_watched: bool,
-    /// Whether only the domain of the request was read, because its message is too large. Then there are no parts.
+    /// True if only the domain of the request was read, because its message is too large. Then there are no parts.
     pub is_unread: bool,
-    /// Which load of the rules decided, counted from 1.
+    /// Number of the rule load that decided, counted from 1.
     pub generation: u64,
 }
 
-/// A charge and its answer, as they are counted.
+/// A charge and its answer, for counting.
 #[derive(Clone, Copy, Debug)]
 pub struct Answered<'a> {
-    /// Which descriptor of the request it belongs to.
+    /// Index of its descriptor in the request.
     pub descriptor: usize,
-    /// The rule of its limit; none where the request sent the limit and no rule answers.
+    /// Rule of the limit; `None` if the request sent the limit and no rule matches.
     pub rule: Option<&'a About>,
-    /// What it asked for.
+    /// Hits of the charge.
     pub hits: Hits,
-    /// The most hits its limit lets pass at once.
+    /// Maximum number of hits that the limit admits at once.
     pub capacity: u32,
-    /// What its refusal means for the request.
+    /// Effect of a refusal on the request.
     pub role: Role,
-    /// Its answer.
+    /// Answer for the charge.
     pub verdict: Verdict,
-    /// Whether it would have been admitted, and is not charged because the request is refused.
+    /// True if the charge was admitted but is not kept, because the request is refused.
     pub is_spared: bool,
 }
 
-/// An entry whose value is shown nowhere.
+/// An entry whose value must not appear anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
-    /// Which descriptor of the request it belongs to.
+    /// Index of its descriptor in the request.
     pub descriptor: usize,
-    /// Which entry of the descriptor it is.
+    /// Index of the entry in its descriptor.
     pub entry: usize,
-    /// What is shown in place of its value.
+    /// Digest that is shown in place of the value.
     pub digest: String,
 }
 
-/// What decides a whole request before anything is charged.
+/// Ruling on a whole request before anything is charged.
 #[derive(Clone, Copy, Debug)]
 pub struct Ruling<'a> {
-    /// Whether the request is refused (`deny`) or passes (`exempt`).
+    /// True if the request is refused (`deny`), false if it passes (`exempt`).
     pub is_denied: bool,
-    /// The rule that says so.
+    /// Rule of the ruling.
     pub rule: &'a About,
 }
 
-/// How long an admitted request is to wait.
+/// Waits of an admitted request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wait {
-    /// At Envoy, told by a header.
+    /// Wait in Envoy, sent in a header.
     pub header: Micros,
-    /// Here, before it is answered.
+    /// Wait in Tidegate, before the answer.
     pub hold: Micros,
 }
 
-/// A limit of which much is used.
+/// A limit whose use has reached its warning threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct Warning<'a> {
-    /// Its rule.
+    /// Rule of the limit.
     pub rule: &'a About,
-    /// Its name, where it has one.
+    /// Name of the limit, if it has one.
     pub name: Option<&'a str>,
-    /// The most hits at once.
+    /// Maximum number of hits at once.
     pub capacity: u32,
-    /// The answer for its charge.
+    /// Answer for the charge.
     pub verdict: Verdict,
 }
 
-/// What was decided about one descriptor.
+/// Decision on one descriptor.
 #[derive(Clone, Debug)]
 pub struct Part<'a> {
-    /// The rule that was found, if any.
+    /// Matching rule, if any.
     pub rule: Option<&'a About>,
-    /// What was found.
+    /// Result for the descriptor.
     pub finding: Finding<'a>,
-    /// The rule's metadata, where it has some and the descriptor is limited and not replaced.
+    /// Metadata of the rule, if it has some, a limit of the rule applies, and the request did not override that limit.
     pub metadata: Option<&'a Metadata>,
 }
 
-/// What a descriptor met.
+/// Result for one descriptor.
 #[derive(Clone, Debug)]
 pub enum Finding<'a> {
-    /// No rule, or only limits that another rule of the request replaces; or nothing was looked at, for the request was decided
-    /// by another descriptor.
+    /// No rule matches, or another rule of the request replaces all of its limits, or another descriptor decided the request
+    /// before anything was charged.
     Unmatched,
-    /// A rule that frees the descriptor.
+    /// A rule exempts the descriptor from limits.
     Unlimited,
     /// A rule that refuses the whole request.
     Denied,
@@ -130,24 +130,24 @@ pub enum Finding<'a> {
     Limited(Tightest<'a>),
 }
 
-/// The tightest of a descriptor's limits: the refused before the admitted, then the least remaining share.
+/// The tightest of a descriptor's limits: refused before admitted, then the smallest remaining share.
 #[derive(Clone, Debug)]
 pub struct Tightest<'a> {
-    /// The limit's quota.
+    /// Quota of the limit.
     pub quota: Quota,
-    /// The limit's name, where it has one.
+    /// Name of the limit, if it has one.
     pub name: Option<&'a str>,
-    /// What a refusal of this descriptor means for the request.
+    /// Effect of a refusal of this descriptor on the request.
     pub role: Role,
-    /// Its verdict.
+    /// Verdict of the limit.
     pub verdict: Verdict,
 }
 
 impl Part<'_> {
-    /// A descriptor that no rule limits.
+    /// Part of a descriptor that no rule limits.
     pub const UNMATCHED: Self = Self { rule: None, finding: Finding::Unmatched, metadata: None };
 
-    /// What is shown for this descriptor: a shadowed refusal shows as admitted.
+    /// Returns the outcome that is shown for this descriptor. A refusal in shadow mode is shown as admitted.
     pub fn outcome(&self) -> Outcome {
         match &self.finding {
             Finding::Limited(tightest) if !tightest.role.is_shadow() => tightest.verdict.outcome,
@@ -156,7 +156,7 @@ impl Part<'_> {
         }
     }
 
-    /// Whether headers, bodies and statuses may tell of its limit.
+    /// Returns true if headers, bodies and statuses may expose its limit.
     pub fn is_exposed(&self) -> bool {
         self.rule.is_none_or(|rule| rule.is_exposed)
     }

@@ -1,38 +1,38 @@
-//! Waiting instead of being refused.
+//! Delays: a request waits instead of being refused.
 
 use thiserror::Error;
 
 use super::time::Micros;
 
-/// What is asked of a request whose charge comes too early.
+/// Wait of a request whose charge comes too early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delay {
-    /// It reserves a slot and waits for it, `max` at most; beyond that it is refused.
+    /// The request reserves a slot and waits for it, at most `max`. Beyond that it is refused.
     Slot {
-        /// The longest wait.
+        /// Longest wait.
         max: Micros,
     },
-    /// It waits the longer the more hits over the limit it is, and is never refused.
+    /// The request waits `step` for each hit over the limit, at most `max`, and is never refused.
     Growing {
-        /// The wait for each hit over the limit.
+        /// Wait for each hit over the limit.
         step: Micros,
-        /// The longest wait.
+        /// Longest wait.
         max: Micros,
     },
 }
 
 impl Delay {
-    /// The longest that may be asked for: 5 min, Envoy's default `stream_idle_timeout`, after which it ends the request.
+    /// Maximum of the longest wait: 5 min. It is Envoy's default `stream_idle_timeout`, after which Envoy ends the request.
     pub const LONGEST: Micros = Micros::from_secs(300);
 
-    /// The longest wait.
+    /// Returns the longest wait.
     pub const fn max(self) -> Micros {
         match self {
             Self::Slot { max } | Self::Growing { max, .. } => max,
         }
     }
 
-    /// Whether its lengths are such as can be waited.
+    /// Checks that the longest wait and the step are within their bounds.
     ///
     /// # Errors
     /// [`InvalidDelay::Max`] and [`InvalidDelay::Step`].
@@ -49,7 +49,7 @@ impl Delay {
         }
     }
 
-    /// How many hits over its limit a counter stands when a delay that grows has become the longest; 0 for a slot.
+    /// Returns the number of hits over the limit at which a growing delay reaches its longest wait; 0 for a slot.
     pub const fn hits_over(self) -> u64 {
         match self {
             Self::Growing { step, max } if step.get() > 0 => max.get().div_ceil(step.get()),
@@ -58,7 +58,7 @@ impl Delay {
     }
 }
 
-/// Why a limit cannot ask anybody to wait so.
+/// Reason why a limit cannot have a delay.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidDelay {
     /// The algorithm has no slots.
@@ -66,55 +66,55 @@ pub enum InvalidDelay {
         "{algorithm} has no slots to wait for: choose gcra or leaky_bucket, or a delay that grows, as in `delay: {{step: 100ms, max: 5s, beyond: admit}}`"
     )]
     NoSlots {
-        /// The algorithm.
+        /// Name of the algorithm.
         algorithm: &'static str,
     },
-    /// The longest wait is nothing, or too long.
+    /// The longest wait is zero or too long.
     #[error("a longest wait of {found} cannot be asked for: it must be from {} to {}", Micros::new(1), Delay::LONGEST)]
     Max {
-        /// The longest wait asked for.
+        /// Longest wait of the rule.
         found: Micros,
     },
-    /// The step is nothing, or more than the longest wait.
+    /// The step is zero or more than the longest wait.
     #[error(
         "a step of {found} for each hit cannot be asked for: it must be from {} to the longest wait, {max}",
         Micros::new(1)
     )]
     Step {
-        /// The step asked for.
+        /// Step of the rule.
         found: Micros,
-        /// The longest wait.
+        /// Longest wait of the rule.
         max: Micros,
     },
-    /// The hits that may stand on the counter are more than it can hold.
+    /// The delay would need more hits on the counter than it can hold.
     #[error(
         "a delay that reaches its longest wait {over} hits above a limit of {capacity} cannot be counted: together at most {most}; a larger step takes fewer hits"
     )]
     Over {
-        /// The most hits that the limit admits at once.
+        /// Maximum number of hits that the limit admits at once.
         capacity: u32,
-        /// How many hits above that the delay grows.
+        /// Number of hits above the limit at which the delay stops growing.
         over: u64,
-        /// The most hits on a counter.
+        /// Maximum number of hits on a counter.
         most: u32,
     },
 }
 
-/// Who makes a request wait.
+/// Place where a request waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
-    /// Envoy's fault filter, told by a request header.
+    /// In Envoy's fault filter, which reads the wait from a request header.
     #[default]
     Header,
-    /// Tidegate, which answers later.
+    /// In Tidegate, which answers later.
     Hold,
 }
 
 impl Delivery {
-    /// Each, with its word in a rule file.
+    /// All variants, each with its word in a rule file.
     pub const ALL: [(&'static str, Self); 2] = [("header", Self::Header), ("hold", Self::Hold)];
 
-    /// Its word in a rule file.
+    /// Returns its word in a rule file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Header => "header",

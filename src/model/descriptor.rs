@@ -1,11 +1,11 @@
-//! What is asked: a domain, and descriptors made of entries.
+//! A rate limit request: a domain, and descriptors made of entries.
 
 use bytes::Bytes;
 use thiserror::Error;
 
 use super::quota::{InvalidQuota, Quota, Unit, Window};
 
-/// One question: may this pass? Valid once made.
+/// A rate limit request, valid once made.
 #[derive(Clone, Debug)]
 pub struct Request {
     domain: String,
@@ -14,10 +14,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request as the caller sent it; `hits_addend` is the caller's own number, 0 when it sent none.
+    /// Returns a request as the caller sent it. `hits_addend` is the request's own number, 0 if the caller sent none.
     ///
     /// # Errors
-    /// [`InvalidRequest::EmptyDomain`] and [`InvalidRequest::NoDescriptors`], asked in this order.
+    /// [`InvalidRequest::EmptyDomain`] and [`InvalidRequest::NoDescriptors`], checked in this order.
     pub fn new(domain: String, descriptors: Vec<Descriptor>, hits_addend: u32) -> Result<Self, InvalidRequest> {
         if domain.is_empty() {
             return Err(InvalidRequest::EmptyDomain);
@@ -28,7 +28,7 @@ impl Request {
         Ok(Self { domain, descriptors, hits_addend })
     }
 
-    /// A request of which only the domain was read, because its message is too large.
+    /// Returns a request of which only the domain was read, because its message is too large.
     ///
     /// # Errors
     /// [`InvalidRequest::EmptyDomain`].
@@ -39,58 +39,58 @@ impl Request {
         Ok(Self { domain, descriptors: Vec::new(), hits_addend: 0 })
     }
 
-    /// The same request with other descriptors, at least one: a part of it.
+    /// Returns the same request with other descriptors: a part of it. `descriptors` has at least one.
     #[must_use]
     pub fn with(&self, descriptors: Vec<Descriptor>) -> Self {
         Self { domain: self.domain.clone(), descriptors, hits_addend: self.hits_addend }
     }
 
-    /// The domain, never empty.
+    /// Returns the domain, never empty.
     pub fn domain(&self) -> &str {
         &self.domain
     }
 
-    /// The descriptors in the order sent: at least one, unless the request is unread.
+    /// Returns the descriptors in the order sent: at least one, unless the request is unread.
     pub fn descriptors(&self) -> &[Descriptor] {
         &self.descriptors
     }
 
-    /// The request's own addend as sent; 0 stands for none.
+    /// Returns the request's own addend as sent; 0 means none.
     pub fn hits_addend(&self) -> u32 {
         self.hits_addend
     }
 
-    /// What a descriptor of this request costs: its own addend, 0 included, else the request's, at least 1.
+    /// Returns the cost of a descriptor of this request: its own addend, 0 included, else the request's, at least 1.
     pub fn hits(&self, descriptor: &Descriptor) -> Hits {
         let hits = descriptor.hits_addend.unwrap_or_else(|| u64::from(self.hits_addend.max(1)));
         if descriptor.is_negative_hits { Hits::give_back(hits) } else { Hits::take(hits) }
     }
 }
 
-/// One thing to be limited: entries from the outside in, and what the caller says about it.
+/// One thing to limit: entries from the outside in, and the caller's settings for it.
 #[derive(Clone, Debug, Default)]
 pub struct Descriptor {
     /// Keys and values, matched in this order.
     pub entries: Vec<Entry>,
-    /// A limit sent with the request, in place of the rule's.
+    /// Limit sent with the request, in place of the rule's.
     pub limit: Option<Override>,
-    /// The descriptor's own addend; a present 0 looks without spending.
+    /// Addend of the descriptor; a present 0 looks without spending.
     pub hits_addend: Option<u64>,
-    /// Whether the hits are given back instead of taken.
+    /// True if the hits are given back instead of taken.
     pub is_negative_hits: bool,
 }
 
-/// A key and a value: bytes, because a client's header may hold any.
+/// A key and a value. Both are bytes, because a client's header may hold any bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// What is described, for instance `remote_address`.
+    /// Name of the entry, for instance `remote_address`.
     pub key: Bytes,
-    /// Its value, possibly empty.
+    /// Value, possibly empty.
     pub value: Bytes,
 }
 
 impl Entry {
-    /// An entry of text.
+    /// Returns an entry with this key and value.
     pub fn new(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Self { key: key.into(), value: value.into() }
     }
@@ -103,24 +103,24 @@ pub struct Override {
 }
 
 impl Override {
-    /// `limit` hits per `multiplier` units, the unit by its number in the protocol (7 is a week).
+    /// Returns an override of `limit` hits per `multiplier` units. `unit` is the unit's number in the protocol (7 is a week).
     ///
     /// # Errors
-    /// [`InvalidRequest::OverrideUnit`] for a number that is no unit, [`InvalidRequest::OverrideWindow`] for a window
-    /// that cannot be counted.
+    /// [`InvalidRequest::OverrideUnit`] for a number that is no unit, [`InvalidRequest::OverrideWindow`] for a window that cannot
+    /// be counted.
     pub fn new(limit: u32, unit: i32, multiplier: u32) -> Result<Self, InvalidRequest> {
         let named = unit_of_number(unit).ok_or(InvalidRequest::OverrideUnit { found: unit })?;
         let window = Window::of_units(named, multiplier)?;
         Ok(Self { quota: Quota::new(limit, window) })
     }
 
-    /// The quota, with a burst of its limit.
+    /// Returns the quota. Its burst equals its limit.
     pub fn quota(self) -> Quota {
         self.quota
     }
 }
 
-/// The numbers of the protocol: MONTH and YEAR came before WEEK.
+/// Returns the unit with this number in the protocol, in which MONTH and YEAR came before WEEK.
 fn unit_of_number(number: i32) -> Option<Unit> {
     Some(match number {
         1 => Unit::Second,
@@ -134,27 +134,27 @@ fn unit_of_number(number: i32) -> Option<Unit> {
     })
 }
 
-/// What a charge costs: hits to take, a look that takes none, or hits to give back.
+/// Cost of a charge: hits to take, a look that takes none, or hits to give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hits(i64);
 
 impl Hits {
-    /// Reads the counter and spends nothing.
+    /// A look: reads the counter and spends nothing.
     pub const LOOK: Self = Self(0);
-    /// The most hits one charge can move: 2^32, one more than the largest limit.
+    /// Maximum number of hits that one charge can move: 2^32, one more than the largest limit.
     pub const MOST: u64 = 1 << 32;
 
-    /// Hits to take; what is above [`Hits::MOST`] is as much as that, because no limit holds it.
+    /// Returns hits to take. A number above [`Hits::MOST`] counts as `MOST`, because no limit holds more.
     pub fn take(hits: u64) -> Self {
         Self(clamped(hits))
     }
 
-    /// Hits to give back.
+    /// Returns hits to give back, at most [`Hits::MOST`].
     pub fn give_back(hits: u64) -> Self {
         Self(-clamped(hits))
     }
 
-    /// So many times as many; a look stays a look.
+    /// Returns `factor` times these hits; a look stays a look.
     #[must_use]
     pub fn times(self, factor: u64) -> Self {
         if self.0 < 0 {
@@ -164,12 +164,12 @@ impl Hits {
         }
     }
 
-    /// Hits taken; 0 for a look and for hits given back.
+    /// Returns the hits taken; 0 for a look and for hits given back.
     pub fn taken(self) -> u64 {
         u64::try_from(self.0).unwrap_or(0)
     }
 
-    /// Hits given back; 0 otherwise.
+    /// Returns the hits given back; 0 otherwise.
     pub fn given_back(self) -> u64 {
         u64::try_from(-self.0).unwrap_or(0)
     }
@@ -180,26 +180,26 @@ fn clamped(hits: u64) -> i64 {
     hits.min(Hits::MOST) as i64
 }
 
-/// What the caller's own configuration got wrong. Nothing that a client of the limited API controls leads here.
+/// Error in the caller's own configuration. A client of the limited API cannot cause it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidRequest {
-    /// No domain.
+    /// The domain is empty.
     #[error("rate limit domain must not be empty: set `domain` in the caller's rate limit configuration")]
     EmptyDomain,
-    /// No descriptors.
+    /// There are no descriptors.
     #[error(
         "rate limit descriptor list must not be empty: the caller's rate limit configuration must send at least one descriptor"
     )]
     NoDescriptors,
-    /// An override with a unit the protocol does not define.
+    /// An override has a unit that the protocol does not define.
     #[error(
         "the limit override has the undefined unit {found}: send 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) or 7 (week)"
     )]
     OverrideUnit {
-        /// The number sent.
+        /// Number sent.
         found: i32,
     },
-    /// An override whose window cannot be counted.
+    /// The window of an override cannot be counted.
     #[error("the limit override is not one that can be counted: {0}")]
     OverrideWindow(#[from] InvalidQuota),
 }

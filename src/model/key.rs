@@ -7,51 +7,52 @@ use super::time::Micros;
 
 /// The identity of one counted thing: domain, descriptor entries, algorithm and window, never the limit.
 ///
-/// Readable, bounded and injective: `{edge|user=alice}gcra:1s`. What stands between the braces makes the slot in a
-/// Redis cluster, so all limits of one descriptor share it, and no caller can choose it: every byte that is not plain
-/// in domain, key or value is written as `%` and two hexadecimal digits. A text above [`LONGEST_TEXT`] bytes ends in
-/// `#` and a BLAKE3 digest of 128 bits over the whole.
+/// A key is readable, bounded and injective: `{edge|user=alice}gcra:1s`. A Redis cluster computes the slot from the text between
+/// the braces, so all limits of one descriptor share a slot. No caller can choose the slot: every byte that is not plain in
+/// domain, key or value is written as `%` and two hexadecimal digits. A text above [`LONGEST_TEXT`] bytes ends in `#` and a
+/// BLAKE3 digest of 128 bits over the whole.
 ///
-/// Of a colocated domain, `{edge}|user=alice}gcra:1s`: the domain alone makes the slot. There are two texts then, each with
-/// that bound of its own. No key of the one form is one of the other, for only this one has two closing braces.
+/// In a colocated domain a key is `{edge}|user=alice}gcra:1s`: the domain alone determines the slot. Such a key has two texts,
+/// each with its own bound of [`LONGEST_TEXT`]. No key of one form equals a key of the other, because only this form has two
+/// closing braces.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterKey(Box<[u8]>);
 
-/// Bytes of readable text before a digest takes the place of the rest: 200 (`docs/decisions/0004`).
+/// Maximum number of bytes of readable text before a digest replaces the rest: 200 (`docs/decisions/0004`).
 pub const LONGEST_TEXT: usize = 200;
-/// Bytes of readable text kept in front of a digest: 160, so that text, `#` and 32 digits stay below [`LONGEST_TEXT`].
+/// Number of bytes of readable text kept before a digest: 160, so that text, `#` and 32 digits stay below [`LONGEST_TEXT`].
 const KEPT_TEXT: usize = 160;
-/// What a key of ordinary entries takes, so that it is written without growing.
+/// Bytes reserved for a key: 96, enough for ordinary entries without growing.
 const ORDINARY: usize = 96;
 
 /// One entry of a counter key.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyPart<'a> {
-    /// The entry's key.
+    /// Key of the entry.
     pub key: &'a [u8],
-    /// What stands for its value.
+    /// Kind of text that stands for the value of the entry.
     pub by: CountedBy,
-    /// That itself.
+    /// Text that stands for the value.
     pub text: &'a [u8],
 }
 
-/// What stands for the value of an entry.
+/// Kind of text that stands for the value of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedBy {
-    /// Itself: one counter for each value.
+    /// The value itself: one counter for each value.
     Value,
-    /// The pattern that it matched: one counter for all of them (`share_threshold`).
+    /// The matching pattern: one counter for all values that match it (`share_threshold`).
     Pattern,
-    /// The list that it is in: one counter for all of them.
+    /// The list that contains the value: one counter for all values in the list.
     List,
-    /// The network of the address that it is: one counter for all addresses of it.
+    /// The network of the address: one counter for all addresses in the network.
     Network,
-    /// The digest of a value that stands nowhere: one counter for each value.
+    /// The digest of a sensitive value: one counter for each value.
     Digest,
 }
 
 impl CountedBy {
-    /// What stands behind the key for it, and in no key or value.
+    /// Returns the separator between key and text. No key or value contains it.
     const fn separator(self) -> &'static [u8] {
         match self {
             Self::Value => b"=",
@@ -64,14 +65,14 @@ impl CountedBy {
 }
 
 impl<'a> KeyPart<'a> {
-    /// An entry that is counted by its value.
+    /// Returns an entry that is counted by its value.
     pub const fn own(key: &'a [u8], value: &'a [u8]) -> Self {
         Self { key, by: CountedBy::Value, text: value }
     }
 }
 
 impl CounterKey {
-    /// The key of a descriptor's counter.
+    /// Returns the key of a descriptor's counter.
     pub fn new<'a>(
         domain: &str,
         parts: impl Iterator<Item = KeyPart<'a>> + Clone,
@@ -105,7 +106,7 @@ impl CounterKey {
         Self(text.into_boxed_slice())
     }
 
-    /// The bytes of the key, all of them printable ASCII.
+    /// Returns the bytes of the key, all of them printable ASCII.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -117,14 +118,14 @@ impl fmt::Display for CounterKey {
     }
 }
 
-/// Only the length: a key holds what clients sent, and a `{:?}` in a log line must not show it.
+/// Writes only the length: a key holds values that clients sent, and a `{:?}` in a log line must not show them.
 impl fmt::Debug for CounterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CounterKey({} bytes)", self.0.len())
     }
 }
 
-/// Writes the parts; false, with the work done cut short, when the text from `start` on becomes too long.
+/// Writes the parts. Stops early and returns false if the text from `start` on becomes too long.
 fn write_parts<'a>(text: &mut Vec<u8>, start: usize, mut parts: impl Iterator<Item = KeyPart<'a>>) -> bool {
     parts.all(|part| {
         text.push(b'|');
@@ -135,7 +136,7 @@ fn write_parts<'a>(text: &mut Vec<u8>, start: usize, mut parts: impl Iterator<It
     })
 }
 
-/// Writes some bytes; false, with the work done cut short, when the text from `start` on becomes too long.
+/// Writes `bytes`. Stops early and returns false if the text from `start` on becomes too long.
 fn write_plain(text: &mut Vec<u8>, start: usize, bytes: &[u8]) -> bool {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     let end = start + LONGEST_TEXT;
@@ -152,7 +153,7 @@ fn write_plain(text: &mut Vec<u8>, start: usize, bytes: &[u8]) -> bool {
     text.len() <= end
 }
 
-/// Puts a digest in the place of all but the beginning of the text from `start` on.
+/// Replaces the text from `start` on, except its beginning, with a digest.
 fn write_digest<'a>(text: &mut Vec<u8>, start: usize, domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) {
     text.truncate(start + KEPT_TEXT);
     text.push(b'#');
@@ -163,7 +164,7 @@ const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}' | b'|' | b'=' | b'~' | b'#' | b'%')
 }
 
-/// Over lengths and bytes in order, so that no two different tuples are the same input.
+/// Returns the digest over lengths and bytes in order, so that no two different tuples have the same input.
 fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut feed = |bytes: &[u8]| {
@@ -206,7 +207,7 @@ mod tests {
         of(Colocation::Descriptor, domain, entries)
     }
 
-    /// What a cluster hashes: what is between the first opening brace and the first closing one behind it.
+    /// Returns the text that a cluster hashes: from the first opening brace to the next closing brace.
     fn slot(key: &CounterKey) -> Vec<u8> {
         let after = key.as_bytes().splitn(2, |&byte| byte == b'{').nth(1).expect("an opening brace");
         after.split(|&byte| byte == b'}').next().expect("a text").to_vec()
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(keys.iter().collect::<std::collections::HashSet<_>>().len(), ways.len(), "{keys:?}");
     }
 
-    /// Few different bytes, those that separate among them, so that near misses are common.
+    /// Generates few different bytes, separators among them, so that near misses are common.
     fn awkward() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![
             Just(b'a'),

@@ -1,9 +1,9 @@
-//! The choices of an operator: how a request is charged, and which policies answer in place of a store.
+//! Choices of an operator: the charging mode of a request, and the policies that answer in place of a store.
 
-/// How the limits of one request are charged.
+/// Charging mode for the limits of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Charging {
-    /// Each limit on its own; one being over does not spare the others. The reference's behaviour.
+    /// Each limit on its own: a refusal by one limit does not spare the others. The reference's behaviour.
     #[default]
     Each,
     /// A refused request spends nothing in any tier.
@@ -11,10 +11,10 @@ pub enum Charging {
 }
 
 impl Charging {
-    /// Every way, with its word in a rule file.
+    /// All modes, each with its word in a rule file.
     pub const ALL: [(&'static str, Self); 2] = [("each", Self::Each), ("all_or_nothing", Self::AllOrNothing)];
 
-    /// Its word in a rule file.
+    /// Returns its word in a rule file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Each => "each",
@@ -23,25 +23,25 @@ impl Charging {
     }
 }
 
-/// Which counters share a slot of a Redis cluster, and so one atomic step.
+/// Set of counters that share a slot of a Redis cluster, and therefore one atomic step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Colocation {
-    /// Those of one descriptor; the others spread over the nodes.
+    /// The counters of one descriptor; other counters spread over the nodes.
     #[default]
     Descriptor,
-    /// Those of a whole domain.
+    /// The counters of a whole domain.
     Domain,
 }
 
 impl Colocation {
-    /// Every one that has a word in a rule file, with that word.
+    /// All variants that have a word in a rule file, each with that word.
     pub const ALL: [(&'static str, Self); 1] = [("domain", Self::Domain)];
 }
 
 /// A policy that answers in place of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// A gRPC error: the caller's own setting decides, as with the reference.
+    /// The caller gets a gRPC error, and the caller's own setting decides, as with the reference.
     #[default]
     Error,
     /// Admitted, marked as unchecked.
@@ -53,11 +53,11 @@ pub enum FailurePolicy {
 }
 
 impl FailurePolicy {
-    /// Every policy, with its word in a rule file.
+    /// All policies, each with its word in a rule file.
     pub const ALL: [(&'static str, Self); 4] =
         [("error", Self::Error), ("open", Self::Open), ("closed", Self::Closed), ("local", Self::Local)];
 
-    /// Its word in a rule file.
+    /// Returns its word in a rule file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -69,8 +69,8 @@ impl FailurePolicy {
 }
 
 impl FailurePolicy {
-    /// Returns the policy under overload where only this policy for failures is set. Overload is no failure, and a client can
-    /// cause it: the service goes on deciding, unless the operator wants requests refused.
+    /// Returns the policy under overload if only this policy for failures is set. Overload is no failure, and a client can cause
+    /// it: the service continues to decide, unless the operator wants requests refused.
     const fn under_overload(self) -> Self {
         match self {
             Self::Closed => Self::Closed,
@@ -96,8 +96,8 @@ impl Default for StorePolicies {
 }
 
 impl StorePolicies {
-    /// Returns the policies of a level inside this one, which sets `on_failure`, `on_overload`, both or neither. Where it sets only
-    /// `on_failure`, that decides overload too, so a policy from outside never opens what it closes.
+    /// Returns the policies of a level inside this one, which sets `on_failure`, `on_overload`, both or neither. If the level
+    /// sets only `on_failure`, that policy decides overload too. So an outer policy never opens a level that is set to `closed`.
     #[must_use]
     pub fn inside(self, on_failure: Option<FailurePolicy>, on_overload: Option<FailurePolicy>) -> Self {
         let by_failure = on_failure.map(FailurePolicy::under_overload);
@@ -108,22 +108,22 @@ impl StorePolicies {
     }
 }
 
-/// What a refusal of one charge means for the request.
+/// Effect of a refusal of one charge on the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// The request is refused.
     #[default]
     Enforce,
-    /// Nothing: the rule only watches.
+    /// None: the rule only watches.
     Shadow,
-    /// The request is refused when all of its quota charges refuse.
+    /// The request is refused if all of its quota charges refuse.
     Quota,
-    /// A quota that only watches: it always counts as one with room, so the others cannot all refuse.
+    /// A quota that only watches. It always counts as a quota with room, so the other quotas cannot all refuse.
     ShadowQuota,
 }
 
 impl Role {
-    /// The role of a rule with these two flags.
+    /// Returns the role of a rule with these two flags.
     pub const fn of(shadow: bool, quota: bool) -> Self {
         match (shadow, quota) {
             (false, false) => Self::Enforce,
@@ -133,25 +133,25 @@ impl Role {
         }
     }
 
-    /// Whether a refusal shows in the descriptor's own status.
+    /// Returns true if a refusal does not show in the descriptor's own status.
     pub const fn is_shadow(self) -> bool {
         matches!(self, Self::Shadow | Self::ShadowQuota)
     }
 
-    /// Whether it takes part in the quota of the request.
+    /// Returns true if the charge takes part in the quota of the request.
     pub const fn is_quota(self) -> bool {
         matches!(self, Self::Quota | Self::ShadowQuota)
     }
 }
 
-/// One charge of a request, as far as the outcome of the request goes.
+/// Role and result of one charge, for the outcome of the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Ballot {
-    /// Which descriptor it belongs to. The charges of one descriptor stand next to each other.
+    /// Index of its descriptor in the request. The charges of one descriptor are adjacent.
     pub descriptor: usize,
-    /// What its refusal means.
+    /// Effect of a refusal on the request.
     pub role: Role,
-    /// Whether it was refused.
+    /// True if the charge was refused.
     pub refused: bool,
 }
 
@@ -159,7 +159,7 @@ pub struct Ballot {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Count {
     is_refused: bool,
-    /// The last quota: its descriptor, and whether any of its ballots refuses.
+    /// The last quota: its descriptor, and true if any of its ballots refuses.
     quota: Option<(usize, bool)>,
     quota_has_room: bool,
 }
@@ -184,16 +184,17 @@ impl Count {
         }
     }
 
-    /// Whether the ballots so far refuse the request: an enforced charge refuses, or there are quotas and all of them refuse.
+    /// Returns true if the ballots so far refuse the request: an enforced charge refuses, or there are quotas and all of them
+    /// refuse.
     pub fn is_refused(&self) -> bool {
         self.is_refused || self.quota.is_some_and(|(_, last_refused)| last_refused && !self.quota_has_room)
     }
 }
 
-/// Whether a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
+/// Returns true if a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
 ///
-/// A quota refuses when any limit of its descriptor does. [`Count`] is the one place that says so: stores that charge all
-/// or nothing ask it too.
+/// A quota refuses if any limit of its descriptor does. [`Count`] alone implements this rule; stores that charge all or nothing
+/// use it too.
 pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
     let mut count = Count::default();
     for ballot in ballots {

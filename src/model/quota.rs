@@ -1,4 +1,4 @@
-//! So many hits per window.
+//! Quotas: a number of hits per window.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl Unit {
     /// Every unit, shortest first.
     pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// The unit's word in a rule file.
+    /// Returns the unit's word in a rule file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Second => "second",
@@ -42,7 +42,7 @@ impl Unit {
         }
     }
 
-    /// How long one unit is.
+    /// Returns the length of one unit.
     pub const fn length(self) -> Micros {
         Micros::from_secs(match self {
             Self::Second => 1,
@@ -55,13 +55,13 @@ impl Unit {
         })
     }
 
-    /// The unit of that name, in any letter case.
+    /// Returns the unit called `name`, in any letter case.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 }
 
-/// The span of time over which a quota counts: so many units, or a length of its own.
+/// The span of time over which a quota counts: a number of units, or any other length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
     length: Micros,
@@ -75,21 +75,21 @@ impl Window {
     /// The longest window: 365 days.
     pub const LONGEST: Micros = Micros::YEAR;
 
-    /// One unit.
+    /// Returns a window of one unit.
     pub const fn of_unit(unit: Unit) -> Self {
         Self::new(unit.length(), Some((unit, 1)))
     }
 
-    /// `multiplier` units in a row (Envoy's `unit_multiplier`).
+    /// Returns a window of `multiplier` units in a row (Envoy's `unit_multiplier`).
     ///
     /// # Errors
-    /// [`InvalidQuota::Window`] for none of them, or for more than a year.
+    /// [`InvalidQuota::Window`] if `multiplier` is 0 or the window is longer than a year.
     pub fn of_units(unit: Unit, multiplier: u32) -> Result<Self, InvalidQuota> {
         let length = Micros::new(unit.length().get().saturating_mul(u64::from(multiplier)));
         Self::new(length, Some((unit, multiplier))).bounded()
     }
 
-    /// A window of any length. It is reported in the largest unit of which it is a multiple, if there is one.
+    /// Returns a window of any length. It is reported in the largest unit of which it is a multiple, if there is one.
     ///
     /// # Errors
     /// [`InvalidQuota::Window`] below 1 ms or above 365 days.
@@ -116,18 +116,18 @@ impl Window {
         Ok(self)
     }
 
-    /// How long it is.
+    /// Returns the length of the window.
     pub const fn length(self) -> Micros {
         self.length
     }
 
-    /// The unit and how many of it, when the window is whole units.
+    /// Returns the unit and the number of units, if the window is whole units.
     pub const fn unit(self) -> Option<(Unit, u32)> {
         self.unit
     }
 }
 
-/// `second`, `15 minute`, `250ms`.
+/// Writes the window: `second`, `15 minutes`, `250ms`.
 impl fmt::Display for Window {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.unit {
@@ -146,56 +146,56 @@ pub struct Quota {
     burst: u32,
 }
 
-/// The longest a window may be in ticks: 2^20, so that 32 bits of hits times the ticks of a window stay below 2^53.
+/// Maximum number of ticks in a window: 2^20, so that 32 bits of hits times the ticks of a window stay below 2^53.
 const MOST_TICKS: u64 = 1 << 20;
 
 impl Quota {
-    /// `limit` hits per window, with a burst of the same number.
+    /// Returns a quota of `limit` hits per window, with a burst of the same number.
     pub const fn new(limit: u32, window: Window) -> Self {
         Self { limit, window, burst: limit }
     }
 
-    /// The same with another limit.
+    /// Returns the same quota with another limit.
     #[must_use]
     pub const fn with_limit(self, limit: u32) -> Self {
         Self { limit, ..self }
     }
 
-    /// The same with another burst.
+    /// Returns the same quota with another burst.
     #[must_use]
     pub const fn with_burst(self, burst: u32) -> Self {
         Self { burst, ..self }
     }
 
-    /// Hits per window.
+    /// Returns the hits per window.
     pub const fn limit(self) -> u32 {
         self.limit
     }
 
-    /// The window.
+    /// Returns the window.
     pub const fn window(self) -> Window {
         self.window
     }
 
-    /// The most hits at once, for algorithms that have a burst.
+    /// Returns the maximum number of hits at once, for algorithms that have a burst.
     pub const fn burst(self) -> u32 {
         self.burst
     }
 
-    /// The length of one tick: the smallest power of ten in microseconds that divides the window into at most 2^20.
+    /// Returns the length of one tick: the smallest power of ten in microseconds that divides the window into at most 2^20 ticks.
     pub const fn tick(self) -> Micros {
         self.window.tick
     }
 
-    /// How many ticks the window has.
+    /// Returns the number of ticks in the window.
     pub const fn ticks(self) -> u64 {
         self.window.length.get() / self.tick().get()
     }
 
-    /// Whether the window is a whole number of ticks, so that an algorithm that counts in ticks can count it exactly.
+    /// Checks that the window is a whole number of ticks, so that an algorithm that counts in ticks can count it exactly.
     ///
     /// # Errors
-    /// [`InvalidQuota::Ticks`], with the nearest lengths that are.
+    /// [`InvalidQuota::Ticks`], with the nearest lengths that are whole ticks.
     pub const fn is_whole_ticks(self) -> Result<(), InvalidQuota> {
         let (length, tick) = (self.window.length.get(), self.tick().get());
         if length.is_multiple_of(tick) {
@@ -210,10 +210,10 @@ impl Quota {
         })
     }
 
-    /// Whether the burst has room for what drains in one tick.
+    /// Checks that the burst has room for the hits that drain in one tick.
     ///
     /// # Errors
-    /// [`InvalidQuota::Burst`] with the smallest burst that has.
+    /// [`InvalidQuota::Burst`], with the smallest burst that has room.
     pub fn has_room_for_a_tick(self) -> Result<(), InvalidQuota> {
         let least = u64::from(self.limit).div_ceil(self.ticks());
         if u64::from(self.burst) >= least {
@@ -222,7 +222,7 @@ impl Quota {
         Err(InvalidQuota::Burst { found: self.burst, limit: self.limit, least })
     }
 
-    /// Whether the limit is small enough for an algorithm that remembers every hit.
+    /// Checks that the limit is small enough for an algorithm that remembers every hit.
     ///
     /// # Errors
     /// [`InvalidQuota::Limit`] above `most`.
@@ -231,56 +231,56 @@ impl Quota {
     }
 }
 
-/// `20 per second`.
+/// Writes the quota: `20 per second`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} per {}", self.limit, self.window)
     }
 }
 
-/// Why a quota cannot be counted.
+/// Reason why a quota cannot be counted.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidQuota {
     /// The window is too short or too long.
     #[error("a window of {found} cannot be counted: it must be from {} to {}", Window::SHORTEST, Window::LONGEST)]
     Window {
-        /// The length asked for.
+        /// Length in the rule or request.
         found: Micros,
     },
-    /// The window is no whole number of ticks.
+    /// The window is not a whole number of ticks.
     #[error(
         "a window of {found} cannot be counted exactly: this algorithm counts it in ticks of {tick}; the nearest are {below} and {above}"
     )]
     Ticks {
-        /// The length asked for.
+        /// Length in the rule or request.
         found: Micros,
-        /// The tick of a window that long.
+        /// Tick of a window of this length.
         tick: Micros,
         /// The nearest shorter window.
         below: Micros,
         /// The nearest longer window.
         above: Micros,
     },
-    /// The burst holds less than what drains in one tick.
+    /// The burst holds fewer hits than drain in one tick.
     #[error(
         "a burst of {found} is too small for {limit} hits per window: it must hold a hit, and what drains in one tick; the least is {least}"
     )]
     Burst {
-        /// The burst asked for.
+        /// Burst in the rule.
         found: u32,
         /// Hits per window.
         limit: u32,
         /// The smallest burst that can be counted.
         least: u64,
     },
-    /// The limit is more than the algorithm can remember.
+    /// The limit is larger than the algorithm can remember.
     #[error(
         "a limit of {found} is too large for an algorithm that remembers every hit: at most {most}; sliding_window takes any limit"
     )]
     Limit {
-        /// The limit asked for.
+        /// Limit in the rule or request.
         found: u32,
-        /// The largest.
+        /// Largest limit of the algorithm.
         most: u32,
     },
 }

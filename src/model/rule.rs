@@ -1,55 +1,55 @@
-//! What answers and records say of a rule.
+//! Description of a rule for answers, metrics and logs.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::decision::Metadata;
 
-/// The dense number of a rule within its rule set.
+/// Dense number of a rule within its rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(pub u32);
 
-/// What answers and records say of a rule.
+/// Description of a rule for answers, metrics and logs.
 #[derive(Debug)]
 pub struct About {
-    /// Its number in the rule set.
+    /// Number in the rule set.
     pub id: RuleId,
-    /// Where it stands.
+    /// Place in the descriptor tree.
     pub path: Arc<Path>,
-    /// What a client that it refuses is told.
+    /// Message to a client that the rule refuses.
     pub message: Option<Box<str>>,
-    /// Whether headers, bodies and statuses may tell of it.
+    /// True if headers, bodies and statuses may expose the rule.
     pub is_exposed: bool,
-    /// Free-form, for the answer.
+    /// Free-form metadata for the answer.
     pub metadata: Option<Box<Metadata>>,
-    /// What its counts are kept apart by in metrics.
+    /// Split of its counts in metrics.
     pub series: Series,
 }
 
-/// What a rule's counts are kept apart by in metrics.
+/// Split of a rule's counts into metric series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Series {
-    /// Nothing: one series for the rule.
+    /// No split: one series for the rule.
     #[default]
     Rule,
-    /// The request's values at the levels that say so (`value_to_metric`).
+    /// One series for each combination of the request's values at the levels with `value_to_metric`.
     Values,
-    /// All values of the request (`detailed_metric`).
+    /// One series for each combination of all values of the request (`detailed_metric`).
     Detailed,
 }
 
-/// The way from a domain to a rule, one word a level: `edge.plan_free.user`, as the reference names rules in metrics. Levels are
-/// shared, so that long keys above many rules are held once.
+/// Path from a domain to a rule, one word for each level: `edge.plan_free.user`, as the reference names rules in metrics. Levels
+/// are shared, so that long keys above many rules are stored once.
 #[derive(Debug)]
 pub struct Path {
     above: Option<Arc<Path>>,
     word: String,
-    /// How many bytes of the word are the key.
+    /// Number of bytes at the beginning of the word that are the key.
     key: usize,
     shown: Shown,
 }
 
-/// What metrics show of a level, where its rule asks for values.
+/// Text of a level in metrics, if its rule asks for values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shown {
     /// The word, unless the rule asks for all values.
@@ -57,45 +57,45 @@ pub enum Shown {
     Word,
     /// The request's value.
     Value,
-    /// The word whatever the rule asks for: the level's values share a counter.
+    /// The word, whatever the rule asks for: the level's values share a counter.
     Pattern,
 }
 
 impl Path {
-    /// The way to a domain.
+    /// Returns the path of a domain.
     pub fn of_domain(domain: &str) -> Self {
         Self { above: None, word: domain.to_owned(), key: domain.len(), shown: Shown::Pattern }
     }
 
-    /// The way to a level below `above`, by its key and what stands for its value, if anything does.
+    /// Returns the path of a level below `above`. `value` is the text for the value of the level, if any.
     pub fn below(above: &Arc<Self>, key: &str, value: Option<&str>, shown: Shown) -> Self {
         let word = value.map_or_else(|| key.to_owned(), |value| format!("{key}_{value}"));
         Self { above: Some(Arc::clone(above)), word, key: key.len(), shown }
     }
 
-    /// Its levels from the outside in: the domain, then one for each entry.
+    /// Returns the levels from the outside in: the domain, then one for each entry.
     pub fn levels(&self) -> Vec<&Self> {
         let mut levels = self.above.as_ref().map(|above| above.levels()).unwrap_or_default();
         levels.push(self);
         levels
     }
 
-    /// The last level's word: `plan_free`.
+    /// Returns the word of the last level: `plan_free`.
     pub fn word(&self) -> &str {
         &self.word
     }
 
-    /// The last level's key: `plan`.
+    /// Returns the key of the last level: `plan`.
     pub fn key(&self) -> &str {
         self.word.get(..self.key).unwrap_or_default()
     }
 
-    /// What metrics show of the last level.
+    /// Returns the text of the last level in metrics.
     pub fn shown(&self) -> Shown {
         self.shown
     }
 
-    /// The keys alone, from the outside in: `plan.user`; empty for a domain.
+    /// Returns the keys alone, from the outside in: `plan.user`; empty for a domain.
     pub fn keys(&self) -> String {
         let Some(above) = &self.above else { return String::new() };
         let mut keys = above.keys();
@@ -107,7 +107,7 @@ impl Path {
     }
 }
 
-/// `edge.plan_free.user`
+/// Writes the words of all levels: `edge.plan_free.user`.
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(above) = &self.above {

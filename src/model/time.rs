@@ -1,58 +1,58 @@
-//! Time as a number: whole microseconds, since the epoch or as a length.
+//! Time in whole microseconds, since the epoch or as a length.
 
 use std::fmt;
 
-/// Whole microseconds: a length, or a moment counted from the Unix epoch.
+/// Whole microseconds: a length, or a time since the Unix epoch.
 ///
-/// Microseconds of today are 1.8e15 and stay below 2^53 until the year 2255, so the same integers are exact in Lua.
+/// The current time is 1.8e15 and stays below 2^53 until the year 2255, so the same integers are exact in Lua.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Micros(u64);
 
 impl Micros {
-    /// Nothing, or the epoch.
+    /// Zero length, or the epoch.
     pub const ZERO: Self = Self(0);
-    /// The longest window a rule may have: 365 days, the reference's year.
+    /// Longest window of a rule: 365 days, the reference's year.
     pub const YEAR: Self = Self::from_secs(31_536_000);
 
-    /// So many microseconds.
+    /// Returns a length of `micros` microseconds.
     pub const fn new(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// So many milliseconds.
+    /// Returns a length of `millis` milliseconds.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000))
     }
 
-    /// So many seconds.
+    /// Returns a length of `secs` seconds.
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000))
     }
 
-    /// The number of microseconds.
+    /// Returns the number of microseconds.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Whole seconds, rounded up: a client that waits this long has waited long enough.
+    /// Returns whole seconds, rounded up: a client that waits this long has waited long enough.
     pub const fn ceil_secs(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
 
-    /// This moment less an earlier one; zero when `earlier` is later.
+    /// Returns the length from `earlier` to this time; zero if `earlier` is later.
     pub const fn saturating_sub(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }
 
-    /// This moment and a length after it.
+    /// Returns the time `length` after this one.
     pub const fn saturating_add(self, length: Self) -> Self {
         Self(self.0.saturating_add(length.0))
     }
 
-    /// Reads a length as Go writes it (`250ms`, `1h30m`, `150us`), and days and weeks besides (`1d`, `2w`).
+    /// Parses a length as Go writes it (`250ms`, `1h30m`, `150us`), and also days and weeks (`1d`, `2w`).
     ///
     /// # Errors
-    /// `None` when the text is no such length, has a part below a microsecond, or does not fit.
+    /// `None` if the text is not such a length, has a fraction of a microsecond, or does not fit.
     pub fn parse(text: &str) -> Option<Self> {
         if text == "0" {
             return Some(Self::ZERO);
@@ -71,7 +71,7 @@ impl Micros {
     }
 }
 
-/// The shortest exact text that [`Micros::parse`] reads back: `1d`, `15m`, `250ms`.
+/// Writes the length in its largest unit of which it is a multiple, as [`Micros::parse`] reads it: `1d`, `15m`, `250ms`.
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 6] = [
@@ -92,9 +92,9 @@ impl fmt::Display for Micros {
     }
 }
 
-/// Where `now` comes from. Only `app` holds the system's clock; tests move theirs by hand.
+/// Source of `now`. Only `app` holds the system's clock; tests advance theirs by hand.
 pub trait Clock: Send + Sync {
-    /// The time since the Unix epoch.
+    /// Returns the time since the Unix epoch.
     fn now(&self) -> Micros;
 }
 
@@ -111,7 +111,7 @@ fn micros_per(unit: &str) -> Option<u64> {
     })
 }
 
-/// `number` times `scale`, where the number may have a fraction as long as the product is whole.
+/// Returns `number` times `scale`. The number may have a fraction if the product is whole.
 fn scaled(number: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() && fraction.is_empty() {

@@ -2,55 +2,55 @@
 
 use super::time::Micros;
 
-/// Whether hits may be spent.
+/// Result of a charge or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// They may.
+    /// The hits may be spent.
     Admitted,
-    /// They may not.
+    /// The hits may not be spent.
     Refused,
-    /// Nobody knows: the store could not be asked, and the operator wants the caller told so.
+    /// Unknown: the store did not answer, and the operator wants the caller to get an error.
     Failed,
 }
 
 impl Outcome {
-    /// Admitted when `admitted` holds.
+    /// Returns `Admitted` if `admitted` is true, else `Refused`.
     pub const fn admitted_if(admitted: bool) -> Self {
         if admitted { Self::Admitted } else { Self::Refused }
     }
 
-    /// Whether it is unknown.
+    /// Returns true if the outcome is unknown.
     pub const fn is_failed(self) -> bool {
         matches!(self, Self::Failed)
     }
 
-    /// Whether it is a refusal.
+    /// Returns true for a refusal.
     pub const fn is_refused(self) -> bool {
         matches!(self, Self::Refused)
     }
 }
 
-/// How an answer came about.
+/// Origin of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provenance {
-    /// The store was asked.
+    /// The store answered.
     Store,
-    /// The store could not be asked, and nobody was.
+    /// The store did not answer, and nothing decided in its place.
     Error,
-    /// The store could not be asked: admitted unchecked.
+    /// The store did not answer: admitted unchecked.
     Open,
-    /// The store could not be asked: refused unchecked.
+    /// The store did not answer: refused unchecked.
     Closed,
-    /// The store could not be asked: decided by the embedded store of this instance alone.
+    /// The store did not answer: the embedded store of this instance decided alone.
     Local,
-    /// The store was not asked: its last reply says that it refuses.
+    /// The store was not called: its last reply already refuses.
     Known,
-    /// Nobody was asked: another charge of the request is known to be refused, which decides the request.
+    /// No store was called: another charge of the request is already known to be refused, which decides the request.
     Spared,
 }
 
 impl Provenance {
-    /// Its word in metadata, metrics and logs.
+    /// Returns its word in metadata, metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -63,12 +63,12 @@ impl Provenance {
         }
     }
 
-    /// Whether some store counted the hits, so that limit and remaining mean something.
+    /// Returns true if a store counted the hits, so that limit and remaining are meaningful.
     pub const fn is_counted(self) -> bool {
         matches!(self, Self::Store | Self::Local | Self::Known)
     }
 
-    /// Returns true where a policy answered in place of the store.
+    /// Returns true if a policy answered in place of the store.
     pub const fn is_policy(self) -> bool {
         matches!(self, Self::Error | Self::Open | Self::Closed | Self::Local)
     }
@@ -77,30 +77,32 @@ impl Provenance {
 /// The answer for one charge against one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Admitted or refused.
+    /// Result of the charge.
     pub outcome: Outcome,
-    /// Hits that could still be taken now.
+    /// Hits that can still be taken now.
     pub remaining: u32,
-    /// Of a refusal: hits that could have been taken in place of those that were refused, and now cannot if they stay.
+    /// Hits that could be taken just before a refused charge. If the refused hits stay on the counter, this is more than
+    /// `remaining`.
     pub room: u32,
-    /// Until the counter is idle, and all of the limit is there again. A fixed window: until its end.
+    /// Time until the counter is idle: the whole limit is available again. In a fixed window: time until its end.
     pub reset: Micros,
-    /// How long the caller has to wait until this charge would fit; `None` when admitted, and when waiting does not help.
+    /// Time until this charge would fit; `None` if it was admitted or if waiting does not help.
     pub retry: Option<Micros>,
-    /// How long an admitted request is to wait before it goes on, where its limit asks for that.
+    /// Wait of an admitted request before it continues, if its limit has a delay.
     pub delay: Micros,
-    /// Where the answer comes from.
+    /// Origin of the answer.
     pub provenance: Provenance,
 }
 
 impl Verdict {
-    /// The answer for a charge that no counter was asked about.
+    /// Returns the answer for a charge that no counter decided.
     pub const fn uncounted(outcome: Outcome, provenance: Provenance) -> Self {
         let (reset, delay) = (Micros::ZERO, Micros::ZERO);
         Self { outcome, remaining: 0, room: 0, reset, retry: None, delay, provenance }
     }
 
-    /// What the protocol calls so: how long to wait where waiting helps, and else how long until the counter is idle.
+    /// Returns the value of the protocol field of this name: the time until the charge fits, or the time until the counter is
+    /// idle if waiting does not help.
     pub fn duration_until_reset(&self) -> Micros {
         self.retry.unwrap_or(self.reset)
     }

@@ -1,4 +1,4 @@
-//! How messages become bytes: as tonic's codec does it, with buffers of a decision's size.
+//! Codecs for messages. They work as tonic's codec, with buffers of a decision's size.
 
 use std::marker::PhantomData;
 
@@ -11,13 +11,13 @@ use tonic_prost::{ProstDecoder, ProstEncoder};
 use super::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use super::large::is_large;
 
-/// What each direction of a call allocates at first: 512 bytes, which hold a decision about four descriptors; a larger
-/// message grows it. tonic's 8 KiB go past the allocator's quick path, on every call (`docs/performance.md`).
+/// Initial buffer size in each direction of a call: 512 bytes, which hold a decision about four descriptors; a larger message
+/// grows the buffer. tonic's default of 8 KiB misses the allocator's fast path on every call (`docs/performance.md`).
 const BUFFER_BYTES: usize = 512;
-/// When a stream of messages is sent on: at 32 KiB, tonic's own. A decision is one message.
+/// Buffered bytes after which a stream of messages is sent on: 32 KiB, tonic's default. A decision is one message.
 const YIELD_BYTES: usize = 32 * 1_024;
 
-/// Protobuf messages of some hundred bytes.
+/// Codec for Protobuf messages of a few hundred bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct SmallMessages<T, U>(PhantomData<(T, U)>);
 
@@ -46,20 +46,20 @@ where
     }
 }
 
-/// A request to decide: decoded, or as it came if it is too large to be decoded whole.
+/// A request: decoded, or still encoded if it is too large to decode whole.
 #[derive(Debug)]
 pub enum Incoming {
-    /// Decoded.
+    /// A decoded request.
     Small(RateLimitRequest),
-    /// As it came.
+    /// An encoded request.
     Large(Bytes),
 }
 
 impl Incoming {
-    /// The request, decoded whole.
+    /// Decodes the whole request and returns it.
     ///
     /// # Errors
-    /// When the message is no request.
+    /// If the message is not a request.
     pub fn decoded(self) -> Result<RateLimitRequest, DecodeError> {
         match self {
             Self::Small(request) => Ok(request),
@@ -68,20 +68,20 @@ impl Incoming {
     }
 }
 
-/// An answer: not encoded yet, or in encoded parts.
+/// An answer: not encoded yet, or as encoded parts.
 #[derive(Debug)]
 pub enum Outgoing {
-    /// Not encoded yet.
+    /// An answer that is not encoded yet.
     Small(RateLimitResponse),
-    /// Parts that are one encoded message.
+    /// Parts of one encoded message.
     Large(Vec<Bytes>),
 }
 
-/// The messages of `ShouldRateLimit`.
+/// Codec for `ShouldRateLimit`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Decisions;
 
-/// Decodes requests that are not large.
+/// Decodes requests that are not large; leaves large ones encoded.
 #[derive(Debug)]
 pub struct Questions(ProstDecoder<RateLimitRequest>);
 
@@ -109,7 +109,7 @@ impl Decoder for Questions {
     type Error = Status;
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Incoming>, Status> {
-        // The whole message lies in one piece.
+        // The buffer holds the whole message in one piece.
         if is_large(source.chunk()) {
             return Ok(Some(Incoming::Large(source.copy_to_bytes(source.remaining()))));
         }
@@ -130,7 +130,7 @@ impl Encoder for Replies {
             Outgoing::Small(answer) => self.0.encode(answer, to),
             Outgoing::Large(parts) => {
                 to.reserve(parts.iter().map(Bytes::len).sum());
-                // Each part is freed when it is copied.
+                // Each part is freed after it is copied.
                 parts.into_iter().for_each(|part| to.put(part));
                 Ok(())
             }

@@ -1,4 +1,4 @@
-//! Requests too large to be decoded whole: 4 MiB hold two million empty descriptors, which take 170 MB when decoded.
+//! Reads requests that are too large to decode whole: 4 MiB hold two million empty descriptors, which take 170 MB when decoded.
 
 use bytes::Bytes;
 use prost::encoding::{
@@ -8,33 +8,35 @@ use prost::{DecodeError, Message};
 
 use super::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 
-/// Bytes above which a request is large: 64 KiB. The largest that clients cause is one header of 60 KB.
+/// Number of bytes above which a request is large: 64 KiB. The largest request that clients cause has one header of 60 KB.
 const LARGE_BYTES: usize = 64 << 10;
-/// Descriptors above which a request is large: 1,000, as many limits as are charged in one atomic step. 1,000 unmatched
-/// ones keep a worker from others for about 1 ms.
+/// Number of descriptors above which a request is large: 1,000, the number of limits charged in one atomic step. 1,000 unmatched
+/// descriptors occupy a worker for about 1 ms.
 pub const LARGE_DESCRIPTORS: usize = 1_000;
-/// Bytes that hold no more than [`LARGE_DESCRIPTORS`] descriptors: an empty one takes 2. Below them nothing is counted.
+/// Number of bytes that hold at most [`LARGE_DESCRIPTORS`] descriptors: an empty one takes 2. A message up to this size is not
+/// large, and its descriptors are not counted.
 const FEW_BYTES: usize = 2 * LARGE_DESCRIPTORS;
 
-/// Descriptors of one slice: 256, as many limits as the embedded store charges in one group.
+/// Maximum number of descriptors in one slice: 256, the number of limits that the embedded store charges in one group.
 pub const SLICE_DESCRIPTORS: usize = 256;
-/// Bytes after which a slice ends: 64 KiB, which hold 32,000 empty entries.
+/// Number of bytes after which a slice ends: 64 KiB, which hold 32,000 empty entries.
 const SLICE_BYTES: usize = 64 << 10;
-/// Fields after which a slice ends, whatever they are: 16,384, which take about 0.1 ms to skip.
+/// Number of fields of any kind after which a slice ends: 16,384, which take about 0.1 ms to skip.
 const SLICE_FIELDS: usize = 16 << 10;
 
-/// Entries of a descriptor that are looked at: 256. Rule files nest 50 rules at most, so a longer descriptor matches no rule by
-/// its last entries. Where it brings a limit of its own, all descriptors that begin with the same 256 entries share its
-/// counter.
+/// Maximum number of entries of a descriptor that are read: 256. Rule files nest at most 50 rules, so the later entries of a
+/// longer descriptor match no rule. If such a descriptor brings its own limit, all descriptors that begin with the same 256
+/// entries share its counter.
 pub const MOST_ENTRIES: usize = 256;
 
-/// The fields of `RateLimitRequest`, and that of the entries in `RateLimitDescriptor`.
+/// Field numbers of `RateLimitRequest`, and of the entries in `RateLimitDescriptor`.
 const DOMAIN: u32 = 1;
 const DESCRIPTORS: u32 = 2;
 const HITS_ADDEND: u32 = 3;
 const ENTRIES: u32 = 1;
 
-/// Returns whether an encoded `RateLimitRequest` is decided slice by slice. What cannot be read is not.
+/// Returns true if an encoded `RateLimitRequest` is decided slice by slice. Descriptors after an unreadable field are not
+/// counted.
 pub fn is_large(message: &[u8]) -> bool {
     if message.len() <= FEW_BYTES || message.len() > LARGE_BYTES {
         return message.len() > LARGE_BYTES;
@@ -47,14 +49,14 @@ pub fn is_large(message: &[u8]) -> bool {
     descriptors > LARGE_DESCRIPTORS
 }
 
-/// What a large request says besides its descriptors.
+/// Fields of a large request besides its descriptors.
 #[derive(Debug, Default)]
 pub struct Head {
-    /// The domain.
+    /// Domain of the request.
     pub domain: String,
-    /// The request's own addend; 0 when it sent none.
+    /// Addend of the request; 0 if it sent none.
     pub hits_addend: u32,
-    /// The number of descriptors.
+    /// Number of descriptors.
     pub descriptors: usize,
 }
 
@@ -66,7 +68,7 @@ pub struct Slices<'a> {
     most_descriptors: usize,
 }
 
-/// The fields of a message that are not read yet.
+/// Unread fields of a message.
 #[derive(Clone, Copy, Debug)]
 struct Fields<'a>(&'a [u8]);
 
@@ -75,17 +77,17 @@ struct Fields<'a>(&'a [u8]);
 struct Field<'a> {
     tag: u32,
     wire: WireType,
-    /// What follows the key.
+    /// Bytes after the key.
     value: &'a [u8],
-    /// The key and the value.
+    /// Bytes of key and value.
     whole: &'a [u8],
 }
 
 impl Head {
-    /// Reads the fields of a slice; false at the end of the message.
+    /// Reads the next fields, at most 16,384. Returns false at the end of the message.
     ///
     /// # Errors
-    /// When the message is no `RateLimitRequest`.
+    /// If the message is not a `RateLimitRequest`.
     pub fn read(&mut self, slices: &mut Slices<'_>) -> Result<bool, DecodeError> {
         for _ in 0..SLICE_FIELDS {
             let Some(Field { tag, wire, mut value, .. }) = slices.rest.next()? else { return Ok(false) };
@@ -104,20 +106,20 @@ impl Head {
 }
 
 impl<'a> Slices<'a> {
-    /// All of a message, in slices of at most [`SLICE_DESCRIPTORS`] descriptors.
+    /// Returns slices of the whole message with at most [`SLICE_DESCRIPTORS`] descriptors each.
     pub fn new(message: &'a Bytes) -> Self {
         Self::of(message, SLICE_DESCRIPTORS)
     }
 
-    /// All of a message, in slices of at most so many descriptors.
+    /// Returns slices of the whole message with at most `most_descriptors` descriptors each.
     pub fn of(message: &'a Bytes, most_descriptors: usize) -> Self {
         Self { message, rest: Fields(message), most_descriptors }
     }
 
-    /// Decodes the descriptors of the next slice, perhaps none; `None` at the end of the message.
+    /// Decodes the descriptors of the next slice, possibly none; `None` at the end of the message.
     ///
     /// # Errors
-    /// When the message is no `RateLimitRequest`.
+    /// If the message is not a `RateLimitRequest`.
     pub fn read(&mut self) -> Result<Option<Vec<RateLimitDescriptor>>, DecodeError> {
         if self.rest.0.is_empty() {
             return Ok(None);
@@ -137,7 +139,8 @@ impl<'a> Slices<'a> {
         Ok(Some(descriptors))
     }
 
-    /// Decodes a descriptor, without copying it unless it is longer than a slice: then only the entries that count.
+    /// Decodes a descriptor. A descriptor up to the size of a slice is not copied. A longer one is copied with its first
+    /// [`MOST_ENTRIES`] entries only.
     fn descriptor(&self, bytes: &'a [u8]) -> Result<RateLimitDescriptor, DecodeError> {
         if bytes.len() <= SLICE_BYTES {
             return RateLimitDescriptor::decode(self.message.slice_ref(bytes));
@@ -172,7 +175,7 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// The bytes of a text or a message.
+    /// Returns the bytes of a string or message field.
     fn text(&self) -> Result<&'a [u8], DecodeError> {
         check_wire_type(WireType::LengthDelimited, self.wire)?;
         let mut value = self.value;

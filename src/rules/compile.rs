@@ -1,4 +1,4 @@
-//! From documents to rules: everything a file can get wrong beyond its shape, and all of it at once.
+//! Compiler from documents to rules. Reports all errors of all files beyond their shape in one load.
 
 use std::fmt;
 use std::io;
@@ -22,36 +22,36 @@ mod limits;
 mod lists;
 mod paths;
 
-/// The most limits of one descriptor: 16, twice the number of units. Each one is a counter that every request charges.
+/// Maximum number of limits of one descriptor: 16, more than two for each of the 7 units. A request charges all.
 const MOST_LIMITS: usize = 16;
 
-/// A rule file: its name for messages, and its bytes.
+/// A rule file: its name for messages, and its content.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// The name that messages use.
+    /// Name in messages.
     pub name: Arc<str>,
-    /// What is in it.
+    /// Content of the file.
     pub bytes: Vec<u8>,
 }
 
-/// What the process adds to the files.
+/// Process settings for the load.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether several files may extend one domain.
+    /// True if several files may extend one domain.
     pub merge_domains: bool,
-    /// How requests are charged where no file says so.
+    /// Charging mode for files that set none.
     pub charging: Charging,
-    /// The policies that answer in place of the store where no file sets them.
+    /// Policies that answer in place of the store, for files that set none.
     pub policies: StorePolicies,
-    /// Whether refusals are only watched, everywhere.
+    /// True if refusals are recorded but not enforced in all domains.
     pub shadow_mode: bool,
-    /// Whether every limit is a quota.
+    /// True if every limit is a quota.
     pub quota_mode: bool,
-    /// Reads a file that a rule file names (`values_file`).
+    /// Reads a file that a rule file names in `values_file`.
     pub read_list: fn(&FilePath) -> io::Result<Vec<u8>>,
-    /// What digests of sensitive values are keyed with.
+    /// Key for the digests of sensitive values.
     pub key_secret: Option<KeySecret>,
-    /// Whether sensitive values without it are an error: they are where requests are decided.
+    /// True if sensitive values without `key_secret` are an error. True in processes that decide requests.
     pub needs_secret: bool,
 }
 
@@ -70,24 +70,24 @@ impl Default for Options {
     }
 }
 
-/// The rules of a load, and what is odd about them.
+/// The rules of a load, and its warnings.
 #[derive(Debug)]
 pub struct Loaded {
     /// The rules.
     pub rules: RuleSet,
-    /// Things the files probably do not mean.
+    /// Warnings: places where the files probably do not mean what they say.
     pub warnings: Vec<Problem>,
 }
 
-/// All that is wrong with a load; nothing of it is in force.
+/// All problems of a refused load. Nothing of the load takes effect.
 #[derive(Clone, Debug, Error)]
 pub struct InvalidRules {
-    /// The problems, errors and warnings, by file and place.
+    /// Errors and warnings, sorted by file and place.
     pub problems: Vec<Problem>,
 }
 
 impl InvalidRules {
-    /// How many of the problems are errors.
+    /// Returns the number of errors among the problems.
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }
@@ -105,10 +105,10 @@ impl fmt::Display for InvalidRules {
     }
 }
 
-/// Reads and compiles rule files, in the order given.
+/// Reads and compiles rule files, in the given order.
 ///
 /// # Errors
-/// Every error of every file, with its place, and the warnings beside them.
+/// Returns every error of every file with its place, and the warnings with them.
 pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     let mut problems = Vec::new();
     let documents: Vec<_> = files
@@ -154,7 +154,7 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
         report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
     beyond.extend(of_lists);
-    // What follows from a line whose shape is wrong says nothing new.
+    // A problem on a line whose shape is wrong adds nothing: it follows from that error.
     beyond.retain(|problem| !shape.contains(&(Arc::clone(&problem.file), problem.place.map(|place| place.line))));
     problems.append(&mut beyond);
     problems.sort_by(|a, b| (&a.file, a.place.is_none(), a.place).cmp(&(&b.file, b.place.is_none(), b.place)));
@@ -167,19 +167,19 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
 struct Compiler<'a> {
     files: &'a [File],
     options: Options,
-    /// What is wrong beyond the shape, by file.
+    /// Problems beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
-    /// The files that rule files name, each read once.
+    /// List files that rule files name, each read once.
     list_files: HashMap<PathBuf, Option<Rc<Vec<u8>>>>,
-    /// The bytes of these lists together.
+    /// Total bytes of the list files.
     list_bytes: usize,
-    /// What is wrong with the files that rule files name.
+    /// Problems of the list files.
     of_lists: Vec<Problem>,
     set: RuleSet,
 }
 
-/// What an item takes over from the items above it.
+/// Properties that an item inherits from the items above it.
 #[derive(Clone, Copy)]
 struct Inherited<'a> {
     file: usize,
@@ -191,7 +191,7 @@ struct Inherited<'a> {
     readings: &'a Readings,
 }
 
-/// What holds for a whole domain, and the first of its files.
+/// Settings of a whole domain, and the index of its first file.
 #[derive(Clone, Copy, Default)]
 struct DomainWide {
     first: usize,
@@ -201,7 +201,7 @@ struct DomainWide {
     colocate: Option<Colocation>,
 }
 
-/// Takes what is `said` for what is known; true when something else is known already.
+/// Merges `said` into `known`. Returns true if `known` already has a different value.
 fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool {
     let is_other = known.is_some() && said.is_some() && *known != said;
     *known = known.or(said);
@@ -209,7 +209,7 @@ fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool 
 }
 
 impl Compiler<'_> {
-    /// What each domain says of itself, in whichever of its files; two files may not say different things.
+    /// Collects the settings of each domain from all its files. Reports settings that differ between two files.
     fn domain_wide(&mut self, documents: &[(usize, Document)]) -> HashMap<String, DomainWide> {
         let mut domains: HashMap<String, DomainWide> = HashMap::default();
         for (file, document) in documents {
@@ -395,7 +395,7 @@ impl Compiler<'_> {
         Some(child)
     }
 
-    /// What an item decides of the whole request; then nothing else can stand there.
+    /// Returns the decision of an item for the whole request. Reports keys that such a decision makes useless.
     fn decides(&mut self, item: &DescriptorNode, file: usize) -> Option<Decides> {
         let (decides, word, place) = match (item.deny, item.exempt) {
             (None, None) => return None,
@@ -424,7 +424,7 @@ impl Compiler<'_> {
         Some(decides)
     }
 
-    /// A factor, 1 where none is written.
+    /// Returns the factor in `found`, 1 if there is none. Reports a factor of 0.
     fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
         let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
         NonZeroU32::new(*value).unwrap_or_else(|| {
@@ -443,7 +443,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What stands for the values of an item in the name of its rule: nothing for any.
+/// Returns the text for the item's values in the rule's path; `None` for any value.
 fn word(values: &Values, key: &str, reading: Option<&Reading>) -> Option<String> {
     match values {
         Values::Any => None,
@@ -455,7 +455,7 @@ fn word(values: &Values, key: &str, reading: Option<&Reading>) -> Option<String>
     }
 }
 
-/// `key=value`, or the key alone.
+/// Returns `key=value`, or the key alone. Masks hidden values.
 pub(super) fn label(child: &Child) -> String {
     let key = child.key.text();
     match &child.values {

@@ -1,4 +1,4 @@
-//! A rule file as written: YAML read into documents, with the place of everything that can be wrong.
+//! Documents: a rule file as written in YAML, with the place of each value that `compile` may report.
 
 use std::sync::Arc;
 
@@ -13,175 +13,175 @@ mod reader;
 /// One rule file as written.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// The name of the file.
+    /// File name.
     pub file: Arc<str>,
-    /// The domain; never empty.
+    /// Domain; never empty.
     pub domain: Placed<String>,
-    /// How requests of the domain are charged.
+    /// Charging mode of the domain.
     pub charging: Option<Charging>,
-    /// The policy that answers while the store cannot be asked.
+    /// Policy that answers while the store is unavailable.
     pub on_store_failure: Option<FailurePolicy>,
-    /// The policy that answers while the store is overloaded.
+    /// Policy that answers while the store is overloaded.
     pub on_store_overload: Option<FailurePolicy>,
-    /// Which counters of the domain share a slot.
+    /// Counters of the domain that share a Redis cluster slot.
     pub colocate: Option<Colocation>,
-    /// How the values of some entries are read.
+    /// Normalisation of the values of some entries.
     pub entries: Vec<ReadingNode>,
-    /// The descriptor tree.
+    /// Descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
 }
 
-/// What `entries` says of one key, as written.
+/// Settings of one key in `entries`, as written.
 #[derive(Clone, Debug)]
 pub struct ReadingNode {
-    /// The key.
+    /// The entry's key.
     pub key: Placed<String>,
-    /// What its values are.
+    /// Form of the values (`as`).
     pub form: Option<FormWord>,
-    /// How many bits of an IPv4 address count.
+    /// Prefix length of IPv4 addresses, in bits.
     pub v4_prefix: Option<Placed<u32>>,
-    /// How many bits of an IPv6 address count.
+    /// Prefix length of IPv6 addresses, in bits.
     pub v6_prefix: Option<Placed<u32>>,
-    /// Whether upper and lower case are the same.
+    /// True if upper and lower case are equal (`case: lower`).
     pub is_lower: bool,
-    /// Where `sensitive: true` stands, if it does.
+    /// Place of `sensitive: true`, if written.
     pub sensitive: Option<Place>,
 }
 
-/// What the values of an entry are.
+/// Form of the values of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormWord {
-    /// Addresses.
+    /// IP addresses.
     Ip,
-    /// Paths of URLs.
+    /// URL paths.
     Path,
 }
 
 impl FormWord {
-    /// Each, with its word in a rule file.
+    /// Every form with its word in a rule file.
     pub const ALL: [(&'static str, Self); 2] = [("ip", Self::Ip), ("path", Self::Path)];
 }
 
 /// One item of a `descriptors` list as written.
 #[derive(Clone, Debug)]
 pub struct DescriptorNode {
-    /// Where the item begins.
+    /// Place of the item's first character.
     pub place: Place,
-    /// Its key; `None` when missing or empty, which `compile` refuses.
+    /// Key; `None` if missing or empty, which `compile` refuses.
     pub key: Option<Placed<String>>,
-    /// Its value; `None` when missing, null or empty: any value.
+    /// Value; `None` (any value) if missing, null or empty.
     pub value: Option<Placed<String>>,
-    /// The lists in place of a value, if it has any.
+    /// Lists in place of a value, if any.
     pub among: Option<Box<AmongNode>>,
-    /// Where `deny: true` stands, if it does.
+    /// Place of `deny: true`, if written.
     pub deny: Option<Place>,
-    /// Where `exempt: true` stands, if it does.
+    /// Place of `exempt: true`, if written.
     pub exempt: Option<Place>,
-    /// What the hits of every limit of the request are multiplied by.
+    /// Factor for the hits of every limit of the request.
     pub request_cost: Option<Placed<u32>>,
-    /// What a client is told that it refuses.
+    /// Message for a refused client.
     pub message: Option<Placed<String>>,
-    /// Where `expose: false` stands, if it does.
+    /// Place of `expose: false`, if written.
     pub quiet: Option<Place>,
-    /// What it limits: nothing, nothing at all, or some quotas.
+    /// Limits of the item: none, unlimited, or a list.
     pub limits: LimitsNode,
-    /// Whether a refusal is only watched.
+    /// True if a refusal is only recorded.
     pub shadow_mode: bool,
-    /// Whether its refusal counts only together with those of all other quotas of the request.
+    /// True if the request is refused only when all its quotas refuse.
     pub quota_mode: bool,
-    /// Whether metrics carry all keys and values of the request.
+    /// True if metrics carry all keys and values of the request.
     pub detailed_metric: bool,
-    /// Whether metrics carry the value of this entry.
+    /// True if metrics carry the value of this entry.
     pub value_to_metric: bool,
-    /// Where `share_threshold: true` stands, if it does.
+    /// Place of `share_threshold: true`, if written.
     pub share_threshold: Option<Place>,
     /// Free-form metadata for the answer.
     pub metadata: Option<Metadata>,
-    /// How requests are charged, for this rule and those below it.
+    /// Charging mode of this rule and the rules below it.
     pub charging: Option<Charging>,
-    /// The policy that answers while the store cannot be asked, for this rule and those below it.
+    /// Policy that answers while the store is unavailable, for this rule and the rules below it.
     pub on_store_failure: Option<FailurePolicy>,
-    /// The policy that answers while the store is overloaded, for this rule and those below it.
+    /// Policy that answers while the store is overloaded, for this rule and the rules below it.
     pub on_store_overload: Option<FailurePolicy>,
-    /// True if this instance remembers refusals of this rule and of those below it.
+    /// True if this instance remembers refusals of this rule and of the rules below it.
     pub remember_refusals: Option<bool>,
-    /// The items below.
+    /// Items below this one.
     pub descriptors: Vec<DescriptorNode>,
 }
 
-/// The values of an item that has many, as written.
+/// Lists of values of one item, as written.
 #[derive(Clone, Debug, Default)]
 pub struct AmongNode {
-    /// Networks.
+    /// Networks (`cidr`).
     pub cidr: Vec<Placed<String>>,
-    /// Addresses, networks or texts.
+    /// Addresses, networks or texts (`values`).
     pub values: Vec<Placed<String>>,
-    /// A file of as many lines.
+    /// Name of a file with one value per line (`values_file`).
     pub file: Option<Placed<String>>,
 }
 
 /// The `rate_limit` or `rate_limits` of an item.
 #[derive(Clone, Debug)]
 pub enum LimitsNode {
-    /// Neither, or null.
+    /// Missing or null.
     None,
     /// `unlimited: true`.
     Unlimited(Box<LimitNode>),
-    /// One (`rate_limit`) or several (`rate_limits`).
+    /// One limit (`rate_limit`) or several (`rate_limits`).
     Limited(Vec<LimitNode>),
 }
 
 /// One limit as written.
 #[derive(Clone, Debug)]
 pub struct LimitNode {
-    /// Where it begins.
+    /// Place of the limit's first character.
     pub place: Place,
-    /// The unit's word as written; not yet known to be one.
+    /// Unit word as written; not validated yet.
     pub unit: Option<Placed<String>>,
-    /// How many units make the window.
+    /// Number of units in the window.
     pub unit_multiplier: Option<Placed<u32>>,
-    /// The window's length, in place of a unit.
+    /// Length of the window, in place of a unit.
     pub window: Option<Placed<Micros>>,
-    /// Hits per window; 0 when missing, as in the reference.
+    /// Hits per window; 0 if missing, as in the reference.
     pub requests_per_unit: u32,
-    /// The most hits at once.
+    /// Maximum number of hits at once.
     pub burst: Option<Placed<u32>>,
-    /// How hits are counted.
+    /// Algorithm that counts the hits.
     pub algorithm: Option<Placed<Algorithm>>,
-    /// Whether refused charges are recorded too.
+    /// True if refused charges are recorded too.
     pub count_refused: bool,
-    /// What a hit takes from its counter.
+    /// Factor for the hits on this limit.
     pub cost: Option<Placed<u32>>,
-    /// Of how much used, in percent, the caller is warned.
+    /// Usage of the limit, in percent, from which the caller is warned.
     pub warn_at: Option<Placed<u8>>,
-    /// Waiting in place of a refusal.
+    /// Delay in place of a refusal.
     pub delay: Option<Box<DelayNode>>,
-    /// Its name, never empty.
+    /// Name; never empty.
     pub name: Option<Placed<String>>,
-    /// Names of the limits it takes the place of; an item without a name is an empty text.
+    /// Names of the limits that this limit replaces; empty text for an item without a name.
     pub replaces: Vec<Placed<String>>,
 }
 
 /// A `delay` as written.
 #[derive(Clone, Debug)]
 pub struct DelayNode {
-    /// Where it begins.
+    /// Place of the delay's first character.
     pub place: Place,
-    /// The longest wait.
+    /// Longest wait.
     pub max: Option<Placed<Micros>>,
-    /// The wait for each hit over the limit.
+    /// Wait for each hit over the limit.
     pub step: Option<Placed<Micros>>,
-    /// Where `beyond: admit` stands, if it does.
+    /// Place of `beyond: admit`, if written.
     pub beyond: Option<Place>,
-    /// Who makes the request wait.
+    /// Delivery of the delay: the request waits in Envoy or in Tidegate.
     pub delivery: Option<Delivery>,
 }
 
-/// The most bytes a rule file may have: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
+/// Maximum size of a rule file: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
 pub const MAX_FILE_BYTES: usize = 32 << 20;
 
-/// Reads one rule file. Every problem found goes to `problems`, in the order of the file. Without an error among them there
-/// is a document; with one there may be, of what is right, to be looked at and not to be enforced.
+/// Reads one rule file. Adds every problem to `problems`, in file order. Returns a document if there is no error. With an
+/// error it may return a document of the valid parts, which must only be checked and never enforced.
 pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option<Document> {
     let mut report = Report::new(file);
     let text = decode(text, &mut report);
@@ -191,7 +191,7 @@ pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option
     document
 }
 
-/// The text of a file without its byte order mark; up to the first byte that is not UTF-8, which is an error.
+/// Returns the text without its byte order mark, up to the first byte that is not UTF-8. Reports such a byte as an error.
 fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
     if bytes.len() > MAX_FILE_BYTES {
         report.error(Place { line: 1, column: 1 }, || {
@@ -217,7 +217,7 @@ fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
     text
 }
 
-/// The place behind the last character.
+/// Returns the place after the last character.
 fn end_of(text: &str) -> Place {
     let normal = text.replace("\r\n", "\n");
     let mut lines = normal.split(['\n', '\r']);

@@ -1,4 +1,4 @@
-//! Why a descriptor meets the rule it meets: the walk down the tree, told level by level.
+//! Explanation of the rule that a descriptor meets: the walk down the rule tree, level by level.
 
 use std::fmt::{self, Write};
 
@@ -8,10 +8,10 @@ use super::tree::{self, Child, Node, Values};
 use super::{Decides, Domain, Rule, RuleLimit, RuleSet};
 use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
 
-/// The most items of a level that are told when they do not match: 20. Levels may have thousands.
+/// Maximum number of listed items per level that do not match: 20. Levels can have thousands.
 const MOST_OTHERS: usize = 20;
 
-/// The walk of one descriptor down the tree of its domain, for people.
+/// The walk of one descriptor down the rule tree of its domain, as text for people.
 #[derive(Debug)]
 pub struct Explanation {
     text: String,
@@ -23,7 +23,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Tells which rule answers for a descriptor, which counter it charges, and why the others do not.
+/// Explains which rule matches `descriptor`, which counter it charges, and why the other rules do not match.
 pub fn explain(rules: &RuleSet, domain: &str, descriptor: &Descriptor) -> Explanation {
     let mut teller = Teller { rules, text: String::new() };
     teller.tell(domain, descriptor);
@@ -239,7 +239,7 @@ fn why_not(other: &Child, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>
     }
 }
 
-/// `key=value`, with how the value is read where that is something else; a value that is shown nowhere by its digest.
+/// Returns `key=value`, with the normalised value if it differs. Shows the digest of a sensitive value instead.
 fn entry_text(entry: &Entry, read: &Read<'_>, readings: &Readings) -> String {
     let key = entry.key.escape_ascii();
     if let Some(digest) = readings.digest(entry) {

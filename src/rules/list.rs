@@ -1,4 +1,4 @@
-//! Lists of values: networks, addresses and texts, of any number, found at a cost that does not depend on it.
+//! Lists of networks, addresses and texts. The cost of a lookup does not depend on the number of values.
 
 use std::net::IpAddr;
 
@@ -12,17 +12,17 @@ use super::reading::{InvalidNetwork, Network, Reading};
 pub(super) enum Member {
     /// An address or a network.
     Network(Network),
-    /// Anything else, as it is read.
+    /// Anything else, normalised.
     Text(Box<[u8]>),
 }
 
 impl Member {
-    /// What a text says, read as `reading` says.
+    /// Parses `text`, normalised by `reading`.
     ///
     /// # Errors
-    /// When it is written like a network and is none.
+    /// Returns an error for an invalid network, and for an address with a zone id.
     pub(super) fn parse(text: &[u8], reading: Option<&Reading>) -> Result<Self, InvalidNetwork> {
-        // Most texts are no addresses, and say so by their first letter.
+        // The first letter rules out most texts that are no address.
         let may_be_address = matches!(text.first(), Some(b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':'));
         if may_be_address && let Some(network) = std::str::from_utf8(text).ok().and_then(Network::parse) {
             return network.map(Self::Network);
@@ -30,19 +30,19 @@ impl Member {
         let Some(reading) = reading else { return Ok(Self::Text(text.into())) };
         let read = reading.read(text);
         match read.address {
-            // With a port or in brackets, as a client's may be.
+            // An address with a port or in brackets, as clients send it.
             Some(address) if !text.contains(&b',') => {
                 let network = Network::of(address, u8::MAX);
                 if text.contains(&b'%') { Err(InvalidNetwork::Zone { network }) } else { Ok(Self::Network(network)) }
             }
-            // Of a client's list the last address counts; a line with commas in a list of ours is a mistake.
+            // In a client's list the last address counts. In a line of our own list a comma is a mistake: keep it as a text.
             Some(_) => Ok(Self::Text(text.into())),
             None => Ok(Self::Text(read.text().into())),
         }
     }
 }
 
-/// The lines of a list file, by their numbers from 1: without comments, white space around them, and those that are empty then.
+/// Returns the non-empty lines of a list file with their line numbers from 1, without comments and surrounding white space.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     let mut rest = Some(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes));
     let mut number = 0_u32;
@@ -59,7 +59,7 @@ pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     .filter(|(_, line)| !line.is_empty())
 }
 
-/// A comment begins with `#` at the beginning of a line or behind white space; elsewhere it is part of a value.
+/// Cuts off the comment. It begins with a `#` at the start of the line or after white space; another `#` is part of a value.
 fn without_comment(line: &[u8]) -> &[u8] {
     let begins = |at: &usize| line[*at] == b'#' && (*at == 0 || line[*at - 1].is_ascii_whitespace());
     match memchr(b'#', line) {
@@ -68,14 +68,14 @@ fn without_comment(line: &[u8]) -> &[u8] {
     }
 }
 
-/// Networks, each with the place of its item among the children of a level.
+/// Networks, each with the index of its item among the children of a level.
 #[derive(Debug, Default)]
 pub(super) struct Networks {
     v4: ByLength<u32>,
     v6: ByLength<u128>,
 }
 
-/// Networks of one kind, by how many bits they have: the longest first.
+/// Networks of one address family by prefix length, the longest first.
 #[derive(Debug)]
 struct ByLength<K>(Vec<(u8, HashMap<K, u32>)>);
 
@@ -86,7 +86,7 @@ impl<K> Default for ByLength<K> {
 }
 
 impl Networks {
-    /// The item at a network's place, made to be `index` if there is none.
+    /// Returns the item index of `network`. Sets it to `index` if the network has none.
     pub(super) fn entry(&mut self, network: Network, index: u32) -> &mut u32 {
         match network.address {
             IpAddr::V4(v4) => self.v4.entry(v4.to_bits(), network.bits, index),
@@ -94,7 +94,7 @@ impl Networks {
         }
     }
 
-    /// The item of the smallest network that an address is in, and how many bits that network has.
+    /// Returns the item index of the smallest network that contains `address`, and the prefix length of that network.
     pub(super) fn find(&self, address: IpAddr) -> Option<(u32, u8)> {
         match address {
             IpAddr::V4(v4) => {
@@ -156,7 +156,7 @@ mod tests {
             networks in prop::collection::vec((any::<bool>(), 0_u128..64, 0_u8..=128), 0..40),
             addresses in prop::collection::vec((any::<bool>(), 0_u128..64), 1..20),
         ) {
-            // Few addresses, at both ends of the space, so that networks overlap.
+            // Few different addresses, at both ends of the address space, so that networks overlap.
             let address = |is_v4: bool, seed: u128| -> IpAddr {
                 let spread = |width: u32| (seed & 7) | (seed >> 3) << (width - 3);
                 if is_v4 { std::net::Ipv4Addr::from_bits(u32::try_from(spread(32)).unwrap()).into() }

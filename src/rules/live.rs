@@ -1,4 +1,4 @@
-//! The rules in force: one rule set at a time, replaced whole.
+//! The rules in force: one immutable rule set, replaced as a whole.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ pub struct Live {
     current: ArcSwap<RuleSet>,
 }
 
-/// The rules as they were at one moment; a request is decided by one of these from beginning to end.
+/// The rules at one moment. A request uses one snapshot from beginning to end.
 pub type Snapshot = Guard<Arc<RuleSet>>;
 
 impl Live {
-    /// These, as the first load.
+    /// Puts `rules` in force as load 1.
     pub fn new(rules: RuleSet) -> Self {
         Self { current: ArcSwap::from_pointee(RuleSet { generation: 1, ..rules }) }
     }
 
-    /// The rules at this moment.
+    /// Returns the rules in force.
     pub fn snapshot(&self) -> Snapshot {
         self.current.load()
     }
 
-    /// Which load the next will be.
+    /// Returns the number of the next load.
     pub fn next_generation(&self) -> u64 {
         self.current.load().generation.saturating_add(1)
     }
 
-    /// Puts others in force, as the next load. To be called by one at a time.
-    /// Hands back those before, for the caller to drop: where there are many, that takes a while.
+    /// Puts `rules` in force as the next load. Must not be called concurrently.
+    /// Returns the previous rules. The caller drops them, which takes a while if there are many.
     pub fn replace(&self, rules: RuleSet) -> Arc<RuleSet> {
         let generation = self.next_generation();
         self.current.swap(Arc::new(RuleSet { generation, ..rules }))

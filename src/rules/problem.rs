@@ -1,22 +1,22 @@
-//! What is wrong with a rule file, and where.
+//! Problems of a rule file, with their places.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// The most problems reported of one file: 200. Nobody reads more at once; the next load shows the rest.
+/// Maximum number of reported problems per file: 200. Nobody reads more at once; the next load shows the rest.
 const MAX_PROBLEMS: usize = 200;
 
-/// The most problems put into words for one file: 10,000. An alias can repeat the same one millions of times.
+/// Maximum number of messages built per file: 10,000. An alias can repeat one problem millions of times.
 const MAX_WORDED: usize = 10_000;
 
-/// The longest excerpt, in characters: 160, two lines of a terminal.
+/// Maximum length of an excerpt: 160 characters, two lines of a terminal.
 const MAX_EXCERPT: usize = 160;
 
-/// The longest piece of a file that a message repeats, in characters: 40. The excerpt shows the rest.
+/// Maximum length of a quotation from the file in a message: 40 characters. The excerpt shows the rest.
 const MAX_QUOTED: usize = 40;
 
-/// A place in a rule file, counted from 1 as editors do.
+/// A place in a rule file; line and column count from 1, as in editors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The line.
@@ -25,40 +25,40 @@ pub struct Place {
     pub column: u32,
 }
 
-/// Something written at a place.
+/// A value and its place in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed<T> {
-    /// What is written.
+    /// Value as written.
     pub value: T,
-    /// Where.
+    /// Place of the value.
     pub place: Place,
 }
 
-/// How much a problem matters.
+/// Severity of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The load is refused.
     Error,
-    /// The load goes on; the file probably does not mean what it says.
+    /// The load continues. The file probably does not mean what it says.
     Warning,
 }
 
-/// One thing wrong with a rule file, as a sentence.
+/// One problem of a rule file, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file.
+    /// File name.
     pub file: Arc<str>,
-    /// Where in it; `None` when the whole file is meant.
+    /// Place in the file; `None` for the whole file.
     pub place: Option<Place>,
-    /// How much it matters.
+    /// Severity of the problem.
     pub severity: Severity,
-    /// What is wrong, and what to write instead.
+    /// Message: what is wrong, and what to write instead.
     pub message: String,
-    /// The line of the file that `place` is in, for the reader.
+    /// Text of the line at `place`.
     pub excerpt: Option<String>,
 }
 
-/// The problems of one file while it is read; never more than [`MAX_PROBLEMS`], errors before warnings.
+/// The problems of one file while it is read: at most [`MAX_PROBLEMS`]. Errors replace warnings if it is full.
 #[derive(Debug)]
 pub(super) struct Report {
     file: Arc<str>,
@@ -70,7 +70,7 @@ pub(super) struct Report {
     is_error_left_out: bool,
 }
 
-/// `rules.yaml:3:7: error: ...`, and the line with a mark under the place.
+/// Prints `rules.yaml:3:7: error: ...`, and the line with a mark under the place.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
@@ -84,7 +84,7 @@ impl fmt::Display for Problem {
         write!(f, ": {severity}: {}", self.message)?;
         if let (Some(place), Some(excerpt)) = (self.place, &self.excerpt) {
             let number = place.line.to_string();
-            // The excerpt of a long line may end before the place.
+            // The excerpt of a long line can end before the place.
             let indent = usize::try_from(place.column.saturating_sub(1)).unwrap_or(0).min(excerpt.chars().count());
             write!(f, "\n  {number} | {excerpt}\n  {:1$} | {2:3$}^", "", number.len(), "", indent)?;
         }
@@ -93,7 +93,7 @@ impl fmt::Display for Problem {
 }
 
 impl Report {
-    /// Nothing found yet.
+    /// Returns an empty report for `file`.
     pub(super) fn new(file: &Arc<str>) -> Self {
         Self {
             file: Arc::clone(file),
@@ -106,23 +106,23 @@ impl Report {
         }
     }
 
-    /// Whether an error was found.
+    /// Returns true if an error was reported.
     pub(super) fn has_error(&self) -> bool {
         self.has_error
     }
 
-    /// Adds an error; the message is only made when there is room for it.
+    /// Adds an error. Calls `message` only if there is room for it.
     pub(super) fn error(&mut self, place: Place, message: impl FnOnce() -> String) {
         self.has_error = true;
         self.add(place, Severity::Error, message);
     }
 
-    /// Adds a warning; the message is only made when there is room for it.
+    /// Adds a warning. Calls `message` only if there is room for it.
     pub(super) fn warning(&mut self, place: Place, message: impl FnOnce() -> String) {
         self.add(place, Severity::Warning, message);
     }
 
-    /// Hands over what was found, in the order of the file, with the lines of `text`.
+    /// Moves the problems to `problems`, in file order, with excerpts from `text`.
     pub(super) fn finish(mut self, text: &str, problems: &mut Vec<Problem>) {
         self.found.sort_by_key(|problem| problem.place);
         add_excerpts(text, &mut self.found);
@@ -137,13 +137,13 @@ impl Report {
         }
     }
 
-    /// The same for a text that may not be UTF-8; without problems it is not looked at.
+    /// Does the same as `finish` for a text that may not be UTF-8. Does not decode `bytes` if there is no problem.
     pub(super) fn finish_bytes(self, bytes: &[u8], problems: &mut Vec<Problem>) {
         let text = if self.found.is_empty() { Cow::Borrowed("") } else { String::from_utf8_lossy(bytes) };
         self.finish(&text, problems);
     }
 
-    /// The same for a text whose lines are shown nowhere.
+    /// Does the same as `finish` without excerpts, for files with sensitive values.
     pub(super) fn finish_hidden(self, problems: &mut Vec<Problem>) {
         let first = problems.len();
         self.finish("", problems);
@@ -159,7 +159,7 @@ impl Report {
         }
         self.worded += 1;
         let message = message();
-        // What an alias stands for is read once for each alias.
+        // The target of an alias is read once for each alias, so its problems repeat.
         if self.found.iter().any(|problem| problem.place == Some(place) && problem.message == message) {
             return;
         }
@@ -178,12 +178,12 @@ impl Report {
     }
 }
 
-/// A piece of a file inside a message: between backquotes, cut, and without characters that move the cursor.
+/// Quotes a piece of a file for a message: in backquotes, truncated, and without characters that move the cursor.
 pub(super) fn quoted(text: &str) -> String {
     format!("`{}`", shown(text.chars(), MAX_QUOTED))
 }
 
-/// No more than `length` characters are looked at, whatever follows.
+/// Returns at most `length` characters of `text` with unsafe characters replaced. Reads no more of `text` than needed.
 fn shown(text: impl Iterator<Item = char>, length: usize) -> String {
     let mut shown = String::new();
     for (index, c) in text.enumerate() {
@@ -197,7 +197,7 @@ fn shown(text: impl Iterator<Item = char>, length: usize) -> String {
     shown
 }
 
-/// Control characters, and those that turn the direction of the text around them and so hide what it says.
+/// Returns false for control characters and for characters that change the text direction, which can hide content.
 fn is_shown(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
@@ -206,7 +206,7 @@ fn replacement(c: char) -> char {
     if c == '\t' { ' ' } else { char::REPLACEMENT_CHARACTER }
 }
 
-/// Gives each problem its line; `problems` are in the order of the file, so the text is walked once.
+/// Adds an excerpt to each problem. `problems` are in file order, so one pass over `text` is enough.
 fn add_excerpts(text: &str, problems: &mut [Problem]) {
     let mut rest = text;
     let mut number = 1_u32;

@@ -1,6 +1,6 @@
-//! How the values of an entry are read before they are matched and counted, so that one client has one counter.
+//! Normalisation of entry values before they are matched and counted, so that one client has one counter.
 //!
-//! What stands in a rule file or a list is read the same way as what a client sends, so the two meet.
+//! Values in rule files and lists are normalised in the same way as values from clients, so the two are comparable.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -19,22 +19,22 @@ use address::Text;
 pub(super) use address::parse as parse_address;
 pub(super) use path::canonical as canonical_path;
 
-/// Bits of an IPv6 address that tell one client from another where no rule file says otherwise: 64, what a host is commonly given to
-/// choose its own addresses from (RFC 4291, 2.5.4).
+/// Default prefix length of IPv6 addresses: 64 bits. A host commonly gets 64 bits for addresses of its own choice
+/// (RFC 4291, 2.5.4).
 pub(super) const V6_PREFIX: u8 = 64;
-/// Bits of an IPv4 address: all 32.
+/// Default prefix length of IPv4 addresses: 32 bits, the whole address.
 pub(super) const V4_PREFIX: u8 = 32;
-/// The fewest bytes of a secret: 16, as many as a digest shows.
+/// Minimum length of a secret: 16 bytes, the length of a shown digest.
 const LEAST_SECRET: usize = 16;
-/// What the key of digests is derived for, by BLAKE3's rule: hard-coded, unique and of this application.
+/// Context string of BLAKE3's key derivation. It must be hard-coded, globally unique and application-specific.
 const CONTEXT: &str = "tidegate 2026-11-21 digests of sensitive entries";
 
-/// What digests of sensitive values are keyed with.
+/// Key for the digests of sensitive values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeySecret([u8; 32]);
 
 impl KeySecret {
-    /// Of what a secret file holds, but for white space around it; `None` below 16 bytes.
+    /// Derives the key from the content of a secret file without surrounding white space. Returns `None` below 16 bytes.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.trim_ascii();
         (bytes.len() >= LEAST_SECRET).then(|| Self(blake3::derive_key(CONTEXT, bytes)))
@@ -47,56 +47,56 @@ impl fmt::Debug for KeySecret {
     }
 }
 
-/// How the values of each entry of a domain are read, by the entry's key.
+/// Normalisation of the values of a domain's entries, by entry key.
 #[derive(Debug, Default)]
 pub(super) struct Readings {
     by_key: HashMap<Box<[u8]>, Arc<Reading>>,
     has_sensitive: bool,
 }
 
-/// How the values of one entry are read.
+/// Normalisation of the values of one entry.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     pub(super) form: Form,
     pub(super) is_lower: bool,
-    /// Whether a value is shown nowhere.
+    /// Digest settings of a sensitive entry; `None` if its values may be shown.
     pub(super) sensitive: Option<Sensitive>,
 }
 
-/// What a value that is shown nowhere is digested with: nothing where the secret is not known, as for `tidegate check`.
+/// Key for the digests of a sensitive entry; `None` if the secret is not known, as in `tidegate check`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sensitive(pub(super) Option<KeySecret>);
 
-/// What a value is.
+/// Form of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Bytes.
+    /// Any bytes.
     #[default]
     Text,
-    /// An address, counted by so many of its first bits.
+    /// An IP address, counted by its first `v4_prefix` or `v6_prefix` bits.
     Ip { v4_prefix: u8, v6_prefix: u8 },
-    /// The path of a URL.
+    /// A URL path.
     Path,
 }
 
-/// A value as it is read.
+/// A normalised value.
 #[derive(Clone, Debug)]
 pub(super) struct Read<'e> {
-    /// What was sent, or what it is read as, but for addresses.
+    /// Normalised value. Addresses stay here as sent.
     value: Cow<'e, [u8]>,
-    /// The address that it is, where it is read as one.
+    /// Parsed address, if values of the entry are addresses.
     pub(super) address: Option<IpAddr>,
-    /// Whether the address is spelled otherwise than it should be.
+    /// True if the address may not be in its canonical spelling: any but a plain dotted IPv4 address.
     is_misspelled: bool,
 }
 
 impl<'e> Read<'e> {
-    /// A value that is simply bytes.
+    /// Returns a value without normalisation.
     pub(super) fn plain(value: &'e [u8]) -> Self {
         Self { value: Cow::Borrowed(value), address: None, is_misspelled: false }
     }
 
-    /// What wildcards and texts are compared with: of an address its one spelling.
+    /// Returns the normalised text, which wildcards and texts are compared with. An address is in its canonical spelling.
     pub(super) fn text(&self) -> Cow<'_, [u8]> {
         match self.address {
             Some(address) if self.is_misspelled => {
@@ -108,7 +108,7 @@ impl<'e> Read<'e> {
         }
     }
 
-    /// How many bytes of what was sent it is, if it is nothing else.
+    /// Returns the length of the normalised value if that is a prefix of the sent value, else `None`.
     pub(super) fn first_of(&self) -> Option<usize> {
         match &self.value {
             Cow::Borrowed(value) if !self.is_misspelled => Some(value.len()),
@@ -123,36 +123,36 @@ impl Readings {
         self.by_key.insert(key.as_bytes().into(), Arc::new(reading));
     }
 
-    /// How the values of this key are read, if they are not simply bytes.
+    /// Returns the normalisation for `key`; `None` if its values are plain bytes.
     pub(super) fn of(&self, key: &[u8]) -> Option<&Arc<Reading>> {
         if self.by_key.is_empty() { None } else { self.by_key.get(key) }
     }
 
-    /// A key that a wildcard matches and whose values are not simply bytes.
+    /// Returns the first key that `pattern` matches among the keys with a normalisation.
     pub(super) fn key_that_matches(&self, pattern: &Pattern) -> Option<String> {
         let key = self.by_key.keys().filter(|key| pattern.matches(key)).min()?;
         Some(String::from_utf8_lossy(key).into_owned())
     }
 
-    /// Whether any value is shown nowhere.
+    /// Returns true if any entry is sensitive.
     pub(super) fn has_sensitive(&self) -> bool {
         self.has_sensitive
     }
 
-    /// The digest of an entry's value, if that is shown nowhere.
+    /// Returns the digest of the value of `entry` if it is sensitive.
     pub(super) fn digest(&self, entry: &Entry) -> Option<String> {
         self.of(&entry.key).and_then(|reading| reading.digest(&entry.key, &entry.value))
     }
 }
 
 impl Reading {
-    /// Whether its values are addresses.
+    /// Returns true if the values are addresses.
     pub(super) fn is_of_addresses(&self) -> bool {
         matches!(self.form, Form::Ip { .. })
     }
 
-    /// Spells a wildcard as the values that it matches: in lower case where they are, and of a path the percent-encoding in capital
-    /// digits (RFC 3986, 6.2.2.1).
+    /// Spells a wildcard like the values that it matches: in lower case for `case: lower`, and for paths with upper-case digits
+    /// in percent-encodings (RFC 3986, 6.2.2.1).
     pub(super) fn wildcard(&self, text: &str) -> String {
         let text = if self.is_lower { lower_text(text) } else { text.to_owned() };
         if self.form != Form::Path {
@@ -173,18 +173,18 @@ impl Reading {
         spelled
     }
 
-    /// Reads a value.
+    /// Normalises a value.
     pub(super) fn read<'e>(&self, value: &'e [u8]) -> Read<'e> {
         let mut read = match self.form {
             Form::Text => Read::plain(value),
             Form::Path if self.is_lower => {
-                // Letters beyond ASCII are encoded in a path.
+                // `canonical_path` percent-encodes letters beyond ASCII, so they are decoded before they become lower case.
                 let lower = lower(Cow::Owned(path::decoded(&canonical_path(value))));
                 return Read { value: Cow::Owned(canonical_path(&lower).into_owned()), ..Read::plain(value) };
             }
             Form::Path => Read { value: canonical_path(value), ..Read::plain(value) },
             Form::Ip { .. } => match address::v4(value) {
-                // Four decimal numbers are written in one way only.
+                // A dotted IPv4 address has only one spelling.
                 Some(v4) => Read { address: Some(v4.into()), ..Read::plain(value) },
                 None => {
                     let address = parse_address(value);
@@ -198,7 +198,8 @@ impl Reading {
         read
     }
 
-    /// What an address is counted by, if not by all of it: its network, `matched` bits long or as the file says, whichever is smaller.
+    /// Returns the network that `address` is counted by, with the longer of the configured prefix and `matched`.
+    /// Returns `None` if that is the single address.
     pub(super) fn network(&self, address: IpAddr, matched: u8) -> Option<Text> {
         let Form::Ip { v4_prefix, v6_prefix } = self.form else { return None };
         let bits = match address {
@@ -209,19 +210,20 @@ impl Reading {
         (!network.is_single()).then(|| network.text())
     }
 
-    /// The digest of a value, if it is shown nowhere.
+    /// Returns the digest of `value` if the entry is sensitive.
     pub(super) fn digest(&self, key: &[u8], value: &[u8]) -> Option<String> {
         self.sensitive.map(|sensitive| sensitive.digest(key, &self.read(value).text()))
     }
 }
 
 impl Sensitive {
-    /// 128 bits of a digest, of key and value, that nobody can make or try values on without the secret; a word where there is none.
+    /// Returns 128 bits of a keyed digest of `key` and `value`; the word `sensitive` without a secret. Nobody can compute it
+    /// or test guessed values without the secret.
     pub(super) fn digest(self, key: &[u8], value: &[u8]) -> String {
         self.digest_of(b"value", key, value)
     }
 
-    /// The same of a wildcard or a list whose values share a counter: no value has the same.
+    /// Returns the digest of a wildcard or list whose values share a counter. It differs from the digest of every value.
     pub(super) fn digest_of_shared(self, key: &[u8], text: &[u8]) -> String {
         self.digest_of(b"share", key, text)
     }
@@ -234,7 +236,7 @@ impl Sensitive {
     }
 }
 
-/// A network: an address, and how many of its first bits count. The others are 0.
+/// A network: an address and its prefix length. The bits after the prefix are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Network {
     pub(super) address: IpAddr,
@@ -242,7 +244,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// The network of an address.
+    /// Returns the network of the first `bits` bits of `address`.
     pub(super) fn of(address: IpAddr, bits: u8) -> Self {
         match address {
             IpAddr::V4(v4) => {
@@ -257,12 +259,12 @@ impl Network {
         }
     }
 
-    /// Whether it is one address.
+    /// Returns true if the network is a single address.
     pub(super) fn is_single(self) -> bool {
         self.bits == if self.address.is_ipv4() { 32 } else { 128 }
     }
 
-    /// Its text; of a single address, that alone.
+    /// Returns the network's text; for a single address, the address alone.
     fn text(self) -> Text {
         let mut text = Text::new();
         address::write(self.address, &mut text);
@@ -273,7 +275,7 @@ impl Network {
         text
     }
 
-    /// Reads `10.0.0.0/8`, or an address; an IPv4 network may be written as one of IPv6. Returns `None` when it is neither.
+    /// Parses `10.0.0.0/8` or a single address. Accepts IPv4 networks in IPv6 notation. Returns `None` for any other text.
     pub(super) fn parse(text: &str) -> Option<Result<Self, InvalidNetwork>> {
         if let Some(without) = without_zone(text) {
             return match Self::parse(&without)? {
@@ -307,40 +309,40 @@ impl Network {
     }
 }
 
-/// `10.0.0.0/8`; of a single address, that alone.
+/// Prints `10.0.0.0/8`; for a single address, the address alone.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&String::from_utf8_lossy(&self.text()))
     }
 }
 
-/// What is wrong with a network.
+/// Error in the text of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InvalidNetwork {
-    /// The number behind the slash.
+    /// The prefix length is no number from 0 to `most`.
     Bits { most: u8 },
-    /// An IPv4 network in IPv6 notation is larger than all of IPv4.
+    /// The network is in IPv6 notation of an IPv4 address and larger than all of IPv4.
     Mapped,
-    /// The address has bits that do not count.
+    /// The address has bits after the prefix. `masked` is the network without them.
     Beyond { masked: Network },
-    /// There is a zone id, which says nothing that a client's address is compared with; `network` is the rest.
+    /// The text has a zone id, which is not part of a client's address. `network` is the text without it.
     Zone { network: Network },
 }
 
-/// Removes the zone id from the text of a network: from the first `%` to the last `/`, or to the end. Returns `None` without a `%`.
+/// Removes the zone id from the text of a network: from the first `%` to the last `/`, or to the end. Returns `None` without `%`.
 fn without_zone(text: &str) -> Option<String> {
     let (address, zone) = text.split_once('%')?;
     Some(zone.rsplit_once('/').map_or_else(|| address.to_owned(), |(_, bits)| format!("{address}/{bits}")))
 }
 
-/// The first `bits` of a number of `width` bits.
+/// Returns the first `bits` bits of a number of `width` bits; the other bits are 0.
 fn masked(number: u128, width: u8, bits: u8) -> u128 {
     let rest = u32::from(width - bits);
     number.checked_shr(rest).and_then(|kept| kept.checked_shl(rest)).unwrap_or(0)
 }
 
-/// In lower case, letter by letter, so that a part of a text is the same part in lower case. What is no letter of Unicode, and what
-/// is no text, stays.
+/// Converts letters to lower case one by one, so that a part of the text converts in the same way alone. Other characters and
+/// bytes that are not UTF-8 stay.
 fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     if value.iter().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) {
         return value;
@@ -353,7 +355,7 @@ fn lower(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// A text in lower case, letter by letter.
+/// Converts a text to lower case, letter by letter.
 fn lower_text(text: &str) -> String {
     text.chars().flat_map(char::to_lowercase).collect()
 }
@@ -370,7 +372,7 @@ mod tests {
         Reading { form: Form::Ip { v4_prefix, v6_prefix }, ..Reading::default() }
     }
 
-    /// What a value is matched as, and what it is counted by.
+    /// Returns the text that a value is matched by, and the text that it is counted by.
     fn told(reading: &Reading, value: &str) -> (String, String) {
         let read = reading.read(value.as_bytes());
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it is text");

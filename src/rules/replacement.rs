@@ -1,16 +1,16 @@
-//! Limits that replace each other in a circle, of two or more.
+//! Cycles of two or more limits that replace each other.
 //!
-//! In the reference every limit of a circle goes, so a client that can make a request meet all of them is free of all.
+//! The reference drops every limit of a cycle. A client that can make a request meet all of them would be free of all.
 
 use foldhash::{HashMap, HashSet};
 
 use super::document::{DescriptorNode, Document, LimitsNode};
 
-/// The replacements that do not count, by domain and by the name of the limit that replaces.
+/// Ignored replacements, by domain and by name of the replacing limit.
 #[derive(Debug, Default)]
 pub(super) struct Circles(HashMap<String, HashMap<String, HashSet<String>>>);
 
-/// The names of one domain as a graph: from each limit to those it replaces.
+/// Graph of the limit names of one domain: an edge goes from a limit to each limit that it replaces.
 #[derive(Default)]
 struct Names<'a> {
     numbers: HashMap<&'a str, usize>,
@@ -19,7 +19,7 @@ struct Names<'a> {
 }
 
 impl Circles {
-    /// The circles among the limits of each domain.
+    /// Finds the cycles among the limits of each domain.
     pub(super) fn of<'a>(documents: impl Iterator<Item = &'a Document>) -> Self {
         let mut by_domain: HashMap<&str, Names<'_>> = HashMap::default();
         for document in documents {
@@ -29,7 +29,7 @@ impl Circles {
         Self(circles.filter(|(_, circles)| !circles.is_empty()).collect())
     }
 
-    /// What a limit of this domain and name does not replace, although it says so.
+    /// Returns the names that limit `name` lists in `replaces` without effect, because they form a cycle with it.
     pub(super) fn not_replaced(&self, domain: &str, name: &str) -> Option<&HashSet<String>> {
         self.0.get(domain)?.get(name)
     }
@@ -62,7 +62,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// The edges that lie on a circle: those within one strongly connected component.
+    /// Returns the edges on cycles: those within one strongly connected component.
     fn circles(&self) -> HashMap<String, HashSet<String>> {
         let component = self.components();
         let mut circles: HashMap<String, HashSet<String>> = HashMap::default();
@@ -74,8 +74,8 @@ impl<'a> Names<'a> {
         circles
     }
 
-    /// The component of each name, by the algorithm of Kosaraju and Sharir, without recursion: a file can name limits in
-    /// a chain of any length.
+    /// Returns the component of each name (algorithm of Kosaraju and Sharir). It does not recurse, because a file can chain any
+    /// number of limits.
     fn components(&self) -> Vec<usize> {
         let mut backwards = vec![Vec::new(); self.names.len()];
         for (from, replaced) in self.replaced.iter().enumerate() {
@@ -101,7 +101,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Walks from `start` to everything not yet seen, and lists it in the order in which the walk leaves it.
+/// Walks from `start` to all nodes not yet seen. Appends each node to `left` when the walk leaves it.
 fn visit(start: usize, edges: &[Vec<usize>], seen: &mut [bool], left: &mut Vec<usize>) {
     if std::mem::replace(&mut seen[start], true) {
         return;

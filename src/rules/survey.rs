@@ -1,4 +1,4 @@
-//! Finding the rules of a large request slice by slice: what one descriptor means for all others is gathered first.
+//! Rule lookup for large requests in slices. A first pass collects the effects of each descriptor on the whole request.
 
 use foldhash::{HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::model::{Descriptor, Request, RuleId, Ruling};
 
-/// What the descriptors of a large request mean for each other. Its size is bounded by the rules, whatever the request.
+/// Effects of the descriptors of a large request on each other. The rules bound its size, not the request.
 #[derive(Debug)]
 pub struct Survey<'a> {
     rules: &'a RuleSet,
@@ -19,7 +19,7 @@ pub struct Survey<'a> {
 }
 
 impl RuleSet {
-    /// Begins the survey of a request of this domain.
+    /// Starts the survey of a request of `domain`.
     pub fn survey(&self, domain: &str) -> Survey<'_> {
         let domain = self.domains.get_key_value(domain).map(|(name, domain)| (&**name, domain));
         let (replaced, costs) = Default::default();
@@ -28,7 +28,7 @@ impl RuleSet {
 }
 
 impl<'a> Survey<'a> {
-    /// Adds the next descriptors of the request. All of them must have been added before the first slice is found.
+    /// Adds the next descriptors of the request. Add all of them before the first call of `find`.
     pub fn add(&mut self, descriptors: &[Descriptor]) {
         let Some((_, domain)) = self.domain else { return };
         let places = domain.places(descriptors);
@@ -38,18 +38,18 @@ impl<'a> Survey<'a> {
         self.costs.extend(costs(&places));
     }
 
-    /// The rules that decide.
+    /// Returns the rule set of this survey.
     pub fn rules(&self) -> &'a RuleSet {
         self.rules
     }
 
-    /// The rule that decides the whole request, if one does.
+    /// Returns the ruling for the whole request, if a rule decides it.
     pub fn ruling(&self) -> Option<Ruling<'a>> {
         ruling_of(self.denied, || self.exempt)
     }
 
-    /// Finds what each descriptor of a slice is to be charged: together, the slices of a request are what
-    /// [`RuleSet::find`] finds for all of it.
+    /// Finds the charges of each descriptor of a slice. The results of all slices together equal the result of
+    /// [`RuleSet::find`] for the whole request.
     pub fn find(&self, slice: &Request) -> Matched<'a> {
         let rules = self.rules;
         let Some((name, domain)) = self.domain else { return rules.unmatched(slice) };

@@ -1,4 +1,4 @@
-//! Finding the rule of a descriptor: level by level, exact before wildcard before key-only, and no way back.
+//! The descriptor tree and its lookup: level by level, exact before wildcard before key-only, without backtracking.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ mod pattern;
 pub(super) use pattern::Pattern;
 use pattern::Wildcards;
 
-/// The most hits that somebody would try by hand: 100.
+/// Maximum limit that a person would try by hand: 100 hits.
 const MOST_TRIED: u32 = 100;
-/// The shortest window in which somebody can try them: 10 s.
+/// Minimum window in which a person can try them: 10 s.
 const TIME_TO_TRY: Micros = Micros::from_secs(10);
 
-/// One level of the descriptor tree. Looking up an entry costs the same for any number of exact and key-only children.
+/// One level of the descriptor tree. The lookup cost does not depend on the number of exact and key-only children.
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    /// In the order of the file.
+    /// Children in file order.
     pub(super) children: Vec<Child>,
     by_key: HashMap<Box<[u8]>, OfKey>,
     /// Children with a wildcard in the key.
     wild_keys: Wildcards,
-    /// Every child with a wildcard, to notice a second one.
+    /// Children with a wildcard in key or value, to find duplicates.
     wild: HashMap<(Pattern, Option<Pattern>), u32>,
 }
 
@@ -42,50 +42,50 @@ pub(super) struct Child {
     pub(super) key: Pattern,
     pub(super) values: Values,
     pub(super) is_shared: bool,
-    /// Whether its value is shown nowhere.
+    /// True if values of the entry are sensitive.
     pub(super) is_hidden: bool,
     pub(super) file: u32,
     pub(super) place: Place,
     pub(super) rule: Option<Rule>,
-    /// The level below, where there is one.
+    /// Next level, if any.
     pub(super) below: Option<Box<Node>>,
 }
 
-/// Which values an item answers for.
+/// Values that an item matches.
 #[derive(Debug)]
 pub(super) enum Values {
-    /// All that nothing else answers for.
+    /// Any value that no other item matches.
     Any,
-    /// One, or those that a wildcard matches.
+    /// One value, or the values of a wildcard.
     Pattern(Pattern),
-    /// Those of a list.
+    /// The values of a list.
     Listed(Box<Listed>),
 }
 
-/// The list of an item; its members stand in the maps of its level.
+/// The list of an item. Its values are in the maps of the level.
 #[derive(Debug)]
 pub(super) struct Listed {
-    /// What stands for the values in a counter that they share.
+    /// Text for the list in the key of a shared counter.
     pub(super) counted: Box<str>,
-    /// What people are shown of it.
+    /// Text for the list in messages and names.
     pub(super) shown: Box<str>,
-    /// One of its values, where they stand in the rule file itself.
+    /// One value of the list, if the rule file itself contains one and it is not sensitive.
     pub(super) example: Option<Box<str>>,
-    /// Whether they stand in a file of their own: another list may have the same.
+    /// True if the list has a `values_file`. Other lists may then contain the same values.
     pub(super) has_file: bool,
 }
 
 /// The children with one literal key.
 #[derive(Debug, Default)]
 struct OfKey {
-    /// How its values are read, if they are not simply bytes.
+    /// Normalisation of the values; `None` for plain bytes.
     reading: Option<Arc<Reading>>,
     any: Option<u32>,
-    /// Boxed because files of many different keys have seldom a value for each.
+    /// Boxed, because in files with many different keys few keys have children with values.
     valued: Option<Box<Valued>>,
 }
 
-/// The children with one literal key that have a value.
+/// The children with one literal key and a value or list.
 #[derive(Debug, Default)]
 struct Valued {
     exact: HashMap<Box<[u8]>, u32>,
@@ -93,44 +93,44 @@ struct Valued {
     wild: Wildcards,
 }
 
-/// What a walk down the tree found.
+/// Result of a lookup in the tree.
 #[derive(Debug, Default)]
 pub(super) struct Found<'a> {
     pub(super) rule: Option<&'a Rule>,
-    /// By level: what stands in the place of the value in the counter key. Empty where every level counts the value as it was sent.
+    /// Counter-key parts that replace values, by level. Empty if every level uses the value as sent.
     counted: SmallVec<[Counted<'a>; 1]>,
 }
 
-/// What an entry is counted by.
+/// Counter-key part of an entry.
 #[derive(Clone, Debug, Default)]
 enum Counted<'a> {
-    /// Its value.
+    /// The value as sent.
     #[default]
     Own,
-    /// The first bytes of its value.
+    /// The first bytes of the value.
     First(usize),
-    /// Another spelling of its value.
+    /// The normalised value.
     Text(SmallVec<[u8; 48]>),
-    /// The network of its address.
+    /// The network of the address.
     Network(SmallVec<[u8; 48]>),
-    /// The digest of its value.
+    /// The keyed digest of the value.
     Digest(String),
-    /// The wildcard that its value matches.
+    /// The wildcard that matches the value.
     Pattern(&'a str),
-    /// The list that its value is in.
+    /// The list that contains the value.
     List(&'a str),
 }
 
-/// The child that answers for an entry.
+/// The child that matches an entry.
 #[derive(Clone, Copy, Debug)]
 struct Chosen<'a> {
     child: &'a Child,
-    /// How many bits of an address it was chosen by: all of them where the value is exactly that of the child.
+    /// Length of the matched network prefix, in bits; `u8::MAX` for an exact text, 0 for wildcards and key-only children.
     bits: u8,
 }
 
 impl Node {
-    /// Adds an item below all earlier ones, unless one with the same key and value stands there: then its index.
+    /// Adds an item after all earlier ones. Returns the index of an earlier item with the same key and value as the error.
     pub(super) fn add(&mut self, child: Child, reading: Option<&Arc<Reading>>) -> Result<(), usize> {
         let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
         let pattern = child.pattern();
@@ -155,7 +155,7 @@ impl Node {
                 Values::Any => *self.of_key(&child.key).any.get_or_insert(index),
                 Values::Pattern(value) => {
                     let text = value.text().as_bytes();
-                    // Where addresses are read, one that stands alone is found as one.
+                    // If values are addresses, a single address is also stored as a network.
                     let reading = reading.map(AsRef::as_ref).filter(|reading| reading.is_of_addresses());
                     let member = reading.and_then(|_| Member::parse(text, reading).ok());
                     let member = member.unwrap_or_else(|| Member::Text(text.into()));
@@ -171,8 +171,8 @@ impl Node {
         Ok(())
     }
 
-    /// Lets the child that was added last answer for one more value, unless another does: then its index. Of two items one of which
-    /// has its values in a file, the one that refuses goes before the one that exempts, and that before all others.
+    /// Registers `member` as a value of the last added child. Returns the index of an earlier child with that value as the error.
+    /// If one of the two has a `values_file`, a duplicate is no error: `deny` wins over `exempt`, and both over other items.
     pub(super) fn add_member(&mut self, member: Member) -> Result<(), usize> {
         let Self { children, by_key, .. } = self;
         let Some((child, earlier)) = children.split_last() else { return Ok(()) };
@@ -183,12 +183,12 @@ impl Node {
         self.by_key.entry(key.text().as_bytes().into()).or_default()
     }
 
-    /// The child that answers for an entry, and what the entry is counted by then.
+    /// Returns the child that matches `entry`, and the counter-key part of the entry.
     fn answer(&self, readings: &Readings, entry: &Entry) -> Option<(&Child, Counted<'_>)> {
         let of_key = self.by_key.get(entry.key.as_ref());
         let reading = match of_key {
             Some(of_key) => of_key.reading.as_deref(),
-            // Only an item with a wildcard in its key may answer.
+            // Only items with a wildcard in the key can match.
             None => readings.of(&entry.key).map(AsRef::as_ref),
         };
         let read = read(reading, entry);
@@ -196,7 +196,7 @@ impl Node {
         Some((chosen.child, chosen.counted(reading, entry, &read)))
     }
 
-    /// The child that answers for an entry.
+    /// Returns the child that matches `entry`.
     pub(super) fn child(&self, readings: &Readings, entry: &Entry) -> Option<&Child> {
         self.answer(readings, entry).map(|(child, _)| child)
     }
@@ -205,7 +205,7 @@ impl Node {
         let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
         let valued = of_key.and_then(|of_key| of_key.valued.as_deref());
         if let Some(valued) = valued {
-            // No text in the map is an address where addresses are read.
+            // If values are addresses, the map of texts contains none.
             if read.address.is_none()
                 && let Some(&exact) = valued.exact.get(&*read.text())
             {
@@ -235,8 +235,8 @@ impl Node {
         of_key?.any.and_then(|any| chosen(any, 0))
     }
 
-    /// The rule at the end of a descriptor's entries, if the tree is exactly that deep there; on the way there, the rule that decides
-    /// the whole request.
+    /// Returns the rule at the end of the descriptor's entries if the tree has exactly that depth there. A rule on the way that
+    /// decides the whole request wins.
     pub(super) fn find<'a>(&'a self, readings: &Readings, descriptor: &Descriptor) -> Found<'a> {
         let mut counted = SmallVec::new();
         let mut node = Some(self);
@@ -259,8 +259,8 @@ impl Node {
         }
     }
 
-    /// The entries that lead to the smallest enforced limit above zero, with what stands for any value in them, as far as
-    /// no other rule answers for them.
+    /// Searches for the entries of the smallest enforced limit above zero and stores them in `best`. Fills in example values for
+    /// wildcards, and skips entries that another rule matches.
     pub(super) fn smallest_limit(
         &self,
         root: &Self,
@@ -289,7 +289,7 @@ impl Node {
         }
     }
 
-    /// Whether any rule of the tree can refuse a request.
+    /// Returns true if any rule of the tree can refuse a request.
     pub(super) fn is_enforcing(&self) -> bool {
         self.children.iter().any(|child| {
             child.rule.as_ref().is_some_and(Rule::is_enforcing)
@@ -312,7 +312,8 @@ fn described(entries: &[(String, String)]) -> Descriptor {
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
-/// Lets `child`, which comes behind `earlier`, answer for one more value: the index of the one that does already and goes on to.
+/// Registers `member` for `child`, which follows `earlier`. Returns the index of an earlier child with that value, unless one
+/// of the two has a `values_file`: then the lower rank keeps the value.
 fn put(by_key: &mut HashMap<Box<[u8]>, OfKey>, earlier: &[Child], child: &Child, member: Member) -> Option<usize> {
     let index = u32::try_from(earlier.len()).unwrap_or(u32::MAX);
     let valued = by_key.get_mut(child.key.text().as_bytes())?.valued.get_or_insert_default();
@@ -338,13 +339,13 @@ fn place(index: u32) -> usize {
     usize::try_from(index).unwrap_or(usize::MAX)
 }
 
-/// The value of an entry, as it is read.
+/// Returns the normalised value of `entry`.
 pub(super) fn read<'e>(reading: Option<&Reading>, entry: &'e Entry) -> Read<'e> {
     reading.map_or_else(|| Read::plain(&entry.value), |reading| reading.read(&entry.value))
 }
 
 impl Child {
-    /// Its value or wildcard, where it has one.
+    /// Returns the value or wildcard, if the child has one.
     pub(super) fn pattern(&self) -> Option<&Pattern> {
         match &self.values {
             Values::Pattern(pattern) => Some(pattern),
@@ -352,7 +353,7 @@ impl Child {
         }
     }
 
-    /// Whether the entry is one this child answers for, leaving aside that another may come first; of a list nothing is known here.
+    /// Returns true if the child's key and value match, ignoring precedence. Does not search lists: returns false for them.
     pub(super) fn matches(&self, key: &[u8], value: &[u8]) -> bool {
         self.key.matches(key)
             && match &self.values {
@@ -362,7 +363,7 @@ impl Child {
             }
     }
 
-    /// What it decides of the whole request, if it does.
+    /// Returns the decision for the whole request, if the child's rule makes one.
     pub(super) fn decides(&self) -> Option<Decides> {
         self.rule.as_ref().and_then(Rule::decides)
     }
@@ -371,7 +372,7 @@ impl Child {
         matches!(&self.values, Values::Listed(listed) if listed.has_file)
     }
 
-    /// Which of two items answers for a value of both: the lower.
+    /// Returns the precedence among items with the same value; the lowest wins.
     fn rank(&self) -> u8 {
         match self.decides() {
             Some(Decides::Deny) => 0,
@@ -380,7 +381,7 @@ impl Child {
         }
     }
 
-    /// A value that it answers for, if one is known.
+    /// Returns a value that the child matches, if one is known.
     fn example(&self) -> Option<String> {
         match &self.values {
             Values::Any => Some("demo".to_owned()),
@@ -392,7 +393,7 @@ impl Child {
 }
 
 impl<'a> Chosen<'a> {
-    /// What an entry is counted by, by the rule of this child.
+    /// Returns the counter-key part of an entry under this child's rule.
     fn counted(self, reading: Option<&Reading>, entry: &Entry, read: &Read<'_>) -> Counted<'a> {
         if !self.child.is_shared {
             return counted_as_read(reading, entry, read, self.bits);
@@ -402,13 +403,13 @@ impl<'a> Chosen<'a> {
             Values::Pattern(pattern) => (pattern.text(), Counted::Pattern(pattern.text())),
             Values::Listed(listed) => (&*listed.counted, Counted::List(&listed.counted)),
         };
-        // What stands in a rule for a value that is shown nowhere is shown nowhere either.
+        // The pattern or list of a sensitive entry may contain sensitive values, so it is digested too.
         let sensitive = reading.and_then(|reading| reading.sensitive);
         sensitive.map_or(shared, |sensitive| Counted::Digest(sensitive.digest_of_shared(&entry.key, text.as_bytes())))
     }
 }
 
-/// What an entry is counted by that is counted by its own value, chosen by so many bits of an address.
+/// Returns the counter-key part for an entry's own value. `bits` is the matched prefix length.
 fn counted_as_read<'a>(reading: Option<&Reading>, entry: &Entry, read: &Read<'_>, bits: u8) -> Counted<'a> {
     let Some(reading) = reading else { return Counted::Own };
     let network = read.address.and_then(|address| reading.network(address, bits));
@@ -425,7 +426,7 @@ fn counted_as_read<'a>(reading: Option<&Reading>, entry: &Entry, read: &Read<'_>
 }
 
 impl<'a> Found<'a> {
-    /// For a descriptor that no rule answers for: its entries as they are read.
+    /// Returns the counter-key parts for a descriptor without a rule: its normalised values.
     pub(super) fn unruled(self, readings: &Readings, descriptor: &Descriptor) -> Self {
         let counted = descriptor.entries.iter().map(|entry| {
             let reading = readings.of(&entry.key).map(AsRef::as_ref);
@@ -436,7 +437,7 @@ impl<'a> Found<'a> {
 }
 
 impl Found<'_> {
-    /// The counter of a descriptor under one of its limits.
+    /// Returns the counter key of `descriptor` under `limit`.
     pub(super) fn counter_key(
         &self,
         domain: &str,

@@ -1,6 +1,6 @@
-//! YAML as a tree with places: the events of granit-parser in one flat list, so no file can make it recurse or copy.
+//! YAML as a tree with places. It stores the events of granit-parser in one flat list, so no file causes recursion or copies.
 //!
-//! An alias points to what it stands for and is never written out, but it counts as much as if it were.
+//! An alias points to its target and is never expanded. It counts toward the maxima as if it were expanded.
 
 use std::collections::BTreeMap;
 
@@ -12,56 +12,56 @@ pub(super) mod scalar;
 
 use scalar::Scalar;
 
-/// The deepest nesting a file may have, aliases written out: 100 levels.
-/// A rule is two levels deep (its list and itself), so this is far beyond any descriptor a request carries.
+/// Maximum nesting of a file with aliases expanded: 100 levels.
+/// A rule takes two levels (its list and itself), so this exceeds the depth of any descriptor in a request.
 const MAX_DEPTH: usize = 100;
 
-/// The most scalars, lists and mappings a file may have, aliases written out: 2,000,000.
-/// 100,000 rules of `key`, `value` and `rate_limit` have 1,100,000; each takes 20 bytes while the file is read.
+/// Maximum number of scalars, lists and mappings of a file with aliases expanded: 2,000,000.
+/// 100,000 rules of `key`, `value` and `rate_limit` have 1,100,000. Each takes 20 bytes while the file is read.
 const MAX_NODES: usize = 2_000_000;
 
-/// The most anchors a file may have: 100,000, one for each rule of the largest file considered.
+/// Maximum number of anchors of a file: 100,000, one for each rule of the largest file considered.
 /// The parser remembers their names.
 const MAX_ANCHORS: usize = 100_000;
 
-/// How much of a second document is looked at for its domain, in events: 1,000.
-/// The domain stands near the top of every file; its rules are not read.
+/// Maximum number of events of a second document that are searched for its domain: 1,000.
+/// The domain stands near the top of every file. Rules of the second document are not read.
 const SECOND_DOCUMENT_EVENTS: usize = 1_000;
 
 /// The first document of a file.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
-    /// In the order of the file; what a list or mapping holds follows it.
+    /// Nodes in file order; the content of a list or mapping follows it.
     items: Vec<Item>,
-    /// What the scalars say, one after the other.
+    /// Texts of all scalars, concatenated.
     texts: String,
 }
 
-/// One node, at the place where it is used.
+/// A node at its place of use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node<'t> {
-    /// Where it begins, or the alias that stands for it.
+    /// Place of the node, or of the alias that refers to it.
     pub(super) place: Place,
     tree: &'t Tree,
     index: usize,
 }
 
-/// What a node is.
+/// Content of a node.
 #[derive(Clone, Debug)]
 pub(super) enum Content<'t> {
     /// An unquoted scalar.
     Plain(&'t str),
-    /// A quoted scalar, or a block of text.
+    /// A quoted scalar or block scalar.
     Text(&'t str),
     /// A list.
     List(Nodes<'t>),
     /// A mapping; [`Nodes::next_pair`] gives its keys and values.
     Mapping(Nodes<'t>),
-    /// Something already reported.
+    /// A node with an error that is already reported.
     Broken,
 }
 
-/// The nodes of a list, or the keys and values of a mapping by turns.
+/// The nodes of a list, or the alternating keys and values of a mapping.
 #[derive(Clone, Debug)]
 pub(super) struct Nodes<'t> {
     tree: &'t Tree,
@@ -75,7 +75,7 @@ struct Item {
     kind: Kind,
 }
 
-/// Numbers are indexes; 32 bits hold those of any text that [`MAX_NODES`] and the limit on a file's bytes let through.
+/// Kind of an item. Its indexes fit in 32 bits, because [`MAX_NODES`] and the maximum file size bound them.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain { from: u32, to: u32 },
@@ -86,7 +86,7 @@ enum Kind {
     Broken,
 }
 
-/// A list or mapping whose end has not come yet.
+/// A list or mapping that is not closed yet.
 struct Open {
     index: usize,
     anchor: usize,
@@ -94,10 +94,10 @@ struct Open {
     height: usize,
 }
 
-/// What an anchor stands for.
+/// Target of an anchor.
 #[derive(Clone, Copy)]
 enum Anchor {
-    /// Its end has not come yet.
+    /// The target is not closed yet.
     Open,
     Closed {
         index: usize,
@@ -106,24 +106,24 @@ enum Anchor {
     },
 }
 
-/// The rest of the file is not read; why is already reported.
+/// Stops reading. The reason is already reported.
 struct Stop;
 
 struct Builder<'r> {
     tree: Tree,
     open: Vec<Open>,
     anchors: BTreeMap<usize, Anchor>,
-    /// All nodes so far, aliases written out.
+    /// Number of nodes so far, with aliases expanded.
     nodes: usize,
     report: &'r mut Report,
 }
 
-/// Reads the first document of `text`; without one the tree is empty. `None` when it is not YAML or too much of it.
+/// Parses the first document of `text`; empty if there is none. Returns `None` if it is not YAML or exceeds a maximum.
 pub(super) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
     let options = granit_parser::options! { emit_comments: false, emit_unresolved_aliases: true };
     let mut parser = Parser::new_from_str_with_options(text, options);
     let mut tree = Tree::default();
-    // Reserved whole, so that no copy is made while it grows; the system gives only the pages that are used.
+    // Reserves the maximum at once, so that growing copies nothing. The system only allocates the pages in use.
     tree.items.reserve_exact(MAX_NODES.min(text.len() + 1));
     tree.texts.reserve_exact(text.len());
     let mut builder = Builder { tree, open: Vec::new(), anchors: BTreeMap::new(), nodes: 0, report };
@@ -145,12 +145,12 @@ pub(super) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
 }
 
 impl Tree {
-    /// The root, unless the file has no document.
+    /// Returns the root node; `None` if the file has no document.
     pub(super) fn root(&self) -> Option<Node<'_>> {
         self.node(0)
     }
 
-    /// The item at `index`, or what it is an alias of.
+    /// Returns the node at `index`, or the target of the alias there.
     fn node(&self, index: usize) -> Option<Node<'_>> {
         let item = self.items.get(index)?;
         let index = match item.kind {
@@ -166,7 +166,7 @@ impl Tree {
 }
 
 impl<'t> Node<'t> {
-    /// What it is.
+    /// Returns the content of the node.
     pub(super) fn content(self) -> Content<'t> {
         let tree = self.tree;
         let nodes = |end| Nodes { tree, next: self.index + 1, end: wide(end) };
@@ -179,19 +179,19 @@ impl<'t> Node<'t> {
         }
     }
 
-    /// Whether it is null, or an empty text.
+    /// Returns true if the node is null or an empty text.
     pub(super) fn is_blank(self) -> bool {
         matches!(self.content(), Content::Text("")) || self.is_null()
     }
 
-    /// Whether it is null.
+    /// Returns true if the node is null.
     pub(super) fn is_null(self) -> bool {
         matches!(self.content(), Content::Plain(text) if scalar::is_null(text))
     }
 }
 
 impl<'t> Nodes<'t> {
-    /// The next key of a mapping with its value.
+    /// Returns the next key of a mapping and its value.
     pub(super) fn next_pair(&mut self) -> Option<(Node<'t>, Node<'t>)> {
         Some((self.next()?, self.next()?))
     }
@@ -267,7 +267,7 @@ impl Builder<'_> {
                     }
                     true
                 }
-                // Every other tag leaves a text, as in yaml.v2.
+                // Every other tag makes a text, as in yaml.v2.
                 _ => false,
             },
         };
@@ -293,7 +293,7 @@ impl Builder<'_> {
         self.anchor(place, anchor, Anchor::Closed { index, nodes: self.nodes - nodes_before, height })
     }
 
-    /// Adds an item that counts as so many nodes and is so many levels high.
+    /// Adds an item that counts as `nodes` nodes and is `height` levels high.
     fn add(&mut self, place: Place, kind: Kind, nodes: usize, height: usize) -> Result<usize, Stop> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > MAX_NODES {
@@ -315,7 +315,7 @@ impl Builder<'_> {
         Ok(index)
     }
 
-    /// The innermost open list or mapping holds something so many levels high.
+    /// Raises the height of the innermost open list or mapping above a child of `height` levels.
     fn raise(&mut self, height: usize) {
         if let Some(open) = self.open.last_mut() {
             open.height = open.height.max(height + 1);
@@ -323,7 +323,7 @@ impl Builder<'_> {
     }
 
     fn anchor(&mut self, place: Place, id: usize, anchor: Anchor) -> Result<(), Stop> {
-        // 0 is the parser's word for no anchor.
+        // The parser uses 0 for no anchor.
         if id == 0 {
             return Ok(());
         }
@@ -343,7 +343,7 @@ impl Builder<'_> {
     }
 }
 
-/// What to do about the errors that are made most, in words that need no knowledge of YAML.
+/// Returns advice for the most common errors, in words that need no knowledge of YAML.
 fn advice(error: &ErrorKind) -> &'static str {
     match error {
         ErrorKind::TabNotAllowed
@@ -378,7 +378,7 @@ fn advice(error: &ErrorKind) -> &'static str {
     }
 }
 
-/// Looks behind the first document, which alone is enforced: the reference reads no further.
+/// Warns about a second document. Only the first one is enforced, as in the reference, which reads no further.
 fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Report) -> Result<(), Stop> {
     let place = match parser.next_event() {
         Some(Ok((Event::DocumentStart(..), span))) => place_of(&span.start),
@@ -398,7 +398,7 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
     for count in 0..SECOND_DOCUMENT_EVENTS {
         let Some(Ok((event, _))) = parser.next_event() else { break };
         match event {
-            // Nothing behind a last `---`: nothing is lost.
+            // An empty document after a last `---` loses nothing.
             Event::Scalar(text, ScalarStyle::Plain, ..) if count == 0 && scalar::is_null(&text) => return Ok(()),
             Event::Scalar(text, ..) if depth == 1 => {
                 if is_domain && !is_key {

@@ -1,4 +1,4 @@
-//! Where a Redis is and how it is spoken to: what one group of `REDIS_*` variables says.
+//! Addresses and connection settings of Redis: one group of `REDIS_*` variables.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,87 +8,87 @@ use super::values::Setting;
 use super::{InvalidSetting, Rows, rows};
 use crate::model::Micros;
 
-/// One Redis: a server, a group of servers under sentinels, or a cluster.
+/// Settings of one Redis: a server, a group of servers under sentinels, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// Where it is.
+    /// Addresses of its servers.
     pub servers: Servers,
-    /// Who Tidegate is to it.
+    /// Credentials for it.
     pub auth: Auth,
-    /// How connections are protected, if they are.
+    /// TLS settings, if connections use TLS.
     pub tls: Option<TlsSettings>,
-    /// How long connecting may take.
+    /// Timeout for connecting.
     pub connect_timeout: Micros,
 }
 
-/// Where a Redis is.
+/// Addresses of a Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Servers {
     /// One server.
     Single {
-        /// The server.
+        /// Address of the server.
         address: Address,
-        /// The number of its database.
+        /// Number of the database.
         database: i64,
     },
-    /// The server that sentinels call the master.
+    /// A master, found through sentinels.
     Sentinel {
         /// The name of the master.
         master: String,
-        /// The sentinels to ask, at least one.
+        /// Addresses of the sentinels, at least one.
         sentinels: Vec<Address>,
-        /// Who Tidegate is to the sentinels.
+        /// Credentials for the sentinels.
         auth: Option<Credentials>,
     },
-    /// Some nodes of a cluster, at least one, which know the others.
+    /// Some nodes of a cluster, at least one. They name the others.
     Cluster(Vec<Address>),
 }
 
-/// Where one server listens.
+/// Address of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A host and a port.
     Tcp {
-        /// A name, or an address without brackets.
+        /// Host name, or IP address without brackets.
         host: String,
-        /// The port.
+        /// Port number.
         port: u16,
     },
-    /// The path of a socket.
+    /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// Who Tidegate is to a Redis.
+/// Credentials for a Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Nobody in particular.
+    /// No credentials.
     None,
-    /// A user or a password.
+    /// Credentials from the settings.
     Given(Credentials),
-    /// What is in a file, as [`Credentials::parse`] reads it.
+    /// File with credentials in the format of [`Credentials::parse`].
     File(PathBuf),
 }
 
-/// How connections to Redis are protected. The files are named and not yet read.
+/// TLS settings of the connections to Redis. The files are named here and not yet read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// A file with the authorities to trust in place of those of the system, PEM.
+    /// PEM file with the authorities to trust in place of the system's.
     pub authorities: Option<PathBuf>,
-    /// The files with the certificate to show and its key, PEM.
+    /// PEM files of the client certificate and its key.
     pub client: Option<(PathBuf, PathBuf)>,
-    /// Whether the certificate of Redis must be for its host.
+    /// True if the certificate of Redis must match its host name.
     pub verifies_hostname: bool,
 }
 
 /// One group of variables.
 pub(super) struct Group {
-    /// Its rows.
+    /// Rows of the group.
     pub(super) rows: Rows<Variables>,
-    /// The names of those that can contradict each other.
+    /// Names of its variables that can contradict each other.
     pub(super) names: Names,
 }
 
-/// The names of the variables that can contradict each other.
+/// Names of the variables that can contradict each other.
 pub(super) struct Names {
     url: &'static str,
     socket_type: &'static str,
@@ -96,7 +96,7 @@ pub(super) struct Names {
     tls: &'static str,
 }
 
-/// One group of variables, as written.
+/// Values of one group of variables, not yet combined.
 pub(super) struct Variables {
     kind: Kind,
     socket: Socket,
@@ -108,14 +108,14 @@ pub(super) struct Variables {
     timeout: ConnectTimeout,
 }
 
-/// The port of Redis where a URL names none, as registered for it: 6379.
+/// Default port of a Redis URL: 6379, as registered for Redis.
 const PORT: u16 = 6379;
 
-/// What a single server's URL can be.
+/// Accepted forms of a single server's URL.
 const SINGLE: &str = "HOST:PORT, the path of a socket, redis://[USER:PASSWORD@]HOST:PORT[/DATABASE], the same with rediss:// for TLS, or unix://PATH";
-/// What the URL of servers under sentinels can be.
+/// Accepted form of the URL of servers under sentinels.
 const SENTINEL: &str = "MASTER,HOST:PORT,HOST:PORT,...: the name of the master and its sentinels";
-/// What a cluster's URL can be.
+/// Accepted form of a cluster's URL.
 const CLUSTER: &str = "HOST:PORT,HOST:PORT,...: some nodes of the cluster";
 
 macro_rules! group {
@@ -141,23 +141,23 @@ macro_rules! group {
     };
 }
 
-/// The Redis of all limits, but for those that have one of their own.
+/// Variables of the main Redis, for all limits that have no Redis of their own.
 pub(super) const MAIN: Group = group!("REDIS_", "Redis");
-/// The Redis of limits per second.
+/// Variables of the Redis for limits per second.
 pub(super) const PER_SECOND: Group = group!("REDIS_PERSECOND_", "the Redis for limits per second");
 
 impl Variables {
-    /// Whether an address is given.
+    /// Returns true if an address is given.
     pub(super) fn is_given(&self) -> bool {
         !self.url.0.is_empty()
     }
 
-    /// Whether TLS is asked for, by the variable or by the URL.
+    /// Returns true if the variable or the URL asks for TLS.
     pub(super) fn is_tls(&self) -> bool {
         self.tls || (self.kind == Kind::Single && self.url.0.starts_with("rediss://"))
     }
 
-    /// What they say together.
+    /// Combines the variables into settings. Adds each contradiction to `wrong`.
     pub(super) fn settings(
         self,
         names: &Names,
@@ -208,7 +208,7 @@ impl Variables {
     }
 }
 
-/// For people: `redis cluster at n1:6379,n2:6379`. Never a secret.
+/// Text for people, such as `redis cluster at n1:6379,n2:6379`. Contains no secret.
 impl fmt::Display for RedisSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.servers {
@@ -223,7 +223,7 @@ impl fmt::Display for RedisSettings {
     }
 }
 
-/// As it is written: `redis:6379`, `[::1]:6379`, `/run/redis.sock`.
+/// The address as in a setting: `redis:6379`, `[::1]:6379`, `/run/redis.sock`.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -234,7 +234,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// What `REDIS_TYPE` says.
+/// Value of `REDIS_TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Single,
@@ -254,7 +254,7 @@ impl Setting for Kind {
     }
 }
 
-/// What `REDIS_SOCKET_TYPE` says.
+/// Value of `REDIS_SOCKET_TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Socket {
     Auto,
@@ -274,7 +274,7 @@ impl Setting for Socket {
     }
 }
 
-/// A URL as written, which may hold a password. What it must be is known only beside `REDIS_TYPE`.
+/// A URL as written; may contain a password. Its accepted form depends on `REDIS_TYPE`.
 struct Url(String);
 
 impl Setting for Url {
@@ -284,8 +284,8 @@ impl Setting for Url {
     }
 }
 
-/// How long connecting may take; 1 s unless told otherwise (the reference: 10 s). A handshake that was lost is begun again
-/// by the kernel after 1 s (RFC 6298, 2.1); a connection of our own making is as soon there, and asks the name anew.
+/// Timeout for connecting; 1 s by default (the reference: 10 s). The kernel repeats a lost handshake after 1 s (RFC 6298,
+/// 2.1). A new attempt after 1 s connects just as soon, and also resolves the host name again.
 struct ConnectTimeout(Micros);
 
 impl Setting for ConnectTimeout {
@@ -310,8 +310,8 @@ fn single(text: &str, socket: Socket) -> Option<(Servers, Option<Credentials>)> 
     Some((Servers::Single { address, database }, credentials))
 }
 
-/// What stands behind `redis://`: `[USER:PASSWORD@]HOST[:PORT][/DATABASE]`, where user and password write as `%` and two
-/// digits what would end them.
+/// Parses the part after `redis://`: `[USER:PASSWORD@]HOST[:PORT][/DATABASE]`. User and password are percent-encoded where a
+/// character would end them.
 fn remote(rest: &str) -> Option<(Address, i64, Option<Credentials>)> {
     let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
     let (credentials, host) = match authority.rsplit_once('@') {
@@ -358,7 +358,7 @@ fn host_and_port(text: &str, default: Option<u16>) -> Option<Address> {
     Some(Address::Tcp { host: host.to_owned(), port })
 }
 
-/// Text in which `%` and two hexadecimal digits stand for a byte.
+/// Decodes percent-encoded text. Returns `None` if an escape is incomplete or the result is not UTF-8.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next()?.as_bytes().to_vec();
@@ -370,8 +370,8 @@ pub(super) fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// A URL that could not be read, without what may be a password in it: everything before the last `@`, everything where there
-/// are parameters or a fragment, and in a URL without `@` what stands in the place of the port.
+/// Returns an invalid URL without the parts that may be a password: everything before the last `@`, everything if there are
+/// parameters or a fragment, and in a URL without `@` the text at the place of the port.
 pub(super) fn shown(url: &str) -> String {
     let (scheme, rest) = url.find("://").map_or(("", url), |at| url.split_at(at + "://".len()));
     if rest.contains(['?', '#']) {
@@ -381,7 +381,7 @@ pub(super) fn shown(url: &str) -> String {
         return format!("{scheme}{HIDDEN}@{host}");
     }
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/');
-    // The colon behind an address in brackets, or the first one.
+    // The colon after an address in brackets, else the first colon.
     let colon = if rest.starts_with('[') { rest.find("]:").map(|at| at + 1) } else { rest.find(':') };
     match colon.map(|at| rest.split_at(at)) {
         Some((host, port)) if !scheme.is_empty() && !is_port(port.trim_start_matches(':')) => {

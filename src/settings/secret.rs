@@ -1,32 +1,32 @@
-//! What nobody may read in a log, an error or a command line.
+//! Secrets, which must not appear in a log, an error or a command line.
 
 use std::fmt;
 
 use super::values::Setting;
 
-/// What is shown in place of a secret.
+/// Text shown in place of a secret.
 pub(super) const HIDDEN: &str = "***";
 
-/// A text that is shown nowhere.
+/// A text that `Debug` does not show.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// Who Tidegate is to a server.
+/// Credentials for a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user; `None` for the default one.
+    /// User name; `None` for the default user.
     pub user: Option<String>,
-    /// The password.
+    /// Password of the user.
     pub password: Secret,
 }
 
 impl Secret {
-    /// Keeps a text.
+    /// Wraps `text`.
     pub const fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// The text, for the server it belongs to and for nobody else.
+    /// Returns the text. Only the server it belongs to may get it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -39,25 +39,22 @@ impl fmt::Debug for Secret {
 }
 
 impl Credentials {
-    /// Reads `PASSWORD` or `USER:PASSWORD`, in a text of one line or in the first line of a file. What follows the first
-    /// colon is the password, colons included, so `:PASSWORD` is one that may begin with anything.
-    ///
-    /// # Errors
-    /// `None` when there is no password.
+    /// Parses `PASSWORD` or `USER:PASSWORD` from the first line of `text`. Everything after the first colon is the password,
+    /// further colons included, so `:PASSWORD` allows a password with colons. Returns `None` if there is no password.
     pub fn parse(text: &str) -> Option<Self> {
         let line = text.lines().next().unwrap_or_default();
         let (user, password) = line.split_once(':').unwrap_or(("", line));
         Self::of(user, password)
     }
 
-    /// Without a user where that is empty; none at all without a password.
+    /// Returns credentials without a user if `user` is empty, and `None` if `password` is empty.
     pub(super) fn of(user: &str, password: &str) -> Option<Self> {
         let user = (!user.is_empty()).then(|| user.to_owned());
         (!password.is_empty()).then(|| Self { user, password: Secret::new(password.to_owned()) })
     }
 }
 
-/// Credentials in a variable; empty is none.
+/// Credentials in a variable; an empty value means none.
 impl Setting for Option<Credentials> {
     const TAKES: &'static str = "PASSWORD or USER:PASSWORD, of one line";
     const IS_SECRET: bool = true;

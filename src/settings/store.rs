@@ -1,4 +1,4 @@
-//! Where counters are kept: the settings that decide it, and what they say together.
+//! Choice of the store: the settings that determine it, and how they combine.
 
 use std::path::PathBuf;
 
@@ -6,27 +6,27 @@ use super::redis::{MAIN, PER_SECOND, RedisSettings, TlsSettings};
 use super::values::Setting;
 use super::{Given, InvalidSetting, Row, Rows, rows};
 
-/// The rows of everything that decides where counters are kept.
+/// Rows of the settings that choose and configure the store.
 pub(super) const TABLES: [&[Row]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
 
-/// Where counters are kept.
+/// Store that holds the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreChoice {
-    /// In this process.
+    /// The embedded store of this process.
     Memory {
-        /// Whether `BACKEND_TYPE` says so; else it is because no address of a Redis is given.
+        /// True if `BACKEND_TYPE` asks for it; false if no address of a Redis is given.
         is_asked: bool,
     },
-    /// In Redis.
+    /// One or two Redis deployments.
     Redis {
-        /// Where all counters are, but for those that are elsewhere.
+        /// The Redis of all counters that have no other one.
         main: Box<RedisSettings>,
-        /// Where those of limits per second are, if apart.
+        /// The Redis of limits per second, if they have their own.
         per_second: Option<Box<RedisSettings>>,
     },
 }
 
-/// What `BACKEND_TYPE` says.
+/// Value of `BACKEND_TYPE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backend {
     Auto,
@@ -34,7 +34,7 @@ enum Backend {
     Redis,
 }
 
-/// The settings of all Redis servers together, as written.
+/// Settings common to all Redis servers, not yet combined.
 struct Store {
     backend: Backend,
     is_per_second_apart: bool,
@@ -53,7 +53,7 @@ const STORE: Rows<Store> = rows!(Store {
     skips_hostname: bool = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false", "Whether the certificate of Redis may be for another name";
 });
 
-/// Reads where counters are kept.
+/// Reads the settings of the store. Adds what is invalid to `wrong`.
 pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<StoreChoice> {
     let store = (STORE.read)(given, wrong);
     let main = (MAIN.rows.read)(given, wrong);
@@ -84,7 +84,7 @@ pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<
 }
 
 impl Store {
-    /// What is common to all connections with TLS.
+    /// Returns the TLS settings common to all connections.
     fn tls(&self) -> TlsSettings {
         let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
         TlsSettings {
@@ -94,7 +94,7 @@ impl Store {
         }
     }
 
-    /// A certificate without its key, or a key without its certificate.
+    /// Returns an error for a certificate without its key, or a key without its certificate.
     fn half_a_client(&self) -> Option<InvalidSetting> {
         let (variable, takes) = match (self.client_certificate.as_str(), self.client_key.as_str()) {
             ("", "") => return None,
@@ -111,7 +111,7 @@ impl Setting for Backend {
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "" => Some(Self::Auto),
-            // `unsupported` says why Memcached is none; nothing follows from it.
+            // `unsupported` already reports Memcached as an error, so the value here has no effect.
             "memory" | "memcache" => Some(Self::Memory),
             "redis" => Some(Self::Redis),
             _ => None,

@@ -1,5 +1,5 @@
-//! Whether requests are recorded, which, and where the records go: the reference's variables, and those that everything
-//! which speaks OpenTelemetry reads. Where both say something, the latter holds.
+//! Settings of traces: the reference's variables and the standard variables of OpenTelemetry. If both set the same thing, the
+//! standard variable applies.
 
 use std::time::Duration;
 
@@ -8,30 +8,30 @@ use http::{HeaderName, HeaderValue, Uri};
 use super::values::Setting;
 use super::{Given, InvalidSetting, Row, Rows, redis, rows};
 
-/// The rows of everything about traces.
+/// Rows of the settings of traces.
 pub(super) const TABLES: [&[Row]; 2] = [OWN.table, STANDARD.table];
 
-/// The path of traces below an endpoint of OTLP over HTTP.
+/// Path of traces, appended to an endpoint of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Which requests are recorded, and where the records go.
+/// Settings of traces: sampling and export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSettings {
-    /// How they go there.
+    /// Protocol of the export.
     pub protocol: Protocol,
-    /// Where: a URL, with the path that HTTP needs.
+    /// URL of the receiver, with the path that HTTP needs.
     pub endpoint: String,
-    /// How long a delivery may take.
+    /// Timeout of one delivery.
     pub timeout: Duration,
-    /// The share of requests that is recorded, from 0 to 1.
+    /// Share of requests to record, from 0 to 1.
     pub ratio: f64,
-    /// Whether a caller that says whether its own part is recorded decides for this one, too.
+    /// True if the caller's sampling flag also decides for this service.
     pub follows_caller: bool,
-    /// What is said of this process, but for what is made up for each: `service.instance.id`, unless it stands here.
+    /// Resource attributes of the process. The exporter adds a random `service.instance.id` if there is none here.
     pub resource: Vec<(String, String)>,
 }
 
-/// How spans travel.
+/// Protocol for the export of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// OTLP as protobuf over HTTP.
@@ -40,7 +40,7 @@ pub enum Protocol {
     Grpc,
 }
 
-/// The reference's variables, as written.
+/// Values of the reference's variables.
 struct Own {
     is_enabled: bool,
     protocol: Protocol,
@@ -59,7 +59,7 @@ const OWN: Rows<Own> = rows!(Own {
     sampling_rate: Share = "TRACING_SAMPLING_RATE", "1", "Share of requests that is recorded, where the caller does not say whether it records its own part";
 });
 
-/// The variables of OpenTelemetry, as written.
+/// Values of OpenTelemetry's variables.
 struct Standard {
     is_disabled: Switch,
     endpoint: Option<Endpoint>,
@@ -92,11 +92,11 @@ const STANDARD: Rows<Standard> = rows!(Standard {
     sampler_arg: Option<Share> = "OTEL_TRACES_SAMPLER_ARG", "", "Share of requests for a sampler that takes one; empty is 1";
 });
 
-/// Reads the settings of traces; `None` inside where nothing is recorded.
+/// Reads the settings of traces. The inner `None` means that tracing is off.
 pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<Option<TraceSettings>> {
     let own = (OWN.read)(given, wrong)?;
     if !own.is_enabled {
-        // Others in the same environment may need what nothing here understands.
+        // The OpenTelemetry variables may be meant for other programs, with values that this one does not know.
         return Some(None);
     }
     let standard = (STANDARD.read)(given, wrong)?;
@@ -147,7 +147,7 @@ impl Setting for Protocol {
     }
 }
 
-/// As OpenTelemetry names them.
+/// Protocol names as in OpenTelemetry.
 impl Setting for Option<Protocol> {
     const TAKES: &'static str = "http/protobuf or grpc";
     fn parse(text: &str) -> Option<Self> {
@@ -160,7 +160,7 @@ impl Setting for Option<Protocol> {
     }
 }
 
-/// As OpenTelemetry reads booleans: in any case.
+/// Boolean in OpenTelemetry's format: upper and lower case are accepted.
 #[derive(Clone, Copy)]
 struct Switch(bool);
 
@@ -175,7 +175,7 @@ impl Setting for Switch {
     }
 }
 
-/// A share of requests.
+/// Share of requests, from 0 to 1.
 #[derive(Clone, Copy)]
 struct Share(f64);
 
@@ -193,7 +193,7 @@ impl Setting for Option<Share> {
     }
 }
 
-/// Where spans are delivered.
+/// URL of the receiver of spans.
 struct Endpoint(String);
 
 impl Setting for Option<Endpoint> {
@@ -212,12 +212,12 @@ impl Setting for Option<Endpoint> {
     }
 }
 
-/// A time in milliseconds.
+/// Time in milliseconds.
 #[derive(Clone, Copy)]
 struct Millis(Duration);
 
 impl Millis {
-    /// 10 s, as OpenTelemetry has it.
+    /// Default timeout of a delivery: 10 s, as in OpenTelemetry.
     const DEFAULT: Duration = Duration::from_secs(10);
 }
 
@@ -232,7 +232,7 @@ impl Setting for Option<Millis> {
     }
 }
 
-/// Headers, which the exporter reads itself: they may hold a key, and are kept nowhere else.
+/// Headers, which are only checked here. They may hold a key, so they are not kept; the exporter reads them itself.
 struct HeaderList;
 
 impl Setting for HeaderList {
@@ -246,7 +246,7 @@ impl Setting for HeaderList {
     }
 }
 
-/// Attributes of the process.
+/// Resource attributes.
 struct Attributes(Vec<(String, String)>);
 
 impl Setting for Attributes {
@@ -256,7 +256,7 @@ impl Setting for Attributes {
     }
 }
 
-/// `KEY=VALUE,KEY=VALUE`, where a value may have characters by their numbers.
+/// Parses `KEY=VALUE,KEY=VALUE`, with percent-encoded values.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let pair = |text: &str| {
         let (key, value) = text.split_once('=')?;
@@ -266,11 +266,11 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).map(pair).collect()
 }
 
-/// Which requests are recorded.
+/// Value of `OTEL_TRACES_SAMPLER`.
 #[derive(Clone, Copy)]
 struct Sampler {
     follows_caller: bool,
-    /// Their share; `None` where it is given apart.
+    /// Share of requests to record; `None` if `OTEL_TRACES_SAMPLER_ARG` gives it.
     ratio: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a setting can be: each type, what it takes in words, and how it is read.
+//! Types of settings: the accepted values of each in words, and its parser.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -8,15 +8,15 @@ use http::HeaderName;
 use super::secret::HIDDEN;
 use crate::model::{FailurePolicy, Micros};
 
-/// A type that a setting can have.
+/// Type of a setting.
 pub(super) trait Setting: Sized {
-    /// What it takes, in words.
+    /// Accepted values, in words.
     const TAKES: &'static str;
-    /// Whether it is taken as it stands, from the environment only, and never shown.
+    /// True if the value is a secret: it is read from the environment only, is not trimmed, and is never shown.
     const IS_SECRET: bool = false;
-    /// The value that a text says, if it says one.
+    /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
-    /// A text that is no value of this type, as an error shows it: without what may be a secret.
+    /// Returns an invalid `text` as an error shows it, without possible secrets.
     fn shown(text: &str) -> String {
         if Self::IS_SECRET { HIDDEN.to_owned() } else { text.to_owned() }
     }
@@ -46,8 +46,8 @@ impl Setting for usize {
     }
 }
 
-/// How many counters a store holds. Each of its 64 shards holds its part, and fewer than a hundred in each would crowd
-/// one shard while another has room.
+/// Maximum number of counters in the memory store; at least 6400. Each of its 64 shards holds an equal part, and with fewer
+/// than a hundred per shard one could be full while another has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterCount(pub usize);
 
@@ -58,14 +58,14 @@ impl Setting for CounterCount {
     }
 }
 
-/// How many bytes a body may have.
+/// Maximum number of bytes of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodySize(pub usize);
 
 impl BodySize {
-    /// The units, by their names. A number without one is bytes.
+    /// Units and their names. A number without a unit is bytes.
     const UNITS: [(&'static str, usize); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("", 1)];
-    /// The smallest: 1 KiB, which holds an ordinary request. The largest: 4 MiB, the largest gRPC message.
+    /// Accepted sizes, from 1 KiB, which holds an ordinary request, to 4 MiB, the size of the largest gRPC message.
     const BOUNDS: std::ops::RangeInclusive<usize> = (1 << 10)..=(4 << 20);
 }
 
@@ -81,7 +81,7 @@ impl Setting for BodySize {
 
 impl Setting for bool {
     const TAKES: &'static str = "true or false";
-    /// As Go reads them.
+    /// Accepts the same words as Go.
     fn parse(text: &str) -> Option<Self> {
         match text {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -105,7 +105,7 @@ impl Setting for Micros {
     }
 }
 
-/// How many threads answer calls; `None` for one per core.
+/// Number of threads that answer calls; `None` for one per core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workers(pub Option<usize>);
 
@@ -119,7 +119,7 @@ impl Setting for Workers {
     }
 }
 
-/// The number of open connections beyond which idle ones are closed; `None` for what memory allows.
+/// Number of open connections beyond which idle ones are closed; `None` to derive it from the available memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleConnections(pub Option<usize>);
 
@@ -133,7 +133,7 @@ impl Setting for IdleConnections {
     }
 }
 
-/// Where to listen: an address, or every one, and a port.
+/// Listen address: an IP address, or all of them, and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenAddress(pub SocketAddr);
 
@@ -149,7 +149,7 @@ impl Setting for ListenAddress {
     }
 }
 
-/// The path of a page.
+/// Path of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PagePath(pub String);
 
@@ -161,7 +161,7 @@ impl Setting for PagePath {
     }
 }
 
-/// A share of something.
+/// A ratio from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio(pub f32);
 
@@ -172,7 +172,7 @@ impl Setting for Ratio {
     }
 }
 
-/// A number of instances; `None` where they are counted.
+/// Number of instances; `None` to count the instances that announce themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaCount(pub Option<NonZeroU32>);
 
@@ -194,7 +194,7 @@ impl Setting for Policy {
     }
 }
 
-/// A [`FailurePolicy`] for overload as a setting; `None` where the one for failures decides.
+/// A [`FailurePolicy`] for overload as a setting; `None` to derive it from the policy for failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverloadPolicy(pub Option<FailurePolicy>);
 
@@ -205,7 +205,7 @@ impl Setting for OverloadPolicy {
     }
 }
 
-/// The name of a header, spelled as the operator did.
+/// Name of a header, in the operator's spelling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderText(pub String);
 
@@ -216,12 +216,12 @@ impl Setting for HeaderText {
     }
 }
 
-/// Which headers tell of the limits.
+/// Style of the headers that report the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderStyle {
-    /// Those of LIMIT_RESPONSE_HEADERS_ENABLED, or none.
+    /// The headers of `LIMIT_RESPONSE_HEADERS_ENABLED`, if that is set.
     Unset,
-    /// The reference's three.
+    /// The reference's three headers.
     Reference,
     /// X-RateLimit-Limit, -Remaining and -Reset.
     XRateLimit,
@@ -242,10 +242,10 @@ impl Setting for HeaderStyle {
     }
 }
 
-/// What a refused client reads.
+/// Format of the body of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyStyle {
-    /// What the rule says itself, if it says something.
+    /// The rule's own message, if it has one.
     Unset,
     /// A JSON object.
     Json,
@@ -265,15 +265,15 @@ impl Setting for BodyStyle {
     }
 }
 
-/// The least severity that is logged, by the reference's names.
+/// Minimum severity that is logged, by the reference's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLevel(pub tracing::Level);
 
 impl LogLevel {
-    /// Its names, in words.
+    /// Accepted names, in words.
     pub const NAMES: &'static str = "trace, debug, info, warn or error";
 
-    /// The level of this name.
+    /// Returns the level named `text`, in any case; `None` if there is none.
     pub fn named(text: &str) -> Option<Self> {
         Some(Self(match text.to_ascii_lowercase().as_str() {
             "trace" => tracing::Level::TRACE,
@@ -293,12 +293,12 @@ impl Setting for LogLevel {
     }
 }
 
-/// How a log line is written.
+/// Format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For programs: one JSON object per line.
+    /// One JSON object per line, for programs.
     Json,
 }
 
@@ -313,14 +313,14 @@ impl Setting for LogFormat {
     }
 }
 
-/// How long the store may take before the failure policy answers; `None` follows the caller's own deadline.
+/// Time that the store may take before the failure policy answers; `None` derives it from the caller's timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreDeadline(pub Option<Micros>);
 
 impl StoreDeadline {
-    /// The shortest: 1 ms, the least that `auto` leaves a store.
+    /// Minimum: 1 ms, the least that `auto` gives the store.
     const SHORTEST: Micros = Micros::from_millis(1);
-    /// The longest: 10 s, what the reference takes for connecting (`REDIS_TIMEOUT`); no caller waits so long.
+    /// Maximum: 10 s, the reference's timeout for connecting (`REDIS_TIMEOUT`). No caller waits that long.
     const LONGEST: Micros = Micros::from_secs(10);
 }
 
@@ -335,8 +335,8 @@ impl Setting for StoreDeadline {
     }
 }
 
-/// What stands in front of every counter's name in Redis. A brace would choose the slot of a cluster, or pull apart the
-/// limits of one descriptor.
+/// Prefix of every counter's name in Redis. A brace in it would choose the slot in a cluster, or separate the limits of one
+/// descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPrefix(pub String);
 

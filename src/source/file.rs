@@ -1,4 +1,4 @@
-//! Rule files: named ones, or a directory laid out as the reference has it.
+//! Rule files: named files and directories, or a directory in the layout of the reference's runtime.
 
 use std::cell::RefCell;
 use std::fs;
@@ -12,18 +12,19 @@ use crate::file::{self, Unreadable};
 use crate::rules::File;
 use crate::rules::document::MAX_FILE_BYTES;
 
-/// What a name begins with that Kubernetes makes for itself beside the files of a ConfigMap (`..data`, `..2026_01_01`).
-/// The files themselves are links beside them, so to read these too would be to read every rule twice.
+/// Prefix of the names that Kubernetes creates beside the files of a ConfigMap (`..data`, `..2026_01_01`). The files
+/// themselves are links to them, so reading these too would read every rule twice.
 const KUBERNETES: &str = "..";
-/// How deep directories are walked: 16. A loop of links is not followed at all; this bounds the rest.
+/// Maximum depth of directories: 16. Links to directories are not followed, so they cannot form loops; this
+/// bounds real directories.
 const DEEPEST: usize = 16;
-/// The most bytes of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
+/// Maximum size of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Where rule files are.
+/// Location of the rule files.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Files, and directories whose `*.yaml` and `*.yml` files are taken.
+    /// Files, and directories of which every `*.yaml` and `*.yml` file is read.
     Paths(Vec<PathBuf>),
     /// A directory of the reference's runtime.
     Runtime {
@@ -31,52 +32,53 @@ pub enum Source {
         directory: PathBuf,
         /// `RUNTIME_APPDIRECTORY`.
         app_directory: String,
-        /// Whether files anywhere below `directory` count whose dotted path begins with the app directory's name.
+        /// True if every file below `directory` is read whose dotted path begins with the app directory's name; false if only
+        /// the files below the app directory are.
         is_root_watched: bool,
-        /// Whether names that begin with a dot are passed over.
+        /// True if names that begin with a dot are skipped.
         ignores_dot_files: bool,
     },
 }
 
-/// Why rule files could not be read.
+/// A reason why rule files could not be read.
 #[derive(Debug, Error)]
 pub enum UnreadableRules {
-    /// A file or directory.
+    /// A file or directory could not be read.
     #[error("{}: {error}", path.display())]
     Path {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
         /// The reason.
         error: Unreadable,
     },
-    /// All rule files together are too large.
+    /// The rule files together are too large.
     #[error("{}: the rule files up to this one are larger than {} MiB together, the most that one load reads", path.display(), MAX_BYTES >> 20)]
     TooLarge {
-        /// The file at which they are.
+        /// Path of the file that exceeds the maximum.
         path: PathBuf,
     },
     /// A directory named on the command line has no rule file.
     #[error("{}: there is no *.yaml or *.yml file in this directory", path.display())]
     NoRuleFile {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// The runtime directory is not there.
+    /// The runtime directory does not exist.
     #[error(
         "{}: there is no such directory; name rule files on the command line (tidegate serve rules.yaml), or set RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY", path.display()
     )]
     NoDirectory {
-        /// Which.
+        /// Path of the directory.
         path: PathBuf,
     },
 }
 
-/// What there is to read, and where it was looked for.
+/// Rule files to read, and the directories that were searched.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// The rule files.
+    /// Paths of the rule files.
     pub(super) files: Vec<PathBuf>,
-    /// The directories whose files count.
+    /// Directories that were searched for rule files.
     pub(super) directories: Vec<PathBuf>,
     wrong: Vec<UnreadableRules>,
 }
@@ -90,7 +92,7 @@ impl Source {
         self.find().read()
     }
 
-    /// What the operator named: paths, or the one directory.
+    /// Returns the paths that the operator named, or the one runtime directory.
     pub(super) fn roots(&self) -> Vec<PathBuf> {
         match self {
             Self::Paths(named) => named.clone(),
@@ -100,7 +102,7 @@ impl Source {
         }
     }
 
-    /// Looks for rule files.
+    /// Searches for rule files.
     pub(super) fn find(&self) -> Found {
         let mut found = Found::default();
         for root in self.roots() {
@@ -127,7 +129,7 @@ impl Source {
 }
 
 impl Found {
-    /// Reads the files.
+    /// Reads the files. Returns an error for each path that could not be read.
     pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
         let Self { files: paths, mut wrong, .. } = self;
         let mut files = Vec::with_capacity(paths.len());
@@ -148,7 +150,8 @@ impl Found {
         if wrong.is_empty() { Ok(files) } else { Err(wrong) }
     }
 
-    /// Adds the files below a directory that count, sorted; links to directories are not followed, as in the reference.
+    /// Adds the files below `directory` for which `counts` returns true, sorted. Links to directories are not followed, as in
+    /// the reference.
     fn walk(&mut self, directory: &Path, depth: usize, ignores_dot_files: bool, counts: &dyn Fn(&Path) -> bool) {
         self.directories.push(directory.to_owned());
         let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
@@ -180,40 +183,40 @@ impl Found {
     }
 }
 
-/// Whether a path is read as a rule file. A pipe, or a link to a missing file, counts as one: reading it is an error, while to
-/// pass it over would drop its rules silently. A link to a directory is passed over, and so is the dangling link `.#NAME` by
-/// which some editors mark a file that is being edited.
+/// Returns true if `path` is to be read as a rule file. This includes a pipe and a link to a missing file: reading them
+/// fails, while skipping them would drop their rules silently. A link to a directory is skipped, and so is a dangling link
+/// `.#NAME`, with which some editors mark a file that is being edited.
 fn is_to_be_read(path: &Path, name: &str) -> bool {
     fs::metadata(path).map_or(!name.starts_with(".#"), |found| !found.is_dir())
 }
 
 thread_local! {
-    /// The lists that this thread reads while [`noting_lists`] runs.
+    /// Lists that this thread has read during a call of [`noting_lists`].
     static NOTED: RefCell<Option<Vec<(PathBuf, ListPrint)>>> = const { RefCell::new(None) };
 }
 
-/// What a list said, or why it could not be read.
+/// Hash of a list's content, or the reason why the list could not be read.
 pub(super) type ListPrint = Result<blake3::Hash, String>;
 
-/// Reads a file that a rule file names.
+/// Reads the list of values that a rule file names.
 ///
 /// # Errors
-/// When there is no regular file at the path, the system refuses, or the list is too large.
+/// If `path` is not a regular file, cannot be read, or is too large.
 pub fn read_list(path: &Path) -> io::Result<Vec<u8>> {
     let read = file::read(path, file::MAX_LIST);
     NOTED.with_borrow_mut(|noted| noted.as_mut().map(|noted| noted.push((path.to_owned(), print_of(&read)))));
     read.map_err(io::Error::other)
 }
 
-/// Runs a load, and tells which lists it read and what was in them.
-/// To read them again for that would tell what is in them then, and a change between the two would never be seen.
+/// Runs `load`. Returns its result, and the path and hash of each list that it read. Hashing the lists in a second read would
+/// miss a change between the two reads.
 pub(super) fn noting_lists<T>(load: impl FnOnce() -> T) -> (T, Vec<(PathBuf, ListPrint)>) {
     NOTED.set(Some(Vec::new()));
     let loaded = load();
     (loaded, NOTED.take().unwrap_or_default())
 }
 
-/// What is in a list now.
+/// Returns the hash of the list's present content.
 pub(super) fn list_print(path: &Path) -> ListPrint {
     print_of(&file::read(path, file::MAX_LIST))
 }
@@ -226,7 +229,7 @@ fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }
 
-/// `config/x.yaml` as the reference names it: `config.x.yaml`.
+/// Returns the reference's name for a path: `config.x.yaml` for `config/x.yaml`.
 fn runtime_key(directory: &Path, path: &Path) -> String {
     let below = path.strip_prefix(directory).unwrap_or(path);
     below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join(".")

@@ -1,4 +1,4 @@
-//! Loading rule files again and again: read whole, compared with what was read before, compiled when it differs.
+//! Loader of rule files: reads all of them, compares them with the last load, and compiles them if they differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -10,59 +10,59 @@ use thiserror::Error;
 use super::file::{Found, ListPrint, Source, list_print, noting_lists};
 use crate::rules::{self, File, Loaded, Options};
 
-/// How many links in a row are followed to see where they lead: 40, as in Linux.
+/// Maximum number of links followed from one path: 40, as in Linux.
 const MOST_LINKS: usize = 40;
-/// How often a load is done again whose files change meanwhile: 3 times.
+/// Maximum number of repetitions of a load whose files change while it runs: 3.
 const MOST_RELOADS: usize = 3;
 
-/// Reads the rules of a source whenever it is asked to.
+/// Reads and compiles the rules of a source, as often as it is called.
 #[derive(Debug)]
 pub struct Loader {
     source: Source,
     options: Options,
-    /// What was read of the rules in force.
+    /// Content from which the rules in force were loaded.
     in_force: Print,
-    /// What was read and refused, if that was last.
+    /// Content that was rejected, if the last load was rejected.
     refused: Option<Print>,
     places: Places,
 }
 
-/// What came of looking again.
+/// Result of a look at the rule files.
 #[derive(Debug)]
 pub enum Look {
-    /// Everything is as it was when somebody looked last.
+    /// Nothing has changed since the last look.
     Same,
-    /// Other rules.
+    /// The rules have changed.
     Loaded {
-        /// The rules.
+        /// The new rules.
         loaded: Loaded,
-        /// How many files they come from.
+        /// Number of rule files.
         files: usize,
     },
-    /// Something else than before that is no rules.
+    /// The files have changed and cannot be loaded.
     Refused(NotLoaded),
-    /// After something that was refused, what the rules in force were loaded from.
+    /// After a rejected change, the files again have the content of the rules in force.
     Restored,
 }
 
-/// All that keeps rules from being loaded, a line or more each.
+/// All errors that keep rules from being loaded, each with one or more lines.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct NotLoaded(String);
 
-/// Directories, and the names in them whose change may change the rules.
+/// Directories, and the names in each whose change may change the rules.
 pub type Places = BTreeMap<PathBuf, Names>;
 
 /// Names in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// Whatever there is.
+    /// Every name.
     All,
-    /// These.
+    /// Only these names.
     These(BTreeSet<OsString>),
 }
 
-/// What stands for all that was read, in 32 bytes for the rule files and for each list.
+/// Fingerprint of everything that was read: one hash of 32 bytes for the rule files, and one for each list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Print {
     files: blake3::Hash,
@@ -73,7 +73,7 @@ impl Loader {
     /// Loads the rules for the first time.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// All errors in the rule files.
     pub fn start(source: Source, options: Options) -> Result<(Self, Loaded, usize), NotLoaded> {
         let found = source.find();
         let places = places(&source, &found);
@@ -84,7 +84,7 @@ impl Loader {
         Ok((Self { source, options, in_force, refused: None, places }, loaded, files.len()))
     }
 
-    /// Reads everything again, and compiles it when it is not what it was.
+    /// Reads everything again, and compiles it if it has changed.
     pub fn look(&mut self) -> Look {
         let found = self.source.find();
         self.places = places(&self.source, &found);
@@ -106,12 +106,12 @@ impl Loader {
         self.load(files, print)
     }
 
-    /// Compiles what was read. A load whose files change meanwhile may have the rules of before and the lists of after, so it is done
-    /// again, a few times; what changes after that the next look sees.
+    /// Compiles `files`, whose hash is `printed`. If files change during the load, it may combine old rules with new lists,
+    /// so it is repeated, at most 3 times. The next look sees later changes.
     fn load(&mut self, mut files: Vec<File>, mut printed: blake3::Hash) -> Look {
         let mut again = MOST_RELOADS;
         loop {
-            // A load that panics is not tried again with the same files.
+            // If the load panics, it is not repeated for the same files.
             self.refused = Some(Print { files: printed, lists: Vec::new() });
             let (loaded, lists) = noting_lists(|| rules::load(&files, self.options));
             let compiled = Print { files: printed, lists };
@@ -136,7 +136,7 @@ impl Loader {
         }
     }
 
-    /// Where a change may change the rules, as it was found by the last look.
+    /// Returns the places where a change may change the rules, as of the last look.
     pub fn places(&self) -> Places {
         let mut places = self.places.clone();
         let lists = self.in_force.lists.iter().chain(self.refused.iter().flat_map(|refused| &refused.lists));
@@ -146,7 +146,7 @@ impl Loader {
 }
 
 impl Print {
-    /// Whether it stands for rule files that have this hash, and for what the lists say now.
+    /// Returns true if the fingerprint matches rule files with the hash `files` and the present content of the lists.
     fn is_of(&self, files: blake3::Hash) -> bool {
         self.files == files && self.lists.iter().all(|(path, print)| list_print(path) == *print)
     }
@@ -160,13 +160,13 @@ fn read(found: Found) -> Result<Vec<File>, NotLoaded> {
 fn print(files: &[File]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in files.iter().flat_map(|file| [file.name.as_bytes(), &file.bytes]) {
-        // With its length before it no part can run into the next.
+        // Each part follows its length, so different parts never give the same input.
         hasher.update(&part.len().to_le_bytes()).update(part);
     }
     hasher.finalize()
 }
 
-/// The directories whose files count, and the way to everything that was named or is a link.
+/// Returns the directories that were searched, and the places of everything that was named or is a link.
 fn places(source: &Source, found: &Found) -> Places {
     let mut places: Places = found.directories.iter().map(|directory| (directory.clone(), Names::All)).collect();
     source.roots().iter().for_each(|root| trace(root, &mut places));
@@ -174,8 +174,8 @@ fn places(source: &Source, found: &Found) -> Places {
     places
 }
 
-/// Adds where a path stands, and where each link on the way to it stands: `..data` of Kubernetes is one, and to turn a
-/// link elsewhere changes what is read as much as to write.
+/// Adds the place of `path`, and of each link on the way to it, such as Kubernetes' `..data`. Pointing a link elsewhere
+/// changes what is read just as a write does.
 fn trace(path: &Path, places: &mut Places) {
     let mut paths = vec![path.to_owned()];
     let mut links = 0;
@@ -195,7 +195,8 @@ fn trace(path: &Path, places: &mut Places) {
     }
 }
 
-/// Adds a name in its directory; where that is missing, its own name in the nearest that is there.
+/// Adds `path` as a name in its directory. If that directory is missing, adds the missing part's name in the nearest existing
+/// directory.
 fn add(path: &Path, places: &mut Places) {
     let there = path.ancestors().find(|at| at.parent().is_some_and(Path::is_dir));
     let Some((directory, name)) = there.and_then(|at| Some((at.parent()?, at.file_name()?))) else { return };
@@ -239,7 +240,7 @@ mod tests {
         assert!(!print.is_of(print.files));
     }
 
-    /// Reads a list, and replaces the rule file beside it first.
+    /// Replaces the rule file beside `list`, then reads `list`.
     fn read_list_late(list: &Path) -> io::Result<Vec<u8>> {
         fs::write(
             list.with_file_name("rules.yaml"),
@@ -249,7 +250,7 @@ mod tests {
         read_list(list)
     }
 
-    /// A loader of a rule file without limits, and its directory.
+    /// Returns a loader of a rule file without limits, and its directory.
     fn loader() -> (Loader, tempfile::TempDir) {
         let directory = tempfile::tempdir().unwrap();
         let rules = directory.path().join("rules.yaml");

@@ -1,4 +1,4 @@
-//! Waiting for rule files to change: by the system's word where there is one, and by a slow timer.
+//! File watching: waits for events of rule files, and polls in addition.
 
 use std::fs;
 use std::io;
@@ -16,56 +16,57 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::load::{Names, Places};
 
-/// How long nothing may happen before it is looked what did: 100 ms. Who writes a file in several steps is done by then.
+/// Debounce: reload after 100 ms without file events. A file that is written in several steps is complete by then.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long that is waited for: 1 s. Something in the directory may never be quiet.
+/// Maximum debounce: 1 s. Some directories have events all the time.
 const LATEST: Duration = Duration::from_secs(1);
-/// How often it is looked without a word: every 10 s. Network file systems say nothing of what other machines write.
+/// Polling interval: 10 s. Network file systems send no events for writes of other machines.
 const UNASKED: Duration = Duration::from_secs(10);
-/// The most directories watched: 1,024 of the 8,192 that some systems give to all processes of a user.
+/// Maximum number of watched directories: 1,024. Some systems allow 8,192 for all processes of a user.
 const MOST_DIRECTORIES: usize = 1_024;
 
-/// Directories that are watched.
+/// File watcher for a set of directories.
 #[derive(Debug)]
 pub struct Watch {
-    /// `None` when the system gives none.
+    /// `None` if the system provides no watcher.
     watcher: Option<Mutex<RecommendedWatcher>>,
     ear: Arc<Ear>,
 }
 
-/// Why it is time to look.
+/// Reason for a look at the rule files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Something changed, or may have.
+    /// A change was reported, or may have gone unseen: events were lost, or a directory is newly watched.
     Told,
-    /// Nobody has looked for a while.
+    /// The polling interval has passed without an event.
     Unasked,
 }
 
-/// What hears of events, on the thread of the watcher. Nobody asks the watcher for anything while `watched` is locked:
-/// the answer comes from that thread.
+/// Receiver of events, on the thread of the watcher. No caller may wait for the watcher while `watched` is locked: that would
+/// be a deadlock, because the watcher replies from that thread.
 #[derive(Debug, Default)]
 struct Ear {
-    /// By the path that the watcher knows them by.
+    /// Watched directories, by the path under which the watcher knows them.
     watched: Mutex<HashMap<PathBuf, Watched>>,
-    /// What went wrong with hearing.
+    /// Last error of the watcher.
     trouble: Mutex<Option<String>>,
-    /// Rung at each change.
+    /// Notified at each change.
     bell: Notify,
 }
 
 #[derive(Debug)]
 struct Watched {
-    /// `None` once the directory may be gone from its path, and the watch with it.
+    /// `None` once the directory may have left its path. The watcher then no longer watches it.
     directory: Option<Directory>,
     names: Names,
 }
 
-/// The numbers of its device and of itself, which tell a directory from another that takes its path.
+/// Device and inode number. They distinguish a directory from another one that replaces it at its path.
 type Directory = (u64, u64);
 
 impl Watch {
-    /// Watches nothing yet. With the error, if it will go by the timer alone; a user has 128 of these on most systems.
+    /// Creates a watch without directories. Returns an error too if only polling is possible: most systems allow a user 128
+    /// watchers.
     pub fn new() -> (Self, Option<io::Error>) {
         let ear = Arc::new(Ear::default());
         let hears = Arc::clone(&ear);
@@ -76,27 +77,28 @@ impl Watch {
         (Self { watcher, ear }, error)
     }
 
-    /// Watches these directories and no others. What is new among them may have changed before it was watched, so it counts
-    /// as a change. Blocks while the file system does.
+    /// Watches the directories in `places`, and no others. A directory that is new may have changed before it was watched, so
+    /// it counts as changed. Blocks while the file system does.
     ///
     /// # Errors
-    /// Why some are left to the timer.
+    /// The reason why some directories are only polled.
     pub fn follow(&self, places: &Places) -> io::Result<()> {
         let Some(watcher) = &self.watcher else { return Ok(()) };
         let mut watcher = watcher.lock();
         let (wanted, mut outcome) = wanted(places);
-        // The watcher goes by paths: what is elsewhere now, or made anew, must be taken from it before it is given again.
+        // The watcher identifies directories by path: one that has moved or was replaced must be removed before it is added
+        // again.
         let is_stale = |path: &PathBuf, watched: &mut Watched| {
             let wanted = watched.directory.and_then(|directory| wanted.get(&directory));
             wanted.is_none_or(|(wanted, _)| wanted != path)
         };
         let stale: Vec<_> = self.ear.watched.lock().extract_if(is_stale).collect();
         for (path, _) in stale {
-            // It has let go of it already if it saw the directory go.
+            // An error here means that the watcher has seen the directory go and removed it already.
             let _ = watcher.unwatch(&path);
         }
         for (directory, (path, names)) in wanted {
-            // Before it is watched, so that nothing is heard of what is not known here.
+            // Before `watch`, so that events never refer to an unknown directory.
             if !self.ear.expect(&path, directory, names) {
                 continue;
             }
@@ -104,7 +106,7 @@ impl Watch {
                 Ok(()) => self.ear.bell.notify_one(),
                 Err(error) => {
                     self.ear.watched.lock().remove(&path);
-                    // That it went away meanwhile is told of the directory above.
+                    // If the directory is gone meanwhile, its parent's watch reports that.
                     if !matches!(error.kind, notify::ErrorKind::PathNotFound) {
                         outcome = Err(io::Error::other(error));
                     }
@@ -115,7 +117,7 @@ impl Watch {
         outcome.and(trouble.map_or(Ok(()), |trouble| Err(io::Error::other(trouble))))
     }
 
-    /// Waits for a change and until all is quiet, or until it is time to look anyway: then nothing told of one.
+    /// Waits for a change and the end of its debounce, or for the polling interval. Returns which of them it was.
     pub async fn changed(&self) -> Why {
         let bell = &self.ear.bell;
         if timeout(UNASKED, bell.notified()).await.is_err() {
@@ -123,18 +125,18 @@ impl Watch {
         }
         let latest = Instant::now() + LATEST;
         let quiet = async { while timeout(QUIET, bell.notified()).await.is_ok() {} };
-        // Not to be quiet is no reason to wait longer.
+        // After the maximum debounce, reload although events continue.
         let _ = timeout_at(latest, quiet).await;
         Why::Told
     }
 }
 
 impl Ear {
-    /// Counts these names of a directory from now on. True if it is to be watched first.
+    /// Sets the names that count as changes in a directory. Returns true if the watcher does not watch the directory yet.
     fn expect(&self, path: &Path, directory: Directory, names: Names) -> bool {
         let mut watched = self.watched.lock();
         if let Some(known) = watched.get_mut(path) {
-            // If it was heard to be gone meanwhile, it stays so until the next time.
+            // If an event has reported the directory gone meanwhile, it stays unwatched until the next call of `follow`.
             known.names = names;
             return false;
         }
@@ -142,7 +144,7 @@ impl Ear {
         true
     }
 
-    /// Rings if an event may change the rules.
+    /// Notifies the waiting task if `event` may change the rules.
     fn hear(&self, event: notify::Result<Event>) {
         let is_change = match event {
             Ok(event) => self.is_change(&event),
@@ -157,7 +159,7 @@ impl Ear {
     }
 
     fn is_change(&self, event: &Event) -> bool {
-        // Our own reading is one.
+        // Reading the files causes such events.
         if matches!(event.kind, EventKind::Access(_)) {
             return false;
         }
@@ -166,7 +168,7 @@ impl Ear {
         let mut watched = self.watched.lock();
         let is_told = |path: &PathBuf| {
             if watched.contains_key(path) {
-                // The watcher lets go of all below it as well.
+                // The watcher also drops all watches below this path.
                 let below = watched.iter_mut().filter(|(other, _)| is_gone && other.starts_with(path));
                 below.for_each(|(_, watched)| watched.directory = None);
                 return true;
@@ -177,13 +179,14 @@ impl Ear {
                 Names::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
             })
         };
-        // Events were lost, or one of them counts; each path is looked at, for what it tells of directories.
+        // A lost event or one matching path makes a change. Every path is examined, because `is_told` also marks directories
+        // that are gone.
         event.paths.iter().map(is_told).fold(event.need_rescan(), |is_change, is_told| is_change | is_told)
     }
 }
 
-/// The directories among these places, each by one path, with the names of all its paths. A watcher that is told two paths
-/// of a directory loses it when it is to let go of one.
+/// Returns the directories in `places`, each under one path, with the names of all its paths. A watcher that gets two paths
+/// of one directory stops watching it when one of them is removed.
 fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, Names)>, io::Result<()>) {
     let mut wanted = HashMap::<Directory, (PathBuf, Names)>::new();
     let mut outcome = Ok(());
@@ -195,7 +198,7 @@ fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, Names)>, io::Result<
                 outcome = Err(error);
                 continue;
             }
-            // It went away meanwhile, which the directory above tells.
+            // The directory is gone meanwhile; its parent's watch reports that.
             _ => continue,
         };
         let directory = (found.dev(), found.ino());
@@ -233,11 +236,11 @@ mod tests {
         Places::from([(directory.to_owned(), if names.is_empty() { Names::All } else { Names::These(names) })])
     }
 
-    /// A watch whose events wait until they are asked for.
+    /// A watch whose events are handled only when the test asks for them.
     struct Scene {
         watch: Watch,
         events: mpsc::Receiver<notify::Result<Event>>,
-        /// Watched as well: when the watcher tells of what is done here, it has told of all before.
+        /// Watched too: once its events arrive, all earlier events have arrived.
         mark: TempDir,
     }
 
@@ -255,7 +258,7 @@ mod tests {
             self.watch.follow(places).unwrap();
         }
 
-        /// Whether there was a change since this was last asked.
+        /// Returns true if there was a change since the last call.
         fn is_told(&self) -> bool {
             let mark = self.mark.path().join("mark");
             fs::create_dir(&mark).unwrap();

@@ -1,5 +1,5 @@
-//! Asks a store, and decides by policy where it fails: a store can fail, the guard cannot. What is known of counters spares
-//! the store calls, and decides while it is overloaded.
+//! Calls a store, and decides by policy where it fails: a store can fail, the guard cannot. Knowledge of the counters spares the
+//! store calls, and decides while the store is overloaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,28 +26,28 @@ const SETTLE_AGAIN: Duration = Duration::from_millis(10);
 /// For each charge, the refusal that is known.
 type KnownAnswers = SmallVec<[Option<Verdict>; 4]>;
 
-/// Asks a store, and answers by policy what it does not.
+/// Calls a store, and answers by policy the charges that the store does not answer.
 pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
     /// Knowledge of the counters in the store: last replies, refusals and later charges. None for a store in this process.
     known: Option<Known>,
-    /// Decides under the policy `local`.
+    /// The embedded store that decides under the policy `local`.
     local: Arc<Memory>,
     replicas: Arc<Replicas>,
     clock: Arc<dyn Clock>,
     untimely: AtomicU64,
 }
 
-/// When a charge was taken that is taken back if its request is refused, and by which store.
+/// Time and store of a charge that is taken back if its request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Given {
     at: Micros,
-    /// Whether the embedded store took it, in place of one that failed.
+    /// True if the embedded store took it, in place of a store that failed.
     is_local: bool,
 }
 
-/// How long a caller waits for its answer.
+/// The time that a caller waits for its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Patience {
     /// The caller's timeout, if it sent one.
@@ -62,20 +62,20 @@ impl From<Option<Duration>> for Patience {
     }
 }
 
-/// How long the store may take.
+/// The time that the store may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// Half of the caller's timeout, at least 1 ms and at most 25 ms; 10 ms when the caller sends no timeout. For a store that is
     /// further away, at most three times its smallest recent round trip, and never more than 100 ms.
     Auto,
-    /// None: the store is in this process and answers at once, so it is asked however short the caller waits.
+    /// None: the store is in this process and answers at once, however short the caller waits.
     AtOnce,
     /// As long as this.
     Fixed(Duration),
 }
 
 impl Deadline {
-    /// Below 1 ms no store answers over a network.
+    /// The shortest budget: 1 ms. No store answers over a network in less.
     const LEAST: Duration = Duration::from_millis(1);
     /// The upper bound of `auto` for a store in the same network: 25 ms. A longer timeout of the caller must not let a sick store hold
     /// up every request for as long.
@@ -86,10 +86,10 @@ impl Deadline {
     const MOST: Duration = Duration::from_millis(100);
     /// The budget for a caller that sends no timeout: 10 ms, half of Envoy's default timeout (20 ms, `rate_limit.proto`, field `timeout`).
     const UNTOLD: Duration = Duration::from_millis(10);
-    /// What decoding, deciding and answering may take beside the store: 3 ms.
+    /// Time for decoding, deciding and answering beside the store: 3 ms.
     const OWN: Duration = Duration::from_millis(3);
 
-    /// Returns how long the store may take for a caller with this patience; `None` when there is no time to ask.
+    /// Returns the time that the store may take for a caller with this patience; `None` if there is no time for a call.
     /// `round_trip` returns the smallest recent round trip to the store, if one is known.
     pub fn budget(
         self,
@@ -116,7 +116,8 @@ impl Deadline {
 }
 
 impl Guard {
-    /// A guard over `store`. Under the policy `local`, `local` counts, and each limit is shared among `replicas`.
+    /// Creates a guard of `store`. Under the policy `local`, the store `local` counts, and each limit is divided by the number of
+    /// `replicas`.
     pub fn new(
         store: Arc<dyn Store>,
         deadline: Deadline,
@@ -128,7 +129,7 @@ impl Guard {
         Self { store, deadline, known, local, replicas, clock, untimely: AtomicU64::new(0) }
     }
 
-    /// Charges the counters of one request and answers each charge, for a caller with this patience.
+    /// Charges the counters of one request and returns a verdict for each charge, for a caller with this `patience`.
     pub async fn charge(&self, charges: &[Charge], patience: impl Into<Patience>) -> Verdicts {
         let patience = patience.into();
         if charges.iter().all(|charge| charge.limit.is_closed()) {
@@ -142,7 +143,7 @@ impl Guard {
         }
     }
 
-    /// Charges what is not known to be refused, or spared by what is.
+    /// Charges the counters that have no known refusal, unless a known refusal decides the whole request.
     async fn charge_unknown(
         &self,
         known: &Known,
@@ -155,7 +156,7 @@ impl Guard {
         let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
         let is_refused = enforced.any(|(_, answer)| answer.is_some());
         if is_whole && !is_refused {
-            // What is charged depends on all answers together.
+            // The store decides together on all charges what it charges.
             return self.charge_all(charges, patience, Some((known, now))).await;
         }
         for (charge, answer) in charges.iter().zip(&mut answers) {
@@ -180,8 +181,8 @@ impl Guard {
         answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
     }
 
-    /// Charges all of these charges: in the store, and by policy what the store does not answer. What the store answers is learnt as
-    /// of the time beside what is `known`.
+    /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
+    /// with the time beside it.
     async fn charge_all(&self, charges: &[Charge], patience: Patience, known: Option<(&Known, Micros)>) -> Verdicts {
         let Charged { mut answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
@@ -219,12 +220,12 @@ impl Guard {
         }
     }
 
-    /// Returns what is known of the counters in the store, with the present time. The embedded store needs neither.
+    /// Returns the knowledge of the counters in the store and the present time. The embedded store needs neither.
     fn known_now(&self) -> Option<(&Known, Micros)> {
         self.known.as_ref().map(|known| (known, self.clock.now()))
     }
 
-    /// Returns what is known of the counters in the store; `None` where the store is in this process.
+    /// Returns the knowledge of the counters in the store; `None` if the store is in this process.
     pub fn known(&self) -> Option<&Known> {
         self.known.as_ref()
     }
@@ -239,8 +240,8 @@ impl Guard {
         charges.iter().map(|_| Err(StoreError::NoTime)).collect()
     }
 
-    /// Charges a part of a request, as [`Guard::charge`] does a whole one; [`Guard::give_back`] takes back what it took if the
-    /// request is refused.
+    /// Charges a part of a request, as [`Guard::charge`] charges a whole one. If the request is refused, [`Guard::give_back`] gives the
+    /// hits back.
     pub async fn take(&self, charges: &[Charge], patience: Patience) -> (Verdicts, Vec<Option<Given>>) {
         if charges.iter().all(|charge| charge.charging == Charging::Each) {
             return (self.charge(charges, patience).await, vec![None; charges.len()]);
@@ -270,7 +271,7 @@ impl Guard {
         (verdicts, taken)
     }
 
-    /// Takes back what [`Guard::take`] took.
+    /// Gives back the hits that [`Guard::take`] took.
     pub async fn give_back(&self, charges: &[Charge], taken: &[Option<Given>]) {
         let of = |wanted: bool| -> Vec<Option<Micros>> {
             taken.iter().map(|given| given.filter(|given| given.is_local == wanted).map(|given| given.at)).collect()
@@ -293,12 +294,12 @@ impl Guard {
         }
     }
 
-    /// A charge as the embedded store of this instance alone decides it.
+    /// Returns the charge with the share of the limit that this instance may admit alone.
     fn shared(&self, charge: &Charge) -> Charge {
         Charge { limit: charge.limit.shared_among(self.replicas.get()), ..charge.clone() }
     }
 
-    /// The store's verdict, or that of the policy. Under `local` it is one to be replaced.
+    /// Returns the store's verdict, or that of the policy. Under `local` the embedded store replaces it afterwards.
     fn verdict(&self, charge: &Charge, answer: Result<Verdict, StoreError>) -> Verdict {
         let error = match answer {
             Ok(verdict) => return verdict,
@@ -320,13 +321,13 @@ impl Guard {
         }
     }
 
-    /// A limit of 0 has no counter, so it is decided whatever becomes of the store.
+    /// Returns the verdict on a limit of 0. It has no counter, so no store is needed.
     fn closed_limit(&self, charge: &Charge) -> Verdict {
         charge.limit.verdict(None, self.clock.now(), charge.hits)
     }
 
-    /// Decides the charges under `local` in the embedded store, all in one step. The others stand in it as limits of 0, which
-    /// have no counter: refused ones are asked for a hit, the others for none.
+    /// Decides the charges under `local` in the embedded store, in one step. Charges that are decided already take part as limits of 0,
+    /// which have no counter: with one hit if they are refused, with none if they are admitted.
     fn decide_locally(&self, charges: &[Charge], answers: &Answers, verdicts: &mut Verdicts) {
         let nothing = Limit::closed();
         let stand_in = |charge: &Charge, verdict: &Verdict| Charge {
@@ -379,8 +380,8 @@ impl Guard {
         }
     }
 
-    /// Charges hits in the store that were decided without it, for ever. They go behind all other calls, and take at most a tenth of
-    /// the store's time: after each attempt it pauses for nine times as long as the attempt took.
+    /// Charges hits in the store that were decided without it; runs for ever. These charges go behind all other calls and take at most a
+    /// tenth of the store's time: each attempt is followed by a pause of nine times its length.
     pub async fn settle(&self) {
         let Some(known) = &self.known else { return };
         loop {

@@ -1,4 +1,4 @@
-//! The embedded store: counters in this process, sharded, bounded, swept and exact under concurrency.
+//! The embedded store: counters in this process. It is sharded, bounded in size, swept, and exact under concurrency.
 
 use std::future::{Future, ready};
 use std::hash::{BuildHasher, RandomState};
@@ -21,26 +21,25 @@ use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
 mod sample;
 mod standing;
 
-/// How many shards the counters are spread over: 64, well above the cores that share them, so that two requests seldom
-/// meet at one lock.
+/// Number of shards: 64, well above the cores that share them, so that two requests rarely contend for one lock.
 const SHARDS: usize = 64;
-/// The most charges of one request that are one atomic step: 1,000, as many as one Redis script charges together. They hold
-/// their locks for about 2 ms at most, and for 8 ms if all are new and a full store is used up
+/// Maximum charges of one request in one atomic step: 1,000, as many as one Redis script charges together. They hold their locks
+/// for about 2 ms at most, and for 8 ms if all are new and a full store is used up
 /// (`how_long_a_request_holds_the_locks_of_the_embedded_store` prints it).
 const MOST_TOGETHER: usize = 1_000;
-/// The charges of one group of a larger request: 256, so that other requests wait for a fraction of a millisecond.
+/// Charges in one group of a larger request: 256, so that other requests wait for a fraction of a millisecond.
 const GROUP: usize = 256;
-/// Charges whose shards are locked at once without a look at their room first: 16, more than ordinary requests have.
+/// Maximum charges whose shards are locked without reserving room first: 16, more than ordinary requests have.
 const FEW: usize = 16;
-/// How many buckets each new counter checks for an idle one: 2, so that a busy store sweeps faster than it grows.
+/// Buckets checked for an idle counter per new counter: 2, so that a busy store sweeps faster than it grows.
 const SWEPT_PER_NEW: usize = 2;
-/// A shard gives memory back when it uses less than a quarter of what it has.
+/// Divisor of a shard's capacity: a shard releases memory when it uses less than a quarter of its capacity.
 const SHRINK_BELOW: usize = 4;
 
-/// Counters in memory.
+/// A store of counters in memory.
 pub struct Memory {
     clock: Arc<dyn Clock>,
-    /// SipHash with a key of its own: clients choose what counters are called, and could aim at weaker hashes.
+    /// SipHash with a random key: clients choose the names of counters, and could attack weaker hashes with collisions.
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     most_per_shard: usize,
@@ -50,14 +49,14 @@ pub struct Memory {
 #[derive(Default)]
 struct Shard {
     counters: HashTable<Slot>,
-    /// Where the sweep goes on.
+    /// Bucket that was swept last.
     swept: usize,
-    /// What chooses the counter to evict.
+    /// Chooses the counter to evict.
     sample: Sample,
 }
 
-/// A counter in its table. What is boxed is not needed to find a counter to forget: sampling and sweeping read the table alone,
-/// which lies together in memory. As many as half of a table's buckets are empty; an empty one takes 17 bytes.
+/// Table entry of a counter. The box holds the data that eviction does not need: sampling and sweeping read only the table, which
+/// is contiguous in memory. Up to half of a table's buckets are empty; an empty one takes 17 bytes.
 struct Slot {
     standing: Standing,
     counter: Box<Counter>,
@@ -68,7 +67,7 @@ struct Counter {
     state: State,
 }
 
-/// A charge and where its counter lives.
+/// A charge, the hash of its key, and the index of its counter's shard.
 #[derive(Clone, Copy)]
 struct Located<'a> {
     charge: &'a Charge,
@@ -76,28 +75,29 @@ struct Located<'a> {
     shard: usize,
 }
 
-/// Charges that are decided in one atomic step, in their order.
+/// Charges that are decided in one atomic step, in order.
 struct Step<'a> {
     located: SmallVec<[Located<'a>; 4]>,
-    /// The numbers of their shards, sorted, each once.
+    /// Indices of their shards, sorted, without duplicates.
     shards: SmallVec<[usize; 4]>,
-    /// The hashes of the keys that more than one of them has, sorted, each once. Keys of one hash count as one.
+    /// Hashes of the keys that occur more than once, sorted, without duplicates. Keys with the same hash count as one.
     repeated: SmallVec<[u64; 4]>,
 }
 
-/// The shards of one step, locked in order of their numbers so that no two requests wait for each other: for each shard of
-/// the store, its place among the locked ones.
+/// The locked shards of one step. They are locked in order of their indices, so that requests cannot deadlock. `places` maps the
+/// index of a shard to its position in `guards`.
 struct Locked<'a> {
     places: [u8; SHARDS],
     guards: SmallVec<[MutexGuard<'a, Shard>; 4]>,
-    /// Dropped after the locks are released, as fields are dropped in their order.
+    /// Dropped after the locks are released: fields are dropped in the order of declaration.
     gone: Gone,
 }
 
-/// Counters that made room for others. They lie far apart in memory, so that dropping one takes as long as charging it.
+/// Counters that were removed to make room. They lie far apart in memory, so dropping one takes as long as charging it.
 type Gone = SmallVec<[Box<Counter>; 4]>;
 
-/// The counters that a request charges more than once, as its charges so far would leave them, by the hashes of their keys.
+/// Copies of the counters that a request charges more than once, found by the hash of the key. Each has the state after the
+/// charges so far.
 type Copies<'a> = HashTable<(&'a CounterKey, State)>;
 
 /// Hits to take back from one counter.
@@ -129,7 +129,7 @@ impl Store for Memory {
 }
 
 impl Memory {
-    /// An empty store of at most `most_counters`, rounded up to a multiple of its 64 shards.
+    /// Creates an empty store of at most `most_counters` counters, rounded up to a multiple of its 64 shards.
     pub fn new(clock: Arc<dyn Clock>, most_counters: usize) -> Self {
         Self {
             clock,
@@ -140,19 +140,19 @@ impl Memory {
         }
     }
 
-    /// How many counters are held.
+    /// Returns the number of counters.
     pub fn counters(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().counters.len()).sum()
     }
 
-    /// How many counters were forgotten before they were idle, for want of room.
+    /// Returns the number of counters that were evicted for lack of room before they were idle.
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
     /// Charges the counters of one request.
     pub fn charge_now(&self, charges: &[Charge]) -> Verdicts {
-        // A charge that is alone stays or not by itself.
+        // A single charge needs no decision together with others.
         if charges.len() == 1 || charges.iter().all(|charge| charge.charging == Charging::Each) {
             let each = charges.iter().map(|charge| self.locate(charge));
             return each.map(|at| self.charge_alone(at)).collect();
@@ -163,7 +163,7 @@ impl Memory {
         self.charge_together(charges)
     }
 
-    /// Charges a counter until at most `remaining` hits remain.
+    /// Charges the counter of `charge` until at most `remaining` hits remain.
     pub fn leave_at_most(&self, charge: &Charge, remaining: u32) {
         let limit = charge.limit.plain();
         let left = self
@@ -176,8 +176,8 @@ impl Memory {
         }
     }
 
-    /// Charges a part of a request in one atomic step, whatever the others refuse. Returns the verdicts, and the moment of
-    /// each charge that [`Memory::give_back_now`] has to take back if the request is refused.
+    /// Charges a part of a request, in atomic steps of up to 256 charges. A refusal of one charge does not stop the others.
+    /// Returns the verdicts, and the time of each charge that [`Memory::give_back_now`] must reverse if the request is refused.
     pub fn take_now(&self, charges: &[Charge]) -> (Verdicts, Vec<Option<Micros>>) {
         let (mut verdicts, mut taken) = (Verdicts::with_capacity(charges.len()), Vec::with_capacity(charges.len()));
         for group in charges.chunks(GROUP) {
@@ -186,8 +186,8 @@ impl Memory {
         (verdicts, taken)
     }
 
-    /// Takes back charges, each with the moment at which it was charged; `None` where nothing is to be taken back. Locks one
-    /// shard at a time.
+    /// Reverses charges. `taken` has the time of each charge, or `None` if there is nothing to reverse. Locks one shard at a
+    /// time.
     pub fn give_back_now(&self, charges: &[Charge], taken: &[Option<Micros>]) {
         let due = charges.iter().zip(taken).filter_map(|(charge, charged)| {
             let hits = charge.limit.counted(charge.hits).taken();
@@ -195,8 +195,8 @@ impl Memory {
         });
         let mut due: Vec<_> = due.collect();
         due.sort_by_key(|back| (back.at.shard, back.at.hash, back.charged));
-        // Charges of one counter against one limit are taken back as one, as by the script: what has drained since has
-        // drained of all of them.
+        // Charges of one counter against one limit are reversed as one, as in the script: what has drained since then has drained
+        // from all of them.
         due.dedup_by(|next, first| {
             let is_same = (next.charged, &next.at.charge.key, next.at.charge.limit.quota().limit())
                 == (first.charged, &first.at.charge.key, first.at.charge.limit.quota().limit());
@@ -214,7 +214,8 @@ impl Memory {
         }
     }
 
-    /// Forgets every counter whose loss changes nothing, and every refusal that is more than a minute old. Locks one shard at a time.
+    /// Removes every counter whose loss changes nothing, and clears every refusal that is more than a minute old. Locks one shard
+    /// at a time.
     pub fn sweep(&self) {
         for shard in &self.shards {
             let now = self.clock.now();
@@ -233,23 +234,23 @@ impl Memory {
         // Dropped after the lock is released.
         let mut gone = Gone::new();
         let mut shard = self.shards[at.shard].lock();
-        // Read under the lock: who comes second never brings the earlier time, so what was swept stays idle.
+        // Read under the lock: a later holder of the lock never has an earlier time, so a swept counter stays idle.
         let now = self.clock.now();
         shard.charge(at, now, self, &mut gone).0
     }
 
     fn locate<'a>(&self, charge: &'a Charge) -> Located<'a> {
         let hash = self.hasher.hash_one(&charge.key);
-        // The table takes its own bits from both ends of the hash; the shard takes some from the middle.
+        // The table uses bits from both ends of the hash; the shard index uses bits from the middle.
         let shard = usize::try_from((hash >> 32) % SHARDS as u64).unwrap_or(0);
         Located { charge, hash, shard }
     }
 
-    /// One atomic step over several counters: decide all in order, and when it is known whether the request is refused,
-    /// charge all of them or only what is kept all the same.
+    /// Charges several counters in one atomic step. Decides all charges in order. Then it spends all of them or, if the request
+    /// is refused, only those that are kept.
     fn charge_together(&self, charges: &[Charge]) -> Verdicts {
-        // Whatever takes long and needs no counter is done before the locks are taken, and what is no longer needed is
-        // dropped after they are released.
+        // Slow work without counters is done before the locks are taken. Values that are no longer needed are dropped after they
+        // are released.
         let step = self.step(charges);
         let mut copies = Copies::with_capacity(step.repeated.len());
         let mut verdicts = Verdicts::with_capacity(charges.len());
@@ -272,7 +273,8 @@ impl Memory {
                 continue;
             }
             let (told, _) = locked.charge(at, now, self);
-            // Where a counter was charged more than once, what it is without the others was not asked.
+            // In a refused request, a counter that is charged more than once keeps its first verdict: the charges that are not
+            // kept are missing now.
             if !(is_refused && step.is_repeated(at)) {
                 *verdict = told;
             }
@@ -285,8 +287,8 @@ impl Memory {
         verdicts
     }
 
-    /// Charges more counters than one atomic step does: group by group, and when it is known that the request is refused, what
-    /// the groups took is taken back.
+    /// Charges more counters than one atomic step may have, group by group. If the request is refused, reverses what the groups
+    /// took.
     fn charge_in_groups(&self, charges: &[Charge]) -> Verdicts {
         let (mut verdicts, taken) = self.take_now(charges);
         let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
@@ -313,7 +315,7 @@ impl Memory {
         }
     }
 
-    /// Decides a charge of a counter that its request charges more than once, on a copy of the counter.
+    /// Decides a charge of a counter that its request charges more than once. Charges a copy of the counter.
     fn decide_in_turn<'a>(&self, shard: &Shard, copies: &mut Copies<'a>, at: Located<'a>, now: Micros) -> Verdict {
         let Charge { key, limit, hits, charging, .. } = at.charge;
         let copy = || (key, shard.state(at).cloned().unwrap_or_else(|| limit.fresh()));
@@ -322,7 +324,7 @@ impl Memory {
         limit.charge(state, now, *hits, *charging).0
     }
 
-    /// Lets the shards of a step grow for counters that are new, one shard at a time, so that none grows while all are locked.
+    /// Reserves room for new counters in the shards of `step`, one shard at a time, so that none grows while all are locked.
     fn make_ready(&self, step: &Step<'_>) {
         let mut needed = [0; SHARDS];
         step.located.iter().for_each(|at| needed[at.shard] += 1);
@@ -348,7 +350,7 @@ impl Memory {
         Step { located, shards, repeated }
     }
 
-    /// Locks the shards of a step.
+    /// Locks the shards of `step`.
     fn lock(&self, step: &Step<'_>) -> Locked<'_> {
         if step.located.len() > FEW {
             self.make_ready(step);
@@ -364,19 +366,19 @@ impl Memory {
 }
 
 impl Step<'_> {
-    /// Whether the counter of a charge may be charged more than once.
+    /// Returns true if the step may charge the counter of `at` more than once.
     fn is_repeated(&self, at: Located<'_>) -> bool {
         !self.repeated.is_empty() && self.repeated.binary_search(&at.hash).is_ok()
     }
 }
 
 impl Locked<'_> {
-    /// The shard of a charge, which is one of those of its step.
+    /// Returns the shard of `at`, which must be a charge of this step.
     fn shard(&mut self, at: Located<'_>) -> &mut Shard {
         &mut self.guards[usize::from(self.places[at.shard])]
     }
 
-    /// As [`Shard::charge`].
+    /// Calls [`Shard::charge`] on the shard of `at`.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory) -> (Verdict, bool) {
         self.guards[usize::from(self.places[at.shard])].charge(at, now, memory, &mut self.gone)
     }
@@ -391,13 +393,13 @@ impl Shard {
         self.find(at).and_then(|bucket| self.counters.get_bucket(bucket)).map(|slot| &slot.counter.state)
     }
 
-    /// What a charge is told.
+    /// Returns the verdict for a charge and spends nothing.
     fn decide(&self, at: Located<'_>, now: Micros) -> Verdict {
         at.charge.limit.verdict(self.state(at), now, at.charge.hits)
     }
 
-    /// Tells what is left of a counter when its request is refused: what nobody has taken. The outcome stays, and a counter that
-    /// refused remembers it.
+    /// Sets `remaining` and `reset` in the `verdict` of a refused request to what is left of the counter. The outcome stays. If
+    /// the verdict is a refusal, the counter remembers it.
     fn refuse(&mut self, at: Located<'_>, now: Micros, verdict: &mut Verdict) {
         let slot = self.find(at).and_then(|bucket| self.counters.get_bucket_mut(bucket));
         let left = at.charge.limit.verdict(slot.as_deref().map(|slot| &slot.counter.state), now, Hits::LOOK);
@@ -408,7 +410,7 @@ impl Shard {
         }
     }
 
-    /// Takes hits back; from a counter that is gone, none.
+    /// Takes hits back. Does nothing if the counter is gone.
     fn give_back(&mut self, back: &Back<'_>, now: Micros) {
         let limit = &back.at.charge.limit;
         if let Some(slot) = self.find(back.at).and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
@@ -418,8 +420,8 @@ impl Shard {
         }
     }
 
-    /// Decides one charge and saves what it leaves behind. Returns the verdict, and whether the hits are on the counter. Giving
-    /// back creates no counter.
+    /// Decides one charge and saves the new state. Returns the verdict, and true if the hits are on the counter. A charge that
+    /// takes no hits creates no counter.
     fn charge(&mut self, at: Located<'_>, now: Micros, memory: &Memory, gone: &mut Gone) -> (Verdict, bool) {
         let Charge { key, hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
@@ -451,7 +453,7 @@ impl Shard {
         }
     }
 
-    /// Sweeps a little, and when the shard is full all the same, evicts the counter whose loss changes the least.
+    /// Checks two buckets for idle counters. If the shard is still full, evicts the counter whose loss changes the least.
     fn make_room(&mut self, now: Micros, memory: &Memory, gone: &mut Gone) {
         let buckets = self.counters.num_buckets().max(1);
         for _ in 0..SWEPT_PER_NEW {
@@ -469,7 +471,7 @@ impl Shard {
     }
 }
 
-/// The share of a limit in use, by what an answer says is left of it.
+/// Returns the share of `limit` in use when the hits in `left` remain.
 fn share(limit: &Limit, left: &Verdict) -> Share {
     Share::in_use(left.remaining, limit.capacity())
 }

@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 
 use crate::model::Micros;
 
-/// The number that is assumed until one is known: 4.
+/// Number assumed until one is known: 4.
 const ASSUMED: NonZeroU32 = NonZeroU32::MIN.saturating_add(3);
-/// The number falls by at most half in this time: 3 s, the time after which an instance that announces itself no more is not counted.
+/// Time in which the number falls by at most half: 3 s. An instance that has not announced itself for this time is not counted.
 pub const FALL: Micros = Micros::from_secs(3);
 
-/// The number of instances, each of which takes its share of a limit while the store cannot be asked.
+/// The number of instances. Each takes its share of a limit while the store is unavailable.
 #[derive(Debug)]
 pub struct Replicas {
     number: AtomicU32,
@@ -23,22 +23,22 @@ pub struct Replicas {
 /// The origin of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// `REPLICAS` says it.
+    /// The setting `REPLICAS`.
     Set,
-    /// The instances announce themselves in Redis.
+    /// The announcements of the instances in Redis.
     Counted,
-    /// The instances could not be counted yet.
+    /// The default, as the instances could not be counted yet.
     Assumed,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The number from which it may fall to half, and the time since then; nothing before the first count.
+    /// The number that may fall to half, and the time from which it may; `None` before the first count.
     high: Option<(u32, Micros)>,
 }
 
 impl Source {
-    /// Returns its word in metrics.
+    /// Returns its label in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Set => "set",
@@ -49,12 +49,12 @@ impl Source {
 }
 
 impl Replicas {
-    /// A number that does not change.
+    /// Creates a number that does not change.
     pub fn set(number: NonZeroU32) -> Self {
         Self { number: number.get().into(), source: Source::Set, state: Mutex::default() }
     }
 
-    /// A number that is counted, and assumed until then.
+    /// Creates a number that is counted. Before the first count it is 4.
     pub fn counted() -> Self {
         Self { number: ASSUMED.get().into(), source: Source::Counted, state: Mutex::default() }
     }
@@ -69,8 +69,8 @@ impl Replicas {
         if self.source == Source::Counted && self.state.lock().high.is_none() { Source::Assumed } else { self.source }
     }
 
-    /// Takes the number of instances that were counted at `now`. A larger number holds at once. A smaller one holds down to half of
-    /// the number 3 s ago: instances that only lost their connection to Redis still admit their share.
+    /// Sets the number of instances that were counted at `now`. A larger number applies at once. A smaller one applies down to
+    /// half of the number 3 s ago: instances that only lost their connection to Redis still admit their share.
     pub fn count(&self, counted: u32, now: Micros) {
         let mut state = self.state.lock();
         let counted = counted.max(1);

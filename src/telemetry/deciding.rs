@@ -1,43 +1,43 @@
-//! What decided a request, for metrics, spans and the log.
+//! The rule and the origin that decided a request, for metrics, spans and the log.
 
 use crate::model::{About, Answered, Decision, Micros, Outcome, Provenance};
 
-/// What decided a request.
+/// The rule and the origin that decided a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deciding<'d, 'r> {
-    /// Which of the answers it was, if it was one.
+    /// The deciding answer, if one of the answers decided.
     pub(super) answer: Option<&'d Answered<'r>>,
-    /// Whose rule it was, if anyone's.
+    /// The deciding rule, if there is one.
     pub(super) rule: Option<&'r About>,
-    /// Where it comes from.
+    /// Origin of the decision.
     pub(super) origin: Origin,
 }
 
-/// Where a decision comes from.
+/// Origin of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// A store was asked.
+    /// The store answered.
     Store,
-    /// The store refused the same charge less than a second ago, or was too busy to be asked again.
+    /// Known refusal: the store refused the same charge less than a second ago, or was too busy for another call.
     Known,
-    /// It could not be: admitted unchecked.
+    /// Without the store: admitted unchecked.
     Open,
-    /// It could not be: refused unchecked.
+    /// Without the store: refused unchecked.
     Closed,
-    /// It could not be: decided by this instance alone.
+    /// Without the store: decided by this instance alone.
     Local,
-    /// It could not be, and the caller is told so.
+    /// Without the store: the caller gets an error.
     Error,
-    /// A rule decides without counting.
+    /// A rule decided without counting.
     Rule,
-    /// The message is too large: refused without counting.
+    /// The message was too large: refused without counting.
     TooLarge,
-    /// Nothing limits the request.
+    /// No limit applies to the request.
     Nothing,
 }
 
 impl Origin {
-    /// Each, in the order of their numbers.
+    /// All origins, in the order of their discriminants.
     pub(super) const ALL: [Self; 9] = [
         Self::Store,
         Self::Known,
@@ -50,7 +50,7 @@ impl Origin {
         Self::Nothing,
     ];
 
-    /// Its word in metrics, spans and logs.
+    /// Returns the name in metrics, spans and logs.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Store => Provenance::Store.name(),
@@ -74,21 +74,24 @@ impl From<Provenance> for Origin {
             Provenance::Closed => Self::Closed,
             Provenance::Local => Self::Local,
             Provenance::Known => Self::Known,
-            // Another charge of the same request decides it.
+            // Another charge of the same request is known to be refused, and decides it.
             Provenance::Spared => Self::Known,
             Provenance::Error => Self::Error,
         }
     }
 }
 
-/// Each outcome and its word.
+/// All outcomes with their names.
 pub(super) const OUTCOMES: [(Outcome, &str); 3] =
     [(Outcome::Admitted, "admitted"), (Outcome::Refused, "refused"), (Outcome::Failed, "failed")];
 
 impl<'d, 'r> Deciding<'d, 'r> {
-    /// The rule that rules the whole request. Of a refusal the first limit that refuses, a quota only where nothing else does,
-    /// and where there was no room to wait in, the one that waits longest; of a failure the first that could not be checked;
-    /// else the first that could not be asked of the store, or the first there is.
+    /// Returns the rule and origin that decided the whole request.
+    ///
+    /// A ruling decides first, then the size of the message. A refusal: the limit with the longest delay if there was no room
+    /// to hold the call, else the first limit that refuses, with quotas last. A failure: the first limit that could not be
+    /// checked. An admission: the first enforced limit that a failure policy answered, else the first enforced limit, else the
+    /// first limit.
     pub(super) fn of(decision: &'d Decision<'r>) -> Self {
         if let Some(ruling) = decision.ruling {
             return Self { answer: None, rule: Some(ruling.rule), origin: Origin::Rule };

@@ -1,4 +1,4 @@
-//! Characters that change how other text is shown: in a log they could forge a line or reorder what a person reads.
+//! Escaping of characters that change how other text is displayed: in a log they could forge a line or reorder the text.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -10,8 +10,8 @@ pub fn is_hidden(c: char) -> bool {
     is_bidirectional || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control()
 }
 
-/// Replaces each hidden character by its escape, such as `\u{202e}`. A line break stays, and the line after it is
-/// indented, so that it cannot be taken for a log line of its own. ESC stays where `keeps_esc`, for the colours of a terminal.
+/// Replaces each hidden character by its escape, such as `\u{202e}`. Keeps line breaks and indents the line after each, so
+/// that it cannot look like a separate log line. Keeps ESC if `keeps_esc` is true, for the colours of a terminal.
 pub fn escaped(text: &str, keeps_esc: bool) -> Cow<'_, str> {
     let is_kept = |c: char| !is_hidden(c) || (keeps_esc && c == '\u{1b}');
     if text.chars().all(is_kept) {
@@ -30,7 +30,7 @@ pub fn escaped(text: &str, keeps_esc: bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Replaces each hidden character of JSON by the escape that JSON has for it.
+/// Replaces each hidden character in JSON text by its JSON escape.
 pub(super) fn escaped_json(json: String) -> String {
     if !json.chars().any(is_hidden) {
         return json;
@@ -38,7 +38,7 @@ pub(super) fn escaped_json(json: String) -> String {
     let mut shown = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         if is_hidden(c) {
-            // All of them are below U+10000, where one escape is one character.
+            // All hidden characters are below U+10000, so each needs only one escape.
             let _ = write!(shown, "\\u{:04x}", u32::from(c));
         } else {
             shown.push(c);

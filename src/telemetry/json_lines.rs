@@ -1,4 +1,4 @@
-//! Log lines for programs, in the reference's shape: one JSON object a line, its fields flat.
+//! Log lines for programs, in the reference's format: one flat JSON object per line.
 
 use std::fmt::{self, Debug, Write};
 
@@ -11,10 +11,10 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::escape::escaped_json;
 
-/// The keys that every line has. A field of such a name stands under `fields.`, as with the reference.
+/// Keys of every line. A field with one of these names gets the prefix `fields.`, as in the reference.
 const OWN: [&str; 4] = ["@timestamp", "@message", "level", "target"];
 
-/// Writes events so.
+/// Formats an event as a line of JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonLines;
 
@@ -42,7 +42,7 @@ fn line(time: &str, event: &Event<'_>) -> String {
     line + &fields.others + "}"
 }
 
-/// As the reference names them.
+/// Returns the reference's name of a level.
 fn level(level: Level) -> &'static str {
     match level {
         Level::TRACE => "trace",
@@ -53,11 +53,11 @@ fn level(level: Level) -> &'static str {
     }
 }
 
-/// The fields of an event.
+/// Fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,
-    /// The others, as they stand in the line.
+    /// Fields other than the message, as JSON.
     others: String,
 }
 
@@ -102,13 +102,13 @@ impl Visit for Fields {
     }
 }
 
-/// `"key":value`, behind a comma where something stands before it.
+/// Appends `"key":value` to `line`, after a comma if another member precedes it.
 fn add(line: &mut String, key: &str, value: &str) {
     let comma = if line.ends_with(['{', ',']) || line.is_empty() { "" } else { "," };
     let _ = write!(line, "{comma}{}:{value}", quoted(key));
 }
 
-/// A text as JSON has it, without a character that would end the line or change how it is shown.
+/// Formats text as a JSON string without characters that end the line or change how it is displayed.
 fn quoted(text: &str) -> String {
     escaped_json(serde_json::Value::from(text).to_string())
 }

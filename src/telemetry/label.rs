@@ -1,45 +1,46 @@
-//! What a rule is called in metrics.
+//! Names of rules in metrics.
 
 use std::hash::BuildHasher;
 
 use super::escape::is_hidden;
 use crate::model::{About, Decision, Path, Request, Series, Shown};
 
-/// The most bytes of one level in a label: 128, more than any address and most paths have.
+/// Maximum length of one level in a label: 128 bytes, longer than any address and most paths.
 const MOST_WORD_BYTES: usize = 128;
-/// What stands for all that have no series of their own.
+/// Name of the series shared by rules that have none of their own.
 const OTHER: &str = "other";
 
-/// What tells the counts of one rule from those of others, as it is printed: what prints the same is the same.
+/// Identity of a series, as printed: two names that print the same are the same series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name {
     domain: String,
-    /// A word for each level, with dots between them; nothing for what no rule of the domain answers.
+    /// One word per level, joined by dots; empty for requests that no rule of the domain matches.
     rule: String,
 }
 
 impl Name {
-    /// Of what no rule of a domain answers.
+    /// Returns the name for requests of a domain that none of its rules matches.
     pub(super) fn of_domain(domain: &str) -> Self {
         Self { domain: printed(domain), rule: String::new() }
     }
 
-    /// Of what has no series of its own.
+    /// Returns the name of the shared series of a domain.
     pub(super) fn other(domain: &str) -> Self {
         Self { domain: printed(domain), rule: OTHER.to_owned() }
     }
 
-    /// Whether it is that of what has no series of its own.
+    /// Returns true for the name of a shared series.
     pub(super) fn is_other(&self) -> bool {
         self.rule == OTHER
     }
 
-    /// Of a rule.
+    /// Returns the name of a rule.
     pub(super) fn of_rule(about: &About) -> Self {
         Self::of(about, |_, level| printed(level.word()))
     }
 
-    /// Of a rule, with the values of the request where the rule asks for them; what is sensitive shows as its digest.
+    /// Returns the name of a rule with the request's values where the rule asks for them. Sensitive values appear as their
+    /// digests.
     pub(super) fn of_values(about: &About, descriptor: usize, request: &Request, decision: &Decision<'_>) -> Self {
         let sent = request.descriptors().get(descriptor);
         Self::of(about, |number, level| {
@@ -51,7 +52,7 @@ impl Name {
             }
             let hidden =
                 decision.hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (descriptor, number));
-            // Cut first: a value may have megabytes.
+            // Cut before the conversion: a value may have megabytes.
             let beginning = entry.value.get(..MOST_WORD_BYTES).unwrap_or(&entry.value);
             let value = hidden.map_or_else(|| String::from_utf8_lossy(beginning), |hidden| (&hidden.digest).into());
             printed(&format!("{}_{value}", level.key()))
@@ -65,29 +66,30 @@ impl Name {
         Self { domain, rule: words.collect::<Vec<_>>().join(".") }
     }
 
-    /// What stands for it in 8 bytes.
+    /// Returns a 64-bit hash of the name.
     pub(super) fn digest(&self) -> u64 {
         foldhash::fast::FixedState::default().hash_one(self)
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub(super) fn domain(&self) -> &str {
         &self.domain
     }
 
-    /// All levels.
+    /// Returns all levels below the domain, joined by dots.
     pub(super) fn rule(&self) -> &str {
         &self.rule
     }
 
-    /// The reference's labels, which its mapper makes at dots: what stands before the first, and all behind it as one.
+    /// Returns the reference's labels `key1` and `key2`, which its mapper splits at dots: the first level, and the rest as
+    /// one.
     pub(super) fn keys(&self) -> (&str, &str) {
         self.rule.split_once('.').unwrap_or((&self.rule, ""))
     }
 }
 
-/// A word as the reference's statistics have it: without `:` and `|`, and with the dots of what looks like an IPv4 address as
-/// underscores; its beginning, where it is long, and nothing in it that ends a line.
+/// Normalises a word as the reference's statistics do: `:` and `|` become underscores, and so do the dots of anything like an
+/// IPv4 address. Also cuts it at 128 bytes and replaces hidden characters.
 fn printed(word: &str) -> String {
     let end = (0..=MOST_WORD_BYTES.min(word.len())).rev().find(|end| word.is_char_boundary(*end));
     let word = word.get(..end.unwrap_or(0)).unwrap_or_default();
@@ -107,7 +109,8 @@ fn printed(word: &str) -> String {
     text
 }
 
-/// How many bytes at the beginning look like an IPv4 address: four times one to three digits, with dots between them.
+/// Returns the length of the text at the start that looks like an IPv4 address: four groups of one to three digits, joined by
+/// dots.
 fn address_bytes(text: &str) -> Option<usize> {
     let mut at = 0;
     for group in 0..4 {

@@ -1,4 +1,4 @@
-//! Counts of the calls that met a bound of this process, by cause.
+//! Counts of calls that hit a bound of this process, by cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,27 +7,27 @@ use tokio::time::Instant;
 use super::metrics::CALLS_LIMITED;
 use super::page::Page;
 
-/// The milliseconds from one log line about a cause to the next: 10 s, as for the listeners' warnings.
+/// Interval between two log lines about one cause, in milliseconds: 10 s, as for the listeners' warnings.
 const LINE_EVERY_MS: u64 = 10_000;
 
 macro_rules! causes {
     ($($(#[$about:meta])+ $cause:ident $name:literal, $log:literal;)+) => {
-        /// The bound that a call met.
+        /// The bound that a call hit.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Cause {
             $($(#[$about])+ $cause,)+
         }
 
         impl Cause {
-            /// Every cause, in the order of the metric's series.
+            /// All causes, in the order of the metric's series.
             pub const ALL: [Self; [$(Self::$cause),+].len()] = [$(Self::$cause),+];
 
-            /// The value of the label `cause`.
+            /// Returns the value of the label `cause`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$cause => $name,)+ }
             }
 
-            /// The sentence of the log line.
+            /// Returns the sentence of the log line.
             const fn log(self) -> &'static str {
                 match self { $(Self::$cause => $log,)+ }
             }
@@ -39,28 +39,28 @@ macro_rules! causes {
 causes! {
     /// A gRPC message above the largest one that is decoded.
     TooLarge "too_large", "gRPC messages were larger than 4 MiB";
-    /// A body of `/json` above its bound.
+    /// A body of `/json` larger than the maximum.
     JsonTooLarge "json_too_large", "bodies of /json were larger than JSON_MAX_BODY";
     /// A request body that was not complete in time.
     LateBody "late_body", "request bodies were not complete 10 s after their head";
-    /// An answer that the peer did not take in time.
+    /// An answer that the peer did not read in time.
     StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them";
-    /// Calls of a connection that is read slowly for a while, since those of all connections hold too much memory.
+    /// Calls of a connection that is read slowly for a while, because the calls of all connections hold too much memory.
     WaitedForMemory "waited_for_memory", "connections were read slowly, because the calls of all of them hold too much memory";
 }
 
-/// The calls that met a bound, by cause. Each thread may count; clones of the `Arc` count into the same numbers.
+/// Counts of calls that hit a bound, by cause. All threads may count at once; clones of the `Arc` share the counts.
 #[derive(Debug)]
 pub struct LimitedCalls {
     began: Instant,
     causes: [Counted; Cause::ALL.len()],
 }
 
-/// The calls of one cause.
+/// Counts for one cause.
 #[derive(Debug, Default)]
 struct Counted {
     calls: AtomicU64,
-    /// Calls that a log line has reported.
+    /// Calls that log lines have reported.
     logged: AtomicU64,
     /// The time of the next log line, in milliseconds since `began`.
     due_ms: AtomicU64,
@@ -73,7 +73,7 @@ impl Default for LimitedCalls {
 }
 
 impl LimitedCalls {
-    /// Counts one call and writes a log line, at most one in 10 s for each cause.
+    /// Counts one call, and writes a log line at most every 10 s for each cause.
     pub fn count(&self, cause: Cause) {
         let Some(counted) = self.of(cause) else { return };
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -82,7 +82,7 @@ impl LimitedCalls {
         }
     }
 
-    /// The number of calls so far.
+    /// Returns the number of calls so far.
     pub fn calls(&self, cause: Cause) -> u64 {
         self.of(cause).map_or(0, |counted| counted.calls.load(Ordering::Relaxed))
     }
@@ -101,7 +101,7 @@ impl LimitedCalls {
 }
 
 impl Counted {
-    /// Adds one call. Returns the calls since the last log line when the next line is due, at `now_ms`.
+    /// Adds one call at `now_ms`. If a log line is due, returns the number of calls since the last line.
     fn add(&self, now_ms: u64) -> Option<u64> {
         let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let due = self.due_ms.load(Ordering::Relaxed);

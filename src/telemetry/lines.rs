@@ -1,4 +1,4 @@
-//! Lines on their way to standard error: a bounded queue, so that whoever logs never waits for whoever reads.
+//! Bounded queue of log lines before standard error, so that logging never waits for the reader.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::escape::escaped;
 
-/// The most bytes that wait to be written: 1 MiB, some thousands of lines. What comes beyond that is dropped.
+/// Maximum size of the queue: 1 MiB, some thousands of lines. Lines beyond that are dropped.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Lines that wait to be written.
+/// Queue of log lines that are not yet written.
 #[derive(Debug, Default)]
 pub struct Lines {
     waiting: Mutex<Waiting>,
@@ -29,18 +29,18 @@ struct Waiting {
 }
 
 impl Lines {
-    /// No line yet. Where `is_colored`, lines may hold the escape sequences of a terminal's colours.
+    /// Creates an empty queue. If `is_colored` is true, lines may contain the escape sequences of terminal colours.
     pub fn new(is_colored: bool) -> Self {
         Self { is_colored, ..Self::default() }
     }
 
-    /// Adds a line, with its hidden characters escaped, unless there is no room.
+    /// Queues a line with its hidden characters escaped. Drops and counts it if the queue is full.
     fn add(&self, line: &[u8]) {
         let text = String::from_utf8_lossy(line);
         let (text, end) = text.strip_suffix('\n').map_or((&*text, ""), |text| (text, "\n"));
         let line = [escaped(text, self.is_colored).as_bytes(), end.as_bytes()].concat();
         let mut waiting = self.waiting.lock();
-        // A line that alone is too long has room where nothing else waits.
+        // A line longer than the whole queue is accepted if the queue is empty.
         if waiting.bytes > 0 && waiting.bytes + line.len() > MOST_BYTES {
             self.dropped.fetch_add(1, Ordering::Relaxed);
             return;
@@ -50,16 +50,16 @@ impl Lines {
         self.changed.notify_all();
     }
 
-    /// Writes them one by one, for as long as the process lasts.
+    /// Writes the queued lines to `sink`. Never returns.
     pub fn write_to(&self, mut sink: impl Write) -> ! {
         loop {
             let line = self.next();
-            // There is nobody left to complain to.
+            // There is no other place to report the error.
             let _ = sink.write_all(&line);
         }
     }
 
-    /// The next line; until the one after it is asked for, it counts as being written.
+    /// Waits for the next line and returns it. It counts as being written until the next call.
     fn next(&self) -> Vec<u8> {
         let mut waiting = self.waiting.lock();
         waiting.is_writing = false;
@@ -71,19 +71,19 @@ impl Lines {
         line
     }
 
-    /// Waits until all are written, but no longer than this.
+    /// Waits until all lines are written, for at most `bound`.
     pub fn flush(&self, bound: Duration) {
         let is_busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
         self.changed.wait_while_for(&mut self.waiting.lock(), is_busy, bound);
     }
 
-    /// How many were dropped for want of room.
+    /// Returns the number of lines dropped because the queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 }
 
-/// Each write is a line.
+/// Treats each write as one line.
 impl Write for &Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.add(line);
@@ -144,7 +144,7 @@ mod tests {
         let lines = Lines::default();
         lines.add(b"stuck");
         let line = lines.next();
-        // It is still being written: only the bound ends this.
+        // The line is still being written, so only the bound ends this call.
         lines.flush(Duration::from_millis(1));
         std::thread::scope(|scope| {
             scope.spawn(|| lines.next());

@@ -1,31 +1,31 @@
-//! The table of metrics: each once, with what it is called, what tells its series apart, and what it means.
+//! Table of all metrics: name, type, labels and meaning of each.
 
 /// One metric.
 #[derive(Debug)]
 pub struct Metric {
-    /// Its name on the page.
+    /// Name on the page.
     pub name: &'static str,
-    /// What kind of number it is.
+    /// Type of the metric.
     pub kind: Kind,
-    /// What tells its series apart.
+    /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// What it means, for its `HELP` line.
+    /// Meaning, for the `HELP` line.
     pub help: &'static str,
 }
 
-/// What kind of number a metric is.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It only grows.
+    /// A value that only grows.
     Counter,
-    /// It goes up and down.
+    /// A value that rises and falls.
     Gauge,
-    /// How many values there were up to each bound.
+    /// Counts of values up to each bound.
     Histogram,
 }
 
 impl Kind {
-    /// Its word on the page.
+    /// Returns the name of the type on the page.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -40,7 +40,7 @@ macro_rules! metrics {
         $(#[doc = $help] pub const $constant: Metric =
             Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)+
 
-        /// Every metric there is.
+        /// All metrics.
         pub const TABLE: &[&Metric] = &[$(&$constant),+];
     };
 }

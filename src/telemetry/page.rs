@@ -1,4 +1,4 @@
-//! Prometheus' text format 0.0.4, as every scraper reads it.
+//! Metrics page in Prometheus' text format 0.0.4.
 
 use std::fmt::{Display, Write};
 
@@ -6,45 +6,46 @@ use super::escape::is_hidden;
 use super::histogram::Histogram;
 use super::metrics::Metric;
 
-/// What the page is, for its `Content-Type`.
+/// `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The metrics of one moment.
+/// Text of the metrics at one moment.
 #[derive(Debug, Default)]
 pub struct Page(String);
 
-/// One metric's part of the page.
+/// Part of the page for one metric.
 pub struct Family<'a> {
     page: &'a mut String,
     metric: &'static Metric,
 }
 
 impl Page {
-    /// Adds a metric, and its series as `fill` tells them.
+    /// Adds a metric; `fill` adds its series.
     pub fn family(&mut self, metric: &'static Metric, fill: impl FnOnce(&mut Family<'_>)) {
         let Metric { name, kind, help, .. } = metric;
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
         fill(&mut Family { page: &mut self.0, metric });
     }
 
-    /// Adds a metric of one series.
+    /// Adds a metric with one series and no labels.
     pub fn single(&mut self, metric: &'static Metric, value: impl Display) {
         self.family(metric, |family| family.sample(&[], value));
     }
 
-    /// What there is to read.
+    /// Returns the text of the page.
     pub fn into_text(self) -> String {
         self.0
     }
 }
 
 impl Family<'_> {
-    /// One series, by the values of its labels in the order of the table. An empty one is left out, which means the same.
+    /// Adds one series. `values` are the label values in the order of the table. An empty value leaves its label out, which
+    /// means the same in Prometheus.
     pub fn sample(&mut self, values: &[&str], value: impl Display) {
         self.line("", values, None, value);
     }
 
-    /// One series of a histogram.
+    /// Adds one series of a histogram.
     pub fn histogram(&mut self, values: &[&str], histogram: &Histogram) {
         let mut upto = 0;
         for (bound, count) in histogram.buckets() {
@@ -72,7 +73,7 @@ impl Family<'_> {
     }
 }
 
-/// Microseconds as what the field counts time in.
+/// Converts microseconds to seconds.
 pub fn seconds(us: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "exact for the first 285 years")]
     let us = us as f64;
@@ -85,7 +86,7 @@ fn escape(value: &str, page: &mut String) {
             '\\' => page.push_str("\\\\"),
             '"' => page.push_str("\\\""),
             '\n' => page.push_str("\\n"),
-            // A scraper that meets one of them reads nothing at all.
+            // A scraper rejects the whole page for one hidden character.
             c if is_hidden(c) => page.push('_'),
             c => page.push(c),
         }

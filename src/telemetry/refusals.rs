@@ -1,4 +1,4 @@
-//! A line of the log about refusals, now and then.
+//! Log line about refusals, at most one per second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tracing::Level;
 use super::deciding::Deciding;
 use crate::model::Decision;
 
-/// The time from one line to the next: 1 s. Who floods the service does not flood the log.
+/// Interval between two lines: 1 s. A client that floods the service does not flood the log.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// Refusals, as the log tells of them: one that stands for those since the last.
+/// Counts refusals between log lines. Each line describes the last refusal and gives the number since the line before.
 #[derive(Debug)]
 pub(super) struct Refusals {
     began: Instant,
-    /// When the next line is due, in microseconds since then.
+    /// Time of the next line, in microseconds since `began`.
     due_us: AtomicU64,
     unsaid: AtomicU64,
 }
 
 impl Refusals {
-    /// Nothing said yet.
+    /// Creates a counter without refusals.
     pub(super) fn new() -> Self {
         Self { began: Instant::now(), due_us: AtomicU64::new(0), unsaid: AtomicU64::new(0) }
     }
 
-    /// One more; says so if it is time for it.
+    /// Counts a refusal, and writes a log line if one is due.
     pub(super) fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
         if !tracing::enabled!(Level::INFO) {
             return;

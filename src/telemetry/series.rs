@@ -1,4 +1,4 @@
-//! What is counted for each rule, under labels that come from the rules and, only where a rule asks for it, from requests.
+//! Counts per rule. Labels come from the rules; values from requests appear only if a rule asks for them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,16 +14,15 @@ use super::page::Page;
 use super::split::Split;
 use crate::model::{About, Answered, Decision, Outcome, Request, Series};
 
-/// The most rules and values that have series of their own: 10,000, which make a page of some megabytes. What is beyond shares
-/// one.
+/// Maximum number of series for rules and values: 10,000, which make a page of some megabytes. Further ones share one series.
 const MOST_SERIES: usize = 10_000;
-/// The most of them that clients' values may make, so that nine tenths are the rules': 1,000.
+/// Maximum number of series from clients' values: 1,000, so that nine tenths remain for rules.
 pub(super) const MOST_OF_VALUES: usize = 1_000;
 
-/// The counts of one rule.
+/// Counts of one series.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Which rule it is, where a client's value made this.
+    /// Digest of the rule's name, if a client's value created the series.
     of_values: Option<u64>,
     total: AtomicU64,
     over: AtomicU64,
@@ -33,14 +32,14 @@ struct Counts {
     decisions: [[AtomicU64; Origin::ALL.len()]; OUTCOMES.len()],
 }
 
-/// One of the counts.
+/// Selects one of the counts.
 type Of = fn(&Counts) -> &AtomicU64;
 
-/// The counts of all rules.
+/// Counts of all rules.
 #[derive(Debug)]
 pub(super) struct Rules {
     near_ratio: f32,
-    /// Handles for the rules in force, so that to count takes no look-up.
+    /// Direct references to the counts of the rules in force, so that counting needs no lookup.
     table: ArcSwap<Table>,
     all: RwLock<All>,
 }
@@ -48,7 +47,7 @@ pub(super) struct Rules {
 #[derive(Debug, Default)]
 struct All {
     counts: HashMap<Arc<Name>, Arc<Counts>>,
-    /// How many of them clients' values made.
+    /// Number of series that clients' values created.
     of_values: usize,
 }
 
@@ -57,19 +56,19 @@ struct Table {
     generation: u64,
     rules: Box<[OnceLock<Arc<Counts>>]>,
     domains: HashMap<Box<str>, OnceLock<Arc<Counts>>>,
-    /// That of the rules before these, by which some requests are still decided.
+    /// Table of the rules before these; requests that started earlier still use it.
     before: Option<Arc<Table>>,
 }
 
 impl Rules {
-    /// Nothing yet. Beyond `near_ratio` of a limit, hits are near it.
+    /// Creates an empty collection. Hits beyond `near_ratio` of a limit count as near it.
     pub(super) fn new(near_ratio: f32) -> Self {
         Self { near_ratio, table: ArcSwap::default(), all: RwLock::default() }
     }
 
-    /// Other rules are about to be in force. Those that are gone are told of no more, and those that stay go on.
+    /// Prepares for rules that are about to be in force. Drops the counts of removed rules and keeps those of the others.
     pub(super) fn replace<'a>(&self, generation: u64, domains: &[&str], rules: impl Iterator<Item = &'a About>) {
-        // Their digests, for all the names of a large rule set would take more than the rules.
+        // Digests instead of names: the names of a large rule set would take more memory than the rules.
         let mut kept: HashSet<u64> = domains.iter().map(|domain| Name::of_domain(domain).digest()).collect();
         let mut count = 0;
         for about in rules {
@@ -138,7 +137,7 @@ impl Rules {
         }
     }
 
-    /// Does something with the counts of a rule, as the request that met it names them.
+    /// Calls `count` with the counts for `rule`, named by the request's values if the rule asks for that.
     fn with(
         &self,
         table: Option<&Table>,
@@ -157,7 +156,7 @@ impl Rules {
         let id = usize::try_from(rule.id.0).unwrap_or(usize::MAX);
         match table.and_then(|table| table.rules.get(id)) {
             Some(slot) => count(slot.get_or_init(|| self.named(Name::of_rule(rule), None))),
-            // Decided by rules of long ago: what is gone stays gone.
+            // The decision used rules of long ago: counts that were dropped are not created again.
             None => self.known(&Name::of_rule(rule)).iter().for_each(|counts| count(counts)),
         }
     }
@@ -166,8 +165,8 @@ impl Rules {
         self.all.read().counts.get(name).cloned()
     }
 
-    /// The counts of this name, which a client's value may have made for `rule`; where there are too many, those that all
-    /// others share.
+    /// Returns the counts named `name`, creating them if needed. `rule` is set if a client's value made the name. Returns the
+    /// shared counts if there are too many series.
     fn named(&self, name: Name, rule: Option<&About>) -> Arc<Counts> {
         let found = {
             let all = self.all.read();
@@ -180,7 +179,7 @@ impl Rules {
         let of_values = rule.map(|rule| Name::of_rule(rule).digest());
         let mut all = self.all.write();
         let (name, of_values) = match all.other_than(&name, of_values.is_some()) {
-            // All that share it keep it.
+            // A shared series belongs to no single rule.
             Some(other) => (other, None),
             None => (name, of_values),
         };
@@ -193,7 +192,7 @@ impl Rules {
         counts
     }
 
-    /// Adds them to a page.
+    /// Adds the counts to the page.
     pub(super) fn tell(&self, page: &mut Page) {
         let mut all: Vec<(Arc<Name>, Arc<Counts>)> = {
             let all = self.all.read();
@@ -231,7 +230,7 @@ impl Rules {
 }
 
 impl All {
-    /// What a name that is not there yet is counted as, where there is no room for it.
+    /// Returns the name of the shared series for a new name, if there is no room for a series of its own.
     fn other_than(&self, name: &Name, is_of_values: bool) -> Option<Name> {
         if self.counts.len() >= MOST_SERIES {
             Some(Name::other(""))
@@ -244,13 +243,13 @@ impl All {
 }
 
 impl Table {
-    /// The handles of these rules, if they are in force or were until just now.
+    /// Returns the table of the rules with this generation, if they are in force or were just before.
     fn of(&self, generation: u64) -> Option<&Self> {
         let before = || self.before.as_deref().filter(|before| before.generation == generation);
         if self.generation == generation { Some(self) } else { before() }
     }
 
-    /// The same handles again.
+    /// Returns a copy that refers to the same counts.
     fn shared(&self) -> Self {
         Self { generation: self.generation, rules: self.rules.clone(), domains: self.domains.clone(), before: None }
     }

@@ -1,4 +1,4 @@
-//! What a store's servers owe those who watch them: how fast they answer, and why not.
+//! Metrics of a store's servers: latency, failures, load and breakers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,20 +14,20 @@ use super::metrics::{
 };
 use super::page::{Page, seconds};
 
-/// Why a server did not answer.
+/// Reason why a server did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Not in time, and nobody else either.
+    /// No reply in time, to this call or any other.
     TimedOut,
-    /// Not in time, though it answers others: it is busy.
+    /// No reply in time, but replies to other calls: the server is busy.
     Late,
-    /// There was no connection.
+    /// No connection.
     Unreachable,
-    /// It was known to be down, and was not asked.
+    /// The server was known to be down, so the call was not sent.
     Down,
-    /// It was too busy to answer in time, and was not asked.
+    /// The server was too busy to answer in time, so the call was not sent.
     Overloaded,
-    /// It answered with an error.
+    /// The server replied with an error.
     Rejected,
 }
 
@@ -41,31 +41,31 @@ impl Reason {
         (Self::Rejected, "rejected"),
     ];
 
-    /// Its word in metrics and spans.
+    /// Returns the name in metrics and spans.
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 }
 
-/// The calls of one worker to a server, as they are watched.
+/// Calls of one worker to a server, for the metrics.
 #[derive(Debug, Default)]
 pub struct Calls {
-    /// The calls that are not answered yet.
+    /// Calls without a reply.
     pub in_flight: AtomicUsize,
-    /// The most there may be.
+    /// Maximum number of calls in flight.
     pub limit: AtomicUsize,
-    /// The time that the last call waited at the server, in microseconds.
+    /// Queue delay of the last call at the server, in microseconds.
     pub queue_delay_us: AtomicU64,
 }
 
-/// Why a reply of a server ended its connection.
+/// Reason why a reply ended its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadReply {
-    /// It is larger than its request allows.
+    /// The reply is larger than its request allows.
     TooLarge,
-    /// It is no reply of the protocol.
+    /// The reply does not follow the protocol.
     Malformed,
-    /// Nothing had asked for it.
+    /// No request is open for the reply.
     Unasked,
 }
 
@@ -74,35 +74,35 @@ impl BadReply {
         [(Self::TooLarge, "too_large"), (Self::Malformed, "malformed"), (Self::Unasked, "unasked")];
 }
 
-/// One server, as it is watched.
+/// Metrics of one server.
 #[derive(Debug, Default)]
 pub struct Server {
     round_trips: Histogram,
     failures: [AtomicU64; Reason::ALL.len()],
     lost_undos: AtomicU64,
     bad_replies: [AtomicU64; BadReply::ALL.len()],
-    /// Of those who ask it, each with a breaker of its own.
+    /// Breakers of all callers, each true while it is open.
     breakers: Mutex<Vec<Weak<AtomicBool>>>,
-    /// Of each worker that asks it.
+    /// Calls of all workers.
     calls: Mutex<Vec<Weak<Calls>>>,
 }
 
-/// The servers that somebody asks.
+/// Metrics of all servers in use, by name.
 #[derive(Debug, Default)]
 pub struct Servers(Mutex<HashMap<String, Weak<Server>>>);
 
 impl Server {
-    /// One write was answered.
+    /// Records the round trip of one write.
     pub fn answered(&self, took: Duration) {
         self.round_trips.record(took);
     }
 
-    /// So many charges were not answered.
+    /// Counts `charges` charges without a reply.
     pub fn failed(&self, reason: Reason, charges: usize) {
         self.failures[reason as usize].fetch_add(charges as u64, Ordering::Relaxed);
     }
 
-    /// So many charges could not be given back.
+    /// Counts `charges` charges that could not be undone.
     pub fn lost_undo(&self, charges: usize) {
         self.lost_undos.fetch_add(charges as u64, Ordering::Relaxed);
     }
@@ -112,21 +112,21 @@ impl Server {
         self.bad_replies[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Watches the breaker of somebody who asks it: whether it is open.
+    /// Adds the breaker of one caller; `is_open` is true while it is open.
     pub fn watch_breaker(&self, is_open: &Arc<AtomicBool>) {
         let mut breakers = self.breakers.lock();
         breakers.retain(|breaker| breaker.strong_count() > 0);
         breakers.push(Arc::downgrade(is_open));
     }
 
-    /// Watches the calls of a worker.
+    /// Adds the calls of one worker.
     pub fn watch_calls(&self, calls: &Arc<Calls>) {
         let mut all = self.calls.lock();
         all.retain(|calls| calls.strong_count() > 0);
         all.push(Arc::downgrade(calls));
     }
 
-    /// Returns the calls in flight and the most there may be, of all workers, and the longest queue delay.
+    /// Returns the calls in flight and their maximum, summed over all workers, and the longest queue delay.
     fn calls(&self) -> (usize, usize, u64) {
         let all = self.calls.lock();
         all.iter().filter_map(Weak::upgrade).fold((0, 0, 0), |(in_flight, limit, delay_us), calls| {
@@ -143,7 +143,7 @@ impl Server {
         breakers.iter().filter_map(Weak::upgrade).any(|is_open| is_open.load(Ordering::Relaxed))
     }
 
-    /// Whether it was asked for anything. Of a cluster's replicas nobody needs to be told.
+    /// Returns true if the server was used. A cluster's replicas are not, and are left out of the page.
     fn is_asked(&self) -> bool {
         let failed = self.failures.iter().chain(&self.bad_replies).any(|count| count.load(Ordering::Relaxed) > 0);
         failed || self.is_breaker_open() || self.round_trips.buckets().any(|(_, count)| count > 0)
@@ -151,7 +151,8 @@ impl Server {
 }
 
 impl Servers {
-    /// The server of this name. It is told of for as long as somebody keeps it, so a cluster that changes leaves nothing behind.
+    /// Returns the metrics of the server `name`. They stay on the page as long as a caller keeps them, so servers that leave
+    /// a cluster disappear.
     pub fn named(&self, name: &str) -> Arc<Server> {
         let mut servers = self.0.lock();
         servers.retain(|_, server| server.strong_count() > 0);
@@ -163,7 +164,7 @@ impl Servers {
         server
     }
 
-    /// Adds them to a page.
+    /// Adds the metrics of the servers to the page.
     pub(super) fn tell(&self, page: &mut Page) {
         let mut servers: Vec<(String, Arc<Server>)> = {
             let servers = self.0.lock();

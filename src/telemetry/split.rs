@@ -1,29 +1,29 @@
-//! Where on its limit the hits of a charge fall, by the reference's arithmetic.
+//! Division of a charge's hits into within, near and over its limit, by the reference's arithmetic.
 
 use crate::model::{Answered, Provenance};
 
-/// The hits of one charge, by where on its limit they fall.
+/// Hits of one charge, by their place on its limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Split {
-    /// Those of a charge that fits.
+    /// Hits of an admitted charge.
     pub(super) within: u64,
-    /// Those that fit, beyond the near ratio.
+    /// Hits up to the limit but beyond the near ratio, also of a refused charge.
     pub(super) near: u64,
-    /// Those beyond the limit.
+    /// Hits of a refused charge beyond the limit.
     pub(super) over: u64,
 }
 
 impl Split {
-    /// The hits of this charge, near from that share of the limit on.
+    /// Divides the hits of a charge. Hits beyond `near_ratio` of the limit are near it.
     pub(super) fn of(answer: &Answered<'_>, near_ratio: f32) -> Self {
         let Answered { verdict, capacity, is_spared, .. } = answer;
         let (hits, limit) = (answer.hits.taken(), u64::from(*capacity));
         match (verdict.provenance, verdict.outcome.is_refused()) {
             (Provenance::Store | Provenance::Known, _) => {}
-            // Of an instance's own part of a limit nobody knows where it stands.
+            // The position within an instance's own part of a limit is unknown.
             (Provenance::Local, true) => return Self { over: hits, ..Self::default() },
             (Provenance::Local, false) => return Self { within: hits, ..Self::default() },
-            // Nothing was counted.
+            // The store counted nothing.
             _ => return Self::default(),
         }
         let near = near(*capacity, near_ratio);
@@ -47,7 +47,7 @@ impl Split {
     }
 }
 
-/// From how many hits on a limit is near, computed as the reference does it, in 32 bits.
+/// Returns the number of hits beyond which a limit is near; computed in 32 bits, as in the reference.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

@@ -1,4 +1,4 @@
-//! What is counted of decisions made by hand.
+//! Tests of the counts of hand-made decisions.
 
 use super::deciding::{Deciding, Origin};
 use super::page::Page;
@@ -28,7 +28,7 @@ fn verdict(outcome: Outcome, remaining: u32, provenance: Provenance) -> Verdict 
     Verdict { outcome, remaining, room: remaining, reset, retry, delay, provenance }
 }
 
-/// A charge of so many hits on a limit of which so many were used before, as the algorithm answers it.
+/// Returns a charge of `hits` on a limit with `before` hits used, as an algorithm answers it.
 fn asked(rule: Option<&About>, limit: u32, before: u32, hits: u32) -> Answered<'_> {
     charged(rule, limit, before, hits, Charging::Each)
 }
@@ -94,12 +94,12 @@ fn split(limit: u32, before: u32, hits: u32) -> (u64, u64, u64) {
         let Split { within, near, over } = Split::of(&charged(None, limit, before, hits, charging), 0.8);
         (within, near, over)
     };
-    // Whether refused hits stay on the counter makes no difference.
+    // The split is the same for both kinds of charging, although only one keeps refused hits on the counter.
     assert_eq!(of(Charging::Each), of(Charging::AllOrNothing), "{before} and {hits} of {limit}");
     of(Charging::Each)
 }
 
-/// The reference's own worked examples, and each border of its arithmetic.
+/// Examples from the reference, and each boundary of its arithmetic.
 #[test]
 fn hits_that_straddle_a_border_are_split_as_the_reference_splits_them() {
     assert_eq!(split(20, 15, 7), (0, 4, 2), "from below near to over");
@@ -111,7 +111,7 @@ fn hits_that_straddle_a_border_are_split_as_the_reference_splits_them() {
     assert_eq!(split(20, 0, 30), (0, 4, 10), "from nothing to over");
 }
 
-/// 0.7 x 90 is 63 in 32 bits and a little less in 64.
+/// The product 0.7 x 90 is 63 in 32 bits and slightly less in 64.
 #[test]
 fn what_is_near_is_computed_in_32_bits() {
     assert_eq!(near(7, 0.8), 5);
@@ -326,7 +326,7 @@ fn only_an_admitted_request_is_a_delayed_one() {
     let wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
     let held = Decision { wait, ..decision(&[asked(None, 5, 0, 1)]) };
     telemetry.observe(&request(&[]), &held, None);
-    // It found no room to wait in.
+    // Refused, because there was no room to hold the call.
     telemetry.observe(&request(&[]), &Decision { outcome: Outcome::Refused, ..held }, None);
     let text = telemetry.page();
     for delivery in ["header", "hold"] {

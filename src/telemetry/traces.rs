@@ -1,7 +1,7 @@
-//! Spans: what a request did here, for those who follow it through many services.
+//! Spans of requests and store calls, for distributed tracing.
 //!
-//! Whether a request is recorded is decided from its headers, before anything is made for it. What is recorded goes into a
-//! bounded queue that nobody waits for: where it is full, spans are dropped and counted.
+//! The request's headers decide whether it is recorded, before anything is allocated for it. Spans go into a bounded queue
+//! that nothing waits for: if it is full, they are dropped and counted.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ use crate::model::{Clock, Decision, Outcome};
 mod incoming;
 
 tokio::task_local! {
-    /// Whose children the spans are that a task makes; unset where nothing is recorded.
+    /// Parent of the spans that a task creates; unset if the request is not recorded.
     static PARENT: Parent;
 }
 
-/// What becomes of requests whose headers leave it open, and whether headers are listened to at all.
+/// Sampling of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
-    /// The share of requests that is recorded, from 0 to 1.
+    /// Share of requests to record if the headers do not decide, from 0 to 1.
     pub ratio: f64,
-    /// Whether a caller that says whether its own part is recorded decides for this one, too.
+    /// True if the caller's sampling flag also decides for this service.
     pub follows_caller: bool,
 }
 
-/// Makes spans.
+/// Factory of spans.
 pub struct Traces {
     sampler: Sampler,
     clock: Arc<dyn Clock>,
@@ -46,15 +46,15 @@ pub struct Traces {
     ids: RandomIdGenerator,
 }
 
-/// Something that is recorded. It ends when this is dropped.
+/// A span being recorded. It ends when this is dropped.
 pub struct Span(Box<Recording>);
 
 struct Recording {
     traces: Arc<Traces>,
     began: Instant,
-    /// Taken when it ends.
+    /// Taken when the span ends.
     data: Option<SpanData>,
-    /// Whether it came to its end: who asked may have gone away before.
+    /// True if the work was completed; false if the caller went away before.
     is_done: bool,
 }
 
@@ -64,24 +64,24 @@ struct Parent {
     context: SpanContext,
 }
 
-/// How requests come in.
+/// Way by which a request arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// `ShouldRateLimit` over gRPC.
     Grpc,
-    /// `/json` over HTTP, by POST or otherwise.
+    /// `/json` over HTTP, by POST or another method.
     Json {
-        /// Whether it is by POST.
+        /// True if the method is POST.
         is_post: bool,
     },
 }
 
-/// The method as `rpc.method` has it, and the name of its spans.
+/// Value of `rpc.method`, and name of the spans of calls.
 const RPC: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 impl Sampler {
-    /// Whether the trace of this number is recorded: the same for all who ask with the same share, for it is computed as in
-    /// the SDKs of OpenTelemetry.
+    /// Returns true if the trace is recorded. Every service with the same share decides the same, because the computation is
+    /// that of OpenTelemetry's SDKs.
     fn takes(self, trace: TraceId) -> bool {
         if self.ratio >= 1.0 {
             return true;
@@ -100,7 +100,7 @@ impl Sampler {
 }
 
 impl Traces {
-    /// Records what `sampler` takes into `spans`, and counts in `dropped` what finds no room there.
+    /// Creates a factory that puts the spans that `sampler` selects into `spans`, and counts those without room in `dropped`.
     pub fn new(
         sampler: Sampler,
         clock: Arc<dyn Clock>,
@@ -111,7 +111,7 @@ impl Traces {
         Self { sampler, clock, spans, dropped, scope, ids: RandomIdGenerator::default() }
     }
 
-    /// A request has come in this way; `None` when it is not recorded.
+    /// Starts the span of a request. Returns `None` if the request is not recorded.
     pub(super) fn request(self: &Arc<Self>, way: Way, headers: &HeaderMap) -> Option<Span> {
         let caller = Incoming::read(headers);
         let is_wanted = caller.is_sampled.filter(|_| self.sampler.follows_caller);
@@ -166,7 +166,7 @@ impl Traces {
 }
 
 impl Span {
-    /// Runs what serves this request: the spans it makes are this one's children.
+    /// Runs `future`, which serves this request. Spans that it creates become children of this one.
     pub async fn around<F: Future>(&self, future: F) -> F::Output {
         let parent = self
             .0
@@ -179,8 +179,7 @@ impl Span {
         }
     }
 
-    /// What was decided. Names of rules come from rule files; nothing here comes from the request but how many descriptors
-    /// it has.
+    /// Adds the decision. Names of rules come from rule files; only the number of descriptors comes from the request.
     pub(super) fn decided(&mut self, descriptors: usize, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
         self.set("tidegate.descriptors", count(descriptors));
         self.set("tidegate.generation", i64::try_from(decision.generation).unwrap_or(i64::MAX));
@@ -201,7 +200,7 @@ impl Span {
         }
     }
 
-    /// With which status a call of gRPC was answered, and whether that is our fault.
+    /// Adds the status of an answered gRPC call. `is_failed` is true if this service is at fault.
     pub fn answered(&mut self, status: &'static str, is_failed: bool) {
         self.done();
         self.set("rpc.response.status_code", status);
@@ -210,7 +209,7 @@ impl Span {
         }
     }
 
-    /// With which status a request over HTTP was answered.
+    /// Adds the status of an answered HTTP request.
     pub fn answered_http(&mut self, status: u16) {
         self.done();
         self.set("http.response.status_code", i64::from(status));
@@ -219,22 +218,22 @@ impl Span {
         }
     }
 
-    /// It came to its end.
+    /// Marks the work as completed.
     pub fn done(&mut self) {
         self.0.is_done = true;
     }
 
-    /// It is not recorded after all.
+    /// Discards the span.
     pub fn forget(&mut self) {
         self.0.data = None;
     }
 
-    /// What a server of the store answered instead of doing what it was asked, by its code.
+    /// Adds the error code that a server of the store replied with.
     pub fn replied(&mut self, code: &'static str) {
         self.set("db.response.status_code", code);
     }
 
-    /// It did not do what it was to do.
+    /// Marks the span as failed, with the reason `why`.
     pub fn failed(&mut self, why: impl Into<Value>) {
         self.set("error.type", why);
         if let Some(data) = &mut self.0.data {
@@ -263,7 +262,7 @@ impl Drop for Recording {
     }
 }
 
-/// A server of the store is asked to run the script so often in one write; `None` where nothing is recorded.
+/// Starts the span of one write to `server` that runs `scripts` scripts. Returns `None` if the request is not recorded.
 pub fn store_call(server: &str, port: Option<u16>, scripts: usize) -> Option<Span> {
     let begin = |parent: &Parent| {
         let (context, is_one) = (&parent.context, scripts == 1);
@@ -284,7 +283,7 @@ pub fn store_call(server: &str, port: Option<u16>, scripts: usize) -> Option<Spa
     PARENT.try_with(begin).ok()
 }
 
-/// Starts a task whose spans belong to the same request as those of the task that starts it.
+/// Spawns a task whose spans belong to the same request as those of the calling task.
 pub fn spawn<F>(future: F)
 where
     F: Future<Output = ()> + Send + 'static,

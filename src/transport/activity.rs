@@ -1,4 +1,4 @@
-//! What one connection does, as its calls count it and the accept loop reads it.
+//! Activity of one connection: its calls update it and the accept loop reads it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The calls in flight on a connection, and the time since when it has none. Clones are the same connection.
+/// Number of calls in flight on a connection, and the time since which it has none. Clones refer to the same
+/// connection.
 ///
-/// The calls of a connection run on one thread, so that its counts are never contended.
+/// The calls of a connection run on one thread, so its counters are never contended.
 #[derive(Clone, Debug)]
 pub struct Activity(Arc<State>);
 
 #[derive(Debug)]
 struct State {
-    /// The start of the listener, from which times are counted.
+    /// Start of the listener. The times below are relative to it.
     began: Instant,
     calls: AtomicU32,
     endless: AtomicU32,
@@ -24,11 +25,11 @@ struct State {
     leave: Notify,
 }
 
-/// Calls on one connection that need not end, beyond which it is asked to leave: 4. Each takes about 11 KiB, and their connection
-/// counts as idle.
+/// Maximum number of endless calls (calls that need not end) on one connection: 4. With one more, the connection is
+/// closed. Each takes about 11 KiB, and a connection with only endless calls counts as idle.
 const MOST_ENDLESS: u32 = 4;
 
-/// A call in flight, until this is dropped.
+/// Guard that counts a call in flight until it is dropped.
 #[derive(Debug)]
 pub(super) struct InFlight {
     activity: Activity,
@@ -36,7 +37,7 @@ pub(super) struct InFlight {
 }
 
 impl Activity {
-    /// A connection that is idle since now, of a listener that started at `began`.
+    /// Creates the activity of a connection that is idle from now on. Its listener started at `began`.
     pub(super) fn new(began: Instant) -> Self {
         let accepted_ms = since(began);
         let idle_since_ms = AtomicU64::new(accepted_ms);
@@ -45,19 +46,19 @@ impl Activity {
         Self(Arc::new(State { began, calls, endless, accepted_ms, idle_since_ms, is_leaving, leave }))
     }
 
-    /// Counts a call until the returned value is dropped.
+    /// Counts a call in flight until the returned guard is dropped.
     pub(super) fn call(&self) -> InFlight {
         self.0.calls.fetch_add(1, Ordering::Relaxed);
         InFlight { activity: self.clone(), is_endless: false }
     }
 
-    /// Notes the end of a call.
+    /// Records that a call no longer keeps the connection busy.
     fn ends(&self) {
         let state = &self.0;
         if state.calls.load(Ordering::Relaxed) == 1 {
             state.idle_since_ms.store(since(state.began), Ordering::Relaxed);
         }
-        // Whoever sees no call in flight sees the time above as well.
+        // Release: a reader that sees no call in flight also sees the time above.
         state.calls.fetch_sub(1, Ordering::Release);
     }
 
@@ -71,28 +72,29 @@ impl Activity {
         self.is_busy() || self.idle_since_ms() > self.0.accepted_ms
     }
 
-    /// The end of the last call, or the accept where there was none, in milliseconds since the listener started.
+    /// Returns the end of the last call, or the accept if there was no call, in milliseconds since the listener
+    /// started.
     pub(super) fn idle_since_ms(&self) -> u64 {
         self.0.idle_since_ms.load(Ordering::Relaxed)
     }
 
-    /// The milliseconds since the listener started.
+    /// Returns the milliseconds since the listener started.
     pub(super) fn now_ms(&self) -> u64 {
         since(self.0.began)
     }
 
-    /// Asks the connection to finish because others need its memory.
+    /// Requests a graceful close of the connection, because others need its memory.
     pub(super) fn leave(&self) {
         self.0.is_leaving.store(true, Ordering::Relaxed);
         self.0.leave.notify_one();
     }
 
-    /// Returns true from [`Activity::leave`] on.
+    /// Returns true after [`Activity::leave`] was called.
     pub(super) fn is_leaving(&self) -> bool {
         self.0.is_leaving.load(Ordering::Relaxed)
     }
 
-    /// Waits for [`Activity::leave`].
+    /// Waits until [`Activity::leave`] is called.
     pub(super) async fn asked_to_leave(&self) {
         while !self.is_leaving() {
             self.0.leave.notified().await;
@@ -101,7 +103,7 @@ impl Activity {
 }
 
 impl InFlight {
-    /// Notes that the call need not end. It does not make its connection busy.
+    /// Marks the call as endless: it need not end, and it does not make its connection busy.
     pub(super) fn need_not_end(&mut self) {
         if !self.is_endless {
             self.is_endless = true;

@@ -1,4 +1,4 @@
-//! The debug listener: the rules in force, as the reference lists them, and the level of the log.
+//! Debug listener: the rules in force, in the reference's format, and the log level.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -16,42 +16,43 @@ use tokio::time::Instant;
 
 use crate::limiter::Limiter;
 
-/// What became of the rule files.
+/// State of the rule files: the load in force, a rejection, and a slow load.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// When the rules in force were loaded.
+    /// Time at which the rules in force were loaded.
     pub since: Instant,
-    /// How many they are and where they come from, in words.
+    /// Number and source of the rules in force, as text for people.
     pub what: String,
-    /// Why the files as they are now are not in force, if they are not.
+    /// Reason for which the current files are not in force; `None` if they are.
     pub rejected: Option<String>,
-    /// The start of the load that is under way, once it is slow.
+    /// Start of the load that is under way, once it is slow.
     pub slow_since: Option<Instant>,
 }
 
-/// The longest word that is read as a level: 1 KiB, which is more than enough to be told that it is none.
+/// Maximum bytes of a log level in a request: 1 KiB. A wrong word of this length still gets the error that explains it.
 const LONGEST_WORD: usize = 1 << 10;
 
-/// The least severity that is logged, which may change.
+/// Log level of the process, which can change while it runs.
 pub trait LogLevel: Send + Sync {
-    /// Its name.
+    /// Returns the name of the level.
     fn get(&self) -> String;
 
-    /// Makes it the one of this name.
+    /// Sets the level to `word`.
     ///
     /// # Errors
-    /// What was expected instead, in words.
+    /// Returns the expected words, as text for people.
     fn set(&self, word: &str) -> Result<(), String>;
 }
 
-/// Who may change the level of the log: whoever reaches a listener that is open to this machine alone.
+/// State of the route `/log_level`. Only a listener on a loopback address can change the level, so its callers are on
+/// this machine.
 #[derive(Clone)]
 struct Levels {
     level: Arc<dyn LogLevel>,
     is_local: bool,
 }
 
-/// The routes of the debug listener at this address.
+/// Returns the routes of the debug listener; `at` is its address.
 pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>, level: Arc<dyn LogLevel>, at: IpAddr) -> Router {
     let about = get(index).with_state((Arc::clone(&limiter), loaded));
     let levels = Levels { level, is_local: at.is_loopback() };
@@ -61,7 +62,7 @@ pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>, level: Arc
     if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
 }
 
-/// Answers only those who name an address or localhost as the host. Off loopback, callers use names.
+/// Rejects requests whose host is neither an address nor localhost. Applies to loopback only: other callers use names.
 async fn addressed_directly(request: Request, next: Next) -> Response {
     if is_addressed_directly(request.headers()) {
         return next.run(request).await;
@@ -104,8 +105,8 @@ async fn set_log_level(State(Levels { level, is_local }): State<Levels>, word: S
     }
 }
 
-/// Whether a request was sent to an address. A page of somebody else's site can make its own name lead to this machine,
-/// but the browser then sends that name.
+/// Returns true if the Host header of the request is an address or localhost. This stops DNS rebinding: a foreign web
+/// page can make its own name resolve to this machine, but the browser then sends that name.
 fn is_addressed_directly(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     host.is_some_and(|host| {

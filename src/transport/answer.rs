@@ -1,4 +1,4 @@
-//! An answer's body, which is counted until the peer has taken it.
+//! Body of an answer whose bytes count against the connection's memory until the peer has taken them.
 
 use std::future::Future;
 use std::mem;
@@ -11,13 +11,13 @@ use tokio::sync::oneshot;
 
 use super::budget::{self, Hold};
 
-/// Answer bytes that are not counted: up to 8 KiB in a call, the buffer that tonic makes for each answer anyway. A
+/// Bytes up to which an answer part does not count: 8 KiB, the buffer that tonic allocates for each answer anyway. A
 /// connection has at most `protocol::MAX_STREAMS` of them.
 pub const UNCOUNTED_ANSWER_BYTES: usize = 8 * 1_024;
-/// Bytes handed to HTTP/2 at once: 16 KiB, a frame. It hands on the next piece once the peer has room for some of it.
+/// Bytes passed to HTTP/2 at once: 16 KiB, one frame. The next piece follows when the peer has room for some of it.
 const PIECE_BYTES: usize = 16 * 1_024;
 
-/// The body of an answer. Large parts are cut into pieces and counted until the peer has taken them.
+/// Body of an answer. Large parts are cut into pieces and counted until the peer has taken them.
 #[derive(Debug)]
 pub struct Answer<B> {
     body: B,
@@ -25,11 +25,11 @@ pub struct Answer<B> {
     taken: Option<oneshot::Receiver<()>>,
 }
 
-/// Bytes of an answer that the peer has not taken. Dropping them gives their room back.
+/// Bytes of an answer that the peer has not taken. Dropping them releases their room in the account.
 struct Untaken {
     bytes: Bytes,
     _hold: Hold,
-    /// Its drop is the signal.
+    /// Its drop signals that the peer has taken the bytes.
     _taken: oneshot::Sender<()>,
 }
 
@@ -62,7 +62,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             return Poll::Ready(Some(Ok(answer.piece())));
         }
         if let Some(taken) = &mut answer.taken {
-            // The end of a large answer waits for the peer, so that the call lasts as long as its bytes.
+            // The end of a large answer waits for the peer, so the call lasts as long as its bytes.
             let _ = ready!(Pin::new(taken).poll(cx));
             answer.taken = None;
         }

@@ -1,4 +1,4 @@
-//! A request's body, which must arrive in time and is read while its connection has room for it.
+//! Request body with a timeout, which is read only while its connection has room for it.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,89 +16,92 @@ use tonic::Status;
 use super::budget::{self, Account, Call, Hold, UNCOUNTED_REQUEST_BYTES};
 use super::message::LARGEST_MESSAGE;
 
-/// Bytes of a part of a body, at most: 16 KiB, the largest frame (`SETTINGS_MAX_FRAME_SIZE` in RFC 9113).
+/// Maximum bytes of a part of a body: 16 KiB, the largest frame (`SETTINGS_MAX_FRAME_SIZE` in RFC 9113).
 const PART_BYTES: usize = 16 * 1_024;
-/// Bytes of a body that must arrive while its timer runs, or its end: 64 KiB. A long message that goes on arriving is not
-/// late.
+/// Bytes of a body that must arrive before its timeout, unless the body ends: 64 KiB. A long message that keeps
+/// arriving is not late.
 const PROGRESS_BYTES: usize = 64 << 10;
-/// The time in which a request must arrive while all connections hold far too much memory: 1 s, and up to 1 s more. No Envoy waits
-/// that long for an answer (its timeout is 250 ms in the examples), and what hostile peers hold is free again soon.
+/// Timeout for a request to arrive while all connections hold far too much memory: 1 s, and up to 1 s more, because the
+/// check runs once per second. No Envoy waits that long for an answer (its timeout is 250 ms in the examples), and the
+/// memory of hostile peers is released soon.
 const PRESSED: Duration = Duration::from_secs(1);
 
-/// What a client sends, and an error if the end of it takes too long.
+/// Body of a client's request. It ends with an error if the end of the request takes too long.
 ///
-/// The body of a decision is there when its head is, so most calls have nothing but the bytes. The error is the status a
-/// gRPC handler answers with; other handlers see a body that broke.
+/// The body of a decision request has usually arrived with its head, so most calls have only the bytes. The error is
+/// the status with which a gRPC handler answers. Other handlers see a broken body.
 #[derive(Debug)]
 pub struct RequestBody {
     body: Incoming,
-    /// The last part that was read, unless it is kept or given to the handler.
+    /// Last part that was read, until it is kept or passed to the handler.
     early: Option<Bytes>,
-    /// All of the body was received and read. To ask h2 for it takes a lock.
+    /// True if the whole body was received and read. Cached, because h2 takes a lock to answer this.
     has_arrived: bool,
     /// `None` for a small request that arrived whole.
     slow: Option<Box<Slow>>,
 }
 
-/// The state of a body that is large or has not arrived: its timer, and its part in the account of the connection.
+/// State of a body that is large or has not arrived: its timers, and its part in the account of the connection.
 #[derive(Debug, Default)]
 struct Slow {
     allowed: Option<Duration>,
     late: Option<Pin<Box<Sleep>>>,
-    /// The next look whether all connections hold far too much.
+    /// Timer of the next check if all connections hold far too much memory.
     pressed: Option<Pin<Box<Sleep>>>,
     account: Option<Arc<Account>>,
     /// Bytes that have arrived since the timer was set.
     arrived: usize,
-    /// Time left when a wait for room began; the timer stands still during that wait.
+    /// Remaining time of the timer when a wait for room began. The timer stops during that wait.
     left: Option<Duration>,
-    /// The message that is arriving, in parts. The handler gets it when all of it is there: tonic makes room for a whole
-    /// message as soon as it sees the beginning, and a peer could claim much and send little.
+    /// Message that is arriving, in parts. The handler gets it when it is complete: tonic allocates a whole message as
+    /// soon as it sees the beginning, and a peer could announce much and send little.
     kept: Kept,
-    /// The trailers, the error or the end that came after the last part.
+    /// Trailers, error or end that came after the last part.
     end: Option<End>,
-    /// The messages in it, where the account of the connection counts them. An HTTP/1 connection has one body at a time,
-    /// which its handler bounds.
+    /// Messages in the body, if the account of the connection counts them. An HTTP/1 connection has one body at a time,
+    /// and its handler bounds it.
     messages: Option<Messages>,
-    /// The part in the account of a stream that need not end, which its service may read in a task of its own. Others are
-    /// read in the task of their call, whose part is the running one.
+    /// Own part in the account, for a stream that need not end: its service may read it in another task. Other bodies
+    /// are read in the task of their call, and use the part of the running call.
     own: Option<Call>,
-    /// The bytes in `RequestBody::early`, while there is no room for the rest of their message.
+    /// Bytes in `RequestBody::early`, counted while there is no room for the rest of their message.
     begun: Option<Hold>,
-    /// A window of bytes that h2 may hold for this body. Dropped when all of the body was read.
+    /// One window of bytes that h2 may hold for this body. Dropped when the whole body was read.
     unread: Option<Hold>,
 }
 
-/// Parts of a message, copied: what h2 hands out is a slice of a read buffer, which stays as long as the least of its slices.
+/// Copied parts of a message. h2 returns slices of a read buffer, and the buffer stays allocated as long as its
+/// smallest slice.
 #[derive(Debug, Default)]
 struct Kept {
     blocks: VecDeque<BytesMut>,
     bytes: usize,
 }
 
-/// The end of a body: trailers, an error, or nothing.
+/// End of a body: trailers, an error, or nothing.
 type End = Option<Result<Frame<Bytes>, Status>>;
 
-/// Where the bytes read so far end among gRPC's messages, each with a prefix of a flag and its length.
+/// Position of the bytes read so far in the sequence of gRPC messages. Each has a prefix of a flag and its length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Messages {
     prefix: [u8; 5],
     prefix_bytes: usize,
-    /// What is missing of the message.
+    /// Bytes of the message that have not arrived.
     missing: usize,
-    /// True when the message is above [`LARGEST_MESSAGE`].
+    /// True if the message is above [`LARGEST_MESSAGE`].
     is_too_large: bool,
-    /// The longest message so far with its prefix. Of one above [`LARGEST_MESSAGE`] nothing is kept.
+    /// Bytes of the longest message so far, with its prefix. Messages above [`LARGEST_MESSAGE`] are not kept and not
+    /// counted.
     largest: usize,
 }
 
 impl Messages {
-    /// Returns true while none is larger than what is not counted.
+    /// Returns true while no message is above [`UNCOUNTED_REQUEST_BYTES`].
     fn is_small(&self) -> bool {
         self.largest <= UNCOUNTED_REQUEST_BYTES
     }
 
-    /// Returns true within a message of which all is kept.
+    /// Returns true if a part of the message is missing and the message is kept.
     fn is_open(&self) -> bool {
         self.prefix_bytes > 0 || self.missing > 0 && !self.is_too_large
     }
@@ -134,7 +137,7 @@ impl Kept {
     fn add(&mut self, bytes: &[u8]) {
         let has_room = self.blocks.back().is_some_and(|last| last.capacity() - last.len() >= bytes.len());
         if !has_room {
-            // It grows with what has arrived.
+            // The size of a block grows with the bytes that have arrived.
             let room = self.bytes.clamp(bytes.len(), PART_BYTES.max(bytes.len()));
             self.blocks.push_back(BytesMut::with_capacity(room));
         }
@@ -152,20 +155,21 @@ impl Kept {
 }
 
 impl RequestBody {
-    /// A body that ends with an error when neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed` of the first
-    /// wait for it, and again of each such progress; `None` waits for ever.
+    /// Creates a body that ends with an error if neither its end nor [`PROGRESS_BYTES`] of it arrive within `allowed`.
+    /// The time starts at the first wait, and again after each such progress. `None` waits forever.
     pub(super) fn new(body: Incoming, allowed: Option<Duration>) -> Self {
         let slow = Slow { allowed, ..Slow::default() };
         Self { body, early: None, has_arrived: false, slow: Some(Box::new(slow)) }
     }
 
-    /// A body of gRPC messages that is read while `account`, the one of its connection, has room. The time during which
-    /// it may not be read does not count.
+    /// Creates a body of gRPC messages that is read while `account`, the one of its connection, has room. The time of a
+    /// wait for room does not count.
     pub(super) fn of_account(body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
         let mut body = Self { body, early: None, has_arrived: false, slow: None };
         let mut messages = Messages::default();
-        // A small request that has arrived is decided at once, however many large ones wait for room. Nobody has to be woken,
-        // since the call's own task polls again. Errors come again then, and trailers without data are nobody's.
+        // A small request that has arrived is decided at once, even if many large ones wait for room. No waker is
+        // needed, because the call's own task polls again. An error then comes again. Trailers without data have no
+        // reader.
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
             && let Ok(bytes) = frame.into_data()
@@ -192,7 +196,7 @@ impl RequestBody {
         body
     }
 
-    /// Returns true when all of the body was received and read.
+    /// Returns true if the whole body was received and read.
     pub(super) fn has_arrived(&self) -> bool {
         self.has_arrived
     }
@@ -223,7 +227,7 @@ impl Slow {
         })
     }
 
-    /// Ready when the request must not wait any longer, because all connections hold far too much.
+    /// Returns the error if the request has waited too long while all connections hold far too much memory.
     fn poll_pressed(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         let (Some(_), Some(account)) = (self.allowed, &self.account) else { return Poll::Pending };
         let pressed = self.pressed.get_or_insert_with(|| Box::pin(tokio::time::sleep(PRESSED)));
@@ -238,10 +242,10 @@ impl Slow {
         Poll::Pending
     }
 
-    /// Returns true when the next part may be read.
+    /// Returns true if the next part may be read.
     fn may_begin(&mut self, has_arrived: bool, cx: &Context<'_>) -> bool {
         let Some(messages) = &self.messages else { return true };
-        // A call that holds more than a part can bring does not wait for its last ones.
+        // A call that holds more than one part can add does not wait for its last parts.
         let has_room = messages.missing > 0 || messages.largest > PART_BYTES || has_arrived;
         has_room
             || match &mut self.own {
@@ -251,7 +255,7 @@ impl Slow {
             || self.pause()
     }
 
-    /// Returns true when there is room for the messages that what was read belongs to.
+    /// Returns true if there is room for the messages to which the read bytes belong.
     fn may_hold(&mut self, has_arrived: bool, cx: &Context<'_>) -> bool {
         let Some(messages) = &self.messages else { return true };
         let largest = messages.largest;
@@ -263,7 +267,7 @@ impl Slow {
             || self.pause()
     }
 
-    /// Stops the timer while there is no room. Returns false.
+    /// Stops the timer while there is no room. Always returns false.
     fn pause(&mut self) -> bool {
         if self.left.is_none() {
             self.left = self.late.as_ref().map(|late| late.deadline().saturating_duration_since(Instant::now()));
@@ -271,7 +275,7 @@ impl Slow {
         false
     }
 
-    /// Counts bytes that wait for room for the rest of their message.
+    /// Counts `bytes`, which wait for room for the rest of their message, and copies them. Later calls do neither.
     fn begin(&mut self, bytes: Bytes) -> Bytes {
         if self.begun.is_some() {
             return bytes;
@@ -280,7 +284,7 @@ impl Slow {
         Bytes::copy_from_slice(&bytes)
     }
 
-    /// Keeps bytes for which there is room.
+    /// Keeps `bytes`, for which there is room.
     fn keep(&mut self, bytes: &[u8]) {
         self.begun = None;
         self.kept.add(bytes);
@@ -292,7 +296,7 @@ impl Slow {
         }
     }
 
-    /// Returns the next part for the handler, when the message is there that it belongs to.
+    /// Returns the next part for the handler, once its message is complete.
     fn give(&mut self) -> Option<End> {
         if self.end.is_none() && self.messages.is_some_and(|messages| messages.is_open()) {
             return None;
@@ -303,7 +307,7 @@ impl Slow {
         }
     }
 
-    /// Ends the body. An error drops what is there of its message.
+    /// Ends the body. An error drops the kept parts.
     fn end(&mut self, end: End) {
         if let Some(Err(_)) = end {
             self.kept = Kept::default();

@@ -1,10 +1,10 @@
-//! Memory that the calls of one connection may hold.
+//! Memory bound for the calls of one connection.
 //!
-//! An `Account` counts, for one connection, the bytes of requests that are not answered and of answers that the peer has
-//! not taken. A message counts whole from its prefix on, so that all of it can arrive. A message that would go beyond the
-//! bound is not read, so that its HTTP/2 window stays closed and the peer holds the bytes instead. Nothing
-//! is refused. One call at a time may go beyond the bound (the turn), so that a connection full of unfinished messages
-//! makes progress (`docs/decisions/0024`).
+//! An `Account` counts, for one connection, the bytes of requests without an answer and of answers that the peer has
+//! not taken. A message counts with its full length from its prefix on, so that all of it can arrive. A message that
+//! would exceed the bound is not read: its HTTP/2 window stays closed, and the peer holds the bytes instead. No call is
+//! refused. One call at a time may exceed the bound (the turn), so that a connection full of unfinished messages makes
+//! progress (`docs/decisions/0024`).
 
 pub mod process;
 pub(super) mod runner;
@@ -25,56 +25,58 @@ use super::activity::InFlight;
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::{Cause, LimitedCalls};
 
-/// Bytes of messages that the calls of one connection hold: 1 MiB. Beside them a connection holds what h2 has received and
-/// nobody has read, at most 8 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the turn, at most
-/// 4 MiB, and about 8 KiB for each call: 32 MB together.
+/// Maximum bytes of messages that the calls of one connection hold: 1 MiB. A connection also holds bytes that h2 has
+/// received and not passed on, at most 8 MiB (`protocol::STREAM_WINDOW_BYTES`), the message of the call that has the
+/// turn, at most 4 MiB, and about 8 KiB for each call: 32 MB together.
 pub const CONNECTION_BYTES: usize = 1 << 20;
-/// Bytes of messages and untaken answers beyond which no new message is begun: 2 MiB. Messages alone do not reach it, so
-/// small requests, which arrive in one piece, pass large ones.
+/// Bytes of messages and untaken answers beyond which no new message begins: 2 MiB. Messages alone do not reach it, so
+/// small requests, which arrive in one piece, overtake large ones.
 pub const CONNECTION_BYTES_TO_BEGIN: usize = 2 << 20;
-/// Bytes of beginnings that wait for room for the rest of their message: 512 KiB, 64 windows.
+/// Maximum bytes of beginnings that wait for room for the rest of their message: 512 KiB, 64 windows.
 pub const BEGUN_BYTES: usize = 512 << 10;
-/// Requests that are not counted because they arrived whole and are decided at once: up to 1 KiB. An ordinary one has some
-/// hundred bytes.
+/// Bytes up to which a request that arrived whole is not counted, because it is decided at once: 1 KiB. An ordinary
+/// request has a few hundred bytes.
 pub const UNCOUNTED_REQUEST_BYTES: usize = 1_024;
 
 thread_local! {
-    /// The call that the running task answers.
+    /// Call that the running task answers.
     static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
 }
 
-/// The bytes that the calls of one connection hold, and the calls that wait for room.
+/// Bytes that the calls of one connection hold, and the calls that wait for room.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// Messages whole from their prefix to their answer, and untaken answers. Not the message of the call that has the turn.
+    /// Bytes of messages, each whole from its prefix to its answer, and of untaken answers. Excludes the message of the
+    /// call that has the turn.
     held: AtomicUsize,
-    /// Beginnings of messages that wait for room for the rest.
+    /// Bytes of message beginnings that wait for room for the rest.
     begun: AtomicUsize,
-    /// Bytes of messages that have arrived, of untaken answers, of the calls themselves, and of their bodies.
+    /// Bytes of arrived messages, untaken answers, calls, open bodies, unfinished heads, and other bytes read around
+    /// data.
     all: AtomicUsize,
     queue: Mutex<Queue>,
     around: [Around; 2],
-    /// The place among them of what is read now.
+    /// Index in `around` of the current period.
     now: AtomicUsize,
-    /// The turn of the large requests of this connection.
+    /// Turn of the large requests of this connection: a semaphore with one permit.
     large: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
     read_empty: Arc<ReadEmpty>,
 }
 
-/// Bytes that were read around the data of bodies that are not read to their end. A body's data can be a small slice of what
-/// was read, and h2 keeps all of it.
+/// Bytes that were read around the data of open bodies (those not read to their end). The data of a body can be a small
+/// slice of a read buffer, and h2 keeps the whole buffer.
 ///
-/// Nobody knows which body keeps them. So they count until all bodies of the same period and of the one before have ended.
-/// There are two periods at a time. A new one begins when the bodies of the one before have ended.
+/// It is unknown which body keeps which bytes. So they count until all bodies of the same period and of the one before
+/// have ended. Two periods exist at a time. A new one begins when the bodies of the older one have ended.
 #[derive(Debug, Default)]
 struct Around {
     bodies: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-/// Bytes in an account, which its drop gives back.
+/// Bytes in an account, released on drop.
 #[derive(Debug)]
 pub(super) struct Hold {
     account: Arc<Account>,
@@ -82,18 +84,18 @@ pub(super) struct Hold {
     what: What,
 }
 
-/// The kinds of bytes that a [`Hold`] counts.
+/// Kinds of bytes that a [`Hold`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// The beginning of a message that waits for room.
+    /// Beginning of a message that waits for room.
     Begun,
-    /// An answer that the peer has not taken.
+    /// Answer that the peer has not taken.
     Untaken,
-    /// Bytes that h2 may hold of a body that began in this period.
+    /// Bytes that h2 may hold of a body that began in the period with this index.
     OpenBody(usize),
 }
 
-/// The calls that wait for room, in the order in which they began to wait.
+/// Calls that wait for room, in the order in which they began to wait.
 #[derive(Debug, Default)]
 struct Queue {
     next: u64,
@@ -101,7 +103,7 @@ struct Queue {
     waiting: BTreeMap<u64, Waker>,
 }
 
-/// The part of one call in its connection's account.
+/// Part of one call in the account of its connection.
 #[derive(Debug)]
 pub(super) struct Call {
     account: Arc<Account>,
@@ -109,20 +111,20 @@ pub(super) struct Call {
     bytes: usize,
     /// Bytes of its message that have arrived and are kept.
     arrived: usize,
-    /// The place in the queue, from the first wait on.
+    /// Place in the queue, from the first wait on.
     ticket: Option<u64>,
     has_turn: bool,
     answer: Answering,
-    /// Makes the connection busy.
+    /// Guard that makes the connection busy.
     in_flight: Option<InFlight>,
 }
 
-/// How far the answer of a call is.
+/// Progress of the answer of a call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answering {
     /// Number of times that the connection asked for more of the answer, or that the peer took a part of it.
     steps: u64,
-    /// Whether a part was given and the peer has to take it before there are more steps.
+    /// True if a part was given and the peer must take it before the next step.
     is_given: bool,
 }
 
@@ -133,7 +135,8 @@ impl Default for Account {
 }
 
 impl Account {
-    /// An account of a new connection of `process`, whose calls that meet a bound `limited` counts. `read_empty` is that of its socket.
+    /// Creates an account for a new connection of `process`. `limited` counts its calls that meet a bound, and
+    /// `read_empty` belongs to its socket.
     pub(super) fn new(
         limited: Option<Arc<LimitedCalls>>,
         process: Arc<ProcessAccount>,
@@ -144,12 +147,12 @@ impl Account {
         Self { held, begun, all, queue, around, now, large, limited, process, read_empty }
     }
 
-    /// Returns true when requests have to arrive soon, because all connections together hold far too much.
+    /// Returns true while requests must arrive soon, because all connections together hold far too much memory.
     pub(super) fn is_pressed(&self) -> bool {
         self.process.is_pressed()
     }
 
-    /// Counts bytes that were read and are no data of a body.
+    /// Counts bytes that were read and are not data of a body, if a body is open.
     pub(super) fn reads_around(&self, bytes: usize) {
         if self.around.iter().any(|around| around.bodies.load(Ordering::Relaxed) > 0) {
             self.around[self.now.load(Ordering::Relaxed) & 1].bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -157,7 +160,7 @@ impl Account {
         }
     }
 
-    /// Notes the end of a body of this period, and begins a new one if it can.
+    /// Records the end of a body of `period`, and begins a new period if it can.
     fn ends_body(&self, period: usize) {
         self.around[period].bodies.fetch_sub(1, Ordering::Relaxed);
         for _ in 0..2 {
@@ -170,12 +173,12 @@ impl Account {
         }
     }
 
-    /// Returns how fast the connection may be read.
+    /// Returns the speed at which the connection may be read.
     pub(super) fn pace(&self) -> Pace {
         self.process.pace(self.all.load(Ordering::Relaxed))
     }
 
-    /// Counts `after` bytes of memory where `before` were counted.
+    /// Replaces `before` counted bytes by `after` bytes.
     pub(super) fn change(&self, before: usize, after: usize) {
         self.add(after);
         self.subtract(before);
@@ -203,7 +206,7 @@ impl Account {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns true when a message may be begun.
+    /// Returns true if a message may begin.
     pub(super) fn may_begin(&self) -> bool {
         self.held() <= CONNECTION_BYTES_TO_BEGIN && self.begun.load(Ordering::Relaxed) <= BEGUN_BYTES
     }
@@ -261,7 +264,7 @@ impl Answering {
 }
 
 impl Queue {
-    /// Wakes the call that waits longest if nobody has the turn.
+    /// Wakes the call that has waited longest, if no call has the turn.
     fn pass_on(&mut self) {
         if self.turn.is_none()
             && let Some((_, first)) = self.waiting.first_key_value()
@@ -272,20 +275,21 @@ impl Queue {
 }
 
 impl Call {
-    /// A call that holds nothing yet. With `in_flight` it makes its connection busy.
+    /// Creates a call that holds nothing yet. `in_flight` makes its connection busy.
     pub(super) fn new(account: Arc<Account>, in_flight: Option<InFlight>) -> Self {
         account.add(CALL_BYTES);
         let answer = Answering::default();
         Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight }
     }
 
-    /// Returns true when this call may begin a message. Else the task is woken for another try. `may_take_turn` is false for
-    /// a call that need not end.
+    /// Returns true if this call may begin a message. Otherwise `waker` is woken for another try. `may_take_turn` is
+    /// false for a call that need not end.
     pub(super) fn may_begin(&mut self, may_take_turn: bool, waker: &Waker) -> bool {
         self.has_room(self.account.may_begin(), may_take_turn, waker)
     }
 
-    /// Returns true when this call may hold a message of `bytes`, and counts it. Else the task is woken for another try.
+    /// Returns true if this call may hold a message of `bytes`, and counts it. Otherwise `waker` is woken for another
+    /// try.
     pub(super) fn may_hold(&mut self, bytes: usize, may_take_turn: bool, waker: &Waker) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         let is_within = self.account.held().saturating_add(more) <= CONNECTION_BYTES;
@@ -297,7 +301,7 @@ impl Call {
         has_room
     }
 
-    /// Counts that so many bytes of a message have arrived and are kept, in place of what was counted before.
+    /// Replaces the counted bytes of a message that have arrived and are kept by `bytes`.
     pub(super) fn keeps(&mut self, bytes: usize) {
         self.account.change(self.arrived, bytes);
         self.arrived = bytes;
@@ -313,12 +317,12 @@ impl Call {
         true
     }
 
-    /// Returns true when this call takes the turn. Else it stands in the queue.
+    /// Returns true if this call takes the turn. Otherwise the call joins the queue.
     fn takes_turn(&mut self, may_take_turn: bool, waker: &Waker) -> bool {
         let mut queue = self.account.queue.lock();
         let ticket = *self.ticket.get_or_insert_with(|| {
             queue.next += 1;
-            // Those who do not take the turn stand behind all others.
+            // Calls that do not take the turn queue behind all others.
             if may_take_turn { queue.next } else { queue.next | 1 << 63 }
         });
         let is_first = queue.waiting.first_key_value().is_none_or(|(first, _)| *first >= ticket);
@@ -357,24 +361,24 @@ impl Drop for Call {
     }
 }
 
-/// Asks the running call. Returns `None` outside of a call.
+/// Applies `ask` to the running call. Returns `None` outside of a call.
 fn running<T>(ask: impl FnOnce(&mut Call) -> T) -> Option<T> {
     CALL.with(|call| call.borrow_mut().as_mut().map(ask))
 }
 
-/// Returns true when the running call may begin a message. Else its task is woken for another try. Outside of a call nothing
-/// may be begun.
+/// Returns true if the running call may begin a message. Otherwise its task is woken for another try. Returns false
+/// outside of a call.
 pub(super) fn may_begin(cx: &Context<'_>) -> bool {
     running(|call| call.may_begin(true, cx.waker())).unwrap_or(false)
 }
 
-/// Returns true when the running call may hold a message of `bytes`, and counts it until the answer is there. Else its task
-/// is woken for another try. Outside of a call nothing may be held.
+/// Returns true if the running call may hold a message of `bytes`, and counts it until the answer is there. Otherwise
+/// its task is woken for another try. Returns false outside of a call.
 pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
     running(|call| call.may_hold(bytes, true, cx.waker())).unwrap_or(false)
 }
 
-/// Counts that so many bytes of a message of the running call have arrived and are kept.
+/// Sets the bytes of the running call's message that have arrived and are kept to `bytes`.
 pub(super) fn keeps(bytes: usize) {
     let _ = running(|call| call.keeps(bytes));
 }
@@ -384,23 +388,23 @@ pub(super) fn large() -> Option<Arc<Semaphore>> {
     running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }
 
-/// Returns the longest time for which the running call can have waited for its thread; nothing outside of a call.
+/// Returns the longest time for which the running call can have waited for its thread; zero outside of a call.
 pub(super) fn waited() -> Duration {
     running(|call| call.account.read_empty.waited()).unwrap_or_default()
 }
 
-/// Notes that the running call need not end, so that its connection is idle if it has no other.
+/// Marks the running call as endless: its connection is idle if it has no other call.
 pub(super) fn need_not_end() {
     let _ = running(|call| call.in_flight.as_mut().map(InFlight::need_not_end));
 }
 
-/// Notes that the running call was asked for the next part of its answer.
+/// Records a request for the next part of the running call's answer.
 pub(super) fn is_asked() {
     let _ = running(|call| call.answer.step(false));
 }
 
-/// Notes that the running call gave a part of its answer, which the peer has to take before the next. Its request counts no
-/// longer. Returns the account for the answer, and `None` outside of a call.
+/// Records that the running call gave a part of its answer, which the peer must take before the next. Its request no
+/// longer counts. Returns the account for the answer if `is_counted`; `None` outside of a call.
 pub(super) fn gives(is_counted: bool) -> Option<Arc<Account>> {
     running(|call| {
         call.answer.step(true);

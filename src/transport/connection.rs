@@ -1,4 +1,5 @@
-//! The life of one connection: opened in time, served until it is old or the service stops, finished, or cut.
+//! Life of one connection: opened in time, served until its maximum age or the stop of the service, then finished or
+//! cut.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -17,51 +18,51 @@ use super::protocol::Connection;
 use super::socket::State;
 use super::tally::How;
 
-/// How long a connection that is idle and asked to leave may take to close: 1 s. It answers the calls that were on their
-/// way when it was asked.
+/// Time that an idle connection has to close when others need its memory: 1 s. It still answers the calls that were on
+/// their way.
 pub const IDLE_GRACE: Duration = Duration::from_secs(1);
-/// The same for a connection that has never had a call: 100 ms.
+/// Time that a connection has to close if it never had a call: 100 ms.
 pub const UNUSED_GRACE: Duration = Duration::from_millis(100);
 
-/// A part of a connection's life.
+/// Phase of a connection's life.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// The peer has a bounded time to open it.
+    /// The peer has a limited time to open the connection.
     Opening,
-    /// It takes calls.
+    /// The connection takes calls.
     Serving,
-    /// It was asked to leave while it had no call in flight.
+    /// The connection closes because [`Activity::leave`] was called.
     Leaving,
-    /// It takes no new calls and answers those in flight.
+    /// The connection takes no new calls and answers those in flight.
     Finishing,
-    /// The same, and the service stops.
+    /// Same as `Finishing`, while the service stops.
     Draining,
 }
 
-/// The signal to stop, as one connection or listener waits for it.
+/// Stop signal of the service, as one connection or listener receives it.
 #[derive(Clone, Debug)]
 pub(super) struct Stop(pub(super) watch::Receiver<bool>);
 
 impl Stop {
-    /// True from the signal on.
+    /// Returns true after the signal, or if its sender is gone.
     pub(super) fn is_set(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 
-    /// Waits for the signal; a signal that nobody can give any more is given.
+    /// Waits for the signal, or until its sender is gone.
     pub(super) async fn wait(&mut self) {
         let _ = self.0.wait_for(|stop| *stop).await;
     }
 
-    /// Waits for the signal at most so long.
+    /// Waits for the signal, at most for `length`.
     pub(super) async fn wait_at_most(&mut self, length: Duration) {
         let _ = timeout(length, self.wait()).await;
     }
 }
 
-/// Serves `connection` to its end, whoever brings it about. `limits.age` is this connection's own.
+/// Serves `connection` until it ends, whatever the cause. `limits.age` is the age of this connection.
 ///
-/// It is boxed because the task would hold its room twice: as the argument, and pinned.
+/// `connection` is boxed, because the task would hold its space twice: as the argument, and pinned.
 pub(super) async fn live<C: Connection>(
     mut connection: Pin<Box<C>>,
     state: State,
@@ -70,7 +71,7 @@ pub(super) async fn live<C: Connection>(
     mut stop: Stop,
 ) -> Ending {
     let mut phase = Phase::Opening;
-    // One place that waits, so that the future has room for one wait only.
+    // A single place that waits, so that the future has space for one wait only.
     loop {
         let over = phase.over(&limits, &activity, &mut stop);
         if let Some(ending) = until(connection.as_mut(), &state, over).await {
@@ -94,7 +95,7 @@ pub(super) async fn live<C: Connection>(
 }
 
 impl Phase {
-    /// Waits until this part is over, by its time, the signal to stop, or the request to leave.
+    /// Waits until this phase is over: by its timeout, the stop signal, or [`Activity::leave`].
     async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut Stop) {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
@@ -114,7 +115,7 @@ impl Phase {
     }
 }
 
-/// Serves `connection` until it ends or `due` does; `None` is the latter.
+/// Serves `connection` until it ends or `due` completes. Returns `None` in the second case.
 async fn until<C: Connection>(
     mut connection: Pin<&mut C>,
     state: &State,
@@ -140,8 +141,8 @@ async fn until<C: Connection>(
     .await
 }
 
-/// Wakes a connection for its timer and the signal to stop, and says that it was these: a connection wakes for every
-/// call, and asking them each time takes the lock that all connections share.
+/// Waker that records if the timer or the stop signal woke the connection. A connection wakes for every call, and
+/// polling the two each time takes the lock that all connections share.
 struct Alarm {
     rung: AtomicBool,
     connection: Waker,

@@ -1,4 +1,4 @@
-//! The end of a connection, by its cause.
+//! Ends of connections, by cause.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -7,33 +7,34 @@ use super::frames::FrameError;
 use super::socket::State;
 use super::tally::How;
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// The peer closed it, or it was finished with every call answered.
+    /// Closed by the peer, or finished with every call answered.
     Closed,
-    /// It ended by this cause.
+    /// Ended by this cause.
     Ended(How),
-    /// It ended by this cause, of which the error says more.
+    /// Ended by this cause; the error has the details.
     Failed(How, Box<dyn Error + Send + Sync>),
 }
 
 impl Ending {
-    /// The end of a connection that was polled to it.
+    /// Returns the end of a connection whose future returned `ended`.
     pub(super) fn of(ended: hyper::Result<()>, state: &State) -> Self {
         let Err(error) = ended else { return Self::Closed };
         match (state.broken(), how(&error)) {
             (Some(FrameError::Trailers), _) => Self::Failed(How::Trailers, error.into()),
             (Some(FrameError::PushPromise), _) => Self::Failed(How::ProtocolError, error.into()),
             (Some(FrameError::LateHead), _) => Self::Failed(How::LateHead, error.into()),
-            // hyper counts a request head from the answer before it, so this is an HTTP/1 connection that was kept alive.
+            // hyper starts the timeout of a request head at the answer before it, so this is an HTTP/1 connection that
+            // was kept alive.
             (None, How::LateHead) if state.is_at_rest() => Self::Closed,
             (None, how) => Self::Failed(how, error.into()),
         }
     }
 }
 
-/// The cause of an error of a connection.
+/// Returns the cause of a connection's error.
 fn how(error: &hyper::Error) -> How {
     let mut source = error.source();
     while let Some(cause) = source {
@@ -46,7 +47,7 @@ fn how(error: &hyper::Error) -> How {
         source = cause.source();
     }
     match error.is_timeout() {
-        // hyper names neither of the two. Only the ping has a source.
+        // hyper names neither timeout. Only the one of the ping has a source.
         true if error.source().is_some() => How::UnansweredPing,
         true => How::LateHead,
         false if error.is_incomplete_message() => How::Io,
@@ -60,7 +61,7 @@ fn by_http2(error: &h2::Error) -> How {
         return How::PeerGoaway;
     }
     match error.reason() {
-        // With calls in flight, hyper ends the connection of an unanswered ping in this way.
+        // With calls in flight, hyper ends a connection with an unanswered ping in this way.
         Some(Reason::NO_ERROR) => How::UnansweredPing,
         Some(Reason::PROTOCOL_ERROR) => How::ProtocolError,
         Some(Reason::INTERNAL_ERROR) => How::InternalError,

@@ -1,55 +1,55 @@
-//! The HTTP/2 frames that a peer sends, as far as their heads tell: h2 keeps header fields that no call can be charged for.
+//! Reader of the heads of a peer's HTTP/2 frames. It bounds the header fields that h2 keeps and that count for no call.
 //!
-//! A field takes one byte on the wire and up to 90 in memory. Those of a call are read and reduced when it begins (`head`).
-//! Those of a head that never ends, and of trailers, stay in h2: no call has them yet, and a call that waits for room does not
-//! ask for them.
+//! A field takes one byte on the wire and up to 90 in memory. The fields of a call are read and reduced when it begins
+//! (`head`). The fields of a head that never ends, and of trailers, stay in h2: they belong to no call yet, and a call
+//! that waits for room does not read them.
 
 use std::mem;
 
 use thiserror::Error;
 use tokio::time::{Duration, Instant};
 
-/// Bytes of trailers: 64. No gRPC request has any (gRPC over HTTP/2, Requests), so nobody needs more.
+/// Maximum bytes of trailers: 64. No gRPC request has trailers (gRPC over HTTP/2, Requests), so no client needs more.
 const MOST_TRAILER_BYTES: usize = 64;
-/// The time in which a head must end that was begun: 5 s. Ordinary heads arrive in one piece.
+/// Time in which a head that has begun must end: 5 s. Ordinary heads arrive in one piece.
 const HEAD_ALLOWED: Duration = Duration::from_secs(5);
-/// Bytes that a byte of a head takes in h2, at most: 90. 7,500 fields of one byte took 680 KB.
+/// Maximum memory in bytes that one byte of a head takes in h2: 90. 7,500 fields of one byte took 680 KB.
 const HEAD_BYTE_COST: usize = 90;
 
-/// The bytes that a client sends before its first frame (RFC 9113, 3.4).
+/// Bytes that a client sends before its first frame (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
-/// The bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
+/// Bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
-/// The type of the frames that carry a body (RFC 9113, 6.1).
+/// Type of the frames that carry a body (RFC 9113, 6.1).
 const DATA: u8 = 0;
-/// The types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
+/// Types of the frames that carry fields, and the flag of the last one of a head (RFC 9113, 6.2 and 6.10).
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
-/// The type of a frame with fields that no client may send (RFC 9113, 8.4).
+/// Type of a frame with fields that clients must not send (RFC 9113, 8.4).
 const PUSH_PROMISE: u8 = 5;
 
-/// The place among the frames after the bytes that were read so far.
+/// Position in the sequence of frames after the bytes that were read so far.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// Bytes to pass over: of the preface, or of a frame's payload.
+    /// Bytes to skip: of the preface, or of a frame's payload.
     missing: usize,
     head: [u8; FRAME_HEAD_BYTES],
     head_bytes: usize,
-    /// Whether the payload that is being read has fields, and whether it is the last of them.
+    /// `None` while the payload has no fields; true if it has the last fields of a head.
     fields: Option<IsLast>,
-    /// The highest stream so far. Fields of a stream that is not higher are trailers.
+    /// Highest stream so far. Fields of a stream that is not higher are trailers.
     last_stream: u32,
     begun: Option<Begun>,
-    /// Whether the payload that is being read is data of a body.
+    /// True while the payload is data of a body.
     is_data: bool,
-    /// Bytes that are no data of a body.
+    /// Bytes that are not data of a body, since the last [`Frames::take_around`].
     around: usize,
 }
 
 type IsLast = bool;
 
-/// Fields of which the end has not arrived.
+/// Fields whose end has not arrived.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     bytes: usize,
@@ -57,22 +57,22 @@ struct Begun {
     since: Instant,
 }
 
-/// Why the connection of a peer ends.
+/// Error for which the connection of a peer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum FrameError {
-    /// Trailers that no gRPC request has.
+    /// Trailers of more than 64 bytes, which no gRPC request has.
     #[error("a request has trailers of more than 64 bytes")]
     Trailers,
-    /// A head that was begun and did not end.
+    /// A head that began and did not end in time.
     #[error("the head of a request did not end within 5 s")]
     LateHead,
-    /// A frame that no client may send.
+    /// A frame that clients must not send.
     #[error("a client sent PUSH_PROMISE")]
     PushPromise,
 }
 
 impl Frames {
-    /// Of a peer that has sent nothing yet.
+    /// Creates the state for a peer that has sent nothing yet.
     pub(super) fn new() -> Self {
         let (head, head_bytes) = ([0; FRAME_HEAD_BYTES], 0);
         Self {
@@ -87,25 +87,25 @@ impl Frames {
         }
     }
 
-    /// Returns the memory that h2 may take for a head of which the end has not arrived, in bytes.
+    /// Returns the memory in bytes that h2 may take for a head whose end has not arrived.
     pub(super) fn begun_bytes(&self) -> usize {
         self.begun.map_or(0, |begun| begun.bytes.saturating_mul(HEAD_BYTE_COST))
     }
 
-    /// Returns the time until which the head must end that has begun.
+    /// Returns the time until which the begun head must end.
     pub(super) fn due(&self) -> Option<Instant> {
         self.begun.map(|begun| begun.since + HEAD_ALLOWED)
     }
 
-    /// Returns the bytes that were no data of a body since it was last asked.
+    /// Returns the bytes since the last call that were not data of a body.
     pub(super) fn take_around(&mut self) -> usize {
         mem::take(&mut self.around)
     }
 
-    /// Reads on.
+    /// Reads the next bytes.
     ///
     /// # Errors
-    /// When the peer sends trailers that are too long, or a frame that it may not send.
+    /// Returns an error if the peer sends trailers that are too long, or a frame that it must not send.
     pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), FrameError> {
         while !bytes.is_empty() {
             if self.missing > 0 {
@@ -146,7 +146,7 @@ impl Frames {
         if kind == PUSH_PROMISE { Err(FrameError::PushPromise) } else { Ok(()) }
     }
 
-    /// Counts bytes of a payload.
+    /// Counts `passed` bytes of a payload, if it has fields.
     fn pass_fields(&mut self, passed: usize) -> Result<(), FrameError> {
         let (Some(is_last), Some(begun)) = (self.fields, &mut self.begun) else { return Ok(()) };
         begun.bytes += passed;
@@ -172,7 +172,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, stream], &vec![0x84; payload]].concat()
     }
 
-    /// Passes a preface and these frames in parts of `cut` bytes.
+    /// Passes a preface and the frames `sent`, in parts of `cut` bytes.
     fn passed(sent: &[Vec<u8>], cut: usize) -> Result<Frames, FrameError> {
         let mut frames = Frames::new();
         let bytes = [vec![1; PREFACE_BYTES], sent.concat()].concat();

@@ -1,4 +1,4 @@
-//! The gRPC listener's services: `ShouldRateLimit`, health and reflection.
+//! Services of the gRPC listener: `ShouldRateLimit`, health and reflection.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -37,9 +37,9 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
-/// The path of the one method that decides.
+/// Path of the only method that decides.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// The names under which health is asked for: the server as a whole, the reference's name, and the service's own.
+/// Names of the health check: the server as a whole, the reference's name, and the service's own name.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 /// Answers `ShouldRateLimit`.
@@ -49,37 +49,39 @@ pub struct Edge {
     answers: Arc<Answers>,
     telemetry: Arc<Telemetry>,
     seats: Arc<Seats>,
-    /// Descriptors of one slice of a large request.
+    /// Maximum number of descriptors in one slice of a large request.
     slice: usize,
 }
 
 impl Edge {
-    /// An edge that asks this limiter, answers so, tells of it there, and holds back so many calls at once.
+    /// Creates an edge that decides with `limiter`, formats with `answers` and reports to `telemetry`. It delays at
+    /// most `most_held` calls at a time.
     pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, telemetry: Arc<Telemetry>, most_held: usize) -> Self {
         Self { limiter, answers, telemetry, seats: Seats::new(most_held), slice: SLICE_DESCRIPTORS }
     }
 
-    /// The same edge, which decides large requests in slices of at most so many descriptors.
+    /// Sets the maximum number of descriptors in one slice of a large request to `slice`.
     #[must_use]
     pub fn slicing(self, slice: usize) -> Self {
         Self { slice, ..self }
     }
 
-    /// What it tells of its calls and decisions.
+    /// Returns the telemetry to which it reports calls and decisions.
     pub fn telemetry(&self) -> Arc<Telemetry> {
         Arc::clone(&self.telemetry)
     }
 
-    /// How many calls are held back at this moment, whenever it is asked.
+    /// Returns a function that counts the calls delayed at the time it is called.
     pub fn held_calls(&self) -> impl Fn() -> usize + use<> {
         let seats = Arc::clone(&self.seats);
         move || seats.taken()
     }
 
-    /// Decides one request of the wire, for a caller with this patience; `span` tells of it.
+    /// Decides one request of the wire. `patience` is the time that the caller waits; `span` records the decision.
     ///
     /// # Errors
-    /// What is wrong with the request, or that the store could not be asked.
+    /// Returns an error if the request is invalid, or if the store is unavailable and the decision is left to the
+    /// caller.
     pub async fn decide(
         &self,
         wire: RateLimitRequest,
@@ -93,19 +95,19 @@ impl Edge {
             let rules = self.limiter.rules();
             let mut decision = match &span {
                 None => self.limiter.decide(&rules, &request, patience).await,
-                // Boxed, so that those who are not recorded do not carry it.
+                // Boxed, so that calls without a span do not carry it.
                 Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, patience))).await,
             };
             let hold = caller.hold(&mut decision, &self.seats);
             self.telemetry.observe(&request, &decision, span);
             Held { response: self.answers.respond(&request, &decision)?, hold }
         };
-        // By now neither the rules nor the request are needed, however long it takes.
+        // From here on, neither the rules nor the request are needed, however long the delay is.
         drop(request);
         Ok(held.over().await)
     }
 
-    /// Decides a request whose message was above [`LARGEST_MESSAGE`], so that `domain` is all that was read of it.
+    /// Decides a request whose message was above [`LARGEST_MESSAGE`]. Only its `domain` was read.
     fn decide_unread(
         &self,
         domain: String,
@@ -125,7 +127,7 @@ impl Edge {
     /// Answers a call of `ShouldRateLimit`.
     ///
     /// # Errors
-    /// When the request is invalid, or the store cannot be asked.
+    /// Returns an error if the request is malformed or invalid, or the store is unavailable.
     pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
         let _call = self.telemetry.call();
         let waited = budget::waited();
@@ -158,7 +160,7 @@ impl Edge {
     }
 }
 
-/// One call of `ShouldRateLimit`.
+/// Handler of one call of `ShouldRateLimit`.
 struct Asked(Arc<Edge>);
 
 impl UnaryService<Incoming> for Asked {
@@ -171,16 +173,17 @@ impl UnaryService<Incoming> for Asked {
     }
 }
 
-/// Why a request was not decided: its caller's configuration is wrong, or its operator leaves the decision to the caller.
+/// Reason for a request without a decision: the caller's configuration is wrong, or the operator leaves the decision to
+/// the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Undecided {
-    /// The request means nothing.
+    /// The request is invalid.
     #[error(transparent)]
     Invalid(#[from] InvalidRequest),
-    /// The message is no request.
+    /// The message is not a `RateLimitRequest`.
     #[error(transparent)]
     Malformed(#[from] DecodeError),
-    /// The store could not be asked.
+    /// The store is unavailable.
     #[error(transparent)]
     Unavailable(#[from] StoreUnavailable),
 }
@@ -189,14 +192,15 @@ impl From<Undecided> for Status {
     fn from(undecided: Undecided) -> Self {
         match undecided {
             Undecided::Invalid(error) => Self::invalid_argument(error.to_string()),
-            // As tonic answers what it cannot decode.
+            // tonic answers with this status if it cannot decode a message.
             Undecided::Malformed(error) => Self::internal(error.to_string()),
             Undecided::Unavailable(error) => Self::unavailable(error.to_string()),
         }
     }
 }
 
-/// How long a caller waits: gRPC's `grpc-timeout`, at most eight digits and a unit. What is no such text says nothing.
+/// Parses the time that a caller waits, gRPC's `grpc-timeout`: at most eight digits and a unit. `None` for any other
+/// text.
 fn patience(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
@@ -214,7 +218,7 @@ fn patience(text: &[u8]) -> Option<Duration> {
     })
 }
 
-/// Every service of the gRPC listener. The busy one is asked without going through a router.
+/// All services of the gRPC listener. Calls of `ShouldRateLimit`, the busiest method, bypass the router.
 #[derive(Clone)]
 pub struct Services {
     decisions: Arc<Edge>,
@@ -222,12 +226,12 @@ pub struct Services {
     limiter: Arc<Limiter>,
 }
 
-/// What tells callers whether this instance wants requests.
+/// Health status of this instance, which tells callers if it accepts requests.
 #[derive(Clone)]
 pub struct Health(HealthReporter);
 
 impl Health {
-    /// Says so under every name.
+    /// Sets the status under every name.
     pub async fn set_serving(&self, serving: bool) {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         for name in HEALTH_NAMES {
@@ -237,10 +241,10 @@ impl Health {
 }
 
 impl Services {
-    /// The services, and the handle on their health, which begins as not serving.
+    /// Creates the services and their health status, which starts as not serving.
     ///
     /// # Errors
-    /// When the descriptors of `proto/` do not suit reflection: a fault of the build.
+    /// Returns an error if the descriptors of `proto/` do not suit reflection, which is a fault of the build.
     pub async fn new(edge: Edge) -> Result<(Self, Health), tonic_reflection::server::Error> {
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let health = Health(reporter);
@@ -278,7 +282,7 @@ impl Services {
         let telemetry = Arc::clone(&self.decisions.telemetry);
         Box::pin(async move {
             let answer = answer.await?;
-            // Nothing else is answered with this status: see `RequestBody`.
+            // No other answer has this status: see `RequestBody`.
             if Status::from_header_map(answer.headers()).is_some_and(|status| status.code() == Code::DeadlineExceeded) {
                 telemetry.call_limited(Cause::LateBody);
             }
@@ -287,7 +291,7 @@ impl Services {
     }
 }
 
-/// Answers a call whose message is not above the bound.
+/// Answers a call whose message is within the bound.
 async fn answer<B>(edge: Arc<Edge>, request: http::Request<B>) -> Result<http::Response<tonic::body::Body>, Infallible>
 where
     B: Body<Data = Bytes> + Send + 'static,

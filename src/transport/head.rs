@@ -1,7 +1,7 @@
-//! The head of a call that waits for its body, reduced to what the services read.
+//! Head of a call that waits for its body, reduced to the parts that the services read.
 //!
 //! h2 decodes up to 7,700 fields for a call, which take 600 KB of memory and 7.5 KB on the wire. A call whose request
-//! has arrived drops them at once. One that waits for its body would hold them as long as it waits.
+//! has arrived drops them at once. A call that waits for its body would hold them as long as it waits.
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE};
 use http::request::Parts;
@@ -9,24 +9,25 @@ use http::{HeaderMap, Method, Uri};
 
 use crate::telemetry::traces::CALLER_HEADERS;
 
-/// Bytes of a value that is kept: 512, as for the longest `tracestate`. The others are shorter by far.
+/// Maximum bytes of a value that is kept: 512, as for the longest `tracestate`. The other values are far shorter.
 const LONGEST_VALUE: usize = 512;
-/// Bytes of a path that is kept: 256. The longest of a service here has 75.
+/// Maximum bytes of a path that is kept: 256. The longest path of a service here has 75.
 const LONGEST_PATH: usize = 256;
-/// Bytes of a method that is kept: 15, which need no memory of their own.
+/// Maximum bytes of a method that is kept: 15, which need no allocation.
 const LONGEST_METHOD: usize = 15;
 
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-/// What the services read, beside [`CALLER_HEADERS`].
+/// Headers that the services read, besides [`CALLER_HEADERS`].
 static NEEDED: [&HeaderName; 5] = [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING];
 
-/// Drops what no service reads, and copies the rest: h2's values are slices of whole read buffers.
+/// Drops the parts of `head` that no service reads. Copies the rest, because h2's values are slices of whole read
+/// buffers.
 pub(super) fn reduce(head: &mut Parts) {
     let mut kept = HeaderMap::new();
     for name in NEEDED.into_iter().chain(CALLER_HEADERS) {
-        // Two are enough to see that there are several, which some readers take for none.
+        // Two values are enough to detect a repeated header, which some readers treat as absent.
         let values = || head.headers.get_all(name).iter().take(2);
         if values().any(|value| value.len() > LONGEST_VALUE) {
             continue;

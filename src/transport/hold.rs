@@ -1,4 +1,5 @@
-//! Calls that wait here before they are answered, because a limit says so: so many at once, and those beyond are refused.
+//! Delayed answers: calls that wait here because a limit delays them. Their number is bounded; calls beyond it are
+//! refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,29 +10,29 @@ use tokio::time::Instant;
 use crate::model::{Decision, Micros, Outcome};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 
-/// What answering takes once a call has waited: 3 ms, as the store's deadline leaves for it.
+/// Time reserved for the answer after the delay: 3 ms, the same that the store's deadline reserves.
 const OWN: Duration = Duration::from_millis(3);
 
-/// Who waits for an answer, and since when.
+/// Arrival of a call, and the time that its caller waits for the answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller(Option<(Instant, Duration)>);
 
-/// An answer, and how long it is held back.
+/// Answer, and its delay.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) response: RateLimitResponse,
     pub(super) hold: Hold,
 }
 
-/// How long a call is held back, and its seat meanwhile.
+/// Delay of a call, and its seat during the delay.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     length: Duration,
     _seat: Option<Seat>,
 }
 
-/// Room for the calls that are held back. Each of them is a stream of its connection and one of the calls that its caller has in
-/// flight, and without a bound one client could take all of them, so that those of others fail.
+/// Seats for delayed calls. Each delayed call is a stream of its connection and one of its caller's calls in flight.
+/// Without a bound, one client could take all of them, and the calls of others would fail.
 #[derive(Debug)]
 pub(super) struct Seats {
     taken: AtomicUsize,
@@ -48,12 +49,12 @@ impl Drop for Seat {
 }
 
 impl Seats {
-    /// Room for so many.
+    /// Creates `most` seats.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { taken: AtomicUsize::new(0), most })
     }
 
-    /// How many are taken.
+    /// Returns the number of taken seats.
     pub(super) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
@@ -66,13 +67,13 @@ impl Seats {
 }
 
 impl Caller {
-    /// A caller whose call has just arrived, and who waits no longer than that.
+    /// Creates a caller whose call has just arrived. It waits at most for `patience`.
     pub(super) fn who_waits(patience: Option<Duration>) -> Self {
         Self(patience.map(|patience| (Instant::now(), patience)))
     }
 
-    /// How long this decision is held back: as long as it asks, but not beyond what the caller waits. Envoy is told to wait
-    /// for so much less. Where there is no room to wait in, it becomes a refusal.
+    /// Returns the delay of `decision`: the delay that it asks for, but not longer than the caller waits. Subtracts it
+    /// from the delay that Envoy adds. Turns the decision into a refusal if no seat is free.
     pub(super) fn hold(self, decision: &mut Decision<'_>, seats: &Arc<Seats>) -> Hold {
         if decision.wait.hold == Micros::ZERO || decision.outcome != Outcome::Admitted {
             return Hold::default();
@@ -92,7 +93,7 @@ impl Caller {
 }
 
 impl Held {
-    /// The answer, when it is due. To drop this is harmless: what was charged was charged before.
+    /// Returns the answer when it is due. Dropping this is harmless: the charges were made before.
     pub(super) async fn over(self) -> RateLimitResponse {
         self.hold.over().await;
         self.response
@@ -103,7 +104,7 @@ impl Hold {
     /// Waits until the answer is due.
     pub(super) async fn over(self) {
         if !self.length.is_zero() {
-            // Boxed, for a timer is large and hardly any call has one.
+            // Boxed, because a timer is large and hardly any call has one.
             Box::pin(tokio::time::sleep(self.length)).await;
         }
     }
@@ -118,7 +119,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A decision that asks for 2 s here and 3 s at Envoy.
+    /// Returns a decision that asks for 2 s here and 3 s at Envoy.
     fn waiting(outcome: Outcome) -> Decision<'static> {
         Decision {
             outcome,

@@ -1,8 +1,10 @@
-//! The connections of a listener: those that never had a call, and the others, each from the one that is idle longest.
+//! Connections of a listener, in two orders: those that never had a call, and the others. Each order starts with the
+//! connection that is idle longest.
 //!
-//! The accept loop alone keeps these orders, so there is no lock. A call does not touch them: a connection has the place of the
-//! time when the loop last looked at it, which is never later than its true one. The loop therefore looks at the first of
-//! an order again before it closes it, and puts it at its true place if there were calls meanwhile.
+//! Only the accept loop keeps these orders, so there is no lock. A call does not touch them: a connection keeps the
+//! place of the time when the loop last checked it, which is never later than its true place. So the loop checks the
+//! first connection of an order again before it closes it, and moves it to its true place if there were calls
+//! meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,49 +13,51 @@ use tokio::task::Id;
 
 use super::activity::Activity;
 
-/// Connections that are looked at for each one accepted beyond the bound: 16, so that an accept stays cheap.
+/// Maximum number of connections checked for each one accepted beyond the bound: 16, so that an accept stays cheap.
 pub(super) const LOOKS: usize = 16;
-/// Connections that are looked at every [`LOOK_EVERY`] while there are more than the bound: 1,024, which takes less than a
-/// millisecond. Without it, connections that end their calls while nobody connects would stay.
+/// Maximum number of connections checked every [`LOOK_EVERY`] while there are more than the bound: 1,024, which takes
+/// less than 1 ms. Without it, connections whose calls end while no new connection arrives would stay.
 pub(super) const LOOKS_AT_REST: usize = 1_024;
-/// The time between two such looks: 250 ms.
+/// Time between two such checks: 250 ms.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A connection that has been idle for less is not asked to leave: 250 ms. A caller opens one because it has a call, which is
+/// Minimum idle time before a connection is closed: 250 ms. A caller opens a connection because it has a call, which is
 /// then on its way.
 const LEAST_IDLE_MS: u64 = 250;
-/// Connections that are leaving, or beyond the bound and never had a call, that are not too many: 2,000, which take 72 MB.
+/// Number of crowding connections that is never too many: 2,000, which take 72 MB. A connection crowds if it is
+/// leaving, or is beyond the bound and never had a call.
 const LEAST_CROWD: usize = 2_000;
-/// The most of them that are not too many, whatever the bound is: 4,000, which take 144 MB. 11,000 new connections a second do not
-/// reach it (`LEAST_IDLE_MS` and `connection::UNUSED_GRACE`), so that a flood of them does not keep a caller waiting.
+/// Maximum number of crowding connections, whatever the bound is: 4,000, which take 144 MB. 11,000 new connections a
+/// second do not reach it (`LEAST_IDLE_MS` and `connection::UNUSED_GRACE`), so a flood of them does not keep a caller
+/// waiting.
 const MOST_CROWD: usize = 4_000;
 
-/// A place in an order: the time since when the connection is idle, as far as the loop knows, and its number.
+/// Place in an order: the time since which the connection is idle, as last checked, and a sequence number.
 type Place = (u64, u64);
 
-/// The connections of one listener.
+/// Connections of one listener.
 #[derive(Debug)]
 pub(super) struct Idle {
     most: usize,
-    /// Those that never had a call, as far as the loop knows.
+    /// Connections that never had a call, as last checked.
     unused: BTreeMap<Place, (Id, Activity)>,
     used: BTreeMap<Place, (Id, Activity)>,
     places: HashMap<Id, Place>,
-    /// Those that were asked to leave and have not ended.
+    /// Number of connections on which [`Activity::leave`] was called and that have not ended.
     leaving: usize,
     number: u64,
 }
 
-/// What became of a connection that was looked at.
+/// Result of the check of a connection.
 enum Looked {
-    /// It was asked to leave, or has another place.
+    /// The connection is leaving, or has another place.
     Moved,
-    /// It was idle for too short a time, as are all others of its order.
+    /// The connection was idle for too short a time, as are all others of its order.
     Young,
 }
 
 impl Idle {
-    /// No connection yet. Beyond `most` of them, idle ones are asked to leave.
+    /// Creates an empty set. Beyond `most` connections, idle ones are closed.
     pub(super) fn new(most: usize) -> Self {
         let [unused, used] = [0; 2].map(|_| BTreeMap::new());
         Self { most, unused, used, places: HashMap::new(), leaving: 0, number: 0 }
@@ -64,7 +68,7 @@ impl Idle {
         self.place(id, activity.idle_since_ms(), activity);
     }
 
-    /// Removes a connection that has ended; it may have been asked to leave before.
+    /// Removes a connection that has ended. It may have been leaving.
     pub(super) fn remove(&mut self, id: Id) {
         match self.places.remove(&id) {
             Some(place) => {
@@ -74,12 +78,12 @@ impl Idle {
         }
     }
 
-    /// Returns true when there are more connections than the bound.
+    /// Returns true if there are more connections than the bound.
     pub(super) fn is_over(&self) -> bool {
         self.places.len() > self.most
     }
 
-    /// Returns true when too many connections are leaving, or are beyond the bound and never had a call.
+    /// Returns true if too many connections are leaving, or are beyond the bound and never had a call.
     pub(super) fn is_crowded(&self) -> bool {
         self.crowd() > self.most.clamp(LEAST_CROWD, MOST_CROWD)
     }
@@ -88,8 +92,8 @@ impl Idle {
         self.leaving + self.unused.len().min(self.places.len().saturating_sub(self.most))
     }
 
-    /// While there are more than the bound, asks those to leave that never had a call, and then those that are idle longest.
-    /// Looks at up to `looks` connections, and passes over those that have calls, or had one a moment ago.
+    /// While there are more connections than the bound, closes those that never had a call, and then those that are
+    /// idle longest. Checks at most `looks` connections, and skips those that have calls or had one a moment ago.
     pub(super) fn make_room(&mut self, looks: usize) {
         let mut looks = 0..looks;
         while self.is_over() && looks.next().is_some() {
@@ -97,7 +101,7 @@ impl Idle {
             if matches!(looked, Looked::Moved) {
                 continue;
             }
-            // Those that were opened a moment ago make nobody leave who has calls now and then.
+            // Connections that were opened a moment ago do not displace those that have calls now and then.
             let first = if self.used.len() > self.most { self.used.pop_first() } else { None };
             if first.is_none_or(|first| matches!(self.look(first), Looked::Young)) {
                 break;
@@ -105,7 +109,7 @@ impl Idle {
         }
     }
 
-    /// Looks at the first connection of an order, which was taken out of it.
+    /// Checks the first connection of an order, which was taken out of the order.
     fn look(&mut self, ((since_ms, _), (id, activity)): (Place, (Id, Activity))) -> Looked {
         let idle_since_ms = if activity.is_busy() { activity.now_ms() } else { activity.idle_since_ms() };
         let is_young = activity.now_ms().saturating_sub(idle_since_ms) < LEAST_IDLE_MS;
@@ -135,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection of its own, idle from now on.
+    /// Creates a connection that is idle from now on.
     async fn connection(began: Instant) -> (Id, Activity) {
         advance(Duration::from_millis(1)).await;
         (tokio::spawn(async {}).id(), Activity::new(began))

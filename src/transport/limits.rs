@@ -1,4 +1,4 @@
-//! What a connection may take: time, and a file descriptor.
+//! Limits of connections: timeouts, file descriptors and memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,39 +8,41 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// File descriptors that connections leave to the store, the rule files and the log: 64 (`docs/decisions/0003`).
-/// Half of the limit where the limit is below 128.
+/// File descriptors reserved for the store, the rule files and the log: 64 (`docs/decisions/0003`). Half of the limit
+/// if the limit is below 128.
 pub const DESCRIPTOR_RESERVE: u64 = 64;
 
-/// The memory of an idle gRPC connection: 36 KiB, measured (`docs/decisions/0025`).
+/// Memory of an idle gRPC connection: 36 KiB, measured (`docs/decisions/0025`).
 pub const IDLE_CONNECTION_BYTES: u64 = 36 << 10;
-/// The share of the process's memory that idle connections may have: a quarter.
+/// Divisor of the process's memory: idle connections take at most a quarter of it.
 pub const IDLE_MEMORY_SHARE: u64 = 4;
-/// The idle connections that are kept however little memory there is: 1,024, which take 36 MiB.
+/// Number of idle connections that are kept however little memory there is: 1,024, which take 36 MiB.
 pub const LEAST_IDLE: usize = 1_024;
-/// The memory that is assumed where the kernel does not tell: 512 MiB, the chart's default.
+/// Memory that is assumed if the kernel reports none: 512 MiB, the chart's default.
 const UNKNOWN_MEMORY: u64 = 512 << 20;
 
-/// How long one connection may take for what, each a length of time. Every value is valid.
+/// Timeouts of one connection. Every value is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// From accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s.
-    /// An HTTP/1 connection that is kept alive may be idle as long, since hyper counts a head from the answer before it.
+    /// Time from accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s. An HTTP/1
+    /// connection that is kept alive may be idle as long, because hyper starts the timeout of a head at the answer
+    /// before it.
     pub handshake: Duration,
-    /// From the first wait for a request's body to the body's end, or from 64 KiB of it to the next: 10 s, as for a stall. With less, a Tidegate that has
-    /// more calls than it can decide fails those whose bodies its own windows hold up, and an error is a yes to Envoy.
+    /// Time from the first wait for a request's body to the body's end, or from 64 KiB of it to the next: 10 s, as for
+    /// a stall. With less, a Tidegate with more calls than it can decide would fail those whose bodies its own windows
+    /// delay, and an error is an admission to Envoy.
     pub body: Duration,
-    /// Without the peer taking a byte while there is something to write: 10 s, as long as a ping may go unanswered.
+    /// Time without the peer taking a byte while there is something to write: 10 s, the same as `ping_answer`.
     pub stall: Duration,
-    /// Without a frame from an HTTP/2 peer before it is pinged: 30 s.
+    /// Time without a frame from an HTTP/2 peer before a ping: 30 s.
     pub ping_after: Duration,
-    /// Without an answer to that ping before the connection is dropped: 10 s.
+    /// Time without an answer to that ping before the connection is dropped: 10 s.
     pub ping_answer: Duration,
-    /// From accept to the GOAWAY, plus or minus 10 % by connection (gRFC A9): 24 h. `Duration::MAX` is never.
+    /// Age at the GOAWAY, from accept: 24 h, plus or minus 10 % by connection (gRFC A9). `Duration::MAX` is never.
     pub age: Duration,
-    /// From that GOAWAY until the connection is cut: 1 h.
+    /// Time from that GOAWAY until the connection is cut: 1 h.
     pub grace: Duration,
-    /// From the stop of the service until every connection is cut: 5 s.
+    /// Time from the stop of the service until every connection is cut: 5 s.
     pub drain: Duration,
 }
 
@@ -59,24 +61,24 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Room for so many connections. Clones share it: listeners with one `Slots` have one cap between them.
+/// Connection slots. Clones share them: listeners with one `Slots` have one cap together.
 #[derive(Clone, Debug)]
 pub struct Slots(Arc<Semaphore>);
 
 impl Slots {
-    /// Room for `cap` connections.
+    /// Creates `cap` slots.
     pub fn new(cap: usize) -> Self {
         Self(Arc::new(Semaphore::new(cap.min(Semaphore::MAX_PERMITS))))
     }
 
-    /// A place that is free again when the permit is dropped; `None` when all are taken.
+    /// Takes a slot, which is free again when the permit is dropped. `None` if all are taken.
     pub(super) fn take(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0).try_acquire_owned().ok()
     }
 }
 
-/// Raises this process's soft limit of open files to the hard one and says what it is then.
-/// Where it may not be raised the soft limit stands.
+/// Raises this process's soft limit of open files to the hard limit. Returns the limit in force, which is the soft
+/// limit if raising it is not permitted.
 pub fn raise_open_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).is_ok();
@@ -84,34 +86,34 @@ pub fn raise_open_files() -> u64 {
     open_files.unwrap_or(u64::MAX)
 }
 
-/// Has Linux give this process memory in small pages only. With huge ones, connections and calls take up to twice the memory that
-/// they use (`docs/decisions/0031`). Where it may not be said, nothing changes.
+/// Makes Linux give this process memory in small pages only. With huge pages, connections and calls take up to twice
+/// the memory that they use (`docs/decisions/0031`). Has no effect if the kernel does not permit it.
 pub fn use_small_pages() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
-/// The connections that fit into so many open files, less [`DESCRIPTOR_RESERVE`].
+/// Returns the number of connections that fit into `open_files`, less [`DESCRIPTOR_RESERVE`].
 pub fn connection_cap(open_files: u64) -> usize {
     let reserve = DESCRIPTOR_RESERVE.min(open_files / 2);
     usize::try_from(open_files - reserve).unwrap_or(usize::MAX)
 }
 
-/// The connections that stay open without a call, where there is so much memory for all and so many connections at most.
-/// At least [`LEAST_IDLE`], and a sixteenth less than the connections there may be: the ones that leave need
-/// their descriptors for a moment more, and while there are idle ones no new one should be turned away.
+/// Returns the number of connections that stay open without a call, given the memory of the process and the maximum
+/// number of connections. It is at least [`LEAST_IDLE`], but a sixteenth less than `most`: leaving connections need
+/// their descriptors for a moment more, and no new connection should be refused while there are idle ones.
 pub fn idle_connections(memory_bytes: u64, most: usize) -> usize {
     let by_memory = usize::try_from(memory_bytes / IDLE_MEMORY_SHARE / IDLE_CONNECTION_BYTES).unwrap_or(usize::MAX);
     below(by_memory.max(LEAST_IDLE), most)
 }
 
-/// `connections`, but a sixteenth less than the connections there may be.
+/// Returns `connections`, but at most a sixteenth less than `most`, and at least 1.
 pub fn below(connections: usize, most: usize) -> usize {
     connections.min(most - most / 16).max(1)
 }
 
-/// The bytes of memory that this process may use: the least of its control groups' limits and of the machine's memory.
-/// Where the kernel tells neither, 512 MiB.
+/// Returns the bytes of memory that this process may use: the minimum of its control groups' limits and of the
+/// machine's memory. 512 MiB if the kernel reports neither.
 pub fn memory_bytes() -> u64 {
     let read = |path: &Path| fs::read_to_string(path).ok();
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -120,8 +122,8 @@ pub fn memory_bytes() -> u64 {
     limits.chain(machine).min().unwrap_or(UNKNOWN_MEMORY)
 }
 
-/// The files in which the control groups of `/proc/self/cgroup` may have their limit, each group's parents too. In a
-/// container the group itself is mounted at the root, whatever its name.
+/// Returns the files that may hold a memory limit of the control groups in `groups` (`/proc/self/cgroup`), including
+/// each group's parents. In a container the group itself is mounted at the root, whatever its name.
 fn group_limits(groups: &str) -> impl Iterator<Item = PathBuf> {
     groups.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -138,7 +140,7 @@ fn group_limits(groups: &str) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// The bytes that `/proc/meminfo` names as the machine's memory.
+/// Returns the machine's memory in bytes, from the text of `/proc/meminfo`.
 fn machine_memory(text: &str) -> Option<u64> {
     let kib = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"))?;
     kib.parse::<u64>().ok()?.checked_mul(1_024)

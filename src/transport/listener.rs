@@ -1,4 +1,4 @@
-//! The accept loop, and the end of it.
+//! Accept loop of a listener, and its graceful stop.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
@@ -21,19 +21,20 @@ use super::socket::{Socket, State};
 use super::tally::{How, Tally};
 use super::workers::{Seats, Workers};
 
-/// The rest after a failed accept: 50 ms (`docs/decisions/0003`). Without one a process out of descriptors takes a whole core.
+/// Pause after a failed accept: 50 ms (`docs/decisions/0003`). Without it, a process out of descriptors uses a whole
+/// core.
 pub const ACCEPT_REST: Duration = Duration::from_millis(50);
-/// The rest after a connection over the cap was closed: 1 ms, so that callers who try again at once cost us no more
-/// than 1,000 accepts a second.
+/// Pause after a connection over the cap was closed: 1 ms, so that callers that retry at once cost at most 1,000
+/// accepts a second.
 pub const REFUSAL_REST: Duration = Duration::from_millis(1);
-/// The rest after an accept while too many connections are about to leave: 1 ms.
+/// Pause after an accept while too many connections are leaving: 1 ms.
 pub const IDLE_REST: Duration = Duration::from_millis(1);
-/// The time between two warnings of one kind: 10 s.
+/// Time between two warnings of one kind: 10 s.
 pub const WARNING_EVERY: Duration = Duration::from_secs(10);
-/// What the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms.
+/// Time that the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms.
 pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
-/// A bound socket and what its connections may take.
+/// Bound socket, and the limits of its connections.
 #[derive(Debug)]
 pub struct Listener {
     name: &'static str,
@@ -44,7 +45,7 @@ pub struct Listener {
     tally: Arc<Tally>,
 }
 
-/// What became of the connections that were open when the service stopped.
+/// Counts of the connections that were open when the service stopped, by their end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Connections that ended by themselves or with every call answered.
@@ -56,28 +57,28 @@ pub struct Drained {
 }
 
 impl Listener {
-    /// A listener on a bound `socket`; `name` is for the log.
+    /// Creates a listener on the bound `socket`; `name` appears in the log.
     pub fn new(name: &'static str, socket: TcpListener, slots: Slots, limits: ConnectionLimits) -> Self {
         Self { name, socket, slots, limits, most_idle: usize::MAX, tally: Arc::default() }
     }
 
-    /// While more than `most` connections are open, asks those to leave that are idle longest. Where every one has a call
-    /// in flight, none has to. It needs a protocol that counts its calls, which is [`super::Http2`].
+    /// Bounds the open connections: while there are more than `most`, those that are idle longest are closed.
+    /// Connections with a call in flight stay. This needs a protocol that counts its calls, which is [`super::Http2`].
     #[must_use]
     pub fn with_most_idle(self, most: usize) -> Self {
         Self { most_idle: most, ..self }
     }
 
-    /// The counts of this listener, which go on while it serves.
+    /// Returns the counts of this listener, which continue while it serves.
     pub fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.tally)
     }
 
-    /// Serves until `stop` turns true (or its sender is gone), and returns when no connection is left, at most the
-    /// drain bound and [`DRAIN_SLACK`] later. Calls in flight are answered; new connections are refused at once.
+    /// Serves until `stop` turns true (or its sender is gone). Returns when no connection is left, at most the drain
+    /// bound and [`DRAIN_SLACK`] later. Calls in flight are answered; new connections are refused at once.
     ///
-    /// A connection over the cap is accepted and closed rather than left waiting: its client learns at once that it
-    /// has to go elsewhere.
+    /// A connection over the cap is accepted and closed, not left waiting: its client learns at once that it has to go
+    /// elsewhere.
     pub async fn serve<P: Protocol>(self, protocol: P, workers: Workers, stop: watch::Receiver<bool>) -> Drained {
         let Self { name, socket, slots, limits, most_idle, tally } = self;
         let mut stop = Stop(stop);
@@ -114,7 +115,7 @@ impl Listener {
     }
 }
 
-/// What the accept loop keeps between two accepts.
+/// State of the accept loop.
 struct Loop {
     name: &'static str,
     tally: Arc<Tally>,
@@ -127,7 +128,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// Starts to serve `stream`, or closes it and says how long to rest.
+    /// Serves `stream`, or closes it if no slot is free. Returns the pause before the next accept, if one is needed.
     fn accepted<P: Protocol>(
         &mut self,
         stream: TcpStream,
@@ -141,7 +142,7 @@ impl Loop {
             self.count(How::Refused);
             return Some(REFUSAL_REST);
         };
-        // Without TCP_NODELAY an answer would wait for the acknowledgement of the one before; a socket that refuses
+        // Without TCP_NODELAY, an answer would wait for the acknowledgement of the one before. A socket that refuses
         // the option is dead already and ends by itself.
         let _ = stream.set_nodelay(true);
         let stream = match stream.into_std() {
@@ -171,7 +172,7 @@ impl Loop {
         self.idle.is_crowded().then_some(IDLE_REST)
     }
 
-    /// Counts a failed accept and says how long to rest; not at all when only that one peer was the matter.
+    /// Counts a failed accept. Returns the pause before the next one; `None` if the error concerns that one peer only.
     fn not_accepted(&mut self, error: &io::Error) -> Option<Duration> {
         use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
         self.tally.end(How::NotAccepted, 1);
@@ -201,7 +202,7 @@ impl Loop {
             Err(_) => Some(How::Cut),
         };
         how.into_iter().for_each(|how| self.count(how));
-        // After its cause, so that whoever sees no open connection sees why each ended.
+        // Counted after the cause, so that a reader that sees no open connection sees why each ended.
         self.tally.ended.fetch_add(1, Ordering::Release);
         match how {
             Some(How::Unopened) => Drained { unopened: 1, ..Drained::default() },
@@ -210,7 +211,7 @@ impl Loop {
         }
     }
 
-    /// Counts a connection that ended other than well, and warns now and then of what an operator should know.
+    /// Counts a connection that ended abnormally. Logs a rate-limited warning for causes that an operator should know.
     fn count(&mut self, how: How) {
         self.tally.end(how, 1);
         let (Some(sentence), Some(number)) = (how.warning(), how.number()) else { return };
@@ -219,7 +220,7 @@ impl Loop {
         }
     }
 
-    /// Waits for the connections, which know of the stop themselves, and drops those that do not keep to it.
+    /// Waits for the connections, which receive the stop signal themselves. Drops those that do not end in time.
     async fn drain(mut self, bound: Duration) -> Drained {
         let mut drained = Drained::default();
         for wait in [bound.saturating_add(DRAIN_SLACK / 2), DRAIN_SLACK / 2] {
@@ -234,7 +235,7 @@ impl Loop {
             .await;
             self.connections.abort_all();
         }
-        // Left over: connections of a worker that is stuck in a call. They go with the process.
+        // The rest are connections of a worker that is stuck in a call. They end with the process.
         let stuck = u64::try_from(self.connections.len()).unwrap_or(u64::MAX);
         self.tally.end(How::Cut, stuck);
         self.tally.ended.fetch_add(stuck, Ordering::Relaxed);
@@ -250,8 +251,8 @@ impl Loop {
     }
 }
 
-/// The ages at which connections are finished: one setting, spread over plus or minus 10 % so that connections opened
-/// together do not come back together.
+/// Maximum ages of connections: one setting with a jitter of plus or minus 10 %, so that connections opened together do
+/// not reconnect together.
 struct Ages {
     age: Duration,
     position: u64,
@@ -272,7 +273,7 @@ impl Ages {
     }
 }
 
-/// A warning that is written seldom and counts what it stands for.
+/// Rate-limited warning with a count of its occurrences.
 struct Warning {
     last: Option<Instant>,
     count: u64,
@@ -283,7 +284,7 @@ impl Warning {
         Self { last: None, count: 0 }
     }
 
-    /// Counts one more; the number since the last warning when it is time for the next.
+    /// Counts one occurrence. Returns the number since the last warning if the next one is due.
     fn due(&mut self) -> Option<u64> {
         self.count += 1;
         if self.last.is_some_and(|last| last.elapsed() < WARNING_EVERY) {

@@ -1,8 +1,9 @@
-//! The message of a call before tonic reads it: one above the bound is read without being kept, and decided all the same.
+//! Message of a call before tonic reads it. A message above the bound is read without being kept, and still gets a
+//! decision.
 //!
-//! tonic answers a message above its bound with an error, and an error is an admission to Envoy. Here the prefix of the
-//! message is read first. Of a message above the bound only the domain is kept, and tonic gets a substitute that has
-//! nothing but this domain, with the mark [`Unread`] among the extensions of the call.
+//! tonic answers a message above its bound with an error, and an error is an admission to Envoy. So the prefix of the
+//! message is read here first. Of a message above the bound only the domain is kept. tonic gets a substitute that
+//! contains only this domain, and the extensions of the call get the mark [`Unread`].
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,41 +20,41 @@ use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
 mod skim;
 
-/// The largest message that is read whole: 4 MiB, gRPC's default and the reference's.
+/// Largest message that is read whole: 4 MiB, the default of gRPC and of the reference.
 pub const LARGEST_MESSAGE: usize = 4 << 20;
-/// The bytes in front of a message: a flag and the length (gRPC over HTTP/2, Length-Prefixed-Message).
+/// Bytes in front of a message: a flag and the length (gRPC over HTTP/2, Length-Prefixed-Message).
 const PREFIX_BYTES: usize = 5;
 
-/// Marks a call whose message was above the bound: the message that comes with it has the domain and nothing else.
+/// Mark of a call whose message was above the bound. The message that comes with it has only the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unread {
-    /// Whether the request may have brought limits of its own.
+    /// True if the request may have brought its own limits.
     pub(super) may_bring_limit: bool,
 }
 
-/// A body of which the beginning was read already.
+/// Body whose beginning was already read.
 #[derive(Debug)]
 pub(super) struct Begun<B> {
     first: Option<Bytes>,
     rest: B,
 }
 
-/// The beginning of a body.
+/// Beginning of a body.
 pub(super) enum Beginning<B> {
-    /// The body as it came: its message is not above the bound.
+    /// The message is within the bound, and the body is unchanged.
     Ordinary(Begun<B>),
-    /// The message is above the bound, or nothing is known of it yet.
+    /// The message is above the bound, or its length is not known yet.
     Other(Unopened<B>),
 }
 
-/// A body whose message is not known to be within the bound.
+/// Body whose message is not known to be within the bound.
 #[derive(Debug)]
 pub(super) struct Unopened<B> {
     read: Bytes,
     rest: B,
 }
 
-/// The prefix of a message.
+/// Prefix of a message.
 #[derive(Clone, Copy, Debug)]
 struct Prefix {
     is_compressed: bool,
@@ -66,8 +67,8 @@ impl Prefix {
         Some(Self { is_compressed: flag != 0, length: u32::from_be_bytes([a, b, c, d]) })
     }
 
-    /// Whether tonic takes care of the message. What is compressed is refused there: no encoding is accepted, and Envoy
-    /// compresses no call.
+    /// Returns true if tonic can handle the message. tonic refuses a compressed message: no encoding is accepted, and
+    /// Envoy compresses no call.
     fn is_ordinary(self) -> bool {
         self.is_compressed || self.length as usize <= LARGEST_MESSAGE
     }
@@ -77,9 +78,9 @@ impl<B> Beginning<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    /// Looks at what has arrived of `body`, and waits for nothing.
+    /// Reads the part of `body` that has arrived, without waiting.
     pub(super) fn of(mut body: B) -> Result<Self, B::Error> {
-        // What has not arrived is waited for by who polls the body next.
+        // The next poll of the body registers a waker for the rest.
         let mut nobody = Context::from_waker(std::task::Waker::noop());
         let read = match Pin::new(&mut body).poll_frame(&mut nobody) {
             Poll::Ready(Some(frame)) => frame?.into_data().unwrap_or_default(),
@@ -93,7 +94,7 @@ where
 }
 
 impl<B: Body> Begun<B> {
-    /// Returns true when all of the body has arrived.
+    /// Returns true if the whole body has arrived.
     pub(super) fn has_arrived(&self) -> bool {
         self.rest.is_end_stream()
     }
@@ -104,11 +105,11 @@ where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Reads on until a message can be given to tonic: this one, or the substitute for one above the bound. Then the call,
-    /// whose head this is, is marked.
+    /// Reads on until there is a message for tonic: this one, or the substitute for one above the bound. With a
+    /// substitute, marks the call in `head`. `longest_domain` returns the bytes of the longest domain of the rules.
     ///
     /// # Errors
-    /// What the body ended with.
+    /// Returns the error with which the body ended, or an error if the message ended early.
     pub(super) async fn open(
         mut self,
         head: &mut Parts,
@@ -133,7 +134,7 @@ where
         Ok(self.begun())
     }
 
-    /// Reads a message of this length and keeps what the skimmer keeps. What follows the message stays.
+    /// Reads a message of `length` bytes with `skimmer`. Keeps the bytes that follow the message.
     async fn skim(&mut self, length: u32, mut skimmer: Skimmer) -> Result<Skimmed, Status> {
         let mut left = length as usize;
         loop {
@@ -148,7 +149,7 @@ where
         }
     }
 
-    /// The next data; `None` at the end of them.
+    /// Returns the next data; `None` if no data is left.
     async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         match poll_fn(|cx| Pin::new(&mut self.rest).poll_frame(cx)).await {
             Some(Ok(frame)) => Ok(frame.into_data().ok()),
@@ -180,7 +181,7 @@ where
         self.first.is_none() && self.rest.is_end_stream()
     }
 
-    /// Unknown: nobody asks.
+    /// Returns an unknown size, because no caller needs it.
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
     }

@@ -1,4 +1,4 @@
-//! The page of metrics.
+//! HTTP route of the metrics page.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use tokio::time::{Instant, sleep_until};
 use crate::telemetry::Telemetry;
 use crate::telemetry::page::CONTENT_TYPE;
 
-/// How many times as long as it took to make is the rest before the next: 20 times, so that those who ask again and again cost
-/// a twentieth of a core.
+/// Pause before the next page, as a multiple of the time that the last page took: 20, so that repeated requests cost a
+/// twentieth of a core.
 const REST: u32 = 20;
-/// How long it is at most: 1 s, a tenth of what a scraper waits for by default.
+/// Maximum of that pause: 1 s, a tenth of a scraper's default timeout.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Makes pages, one at a time, beside the threads that answer calls.
+/// Renders pages, one at a time, outside of the threads that answer calls.
 struct Pages {
     telemetry: Arc<Telemetry>,
     last: Arc<Mutex<Option<Last>>>,
 }
 
-/// The last page.
+/// Last page, the start of its rendering, and the end of the pause after it.
 struct Last {
     page: Bytes,
     began: Instant,
     rested: Instant,
 }
 
-/// The page, at this path.
+/// Returns the route of the page at `path`.
 pub fn routes(path: &str, telemetry: Arc<Telemetry>) -> Router {
     let pages = Arc::new(Pages { telemetry, last: Arc::default() });
     Router::new().route(path, get(page)).with_state(pages)
@@ -43,7 +43,7 @@ pub fn routes(path: &str, telemetry: Arc<Telemetry>) -> Router {
 async fn page(State(pages): State<Arc<Pages>>) -> Response {
     let asked = Instant::now();
     let mut last = Arc::clone(&pages.last).lock_owned().await;
-    // Nobody is given what was made before he asked.
+    // A request never gets a page whose rendering began before the request arrived.
     if let Some(Last { page, .. }) = last.as_ref().filter(|last| last.began >= asked) {
         return ([(header::CONTENT_TYPE, CONTENT_TYPE)], page.clone()).into_response();
     }
@@ -51,7 +51,7 @@ async fn page(State(pages): State<Arc<Pages>>) -> Response {
         sleep_until(rested).await;
     }
     let telemetry = Arc::clone(&pages.telemetry);
-    // It keeps the lock, so that who asks and goes away starts no second one beside it.
+    // The task keeps the lock, so that a client that asks and goes away starts no second page in parallel.
     let made = tokio::task::spawn_blocking(move || {
         let began = Instant::now();
         let page = Bytes::from(telemetry.page());

@@ -1,4 +1,4 @@
-//! What is spoken on a connection: HTTP/2 for gRPC, HTTP/1.1 for JSON and the admin's pages.
+//! Protocols of connections: HTTP/2 for gRPC, HTTP/1.1 for JSON and the admin's pages.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -30,53 +30,55 @@ use super::socket::Socket;
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::LimitedCalls;
 
-/// Calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
+/// Maximum number of calls in flight on one connection: 1,024 (`docs/decisions/0003`). tonic's default has no bound.
 pub const MAX_STREAMS: u32 = 1_024;
-/// Bytes in flight to us in one call: 8 KiB less the head of a frame, so that a whole window in one frame fits into 8 KiB
-/// of memory. h2 keeps them while a body waits for room, so [`MAX_STREAMS`] of them have to fit into what a connection may
-/// hold (`docs/decisions/0024`).
+/// Receive window of one call, in bytes: 8 KiB less the head of a frame, so that a whole window in one frame fits into
+/// 8 KiB of memory. h2 keeps these bytes while a body waits for room, so [`MAX_STREAMS`] windows have to fit into the
+/// memory that a connection may hold (`docs/decisions/0024`).
 pub const STREAM_WINDOW_BYTES: u32 = 8 * 1_024 - 9;
-/// Bytes in flight to us on one connection: a whole window for each call, 8 MiB. With less, bodies that wait for room
-/// would keep the body that has the turn from arriving. It is also above 512 x [`MAX_STREAMS`], below which h2 takes a
-/// burst of small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
+/// Receive window of one connection, in bytes: a whole window for each call, 8 MiB. With less, bodies that wait for
+/// room would block the body that has the turn. It is also above 512 x [`MAX_STREAMS`]: below that, h2 takes a burst of
+/// small calls for an attack and ends the connection (RUSTSEC-2026-0258 and its sequel, h2#939).
 pub const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS * STREAM_WINDOW_BYTES;
-/// Bytes of one call's headers: 256 KiB. Envoy may copy a client's tracing headers into the call, and takes up to 60 KiB of
-/// them, or more where it is told to; a call refused for its headers is an error, and an error is a yes to Envoy.
+/// Maximum bytes of one call's headers: 256 KiB. Envoy may copy a client's tracing headers into the call, and accepts
+/// up to 60 KiB of them, or more if configured. A call refused for its headers is an error, and an error is an
+/// admission to Envoy.
 pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
-/// Answer bytes buffered for one call: 16 KiB, one frame; hyper's 400 KiB is for files.
+/// Bytes of an answer buffered for one call: 16 KiB, one frame. hyper's default of 400 KiB is meant for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
-/// Calls that the client resets before h2 hands them over: 2,048 at a time. h2 ends the connection beyond it, so that it
-/// must never be reached: one turn reads 8 KiB (`socket::TURN_BYTES`), which with a frame that began in the turn before
-/// hold at most 1,000 such calls, and all of them are handed over before the next turn.
+/// Maximum number of calls that the client resets before h2 hands them over: 2,048 at a time. h2 ends the connection
+/// beyond it, so it must never be reached: one turn reads 8 KiB (`socket::TURN_BYTES`). Together with a frame that
+/// began in the turn before, these hold at most 1,000 such calls, and all of them are handed over before the next turn.
 pub const MAX_RESET_BEFORE_ACCEPT: usize = 2_048;
-/// Calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003); tonic lifts it.
+/// Maximum number of calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003).
+/// tonic removes this bound.
 pub const MAX_RESET_FOR_ERRORS: usize = 256;
-/// Bytes of an HTTP/1 request head, and of a read: 64 KiB.
+/// Maximum bytes of an HTTP/1 request head, and of a read: 64 KiB.
 pub const HTTP1_BUFFER_BYTES: usize = 64 * 1_024;
 
-/// The path under which calls are streams that stay open while the client thinks: server reflection.
+/// Path prefix of calls whose streams stay open while the client is idle: server reflection.
 const OPEN_ENDED: &str = "/grpc.reflection.";
-/// The path of the call whose answer does not end.
+/// Path of the call whose answer does not end.
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
-/// How to serve a connection.
+/// Protocol of a connection.
 pub trait Protocol: Clone + Send + 'static {
-    /// Bytes that every client sends at once after it connected.
+    /// Bytes that every client sends at once after it connects.
     const OPENING_BYTES: usize;
-    /// A connection being served.
+    /// Connection that is being served.
     type Connection: Connection;
 
-    /// Serves `socket` when polled, and counts the calls in flight in `activity` if it can.
+    /// Serves `socket` when polled. Counts the calls in flight in `activity` if the protocol can.
     fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection;
 }
 
-/// A connection being served; ends when it is closed.
+/// Connection that is being served. The future completes when the connection is closed.
 pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
-    /// Takes no new calls (GOAWAY, `connection: close`) and ends when those in flight are answered.
+    /// Stops taking calls (GOAWAY, `connection: close`). The connection ends when the calls in flight are answered.
     fn finish(self: Pin<&mut Self>);
 }
 
-/// A service that both protocols can serve; every fitting tower service is one.
+/// Service that both protocols can serve; implemented for every tower service with these types.
 pub trait Answering:
     Service<
         Request<RequestBody>,
@@ -87,7 +89,7 @@ pub trait Answering:
     + Send
     + 'static
 {
-    /// The body of an answer.
+    /// Body of an answer.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Unpin + Send + 'static;
 }
 
@@ -111,18 +113,18 @@ pub struct Http2<S> {
 
 impl<S> Http2<S> {
     /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
-    /// `poll_ready` is not asked.
+    /// `poll_ready` is not called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         Self { service, limits: *limits, limited: None, process: Arc::default() }
     }
 
-    /// Bounds in `process` what the calls of all connections hold.
+    /// Bounds with `process` the memory that the calls of all connections hold.
     #[must_use]
     pub fn within(self, process: Arc<ProcessAccount>) -> Self {
         Self { process, ..self }
     }
 
-    /// Counts in `limited` the calls that end because their peer takes nothing of the answer.
+    /// Counts calls in `limited` if their peer takes nothing of the answer, and reads that wait for memory.
     #[must_use]
     pub fn counting(self, limited: Arc<LimitedCalls>) -> Self {
         Self { limited: Some(limited), ..self }
@@ -130,7 +132,7 @@ impl<S> Http2<S> {
 }
 
 impl<S: Answering> Protocol for Http2<S> {
-    /// The preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
+    /// Preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
     const OPENING_BYTES: usize = 24 + 9;
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
@@ -171,7 +173,8 @@ pub struct Http1<S> {
 }
 
 impl<S> Http1<S> {
-    /// Serves requests with clones of `service`, which must always be ready, as a router is: `poll_ready` is not asked.
+    /// Serves requests with clones of `service`, which must always be ready, as a router is: `poll_ready` is not
+    /// called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
@@ -180,11 +183,11 @@ impl<S> Http1<S> {
 }
 
 impl<S: Answering> Protocol for Http1<S> {
-    /// Anything at all: the rest of the head has hyper's own deadline.
+    /// Any first byte: the rest of the head has hyper's own timeout.
     const OPENING_BYTES: usize = 1;
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
 
-    /// An HTTP/1 connection is closed after `ConnectionLimits::handshake` without a request, so nobody asks for its calls.
+    /// Ignores the activity: an HTTP/1 connection closes after `ConnectionLimits::handshake` without a request.
     fn connect(&self, socket: Socket, _: &Activity) -> Self::Connection {
         let calls = Calls { read_empty: Some(socket.read_empty()), ..self.calls.clone() };
         self.builder.serve_connection(TokioIo::new(socket), calls)
@@ -197,22 +200,22 @@ impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
     }
 }
 
-/// A tower service as hyper calls it: a clone and a call, with no box of its own.
+/// Tower service in the form that hyper calls: one clone and one call, without a box of its own.
 #[derive(Clone, Debug)]
 pub struct Calls<S> {
     service: S,
     body: Duration,
-    /// Counts what the calls of the connection hold, where there may be many at once.
+    /// Memory account of the connection, if it may have many calls at once.
     account: Option<Arc<Account>>,
-    /// Tells a request of HTTP/1 how long it has waited; one of HTTP/2 is told by its account.
+    /// Passed to requests of HTTP/1 to measure their wait; requests of HTTP/2 use their account.
     read_empty: Option<Arc<ReadEmpty>>,
 }
 
-/// A call being answered.
+/// Call that is being answered.
 #[derive(Debug)]
 pub struct Answered<F> {
     answer: F,
-    /// Whether the call need not end, which does not keep its connection from being idle. False from the first poll on.
+    /// True until the first poll if the call is endless, so that it does not make its connection busy.
     is_endless: bool,
 }
 

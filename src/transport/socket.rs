@@ -1,4 +1,5 @@
-//! The socket of one connection: bounds what one turn reads, and notices a peer that never opens or stops reading.
+//! Socket of one connection. It bounds the bytes that one turn reads, and detects a peer that never opens the
+//! connection or stops reading.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, IoSlice, Result};
@@ -19,25 +20,26 @@ use super::frames::{FrameError, Frames};
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::Cause;
 
-/// Bytes read in one turn of a connection, that is, in one poll of its task: 8 KiB.
+/// Bytes read in one turn of a connection, which is one poll of its task: 8 KiB.
 ///
-/// h2 handles everything it has read before it lets go of the thread. It ends a connection on which too many calls are
-/// reset before it could hand them over, and Envoy's shared connection looks like that when clients reset their requests.
-/// 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`, and a peer
-/// that floods waits for the other connections after each turn (`docs/decisions/0023`).
+/// h2 handles everything it has read before it yields the thread. It ends a connection on which too many calls are
+/// reset before it could hand them over, and Envoy's shared connection looks like that when clients reset their
+/// requests. 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`. A
+/// peer that floods waits for the other connections after each turn (`docs/decisions/0023`).
 pub const TURN_BYTES: u64 = 8 * 1_024;
-/// Bytes read in a short turn: 1 KiB, about five ordinary calls, so that a connection notices soon that it holds its share.
+/// Bytes read in a short turn: 1 KiB, about five ordinary calls, so that a connection detects soon that it holds its
+/// share.
 pub const SHORT_TURN_BYTES: u64 = 1_024;
-/// The time from one turn to the next of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
+/// Time between two turns of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
 pub const MEMORY_REST: Duration = Duration::from_millis(20);
 
-/// A TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails when its peer stops reading.
+/// TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails if its peer stops reading.
 ///
-/// Without the latter a peer with a closed window holds its connection for ever: no ping can reach it, so none goes
+/// Without that failure, a peer with a closed window holds its connection forever: no ping can reach it, so none goes
 /// unanswered.
 #[derive(Debug)]
 pub struct Socket {
-    /// Its limit is what this turn may still read.
+    /// Its limit is the number of bytes that this turn may still read.
     stream: Take<TcpStream>,
     turn: u64,
     unopened_bytes: usize,
@@ -46,21 +48,21 @@ pub struct Socket {
     stalled: Option<Pin<Box<Sleep>>>,
     http2: Option<Http2>,
     read_empty: Arc<ReadEmpty>,
-    /// The time until the next turn that may read, while the connection waits for memory.
+    /// Timer until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
 }
 
-/// What the socket of an HTTP/2 connection watches.
+/// State that the socket keeps for an HTTP/2 connection.
 #[derive(Debug)]
 struct Http2 {
     account: Arc<Account>,
     frames: Frames,
-    /// Bytes in the account for a head of which the end has not arrived, and the timer until then.
+    /// Bytes in the account for a head whose end has not arrived. `late_head` is the timer of its deadline.
     head_bytes: usize,
     late_head: Option<Pin<Box<Sleep>>>,
 }
 
-/// What the task of a connection and its socket know of each other.
+/// State shared by the task of a connection and its socket.
 #[derive(Clone, Debug, Default)]
 pub(super) struct State(Arc<Shared>);
 
@@ -73,24 +75,24 @@ struct Shared {
 }
 
 impl State {
-    /// What was wrong with the peer's frames, if the socket failed for it. h2 keeps no more of an error than its kind.
+    /// Returns the error in the peer's frames, if the socket failed for one. h2 keeps only the kind of an error.
     pub(super) fn broken(&self) -> Option<FrameError> {
         self.0.broken.get().copied()
     }
 
-    /// True from the read on that brought the last of the opening bytes.
+    /// Returns true after the read that brought the last of the opening bytes.
     pub(super) fn is_opened(&self) -> bool {
         self.0.is_opened.load(Ordering::Relaxed)
     }
 
-    /// True when the peer has sent nothing since the last write: of HTTP/1, since the last answer.
+    /// Returns true if the peer has sent nothing since the last write: in HTTP/1, since the last answer.
     pub(super) fn is_at_rest(&self) -> bool {
         self.0.is_at_rest.load(Ordering::Relaxed)
     }
 
     /// Begins a turn: the socket may read [`TURN_BYTES`] more. The connection's task calls this once per poll.
     pub(super) fn begin_turn(&self) {
-        // One thread at a time polls a connection, so that nothing is lost between the two.
+        // Only one thread at a time polls a connection, so no update is lost between load and store.
         self.0.turns.store(self.turn().wrapping_add(1), Ordering::Relaxed);
     }
 
@@ -100,7 +102,7 @@ impl State {
 }
 
 impl Socket {
-    /// Wraps `stream`, which is opened after `opening_bytes` from the peer and fails when a write makes no progress for
+    /// Wraps `stream`. It is opened after `opening_bytes` from the peer, and fails if a write makes no progress for
     /// `stall`.
     pub(super) fn new(stream: TcpStream, opening_bytes: usize, state: State, stall: Duration) -> Self {
         let turn = state.turn();
@@ -117,7 +119,7 @@ impl Socket {
         }
     }
 
-    /// Returns the last time at which it had nothing to read, which it keeps up to date.
+    /// Returns the last time at which the socket had nothing to read. The socket keeps it up to date.
     pub(super) fn read_empty(&self) -> Arc<ReadEmpty> {
         Arc::clone(&self.read_empty)
     }
@@ -128,8 +130,8 @@ impl Socket {
         Self { http2: Some(http2), ..self }
     }
 
-    /// Returns the bytes that a new turn may read. `None` while the connection waits because all connections together hold too
-    /// much memory; the task is woken for another try.
+    /// Returns the bytes that a new turn may read. `None` while the connection waits for memory: then the task is woken
+    /// for another try.
     fn allowance(&mut self, cx: &mut Context<'_>) -> Option<u64> {
         let pace = self.http2.as_ref().map_or(Pace::Whole, |http2| http2.account.pace());
         let most = if pace == Pace::Short { SHORT_TURN_BYTES } else { TURN_BYTES };
@@ -145,7 +147,7 @@ impl Socket {
         });
         while rest.as_mut().poll(cx).is_ready() {
             rest.as_mut().reset(Instant::now() + MEMORY_REST);
-            // After each rest one turn may read, so that resets, answers to pings and the rest of messages arrive all the same.
+            // After each rest one turn may read, so that resets, ping answers and the rest of messages still arrive.
             if pace == Pace::Slow {
                 return Some(most);
             }
@@ -153,7 +155,7 @@ impl Socket {
         None
     }
 
-    /// Returns true when this turn may read on. Else the task is woken for the next turn.
+    /// Returns true if this turn may read on. Otherwise the task is woken for the next turn.
     fn may_read(&mut self, cx: &mut Context<'_>) -> bool {
         let turn = self.state.turn();
         if turn != self.turn {
@@ -209,7 +211,7 @@ impl Http2 {
         }
         self.late_head = self.frames.due().map(|due| Box::pin(tokio::time::sleep_until(due)));
         if let Some(late) = &mut self.late_head {
-            // It is not due yet. The task is woken when it is.
+            // Not due yet. The poll registers the task to be woken.
             let _ = late.as_mut().poll(cx);
         }
         Ok(())
@@ -243,7 +245,7 @@ impl AsyncRead for Socket {
         if self.unopened_bytes > 0 {
             self.has_read(bytes);
         }
-        // What has arrived meanwhile is read first, however long the socket was not read.
+        // Bytes that have arrived meanwhile are read first, however long the socket was not read.
         if let Some(Http2 { late_head: Some(late), .. }) = &mut self.http2
             && read.is_pending()
             && late.as_mut().poll(cx).is_ready()
@@ -282,10 +284,10 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// Wakes the task once the runtime has looked for what other tasks wait for. A task that wakes itself directly runs again
-/// before the runtime looks, up to 61 times in a row (tokio's `event_interval`).
+/// Wakes the task after the runtime has polled for events of other tasks. A task that wakes itself directly runs again
+/// before that, up to 61 times in a row (tokio's `event_interval`).
 fn wake_after_others(cx: &mut Context<'_>) {
     let yielded = pin!(tokio::task::yield_now());
-    // Its first poll arranges the waking and is never ready.
+    // The first poll registers the wake-up and is never ready.
     let _ = yielded.poll(cx);
 }

@@ -4,22 +4,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! endings {
     ($($(#[$about:meta])+ $how:ident $name:literal $(warn $log:literal)?;)+) => {
-        /// The way in which a connection ended other than well.
+        /// Cause of an abnormal end of a connection.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum How {
             $($(#[$about])+ $how,)+
         }
 
         impl How {
-            /// Every way, in the order of the metric's series.
+            /// All causes, in the order of the metric's series.
             pub const ALL: [Self; [$(Self::$how),+].len()] = [$(Self::$how),+];
 
-            /// The value of the label `how`.
+            /// Returns the value of the label `how`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$how => $name,)+ }
             }
 
-            /// The sentence of the log line at `warn`; `None` for what an operator need not know.
+            /// Returns the sentence of the log line at `warn`; `None` for causes that an operator need not know.
             pub(super) const fn warning(self) -> Option<&'static str> {
                 $($(if matches!(self, Self::$how) {
                     return Some($log);
@@ -33,17 +33,17 @@ macro_rules! endings {
 endings! {
     /// Closed at once because all slots were taken.
     Refused "refused" warn "connections were closed at once: as many are open as there is room for";
-    /// Not accepted, mostly for want of file descriptors.
+    /// Not accepted, mostly for lack of file descriptors.
     NotAccepted "not_accepted";
     /// Dropped because the peer sent no HTTP/2 preface in time, or nothing at all.
     Unopened "unopened";
     /// Dropped because the head of a request was not complete in time.
     LateHead "late_head";
-    /// Dropped because a request had trailers of more than 64 bytes, which gRPC does not know.
+    /// Dropped because a request had trailers of more than 64 bytes. gRPC requests have none.
     Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 64 bytes";
     /// Closed without a call in flight, because more connections were open than their memory allows.
     Idle "idle" warn "idle connections were closed: more were open than GRPC_MAX_IDLE_CONNECTIONS";
-    /// Dropped with calls in flight, or with a peer that did not let it be finished in time.
+    /// Dropped with calls in flight, or because the peer did not let it finish in time.
     Cut "cut" warn "connections were cut, because their calls did not end in time";
     /// Dropped because the peer took no byte for too long while there was something to write.
     Stalled "stalled" warn "connections were dropped, because their peers stopped reading";
@@ -51,9 +51,9 @@ endings! {
     UnansweredPing "unanswered_ping" warn "connections were dropped, because their peers did not answer a ping";
     /// Ended by an error of the socket, or by a peer that left in the middle of a message.
     Io "io";
-    /// Ended by a GOAWAY of the peer that carries an error.
+    /// Ended by a GOAWAY from the peer that carries an error.
     PeerGoaway "peer_goaway" warn "peers ended their connections with an HTTP/2 error";
-    /// Ended by us with `PROTOCOL_ERROR`; bytes that are no HTTP/2 are one too.
+    /// Ended by us with `PROTOCOL_ERROR`, also for bytes that are not HTTP/2.
     ProtocolError "protocol_error" warn "connections were ended with the HTTP/2 error PROTOCOL_ERROR";
     /// Ended by us with `INTERNAL_ERROR`.
     InternalError "internal_error" warn "connections were ended with the HTTP/2 error INTERNAL_ERROR";
@@ -73,7 +73,7 @@ endings! {
     Failed "failed";
 }
 
-/// One listener's connections since it started.
+/// Counts of one listener's connections since it started.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub(super) accepted: AtomicU64,
@@ -81,18 +81,18 @@ pub struct Tally {
     hows: [AtomicU64; How::ALL.len()],
 }
 
-/// A reading of a [`Tally`]; each is a number of connections since the start, except `open`.
+/// Snapshot of a [`Tally`]. Each value is a number of connections since the start, except `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections open now.
     pub open: u64,
-    /// Accepted and served.
+    /// Connections that were accepted and served.
     pub accepted: u64,
     hows: [u64; How::ALL.len()],
 }
 
 impl Tally {
-    /// Counts connections that ended other than well.
+    /// Adds `connections` that ended abnormally by the cause `how`.
     pub(super) fn end(&self, how: How, connections: u64) {
         if let Some(count) = how.number().and_then(|number| self.hows.get(number)) {
             count.fetch_add(connections, Ordering::Relaxed);
@@ -109,14 +109,14 @@ impl Tally {
 }
 
 impl Counts {
-    /// Connections that ended in this way.
+    /// Returns the number of connections that ended by the cause `how`.
     pub fn ended(&self, how: How) -> u64 {
         how.number().and_then(|number| self.hows.get(number)).copied().unwrap_or(0)
     }
 }
 
 impl How {
-    /// The place in [`How::ALL`].
+    /// Returns the index in [`How::ALL`].
     pub(super) fn number(self) -> Option<usize> {
         Self::ALL.iter().position(|other| *other == self)
     }

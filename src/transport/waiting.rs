@@ -1,5 +1,5 @@
-//! The time for which a call has waited for its own thread, as far as can be known: it cannot have arrived before its socket was last
-//! read empty, and it did not wait before its worker was last idle.
+//! Upper bound of the time for which a call has waited for its own thread: the call cannot have arrived before its
+//! socket was last read empty, and it did not wait before its worker was last idle.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -9,14 +9,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 thread_local! {
-    /// The end of the last time at which this worker had nothing to do.
+    /// End of the last time at which this worker had nothing to do.
     static IDLE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The moment from which times are counted.
+/// Moment from which times are counted.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// The last time at which the socket of a connection had nothing to read.
+/// Last time at which the socket of a connection had nothing to read.
 #[derive(Debug, Default)]
 pub(super) struct ReadEmpty {
     /// Microseconds since [`BEGAN`]; 0 before the first time.
@@ -24,13 +24,13 @@ pub(super) struct ReadEmpty {
 }
 
 impl ReadEmpty {
-    /// Notes that the socket had nothing to read.
+    /// Records that the socket had nothing to read.
     pub(super) fn note(&self) {
         let at_us = u64::try_from(BEGAN.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.at_us.store(at_us.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the longest time for which a call of this connection can have waited for the present thread.
+    /// Returns the longest time for which a call of this connection can have waited for the current thread.
     pub(super) fn waited(&self) -> Duration {
         let at_us = self.at_us.load(Ordering::Relaxed);
         let read_empty = (at_us > 0).then(|| *BEGAN + Duration::from_micros(at_us));
@@ -38,7 +38,7 @@ impl ReadEmpty {
     }
 }
 
-/// Notes that the present worker has had nothing to do until now.
+/// Records that the current worker had nothing to do until now.
 pub(super) fn was_idle() {
     IDLE.set(Some(Instant::now()));
 }

@@ -1,4 +1,4 @@
-//! Between the protocol's messages and our own words: requests in, decisions out.
+//! Conversion between the protocol's messages and the model: requests in, decisions out.
 
 use bytes::BytesMut;
 use prost::encoding::message;
@@ -25,15 +25,16 @@ mod tests;
 pub use body::RefusalBody;
 pub use headers::{HeaderNames, Headers};
 
-/// What body and metadata say when a request is refused because the store could not be asked, and nobody exceeded anything.
+/// Error in body and metadata if a request is refused because the store is unavailable, not because a limit is
+/// exceeded.
 const UNAVAILABLE: &str = "rate_limiter_unavailable";
 
-/// What body and metadata say when a request is refused because its message is too large to be read.
+/// Error in body and metadata if a request is refused because its message is too large to be read.
 const TOO_LARGE: &str = "too_large";
-/// The field of the statuses in `RateLimitResponse`.
+/// Number of the field `statuses` in `RateLimitResponse`.
 const STATUSES: u32 = 2;
 
-/// What is remaining of an unlimited descriptor, as the reference tells it.
+/// Remaining hits of an unlimited descriptor, as the reference sends them.
 const UNLIMITED: u32 = u32::MAX;
 
 impl TryFrom<RateLimitRequest> for Request {
@@ -41,7 +42,7 @@ impl TryFrom<RateLimitRequest> for Request {
 
     fn try_from(wire: RateLimitRequest) -> Result<Self, InvalidRequest> {
         let descriptors = wire.descriptors.into_iter().map(Descriptor::try_from).collect::<Result<_, _>>();
-        // An empty domain is the first thing to say, whatever else is wrong.
+        // An empty domain is reported first, whatever else is wrong.
         if wire.domain.is_empty() {
             return Err(InvalidRequest::EmptyDomain);
         }
@@ -66,24 +67,24 @@ impl TryFrom<RateLimitDescriptor> for Descriptor {
     }
 }
 
-/// What an answer carries beside its codes.
+/// Contents of an answer besides its codes.
 #[derive(Clone, Default)]
 pub struct Answers {
-    /// The headers that tell of the limits.
+    /// Headers that describe the limits.
     pub headers: Headers,
-    /// What a refused client reads.
+    /// Body for a refused client.
     pub refusal_body: RefusalBody,
-    /// Whether the request and the metadata of its rules are returned as dynamic metadata.
+    /// True if the request and the metadata of its rules are returned as dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether dynamic metadata says how it was decided, and by which rule.
+    /// True if dynamic metadata contains the decision and the rule behind it.
     pub decision_metadata: bool,
 }
 
 impl Answers {
-    /// The wire's view of a decision.
+    /// Formats `decision` for the wire.
     ///
     /// # Errors
-    /// [`StoreUnavailable`] when the decision is that the caller has to decide: only under the policy `error`.
+    /// Returns [`StoreUnavailable`] if the caller has to decide, which happens only under the policy `error`.
     pub fn respond(&self, request: &Request, decision: &Decision<'_>) -> Result<RateLimitResponse, StoreUnavailable> {
         if decision.outcome.is_failed() {
             return Err(StoreUnavailable);
@@ -104,17 +105,17 @@ impl Answers {
     }
 }
 
-/// Appends the statuses of a slice to an encoded `RateLimitResponse`.
+/// Appends the statuses of a slice to the encoded `RateLimitResponse` in `into`.
 pub(super) fn encode_statuses(decision: &Decision<'_>, into: &mut BytesMut) {
     decision.parts.iter().for_each(|part| message::encode(STATUSES, &status(part), into));
 }
 
-/// The store could not be asked, and the operator leaves the decision to the caller.
+/// Error if the store is unavailable and the operator leaves the decision to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the store of the counters cannot be asked, and the policy of this limit is to say so")]
 pub struct StoreUnavailable;
 
-/// A failed descriptor stands only beside a refusal, and refuses nothing itself.
+/// Returns the code of `outcome`. A failed descriptor occurs only beside a refusal, and refuses nothing itself.
 fn code(outcome: Outcome) -> Code {
     match outcome {
         Outcome::Admitted | Outcome::Failed => Code::Ok,
@@ -124,14 +125,14 @@ fn code(outcome: Outcome) -> Code {
 
 fn status(part: &Part) -> DescriptorStatus {
     let code = code(part.outcome()).into();
-    // Envoy makes headers of the rest.
+    // Envoy makes headers of the other fields.
     if !part.is_exposed() {
         return DescriptorStatus { code, ..DescriptorStatus::default() };
     }
     match &part.finding {
         Finding::Unmatched | Finding::Denied => DescriptorStatus { code, ..DescriptorStatus::default() },
         Finding::Unlimited => DescriptorStatus { code, limit_remaining: UNLIMITED, ..DescriptorStatus::default() },
-        // No limit was looked at. Envoy makes its own Retry-After of the time.
+        // No limit was checked. Envoy makes its own Retry-After of the time.
         Finding::Limited(tightest) if !tightest.verdict.provenance.is_counted() => DescriptorStatus {
             code,
             duration_until_reset: (tightest.verdict.provenance == Provenance::Closed)
@@ -148,7 +149,7 @@ fn status(part: &Part) -> DescriptorStatus {
     }
 }
 
-/// Whole seconds, rounded up: Envoy cuts off what is below a second.
+/// Rounds up to whole seconds, because Envoy drops fractions of a second.
 fn seconds(length: Micros) -> Duration {
     Duration { seconds: i64::try_from(length.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 }
 }
@@ -166,7 +167,7 @@ fn current_limit(quota: Quota, name: Option<&str>) -> RateLimit {
     }
 }
 
-/// A limit's name as Envoy can write it: Envoy puts it between quotes into a header and escapes nothing.
+/// Returns `name` in a form that Envoy can write: Envoy puts it between quotes into a header and escapes nothing.
 fn quotable(name: &str) -> String {
     let is_plain = |c: char| (c.is_ascii_graphic() || c == ' ') && c != '"' && c != '\\';
     name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect()

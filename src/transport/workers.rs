@@ -1,4 +1,4 @@
-//! A runtime per core: a connection and its calls never change threads, so no core waits for another's lock
+//! One runtime per core. A connection and its calls never change threads, so no core waits for another's lock
 //! (`docs/decisions/0003`).
 
 use std::io;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::waiting;
 
-/// The threads that serve connections. Clones are the same threads; they end with [`Workers::stop`] or the last clone.
+/// Threads that serve connections. Clones share the threads, which end with [`Workers::stop`] or with the last clone.
 #[derive(Clone, Debug)]
 pub struct Workers {
     runtimes: Arc<[Handle]>,
@@ -23,22 +23,23 @@ impl Workers {
     /// Starts `count` threads, each with a runtime of its own.
     ///
     /// # Errors
-    /// When the system has no thread or no descriptor left for one of them; those already started end.
+    /// Returns an error if the system has no thread or no descriptor left for one of them. Those already started end.
     pub fn start(count: NonZeroUsize) -> io::Result<Self> {
         let (stop, stopped) = watch::channel(false);
         let runtimes = (0..count.get()).map(|number| start_one(number, stopped.clone())).collect::<Result<_, _>>()?;
         Ok(Self { runtimes, stop: Arc::new(stop) })
     }
 
-    /// The runtime of the caller as the only worker: for listeners whose answers may take long, such as the admin's.
+    /// Creates workers with the caller's runtime as the only one, for listeners whose answers may take long, such as
+    /// the admin's.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// Panics outside of a tokio runtime.
     pub fn here() -> Self {
         Self { runtimes: Arc::new([Handle::current()]), stop: Arc::new(watch::channel(false).0) }
     }
 
-    /// Runs a future on each thread and waits for all of them.
+    /// Runs a future of `make` on each thread, and waits for all of them.
     pub async fn on_each<F: Future<Output = ()> + Send + 'static>(&self, make: impl Fn() -> F) {
         let runs: Vec<_> = self.runtimes.iter().map(|runtime| runtime.spawn(make())).collect();
         for run in runs {
@@ -47,14 +48,14 @@ impl Workers {
         }
     }
 
-    /// Ends the threads and whatever still runs on them, and waits for it `bound` long.
-    /// False when a thread is still busy then; it is left behind.
+    /// Ends the threads and everything that still runs on them, and waits for it at most for `bound`. Returns false if
+    /// a thread is still busy then; it is left behind.
     pub async fn stop(&self, bound: Duration) -> bool {
         self.stop.send_replace(true);
         tokio::time::timeout(bound, self.stop.closed()).await.is_ok()
     }
 
-    /// A seating plan for one listener's connections.
+    /// Creates seats for the connections of one listener.
     pub(super) fn seats(&self) -> Seats {
         Seats {
             runtimes: Arc::clone(&self.runtimes),
@@ -63,14 +64,15 @@ impl Workers {
     }
 }
 
-/// How many of one listener's connections each worker has.
+/// Number of one listener's connections on each worker.
 pub(super) struct Seats {
     runtimes: Arc<[Handle]>,
     taken: Arc<[AtomicUsize]>,
 }
 
 impl Seats {
-    /// A seat at the worker with the fewest: in turn while none leaves, and even again after some did.
+    /// Takes a seat at the worker with the fewest connections: in turn while none leaves, and even again after some
+    /// did.
     pub(super) fn take(&self) -> (Handle, Seat) {
         let fewest = self.taken.iter().zip(self.runtimes.iter()).enumerate();
         let fewest = fewest.min_by_key(|(_, (taken, _))| taken.load(Ordering::Relaxed));
@@ -83,7 +85,7 @@ impl Seats {
     }
 }
 
-/// One connection's place at a worker, free again when dropped.
+/// Place of one connection at a worker, which is free again when this is dropped.
 pub(super) struct Seat {
     taken: Arc<[AtomicUsize]>,
     worker: usize,
@@ -101,7 +103,7 @@ fn start_one(number: usize, mut stopped: watch::Receiver<bool>) -> io::Result<Ha
     let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(waiting::was_idle).build()?;
     let handle = runtime.handle().clone();
     std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-        // An error means that the last `Workers` is gone, which is as good as a stop.
+        // An error means that the last `Workers` is gone, which counts as a stop.
         let _ = runtime.block_on(stopped.wait_for(|stop| *stop));
         runtime.shutdown_background();
         drop(stopped);

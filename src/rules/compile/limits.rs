@@ -1,4 +1,4 @@
-//! From the limits of an item as written to limits that can be counted.
+//! Compiler for the limits of an item.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::rules::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rules::problem::quoted;
 
 impl Compiler<'_> {
-    /// The limits of an item, whether it is unlimited, and what it replaces as an unlimited one; `None` without a rule.
+    /// Returns the limits, true if unlimited, and the names that an unlimited item replaces; `None` if it has no limits.
     pub(super) fn limits(
         &mut self,
         node: LimitsNode,
@@ -75,7 +75,7 @@ impl Compiler<'_> {
                 self.warning(inherited.file, unit.place, message);
             }
         }
-        // The reference passes over a number beside it; ours are new, and mean a limit.
+        // The reference ignores `requests_per_unit` beside `unlimited`. These keys are ours, and each of them means a limit.
         let places = [
             ("window", node.window.as_ref().map(|window| window.place)),
             ("algorithm", node.algorithm.as_ref().map(|algorithm| algorithm.place)),
@@ -142,7 +142,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The limit that asks for this delay.
+    /// Returns `limit` with the delay of `node`.
     fn delay(&mut self, node: &DelayNode, limit: Limit, inherited: Inherited<'_>) -> Option<Limit> {
         const EXAMPLE: &str = "`delay: {step: 100ms, max: 5s, beyond: admit}`";
         let found = match (&node.max, &node.step, node.beyond) {
@@ -167,7 +167,7 @@ impl Compiler<'_> {
         found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
     }
 
-    /// A limit of 0 is never used in part.
+    /// Warns if `warn_at` stands on a limit of 0, which can never be partly used.
     fn warning_is_possible(&mut self, node: &LimitNode, limit: &Limit, inherited: Inherited<'_>) {
         if let Some(percent) = &node.warn_at
             && limit.is_closed()

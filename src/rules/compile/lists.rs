@@ -1,4 +1,4 @@
-//! How the values of entries are read, and the values that an item answers for.
+//! Compiler for `entries` (normalisation of values) and for the values and lists of items.
 
 use std::path::Path as FilePath;
 use std::rc::Rc;
@@ -13,17 +13,17 @@ use crate::rules::problem::{Place, Placed, Report, quoted};
 use crate::rules::reading::{Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX};
 use crate::rules::tree::{Listed, Node, Pattern, Values};
 
-/// How many values of a list people are shown: 3.
+/// Maximum number of list values that a rule's name shows: 3.
 const MOST_SHOWN: usize = 3;
 
-/// The longest list that stands as it is in a counter that its values share: 80 bytes.
+/// Maximum length of a list's text in a shared counter key: 80 bytes. A longer one is hashed.
 const LONGEST_COUNTED: usize = 80;
 
-/// The most bytes of all lists of one load together: 256 MiB, 16 million addresses. They are held until the load ends.
+/// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
 const MAX_LIST_BYTES: usize = 256 << 20;
 
 impl Compiler<'_> {
-    /// How the values of each domain's entries are read, by the name of the domain.
+    /// Returns the readings of each domain's entries, by domain name.
     pub(super) fn readings(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Readings> {
         let mut domains: HashMap<String, Readings> = HashMap::default();
         let mut said: HashSet<(&str, &str)> = HashSet::default();
@@ -111,7 +111,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Which values an item answers for.
+    /// Returns the values that an item matches.
     pub(super) fn values(
         &mut self,
         item: &DescriptorNode,
@@ -175,14 +175,14 @@ impl Compiler<'_> {
             }
         }
         if reading.is_of_addresses() && value.value.contains(',') {
-            // Read as a client's it would be the last address of a list.
+            // `read` would take the last address of a list, as it does for a client's value.
             return Values::Pattern(Pattern::new(value.value.clone()));
         }
         let read = reading.read(value.value.as_bytes()).text().into_owned();
         Values::Pattern(Pattern::new(String::from_utf8(read).unwrap_or_else(|_| value.value.clone())))
     }
 
-    /// Lets the item that was added last answer for the values of its lists.
+    /// Registers the list values of the item that was added last.
     pub(super) fn members(
         &mut self,
         node: &mut Node,
@@ -254,7 +254,7 @@ impl Compiler<'_> {
                 Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
                     report.warning(Place { line, column: 1 }, || nobody_meets(&shown()));
                 }
-                // A list is made elsewhere, perhaps by many hands.
+                // Duplicates are no error here: other people and tools produce these files.
                 Ok(member) => {
                     let _ = node.add_member(member);
                 }
@@ -317,7 +317,7 @@ impl Compiler<'_> {
     }
 }
 
-/// The keys that the descriptors of a domain may have.
+/// The keys that the descriptors of a domain can have.
 #[derive(Default)]
 struct Keys<'a> {
     literal: HashSet<&'a str>,
@@ -352,11 +352,11 @@ fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
         shown.push("…");
     }
     shown.extend(file);
-    // A comma in a value is not one between values, and a file's name is no value.
+    // Commas in values are escaped. The `\@` prefix marks a file name.
     let mut counted: Vec<String> = own().map(|text| text.replace('\\', "\\\\").replace(',', "\\,")).collect();
     counted.extend(file.map(|name| format!("\\@{name}")));
     let mut counted = counted.join(",");
-    // Every request would write it into a key, or digest it there.
+    // The text goes into the key of every request, or into its digest, so it must be short.
     if counted.len() > LONGEST_COUNTED {
         counted = format!("{} values {}", own().count(), &blake3::hash(counted.as_bytes()).to_hex()[..32]);
     }
@@ -372,7 +372,7 @@ fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
     }
 }
 
-/// Of a text in a list of addresses.
+/// Returns the warning for a value that is no address in a list of addresses.
 fn nobody_meets(text: &str) -> String {
     format!("{} is no address and no network, and the list is one of addresses: nobody meets it", quoted(text))
 }

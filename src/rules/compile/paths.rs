@@ -1,7 +1,7 @@
-//! Wildcards that exempt or deny paths, and the spellings of a path with which a client gets around them.
+//! Check for wildcards that exempt or deny paths, and for path spellings with which a client bypasses them.
 //!
-//! Tidegate and the server behind it may differ on which path a text is. `/static/..;/admin` is below `/static` here; a Tomcat cuts
-//! off the `;` and answers it as `/admin`.
+//! Tidegate and the server behind it may read a path differently. `/static/..;/admin` is below `/static` here. Tomcat
+//! cuts off the `;` and serves `/admin`.
 
 use super::{Compiler, Inherited, label};
 use crate::model::Entry;
@@ -10,12 +10,12 @@ use crate::rules::problem::quoted;
 use crate::rules::reading::{Form, Reading};
 use crate::rules::tree::{Child, Node, Pattern};
 
-/// What other servers do with these spellings.
+/// Effect of these spellings on other servers, for the message.
 const SPELLINGS: &str =
     "Some servers cut off what follows a `;` (`/..;/` is `/../` there) and take `%2f` and `\\` for `/`";
 
 impl Compiler<'_> {
-    /// Warns of each wildcard of this file that exempts or denies paths and is not guarded against other spellings.
+    /// Warns about each wildcard of this file that exempts or denies paths and does not cover other spellings.
     pub(super) fn other_spellings(&mut self, node: &Node, inherited: Inherited<'_>) {
         let is_of_file = |child: &&Child| usize::try_from(child.file) == Ok(inherited.file);
         for child in node.children.iter().filter(is_of_file) {
@@ -55,7 +55,7 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether the values are paths: read as such, called so, or written so.
+/// Returns true if `pattern` is a wildcard for paths: by `as: path`, by the name of the key, or by its first `/`.
 fn is_of_paths(child: &Child, pattern: &Pattern, reading: Option<&Reading>) -> bool {
     let is_wild = !pattern.is_literal() && pattern.text().bytes().any(|byte| !matches!(byte, b'*' | b'/'));
     let is_path = || match reading.map(|reading| reading.form) {
@@ -68,23 +68,23 @@ fn is_of_paths(child: &Child, pattern: &Pattern, reading: Option<&Reading>) -> b
     is_wild && is_path()
 }
 
-/// What stands before the first wildcard, and what stands behind it without further ones.
+/// Returns the text before the first wildcard, and the text after it without further wildcards.
 fn ends(pattern: &Pattern) -> (&str, String) {
     let (before, behind) = pattern.text().split_once('*').unwrap_or((pattern.text(), ""));
     (before, behind.replace('*', ""))
 }
 
-/// Paths that the wildcard matches and that some servers take for others.
+/// Returns paths that the wildcard matches and that some servers read as other paths.
 fn around_exempt(pattern: &Pattern) -> Vec<String> {
     let (before, behind) = ends(pattern);
     if before.trim_start_matches('/').is_empty() {
-        // `*.css`: what stands before the end is a path of its own.
+        // `*.css`: the part before the suffix becomes a path of its own.
         return ["/x;", "/x%2f", "/x\\"].map(|path| format!("{path}{behind}")).into();
     }
     ["..;/", "..%2f", "..\\"].map(|up| format!("{before}{up}x{behind}")).into()
 }
 
-/// Paths that some servers take for one that the wildcard matches.
+/// Returns paths that some servers read as a path that the wildcard matches.
 fn around_denied(pattern: &Pattern) -> Vec<String> {
     let (before, behind) = ends(pattern);
     let denied = format!("{}x{behind}", before.trim_start_matches('/'));

@@ -1,4 +1,4 @@
-//! The keys of a rule file: where each belongs, and which one a mistyped word was meant to be.
+//! The keys of a rule file, their places, and suggestions for mistyped words.
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub(super) enum Level {
     Limit,
     /// An item of `replaces`.
     Replaced,
-    /// What `entries` says of one key.
+    /// A value in `entries`.
     Reading,
     /// `delay`.
     Delay,
@@ -20,14 +20,14 @@ pub(super) enum Level {
 /// A key and its place.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// Its word.
+    /// The key as written.
     pub(super) name: &'static str,
     levels: &'static [Level],
-    /// The reference lets its own keys stand anywhere and ignores them there; a key it does not know has no such past.
+    /// True for keys of the reference, which ignores them in a wrong place. Our own keys in a wrong place are an error.
     pub(super) is_of_reference: bool,
 }
 
-/// Longer words are not compared, in characters: 40. The longest key has 17.
+/// Length above which words are not compared: 40 characters. The longest key has 17.
 const MAX_WORD: usize = 40;
 
 static KEYS: [Key; 48] = [
@@ -82,7 +82,7 @@ static KEYS: [Key; 48] = [
 ];
 
 impl Level {
-    /// Where it is, to end a sentence that begins with what stands there.
+    /// Returns the level's place as the end of a sentence, as in `` `x` does nothing ... ``.
     pub(super) const fn inside(self) -> &'static str {
         match self {
             Self::File => "at the top of the file",
@@ -94,24 +94,24 @@ impl Level {
         }
     }
 
-    /// The keys that belong here.
+    /// Returns the keys that belong at this level.
     pub(super) fn names(self) -> impl Iterator<Item = &'static str> + Clone {
         KEYS.iter().filter(move |key| key.belongs(self)).map(|key| key.name)
     }
 }
 
 impl Key {
-    /// The key of this name.
+    /// Returns the key named `name`.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         KEYS.iter().find(|key| key.name == name)
     }
 
-    /// Whether it belongs at `level`.
+    /// Returns true if the key belongs at `level`.
     pub(super) fn belongs(&self, level: Level) -> bool {
         self.levels.contains(&level)
     }
 
-    /// Where it belongs, to end a sentence that begins with `write it`.
+    /// Returns the key's place as the end of a sentence that begins with `write it`.
     pub(super) fn home(&self) -> &'static str {
         match self.levels {
             [Level::File, Level::Descriptor] => "at the top of the file or beside `key`",
@@ -131,7 +131,7 @@ const fn own(name: &'static str, levels: &'static [Level]) -> Key {
     Key { name, levels, is_of_reference: false }
 }
 
-/// What to write in place of a word that is not known here: the nearest known one, or all of them.
+/// Returns advice for an unknown word: the nearest known word, or all of them.
 pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(word, known.clone()) {
         Some(near) => format!("did you mean `{near}`?"),
@@ -142,7 +142,7 @@ pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clon
     }
 }
 
-/// The known word that `word` was probably meant to be: the one with the fewest mistakes, if there are few.
+/// Returns the known word with the fewest mistakes against `word`; `None` if even that has too many.
 pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if word.chars().nth(MAX_WORD).is_some() {
         return None;
@@ -160,12 +160,12 @@ pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
-/// `requestsPerUnit`, `requests-per-unit` and `requests_per_unit` are the same word.
+/// Normalises a word: `requestsPerUnit`, `requests-per-unit` and `requests_per_unit` are equal.
 fn letters(word: &str) -> Vec<char> {
     word.chars().filter(|c| !matches!(c, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect()
 }
 
-/// How many letters must be added, left out, changed, or swapped with their neighbour to make `a` of `b`.
+/// Returns the number of letters to add, remove, change, or swap with their neighbour to turn `b` into `a`.
 fn mistakes(a: &[char], b: &[char]) -> usize {
     let mut two_back: Vec<usize> = Vec::new();
     let mut back: Vec<usize> = (0..=b.len()).collect();

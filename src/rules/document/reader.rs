@@ -1,8 +1,8 @@
-//! Walks the tree of a rule file: checks every key and value, then makes the document of them.
+//! Reader from the YAML tree to a document. Checks every key and value.
 //!
-//! It walks twice. The first walk finds all problems and adds up what the document will take; the second makes it. A file
-//! with an error makes one too if it is small, without what is wrong, so that what is wrong beyond the shape is found in
-//! the same load; a large one that is refused takes no more memory than its tree.
+//! It walks the tree twice. The first walk finds all problems and adds up the memory of the document. The second walk builds
+//! the document. A small file with an error gets a document of its valid parts, so that `compile` reports its problems in
+//! the same load. A large file with an error gets none, and takes no more memory than its tree.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ mod lists;
 mod metadata;
 mod values;
 
-/// The most a document may take in memory: 192 MiB.
-/// 100,000 rules with a value, two limits and some metadata each take 160 MiB; with one limit and none, 54 MiB.
+/// Maximum memory of a document: 192 MiB.
+/// 100,000 rules with a value, two limits and some metadata each take 160 MiB; with one limit and no metadata, 54 MiB.
 const MAX_DOCUMENT_BYTES: usize = 192 << 20;
 
-/// The most that the document of a file with an error may take: 8 MiB, some ten thousand rules.
+/// Maximum memory of the document of a file with an error: 8 MiB, about ten thousand rules.
 const MAX_BROKEN_BYTES: usize = 8 << 20;
 
-/// What a text takes besides its letters: its allocation, rounded up.
+/// Overhead of a text's allocation, rounded up, in bytes.
 const TEXT_BYTES: usize = 16;
 
-/// A key that belongs where it stands, and its value.
+/// A key at a valid place, and its value.
 #[derive(Clone, Copy)]
 struct Entry<'t> {
     name: &'static str,
@@ -37,13 +37,13 @@ struct Entry<'t> {
 
 struct Reader<'r> {
     report: &'r mut Report,
-    /// Whether this is the second walk.
+    /// True in the second walk, which builds the document.
     is_building: bool,
     bytes: usize,
     is_full: bool,
 }
 
-/// The document that `tree` says; of a large file only if there is no error in it.
+/// Returns the document of `tree`. Returns `None` for a large file with an error.
 pub(super) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
     let mut first = Reader { report, is_building: false, bytes: 0, is_full: false };
     first.file(file, tree);
@@ -51,7 +51,7 @@ pub(super) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<
     if report.has_error() && !is_small {
         return None;
     }
-    // The same problems once more, for nobody.
+    // The second walk reports the same problems again; they are discarded.
     let mut found_before = Report::new(file);
     Reader { report: &mut found_before, is_building: true, bytes: 0, is_full: false }.file(file, tree)
 }
@@ -226,7 +226,7 @@ impl<'t> Reader<'_> {
         self.word(entry, &FailurePolicy::ALL).map(|word| word.value)
     }
 
-    /// The entries that belong at `level`, each key once, with those that `<<` merges in.
+    /// Returns the entries that belong at `level`, each key once, including those that `<<` merges in.
     fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<Entry<'t>> {
         let mut entries: Vec<Entry<'t>> = Vec::new();
         let mut merges = Vec::new();
@@ -255,22 +255,22 @@ impl<'t> Reader<'_> {
             }
             entries.push(entry);
         }
-        // What is wrong below a mistyped key is said in the same load, and nothing is said to be missing that is there.
+        // The load also reports problems below a mistyped key, and does not report its key as missing.
         for guess in guesses {
             if entries.iter().all(|entry| entry.name != guess.name) {
                 entries.push(guess);
             }
         }
         let written = entries.len();
-        // Of two merges the later wins, as in yaml.v2.
+        // The later of two merges wins, as in yaml.v2.
         for (key, value) in merges.into_iter().rev() {
             self.merge(key, value, level, &mut entries, written);
         }
         entries
     }
 
-    /// Adds what a `<<` merges in. The first `written` entries stand in the mapping itself and win, and so do those
-    /// merged before.
+    /// Adds the entries that a `<<` merges in. The first `written` entries come from the mapping itself and win over merged ones,
+    /// as do entries merged earlier.
     fn merge(&mut self, key: Node<'t>, value: Node<'t>, level: Level, entries: &mut Vec<Entry<'t>>, written: usize) {
         for mapping in self.merged(value) {
             for merged in self.entries(mapping, level) {
@@ -283,7 +283,7 @@ impl<'t> Reader<'_> {
         }
     }
 
-    /// Tells where yaml.v2, and so the reference, merges otherwise than YAML says.
+    /// Warns about a merge in which yaml.v2, and so the reference, differs from the YAML specification.
     fn overridden(&mut self, key: Node<'t>, entry: Option<&Entry<'t>>, merged: Entry<'t>) {
         let Some(entry) = entry else { return };
         let name = entry.name;
@@ -302,7 +302,7 @@ impl<'t> Reader<'_> {
         }
     }
 
-    /// The mappings that a `<<` names; the earlier wins.
+    /// Returns the mappings that a `<<` names. The earlier mapping wins.
     fn merged(&mut self, value: Node<'t>) -> Vec<Nodes<'t>> {
         let nodes: Vec<Node<'t>> = match value.content() {
             Content::List(items) => items.collect(),
@@ -318,7 +318,7 @@ impl<'t> Reader<'_> {
         mappings
     }
 
-    /// The name of a key that belongs at `level`, and whether it was mistyped, which is reported, and only probably meant.
+    /// Returns the name of a key at `level`, and true if it is a guess. Reports mistyped keys and guesses the nearest name.
     fn key(&mut self, key: Node<'t>, level: Level) -> Option<(&'static str, bool)> {
         let word = match key.content() {
             Content::Plain(word) | Content::Text(word) => word,
@@ -364,7 +364,7 @@ impl<'t> Reader<'_> {
         Vec::with_capacity(if self.is_building { items.clone().count() } else { 0 })
     }
 
-    /// Notes that the document takes so many bytes more.
+    /// Adds `bytes` to the memory of the document. Reports an error above the maximum.
     fn take(&mut self, bytes: usize, place: Place) {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > MAX_DOCUMENT_BYTES && !self.is_full {

@@ -1,4 +1,4 @@
-//! What the reader accepts, refuses and says.
+//! Tests of the reader: accepted files, refused files and messages.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, FailurePolicy, Micros};
 use crate::rules::problem::{Place, Problem, Severity};
 
-/// Uses every key and most of the notations.
+/// A file with every key and most of the notations.
 const EVERYTHING: &str = "\
 domain: edge
 charging: all_or_nothing
@@ -47,7 +47,7 @@ fn read_bytes(text: &[u8]) -> (Option<Document>, Vec<Problem>) {
     let document = read(&Arc::from("rules.yaml"), text, &mut problems);
     assert!(document.is_some() || has_error(&problems), "a document, or an error: {problems:?}");
     assert!(problems.is_sorted_by_key(|problem| problem.place.map_or((1, None), |place| (0, Some(place)))));
-    // What most of these files leave out has a test of its own.
+    // Most of these files leave out `requests_per_unit`. That warning has its own test.
     problems.retain(|problem| !problem.message.starts_with(NO_NUMBER));
     (document, problems)
 }
@@ -77,21 +77,21 @@ fn accepted(text: &str) -> (Document, Vec<Problem>) {
     (document.unwrap_or_else(|| panic!("{text}: {problems:?}")), problems)
 }
 
-/// The document of a file in which nothing is wrong.
+/// Returns the document of a file without problems.
 fn clean(text: &str) -> Document {
     let (document, problems) = accepted(text);
     assert_eq!(problems, [], "{text}");
     document
 }
 
-/// `line:column: message` of each problem of a file that is refused.
+/// Returns `line:column: message` of each problem of a refused file.
 fn refused(text: &str) -> Vec<String> {
     let (_, problems) = read_bytes(text.as_bytes());
     assert!(has_error(&problems), "{text}");
     listed(&problems)
 }
 
-/// `line:column: message` of each warning about a file that is accepted.
+/// Returns `line:column: message` of each warning about an accepted file.
 fn warned(text: &str) -> Vec<String> {
     listed(&accepted(text).1)
 }

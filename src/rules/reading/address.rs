@@ -1,15 +1,16 @@
-//! Addresses and their text, both ways, at the cost of a few instructions a byte: every request may have one.
+//! Parser and formatter for IP addresses. Both take a few instructions per byte, because every request may carry an address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use memchr::{memchr, memrchr};
 use smallvec::SmallVec;
 
-/// The text of an address or network: 43 bytes at most.
+/// Text of an address or network: at most 43 bytes.
 pub type Text = SmallVec<[u8; 48]>;
 
-/// Reads the address in `value`: alone, in brackets, with a port or with a zone id (RFC 4007, 11: `fe80::1%eth0`), or the last of a
-/// list with commas, as in `X-Forwarded-For`. Drops port and zone id. Turns an IPv4-mapped IPv6 address into the IPv4 address.
+/// Parses the address in `value`: alone, in brackets, with a port or with a zone id (RFC 4007, 11: `fe80::1%eth0`). Takes the
+/// last address of a list with commas, as in `X-Forwarded-For`. Drops port and zone id. Turns an IPv4-mapped IPv6 address
+/// into the IPv4 address.
 pub fn parse(value: &[u8]) -> Option<IpAddr> {
     parse_one(value).or_else(|| match memrchr(b',', value) {
         Some(comma) => {
@@ -20,7 +21,8 @@ pub fn parse(value: &[u8]) -> Option<IpAddr> {
     })
 }
 
-/// Reads one address that has a zone id: from the first `%` to the last `]` if `value` begins with a bracket, else to the end.
+/// Parses one address with a zone id. The zone id goes from the first `%` to the last `]` if `value` begins with a bracket,
+/// else to the end.
 fn parse_zoned(value: &[u8]) -> Option<IpAddr> {
     let (address, zone) = value.split_at(memchr(b'%', value)?);
     if address.first() == Some(&b'[') && !address.contains(&b']') {
@@ -31,9 +33,9 @@ fn parse_zoned(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Reads one address without a zone id.
+/// Parses one address without a zone id.
 fn parse_one(value: &[u8]) -> Option<IpAddr> {
-    // Most values that are no address are recognised by their first byte.
+    // The first byte rules out most values that are no address.
     if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
         return None;
     }
@@ -43,7 +45,7 @@ fn parse_one(value: &[u8]) -> Option<IpAddr> {
     if let Some(v6) = v6(value) {
         return Some(IpAddr::V6(v6).to_canonical());
     }
-    // With a dotted end, brackets or a port.
+    // An address with a dotted end, in brackets or with a port.
     let text = std::str::from_utf8(value).ok()?;
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let address = match bare {
@@ -53,13 +55,13 @@ fn parse_one(value: &[u8]) -> Option<IpAddr> {
     address.map(|address| address.to_canonical())
 }
 
-/// `192.0.2.1`: the only way to write it.
+/// Parses `192.0.2.1`. A dotted IPv4 address has no other spelling.
 pub fn v4(text: &[u8]) -> Option<Ipv4Addr> {
     let (mut bits, mut octet, mut digits, mut dots) = (0_u32, 0_u32, 0, 0);
     for &byte in text {
         match byte {
             b'0'..=b'9' => {
-                // No octet begins with a zero that it could do without.
+                // Leading zeros are not allowed in an octet.
                 if digits > 0 && octet == 0 {
                     return None;
                 }
@@ -80,9 +82,9 @@ pub fn v4(text: &[u8]) -> Option<Ipv4Addr> {
     (dots == 3 && digits > 0).then(|| Ipv4Addr::from_bits(bits << 8 | octet))
 }
 
-/// `2001:db8::1`, without a dotted end.
+/// Parses `2001:db8::1`; does not accept a dotted end.
 fn v6(text: &[u8]) -> Option<Ipv6Addr> {
-    // The groups before `::` and those behind it, each run from its end.
+    // `bits` collects the groups before and after `::`; `gap` is the number of groups before it.
     let (mut bits, mut groups) = (0_u128, 0_u32);
     let mut gap: Option<u32> = None;
     let (mut group, mut digits) = (0_u32, 0);
@@ -102,7 +104,7 @@ fn v6(text: &[u8]) -> Option<Ipv6Addr> {
                 groups += 1;
                 match rest.first() {
                     Some(b':') if gap.is_none() => (gap, rest) = (Some(groups), &rest[1..]),
-                    // A colon stands between groups.
+                    // A single colon must not end the address.
                     None => return None,
                     Some(_) => {}
                 }
@@ -122,7 +124,7 @@ fn v6(text: &[u8]) -> Option<Ipv6Addr> {
     }
     match gap {
         None => (groups == 8).then(|| Ipv6Addr::from_bits(bits)),
-        // The gap is one group at least.
+        // `::` stands for at least one group.
         Some(before) if groups < 8 => {
             let behind = (groups - before) * 16;
             let low = bits & ((1 << behind) - 1);
@@ -133,7 +135,7 @@ fn v6(text: &[u8]) -> Option<Ipv6Addr> {
     }
 }
 
-/// The text of an address, as RFC 5952 has it.
+/// Writes an address in the form of RFC 5952.
 pub fn write(address: IpAddr, text: &mut Text) {
     match address {
         IpAddr::V4(v4) => {
@@ -148,7 +150,7 @@ pub fn write(address: IpAddr, text: &mut Text) {
     }
 }
 
-/// A number in decimal digits.
+/// Writes a number in decimal digits.
 pub fn write_number(number: u8, text: &mut Text) {
     if number >= 100 {
         text.push(b'0' + number / 100);
@@ -162,7 +164,7 @@ pub fn write_number(number: u8, text: &mut Text) {
 fn write_v6(address: Ipv6Addr, text: &mut Text) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let groups = address.segments();
-    // The first of the longest runs of zeros, if it is longer than one.
+    // RFC 5952 shortens the first of the longest runs of zero groups, and no run of one group.
     let (mut begin, mut length, mut run) = (0, 1, 0);
     for (index, group) in groups.into_iter().enumerate() {
         run = if group == 0 { run + 1 } else { 0 };
@@ -200,14 +202,14 @@ mod tests {
         String::from_utf8(text.to_vec()).expect("it is ASCII")
     }
 
-    /// Addresses whose groups are often zeros.
+    /// Generates addresses with many zero groups.
     fn address() -> impl Strategy<Value = IpAddr> {
         let group = prop_oneof![Just(0_u16), any::<u16>(), 0_u16..16];
         let v6 = prop::array::uniform8(group).prop_map(|groups| IpAddr::V6(groups.into()));
         prop_oneof![any::<u32>().prop_map(|bits| IpAddr::V4(bits.into())), v6]
     }
 
-    /// Texts that are nearly addresses.
+    /// Generates texts that are almost addresses.
     fn text() -> impl Strategy<Value = String> {
         let piece = prop::sample::select(vec![
             ":",
@@ -234,7 +236,7 @@ mod tests {
         prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
     }
 
-    /// What the library takes for an address, alone, in brackets or with a port.
+    /// Parses an address with the standard library: alone, in brackets or with a port.
     fn by_the_library(text: &str) -> Option<IpAddr> {
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).and_then(|bare| bare.parse().ok());
         let socket = || text.parse().ok().map(|address: SocketAddr| address.ip());
@@ -302,7 +304,7 @@ mod tests {
 
         #[test]
         fn a_zone_id_and_the_addresses_before_change_no_address(text in text(), before in text(), zone in "[^,]{0,8}") {
-            // In brackets the zone id stands before the last of them.
+            // In brackets, the zone id stands before the last bracket.
             let zoned = match text.rsplit_once(']').filter(|_| text.starts_with('[')) {
                 Some((inside, after)) => format!("{inside}%{zone}]{after}"),
                 None => format!("{text}%{zone}"),

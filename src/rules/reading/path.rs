@@ -1,14 +1,14 @@
-//! One spelling for each path.
+//! Normalisation of URL paths to one spelling.
 
 use std::borrow::Cow;
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// The path of a URL in one spelling: without query and fragment; what needs no percent-encoding is not encoded and what does is, in
-/// capital digits (RFC 3986, 6.2.2); slashes in a row are one, and dot segments are resolved.
+/// Returns the normalised path of a URL. Removes query and fragment, decodes needless percent-encodings, encodes the bytes that
+/// need it in upper-case digits (RFC 3986, 6.2.2), merges adjacent slashes and resolves dot segments.
 ///
-/// Some servers take still more spellings for one path: a `;` and what follows it, an encoded slash, capital letters, a slash at the
-/// end. Those differ here.
+/// Some servers treat more spellings as one path: a `;` and the text after it, an encoded slash, upper-case letters, a final
+/// slash. These stay different here.
 pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
     if let Some(end) = end_of_canonical(path) {
         return Cow::Borrowed(&path[..end]);
@@ -17,17 +17,17 @@ pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(resolved(&spelled(&path[..end])))
 }
 
-/// What a byte is to a path.
+/// Role of a byte in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It stands for itself.
+    /// Stands for itself.
     Plain,
-    /// The same, but at the beginning of a segment something has to be done.
+    /// Stands for itself, but needs resolving at the beginning of a segment.
     Dot,
     Slash,
-    /// The path ends before it.
+    /// Ends the path; not part of it.
     End,
-    /// It is written otherwise.
+    /// Needs another spelling.
     Encoded,
 }
 
@@ -50,7 +50,7 @@ const fn kinds() -> [Kind; 256] {
     kinds
 }
 
-/// Where a path ends that is as it should be, as most are; `None` when it is not.
+/// Returns the length of a path that is already normalised, as most are; else `None`.
 fn end_of_canonical(path: &[u8]) -> Option<usize> {
     if path.first() != Some(&b'/') {
         return None;
@@ -69,7 +69,7 @@ fn end_of_canonical(path: &[u8]) -> Option<usize> {
     Some(path.len())
 }
 
-/// Whether a byte needs no encoding in a path (RFC 3986, 3.3: `pchar`).
+/// Returns true if `byte` needs no encoding in a path (RFC 3986, 3.3: `pchar`).
 const fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
@@ -93,7 +93,7 @@ const fn is_plain(byte: u8) -> bool {
         )
 }
 
-/// With each byte spelled in one way.
+/// Returns the path with one spelling for each byte.
 fn spelled(path: &[u8]) -> Vec<u8> {
     let mut spelled = Vec::with_capacity(path.len() + 8);
     let mut rest = path;
@@ -115,7 +115,7 @@ fn spelled(path: &[u8]) -> Vec<u8> {
     spelled
 }
 
-/// A canonical path with the bytes that are no ASCII as themselves.
+/// Decodes the percent-encoded bytes beyond ASCII of a normalised path.
 pub fn decoded(path: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(path.len());
     let mut rest = path;
@@ -142,7 +142,7 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// Without empty and dot segments; `..` goes up, and above the root there is nothing.
+/// Removes empty and dot segments. `..` removes the segment before it; at the root it does nothing.
 fn resolved(path: &[u8]) -> Vec<u8> {
     let mut segments: Vec<&[u8]> = Vec::new();
     let mut is_open = true;
@@ -159,7 +159,7 @@ fn resolved(path: &[u8]) -> Vec<u8> {
         resolved.push(b'/');
         resolved.extend_from_slice(segment);
     }
-    // A slash at the end stays.
+    // Keep a final slash.
     if is_open {
         resolved.push(b'/');
     }

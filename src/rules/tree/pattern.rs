@@ -1,17 +1,17 @@
-//! Texts with asterisks, and finding those that may match.
+//! Texts with `*` wildcards, and an index of wildcards by prefix.
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-/// Children with a wildcard, found by what stands before their first asterisk.
+/// Index of children with a wildcard, by the text before their first `*`.
 #[derive(Debug, Default)]
 pub struct Wildcards {
     by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
-    /// The different lengths of those prefixes.
+    /// Distinct lengths of the prefixes.
     lengths: Vec<usize>,
 }
 
-/// A text in which `*` stands for any bytes, none included.
+/// A text in which `*` stands for zero or more bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     text: String,
@@ -43,7 +43,7 @@ impl Pattern {
         &self.text
     }
 
-    /// A text that it matches.
+    /// Returns a text that the pattern matches.
     pub fn example(&self) -> String {
         let shortest = self.text.replace('*', "");
         if shortest.is_empty() { "demo".to_owned() } else { shortest }
@@ -57,8 +57,8 @@ impl Pattern {
         self.text.split('*').next().unwrap_or("").as_bytes()
     }
 
-    /// Whether `bytes` starts with the first piece, ends with the last and has the others between them, in order and
-    /// apart. Each piece is taken at its first place, which leaves the most room for the rest.
+    /// Returns true if `bytes` starts with the first piece, ends with the last piece, and contains the other pieces between them
+    /// in order without overlap. Each piece matches at its first position, which leaves the most room for the rest.
     pub fn matches(&self, bytes: &[u8]) -> bool {
         let Some((first, rest)) = self.text.split_once('*') else { return self.text.as_bytes() == bytes };
         let Some(bytes) = bytes.strip_prefix(first.as_bytes()) else { return false };

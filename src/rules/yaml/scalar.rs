@@ -1,26 +1,26 @@
-//! What a plain scalar means in YAML 1.1, as yaml.v2 of Go reads it (its `resolve.go`): the reference's reader.
+//! Resolution of plain scalars in YAML 1.1, as in yaml.v2 of Go (its `resolve.go`), the reference's parser.
 
-/// What an unquoted scalar stands for.
+/// Value of an unquoted scalar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::rules) enum Scalar {
-    /// `~`, `null` or nothing at all.
+    /// `~`, `null` or an empty scalar.
     Null,
     /// `yes`, `off`, `true`, ...
     Bool(bool),
     /// A whole number of 64 bits.
     Int {
-        /// Its value; between `i64::MIN` and `u64::MAX`.
+        /// Value, from `i64::MIN` to `u64::MAX`.
         value: i128,
-        /// Whether only its leading zero makes it octal, which few who write one intend.
+        /// True if only a leading zero makes it octal. Few people who write one intend that.
         leading_zero: bool,
     },
-    /// A number with a fraction or an exponent, or one too large to be whole.
+    /// A number with a fraction or an exponent, or a whole number too large for 64 bits.
     Float(f64),
     /// Anything else.
     Text,
 }
 
-/// Reads an unquoted scalar.
+/// Resolves an unquoted scalar.
 pub(in crate::rules) fn resolve(plain: &str) -> Scalar {
     match plain {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
@@ -40,7 +40,7 @@ pub(in crate::rules) fn resolve(plain: &str) -> Scalar {
     }
 }
 
-/// Whether an unquoted scalar is null.
+/// Returns true if an unquoted scalar is null.
 pub(in crate::rules) fn is_null(plain: &str) -> bool {
     matches!(plain, "" | "~" | "null" | "Null" | "NULL")
 }
@@ -50,8 +50,8 @@ fn number(text: &str) -> Scalar {
         return Scalar::Int { value, leading_zero };
     }
     match text.parse::<f64>() {
-        // Go refuses a number beyond the range of floats, and yaml.v2 then takes it for a text. `-inf` and `+nan` have
-        // no dot, so they are texts too.
+        // Go rejects numbers beyond the range of floats, and yaml.v2 then reads them as texts. `-inf` and `+nan` have no dot, so
+        // they are texts too.
         Ok(value) if value.is_finite() => Scalar::Float(value),
         _ => Scalar::Text,
     }
@@ -74,7 +74,7 @@ fn integer(text: &str) -> Option<(i128, bool)> {
     } else {
         (10, digits, false)
     };
-    // `from_str_radix` would take one more sign.
+    // `from_str_radix` would accept a second sign.
     if !digits.chars().all(|digit| digit.is_digit(radix)) {
         return None;
     }

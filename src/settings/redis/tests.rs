@@ -13,7 +13,7 @@ fn at(url: &str) -> RedisSettings {
     main(&[("REDIS_URL", url)])
 }
 
-/// User and password.
+/// Returns the user and the password.
 fn credentials(auth: &Auth) -> Option<(Option<&str>, &str)> {
     match auth {
         Auth::Given(credentials) => Some((credentials.user.as_deref(), credentials.password.expose())),
@@ -86,7 +86,7 @@ fn sentinels_are_asked_for_a_master_by_its_name() {
 #[test]
 fn a_cluster_is_some_of_its_nodes() {
     let given = ("REDIS_TYPE", "Cluster");
-    // With the reference's images the socket's type is often set, and says nothing for a cluster.
+    // The reference's images often set the socket type, which has no effect for a cluster.
     let settings = main(&[given, ("REDIS_URL", "n1:6379, n2:6379"), ("REDIS_SOCKET_TYPE", "unix")]);
     assert_eq!(settings.to_string(), "redis cluster at n1:6379,n2:6379");
     for url in ["n1", "n1:6379,", "n1:6379 n2:6379", "n1:0", "n1:65536", "redis://n1:6379", "::1:6379"] {

@@ -1,33 +1,33 @@
-//! The choice of the counter that a full shard forgets.
+//! The choice of the counter that a full shard evicts.
 //!
-//! A flood of made-up counters must not get a counter forgotten whose loss admits hits. While at most half of the counters of a
-//! shard are more than half used, such a counter is forgotten only if all that are drawn with it are more than half used too.
-//! The 56 of the second step are drawn independently, so the chance is at most 2^-55 for each counter that is forgotten, and
-//! below 1 in 1,000,000 for 10^10 of them: in the whole store, a million new counters a second for a week.
+//! A flood of made-up counters must not evict a counter whose loss admits hits. While at most half of the counters of a shard are
+//! more than half used, such a counter is evicted only if all counters drawn with it are more than half used too. The 56 draws of
+//! the second step are independent, so the chance is at most 2^-55 per evicted counter. It is below 1 in 1,000,000 for 10^10
+//! evictions in one shard: with 64 shards, a million new counters a second for a week.
 
 use hashbrown::HashTable;
 
 use super::standing::Rank;
 
-/// Counters that are compared in any case: 8. They lie side by side, so that most choices read one place in memory.
+/// Counters compared in every choice: 8. They are adjacent, so that most choices read one place in memory.
 const FIRST: usize = 8;
-/// The most counters that are compared where all before were more than half used: 64. Each after the first eight is drawn from a
-/// place of its own. Side by side they would not be independent: what is forgotten in one place leaves the used ones together.
+/// Maximum counters compared while all so far are more than half used: 64. Each after the first eight is drawn at a position of
+/// its own. Adjacent counters would not be independent: evictions in one place leave the used ones together.
 const MOST: usize = 64;
 
-/// Buckets that are tried for one draw: 64. A table that grows and shrinks is at least 7/32 full, and then all of them are empty
-/// once in 7 million draws; such a draw takes the first counter of the table.
+/// Maximum buckets tried for one draw: 64. A table that grows and shrinks is at least 7/32 full, so all of them are empty once in
+/// 7 million draws. Such a draw takes the first counter of the table.
 const MOST_TRIES: usize = 64;
 
-/// The draws of a shard.
+/// Pseudo-random draws in one shard.
 #[derive(Default)]
 pub struct Sample {
     drawn: usize,
 }
 
 impl Sample {
-    /// Returns the bucket of the counter of lowest rank among those drawn, the first drawn of several; `None` where there is no
-    /// counter.
+    /// Returns the bucket of the lowest-ranked counter among those drawn; of equal ones, the first drawn. Returns `None` if there
+    /// is no counter.
     pub fn least<T>(&mut self, table: &HashTable<T>, rank: impl Fn(&T) -> Rank) -> Option<usize> {
         let ranked = |bucket| table.get_bucket(bucket).map(|slot| (rank(slot), bucket));
         let first = self.draw(table).filter_map(ranked).take(FIRST);
@@ -44,11 +44,10 @@ impl Sample {
         Some(least.1)
     }
 
-    /// Draws a counter, each as likely as the others. Returns every bucket of the table, beginning with that of the counter.
+    /// Draws a counter; all have the same probability. Returns every bucket of the table, starting with that of the counter.
     fn draw<T>(&mut self, table: &HashTable<T>) -> impl Iterator<Item = usize> + use<T> {
         let buckets = table.num_buckets();
-        // An empty bucket is drawn again, for the next counter after it would be drawn too often: where one was forgotten, the
-        // next would follow.
+        // An empty bucket is drawn again. Taking the next counter after it would favour the neighbours of evicted counters.
         let mut drawn = std::iter::repeat_with(|| self.step(buckets)).take(MOST_TRIES);
         let begin = drawn.find(|&bucket| table.get_bucket(bucket).is_some()).unwrap_or(0);
         (begin..buckets).chain(0..begin)
@@ -73,7 +72,7 @@ mod tests {
         Standing::new(Micros::from_secs(1), Share::in_use(remaining, 100)).rank(Micros::ZERO)
     }
 
-    /// A table of so many little used counters, each in a place of its own.
+    /// Returns a table of `counters` little used counters, each at a position of its own.
     fn table(counters: u64) -> HashTable<Rank> {
         let mut table = HashTable::with_capacity(1_000);
         for number in 0..counters {
@@ -82,8 +81,8 @@ mod tests {
         table
     }
 
-    /// Each of 10^10 choices may forget one counter that is more than half used, if it is drawn and all others drawn are more
-    /// than half used too. The first eight lie side by side and are left out of the sum, and one draw is that counter's.
+    /// Each of 10^10 choices evicts one given counter that is more than half used only if it is drawn and all others drawn are
+    /// more than half used too. The first eight are adjacent and do not count, and one draw is that counter's.
     #[test]
     fn the_chance_of_forgetting_a_used_counter_is_below_one_in_a_million() {
         let others = i32::try_from(MOST - FIRST - 1).expect("it is small");

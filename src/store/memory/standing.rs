@@ -1,49 +1,49 @@
-//! What a full shard compares to choose the counter that it forgets: one word for each counter.
+//! The eviction data of a counter in one 64-bit word. A full shard compares these words to choose the counter that it evicts.
 
 use crate::model::Micros;
 
-/// Parts in which the share of a limit in use is told: 8, an even number, so that "more than half" is exact.
+/// Resolution of the share of a limit in use: 8 parts, an even number, so that "more than half" is exact.
 const PARTS: u64 = 8;
-/// Bits of the time at which a counter is idle: 53. Microseconds fit into them until the year 2255 ([`Micros`]).
+/// Bits of the idle time: 53. They hold microseconds until the year 2255 ([`Micros`]).
 const IDLE_BITS: u32 = 53;
-/// Bits of the second of the last refusal: 7. The 64 bits of a word have them left beside the idle time and the 4 bits of a share.
+/// Bits of the second of the last refusal: 7, the rest of 64 bits beside the idle time and the 4 bits of the share.
 const REFUSED_BITS: u32 = 7;
-/// Seconds after which the clock of refusals starts again: 127, since one of the 128 values of 7 bits stands for "never refused".
+/// Period of the refusal clock in seconds: 127, since one of the 128 values of 7 bits means "never refused".
 const ROUND_SECS: u64 = 127;
-/// Seconds after which a sweep clears a refusal: 60. Sweeps are 10 s apart (`SWEEP_EVERY` in `app.rs`), so a refusal is cleared
-/// before the clock of refusals has gone round and would show it as a new one.
+/// Age in seconds after which a sweep clears a refusal: 60. Sweeps are 10 s apart (`SWEEP_EVERY` in `app.rs`), so a refusal is
+/// cleared before the refusal clock wraps and shows it as a new one.
 const REMEMBERED_SECS: u64 = 60;
-/// The age, in whole seconds, up to which a refused counter counts as fully used: 1. A counter that is refused at least once a
+/// Maximum age, in whole seconds, at which a refused counter counts as fully used: 1. A counter that is refused at least once a
 /// second is never older.
 const RECENT_SECS: u64 = 1;
 
-/// The time for which a recent refusal can keep an idle counter: up to two seconds, since ages are whole seconds.
+/// Time for which a recent refusal can keep an idle counter: up to two seconds, since ages are whole seconds.
 const KEPT_US: u64 = (RECENT_SECS + 1) * 1_000_000;
 
 const IDLE: u64 = (1 << IDLE_BITS) - 1;
 const REFUSED: u64 = (1 << REFUSED_BITS) - 1;
 const SHARE_SHIFT: u32 = IDLE_BITS + REFUSED_BITS;
 
-/// The share of a limit in use, in eighths, rounded up.
+/// Share of a limit in use, in eighths, rounded up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(u64);
 
-/// What is known of a counter without reading it: the share of its limit in use after its last charge, the second of its last
-/// refusal, and the time from which it is idle.
+/// Eviction data of a counter: the share of its limit in use after the last charge, the second of its last refusal, and the time
+/// from which it is idle.
 ///
 /// From the highest bit: 4 bits of share, 7 bits of second, 53 bits of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing(u64);
 
-/// The order in which counters are forgotten, lowest first: idle counters without a recent refusal, then by the share in use, then
-/// by the last refusal, then by the time from which they are idle.
+/// Order in which counters are evicted, lowest first: idle counters without a recent refusal, then by the share in use, then by
+/// the last refusal, then by the time from which they are idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(u64);
 
 impl Share {
     const FULL: Self = Self(PARTS);
 
-    /// The share in use of a limit that admits `capacity` hits at once, of which `remaining` are left.
+    /// Returns the share in use of a limit that admits `capacity` hits at once, of which `remaining` are left.
     pub fn in_use(remaining: u32, capacity: u32) -> Self {
         let capacity = u64::from(capacity.max(1));
         let used = capacity.saturating_sub(remaining.into());
@@ -56,42 +56,43 @@ impl Share {
 }
 
 impl Standing {
-    /// The standing of a counter that was never refused.
+    /// Creates the standing of a counter that was never refused.
     pub fn new(idle_at: Micros, share: Share) -> Self {
         Self::pack(share, 0, idle_at.get().min(IDLE))
     }
 
-    /// The standing after a charge or an undo. The last refusal stays.
+    /// Returns the standing after a charge or an undo. The last refusal stays.
     #[must_use]
     pub fn counting(self, idle_at: Micros, share: Share) -> Self {
         Self::pack(share, self.refused(), idle_at.get().min(IDLE))
     }
 
-    /// The standing after a refusal: fully used, whatever part of the limit is left.
+    /// Returns the standing after a refusal: fully used, whatever part of the limit is left.
     #[must_use]
     pub fn refusing(self, now: Micros) -> Self {
         Self::pack(Share::FULL, second(now) + 1, self.0 & IDLE)
     }
 
-    /// The standing without a refusal that is more than a minute old.
+    /// Returns the standing without a refusal that is more than a minute old.
     #[must_use]
     pub fn without_old_refusal(self, now: Micros) -> Self {
         let is_old = self.refusal_age(now).is_some_and(|age| age > REMEMBERED_SECS);
         if is_old { Self::pack(self.share(), 0, self.0 & IDLE) } else { self }
     }
 
-    /// Returns whether forgetting the counter loses nothing: it changes no verdict, and no refusal is recent. A caller who goes on too
-    /// fast needs the recent refusal in the next window, which may begin with the very charge that makes room.
+    /// Returns true if the loss of the counter changes nothing: it changes no verdict, and no refusal is recent. The next window
+    /// of a client that continues too fast needs the recent refusal, and may begin with the very charge that makes room.
     pub fn is_forgettable(self, now: Micros) -> bool {
-        // Of a counter that has been idle for longer, the refusal is old, and its clock has gone round.
+        // If the counter has been idle for longer, its refusal is old and only looks recent because the refusal clock has
+        // wrapped.
         let is_kept = self.is_recently_refused(now) && now.get() < (self.0 & IDLE) + KEPT_US;
         self.is_idle(now) && !is_kept
     }
 
-    /// The place of the counter in the order of forgetting.
+    /// Returns the position of the counter in the order of eviction.
     ///
     /// A counter whose window has just begun is little used although it was refused a moment ago. It counts as fully used, so
-    /// that a caller who goes on too fast is not forgotten at the beginning of each window.
+    /// that the counter of a client that continues too fast is not evicted at the beginning of each window.
     pub fn rank(self, now: Micros) -> Rank {
         if self.is_forgettable(now) {
             return Rank(self.0 & IDLE);
@@ -101,7 +102,7 @@ impl Standing {
         Rank(Self::pack(share, ROUND_SECS - age, self.0 & IDLE).0)
     }
 
-    /// Returns whether the hits of the counter no longer count. A time later than 53 bits can tell never comes.
+    /// Returns true if the hits of the counter no longer count. A time that does not fit into 53 bits is never reached.
     pub fn is_idle(self, now: Micros) -> bool {
         let idle_at = self.0 & IDLE;
         idle_at <= now.get() && idle_at != IDLE
@@ -111,7 +112,7 @@ impl Standing {
         self.refusal_age(now).is_some_and(|age| age <= RECENT_SECS)
     }
 
-    /// The whole seconds since the last refusal, as far as their clock tells them.
+    /// Returns the whole seconds since the last refusal, modulo 127; `None` if the counter was never refused.
     fn refusal_age(self, now: Micros) -> Option<u64> {
         let refused = self.refused().checked_sub(1)?;
         Some((second(now) + ROUND_SECS - refused) % ROUND_SECS)
@@ -131,13 +132,13 @@ impl Standing {
 }
 
 impl Rank {
-    /// Whether more than half of the limit is in use.
+    /// Returns true if more than half of the limit is in use.
     pub const fn is_more_than_half_used(self) -> bool {
         Standing(self.0).share().is_more_than_half()
     }
 }
 
-/// The second of a moment on the clock of refusals.
+/// Returns the second of `now` on the refusal clock.
 const fn second(now: Micros) -> u64 {
     now.get() / 1_000_000 % ROUND_SECS
 }
@@ -205,7 +206,8 @@ mod tests {
         for secs in 61..ROUND_SECS {
             assert_eq!(refused.without_old_refusal(after(secs)), used(8), "{secs} s");
         }
-        // A clock that steps back by less than a minute and 6 s shows a refusal that is to come; the next one replaces it.
+        // If the clock steps back by less than 66 s, the refusal is in the future and looks old. It is cleared; the next one
+        // replaces it.
         assert_eq!(refused.without_old_refusal(Micros::from_secs(1_795_262_395)), used(8));
     }
 
@@ -217,7 +219,7 @@ mod tests {
         assert!(Standing::new(Micros::new(IDLE - 1), Share(3)).is_idle(Micros::new(IDLE - 1)));
     }
 
-    /// A standing made of its three parts, and these.
+    /// Generates a standing, and its share, age of the refusal and idle time.
     fn standing() -> impl Strategy<Value = (Standing, u64, Option<u64>, u64)> {
         let idle_at = prop_oneof![0..IDLE, NOON.get() - 2..NOON.get() + 2, Just(IDLE)];
         (0..=PARTS, prop::option::of(0..ROUND_SECS), idle_at).prop_map(|(share, age, idle_at)| {
@@ -238,7 +240,7 @@ mod tests {
 
         #[test]
         fn counters_are_forgotten_by_idleness_then_share_then_refusal_then_time(one in standing(), other in standing()) {
-            // Written down once more, as a tuple: the earlier of two is the one that is forgotten first.
+            // The same order as a tuple: the smaller one is evicted first.
             let order = |(_, share, age, idle_at): (Standing, u64, Option<u64>, u64)| {
                 let is_recent = age.is_some_and(|age| age <= 1);
                 let place = (if is_recent { PARTS } else { share }, age.map(|age| ROUND_SECS - age));

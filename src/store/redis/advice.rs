@@ -1,13 +1,14 @@
-//! What a server says of itself that its operator should hear before it matters.
+//! Warnings about a Redis server that may evict counters or is too old.
 
 use std::fmt::Display;
 
 use redis::{Cmd, Value, cmd, from_redis_value_ref};
 
-/// The least version that is supported (docs/redis.md): 6.2.
+/// Oldest supported version (docs/redis.md): 6.2.
 const LEAST_VERSION: (u32, u32) = (6, 2);
 
-/// The questions to a server, two since 6.2 takes one section at a time. A user may lack the right to ask them.
+/// Returns the commands that inspect a server: two, since Redis 6.2 accepts one section per `INFO`. A user may lack the right to
+/// run them.
 pub fn questions() -> [Cmd; 2] {
     ["server", "memory"].map(|section| {
         let mut info = cmd("INFO");
@@ -16,7 +17,7 @@ pub fn questions() -> [Cmd; 2] {
     })
 }
 
-/// Warns of what the answers of a server say. Of one who must not be asked nothing is known.
+/// Logs warnings about `server`, given its replies in `answers` to [`questions`]. An error reply causes no warning.
 pub fn warn(answers: &[Value], server: &impl Display) {
     let answers: Vec<String> = answers.iter().filter_map(|answer| from_redis_value_ref(answer).ok()).collect();
     let about = answers.concat();
@@ -36,13 +37,13 @@ fn field<'a>(about: &'a str, name: &str) -> Option<&'a str> {
     about.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// The policy by which counters may be evicted. They all expire, so the `volatile` ones are no better.
+/// Returns the eviction policy if it may evict counters. All counters expire, so the `volatile` policies evict them too.
 fn evicting_policy(about: &str) -> Option<&str> {
     let is_bounded = field(about, "maxmemory").is_some_and(|bytes| bytes != "0");
     field(about, "maxmemory_policy").filter(|policy| is_bounded && *policy != "noeviction")
 }
 
-/// The version, when it is too old.
+/// Returns the version if it is too old.
 fn too_old(about: &str) -> Option<&str> {
     let version = field(about, "redis_version")?;
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! Instances announce themselves in Redis once a second, so that each knows how many they are.
+//! Instances announce themselves in Redis once a second, so that each knows their number.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use super::backoff::{Quiet, chance};
 use crate::model::Clock;
 use crate::store::replicas::{FALL, Replicas};
 
-/// The time from one announcement to the next: 1 s.
+/// Interval between two announcements: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
-/// The time that one may take: 100 ms.
+/// Timeout of one announcement: 100 ms.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The name of the sorted set, behind the prefix. No counter has it: behind the first brace of a counter's name stands `|`.
+/// Name of the sorted set, after the prefix. No counter has this name: in the name of a counter, `|` follows the domain, directly
+/// or after a closing brace.
 const KEY: &str = "{tidegate}instances";
 
-/// Announces the instance, or removes it, and returns the number of those that announced themselves in the last 3 s. The set expires
-/// a while after the last.
+/// Announces the instance and returns the number of instances that announced themselves in the last 3 s, or removes it. The set
+/// expires 10 s after the last announcement.
 const SCRIPT: &str = "local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 if ARGV[2] == 'leave' then
@@ -29,7 +30,7 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('PEXPIRE', KEYS[1], 10000)
 return redis.call('ZCARD', KEYS[1])";
 
-/// One instance, as the others count it.
+/// Announces one instance to the others.
 pub struct Announcer {
     redis: Redis,
     key: Vec<u8>,
@@ -39,14 +40,14 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// An instance of which nobody knows yet.
+    /// Creates an announcer with a random id.
     pub fn new(redis: Redis) -> Self {
         let id = format!("{:016x}{:016x}", chance(u64::MAX), chance(u64::MAX));
         let key = [redis.prefix(), KEY.as_bytes()].concat();
         Self { redis, key, id, script: Script::new(SCRIPT), quiet: Quiet::new() }
     }
 
-    /// Announces the instance once a second for ever, and counts the others into `replicas`.
+    /// Announces the instance once a second, for ever, and passes the number of instances to `replicas`.
     pub async fn announce(&self, replicas: &Replicas, clock: &dyn Clock) {
         loop {
             let reply = self.run(&FALL.get().to_string()).await;
@@ -63,7 +64,7 @@ impl Announcer {
         }
     }
 
-    /// Tells the others that the instance leaves.
+    /// Removes the instance from the set, so that the others no longer count it.
     pub async fn leave(&self) {
         self.run("leave").await;
     }

@@ -1,4 +1,4 @@
-//! Not too often: attempts that fail, and complaints about them.
+//! Backoff with jitter for failed attempts, and rate limits for log lines.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -7,46 +7,46 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How long to wait between attempts that fail: about half a second, by chance, so that many instances do not come at once,
-/// and each comes twice a second.
+/// Backoff between failed attempts: 400 to 600 ms with jitter, so that many instances do not retry at once, and each retries
+/// about twice a second.
 #[derive(Debug, Default)]
 pub struct Backoff {
     until: Mutex<Option<Instant>>,
     failures: Notify,
-    /// Whether a failure may be complained about.
+    /// Rate limit of log lines about failures.
     pub quiet: Quiet,
-    /// Whether a reply that is refused may be complained about.
+    /// Rate limit of log lines about refused replies.
     pub refused: Quiet,
 }
 
 impl Backoff {
-    /// The shortest: 400 ms.
+    /// Minimum backoff: 400 ms.
     pub const LEAST: Duration = Duration::from_millis(400);
     const SPREAD_MS: u64 = 200;
 
-    /// When the next attempt may be made, if not now.
+    /// Returns the time of the next attempt; `None` if it may be made now.
     pub fn until(&self) -> Option<Instant> {
         (*self.until.lock()).filter(|until| *until > Instant::now())
     }
 
-    /// An attempt failed.
+    /// Notes that an attempt failed.
     pub fn failed(&self) {
         *self.until.lock() = Some(Instant::now() + Self::LEAST + Duration::from_millis(chance(Self::SPREAD_MS)));
         self.failures.notify_waiters();
     }
 
-    /// Waits for the next attempt that fails.
+    /// Waits for the next failed attempt.
     pub async fn failure(&self) {
         self.failures.notified().await;
     }
 
-    /// An attempt succeeded.
+    /// Notes that an attempt succeeded.
     pub fn clear(&self) {
         *self.until.lock() = None;
     }
 }
 
-/// Says or does the same thing at most once in a length of time, ten seconds for log lines.
+/// Allows an event at most once per interval, ten seconds for log lines.
 #[derive(Debug)]
 pub struct Quiet {
     length: Duration,
@@ -60,17 +60,17 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// One for log lines that has said nothing.
+    /// Creates a rate limit for log lines. The first is allowed.
     pub const fn new() -> Self {
         Self::every(Duration::from_secs(10))
     }
 
-    /// One that has said nothing and is quiet for `length` after each time.
+    /// Creates a rate limit of one event per `length`. The first is allowed.
     pub const fn every(length: Duration) -> Self {
         Self { length, until: Mutex::new(None) }
     }
 
-    /// Whether it may be said again; then it is quiet for its length.
+    /// Returns true if the event is allowed now. Then a new interval begins.
     pub fn is_over(&self) -> bool {
         let (now, mut until) = (Instant::now(), self.until.lock());
         let is_over = until.is_none_or(|until| until <= now);
@@ -81,7 +81,7 @@ impl Quiet {
     }
 }
 
-/// A number below `bound`, by chance.
+/// Returns a random number below `bound`, or 0 if `bound` is 0.
 pub fn chance(bound: u64) -> u64 {
     RandomState::new().hash_one(0) % bound.max(1)
 }

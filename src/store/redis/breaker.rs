@@ -1,4 +1,4 @@
-//! A breaker: who has failed for long enough is asked no more until a probe succeeds.
+//! A circuit breaker: a node that has failed for long enough gets no calls until a probe succeeds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,22 +7,22 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How many failures in a row, at least, raise a suspicion: 20.
+/// Failures in a row that raise a suspicion, if they last long enough: 20.
 const FAILURES: u32 = 20;
-/// For how long, at least, they go on: 100 ms.
+/// The least time over which they occur: 100 ms.
 const FAILING: Duration = Duration::from_millis(100);
-/// For how long a suspicion is checked before the breaker opens: 100 ms. So one pause of 150 ms, a slow fork, opens none.
+/// Time for which a suspicion is checked before the breaker opens: 100 ms. So a pause of 150 ms, such as a slow fork, opens none.
 const CHECKING: Duration = Duration::from_millis(100);
 /// The longest time of an answer that closes an open breaker: 100 ms. A node that answers within it is busy or far, not silent.
 pub const IN_TIME: Duration = Duration::from_millis(100);
 
-/// Whether a node is worth asking.
+/// The circuit breaker of one node.
 ///
 /// After 20 failures in a row over at least 100 ms the node is suspected. Probes check it for another 100 ms; if none of them is
 /// answered, the breaker opens, and only a probe or a charge that is answered within 100 ms closes it.
 #[derive(Debug, Default)]
 pub struct Breaker {
-    /// Copies of what stands under the lock, for those who only look.
+    /// Copies of the state under the lock, for readers without the lock.
     is_open: Arc<AtomicBool>,
     is_failing: AtomicBool,
     inner: Mutex<Inner>,
@@ -32,7 +32,7 @@ pub struct Breaker {
 struct Inner {
     phase: Phase,
     failures: u32,
-    /// The longest time that one of them waited in vain.
+    /// The longest time that one of the failed calls waited.
     needed: Duration,
 }
 
@@ -52,10 +52,9 @@ enum Phase {
 }
 
 impl Breaker {
-    /// When the node will be asked again, if it is not asked now.
+    /// Returns the time of the next probe if the breaker is open for a call with this `budget`.
     ///
-    /// A caller who can wait more than twice as long as those who failed is let through: how slow the node is for them says
-    /// nothing of him.
+    /// A call that can wait more than twice as long as the calls that failed is let through: the node may answer it in time.
     pub fn next_probe(&self, budget: Duration) -> Option<Instant> {
         if !self.is_open.load(Ordering::Acquire) {
             return None;
@@ -67,17 +66,17 @@ impl Breaker {
         }
     }
 
-    /// Whether it is open, for those who watch.
+    /// Returns a flag that is true while the breaker is open.
     pub fn is_open(&self) -> &Arc<AtomicBool> {
         &self.is_open
     }
 
-    /// Whether the node is neither suspected nor given up.
+    /// Returns true if the node is not suspected and the breaker is not open.
     pub fn is_trusted(&self) -> bool {
         matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
     }
 
-    /// A charge was answered, and the answer took this time. An answer of any age shows that the node is not silent, but an open
+    /// Notes that a charge was answered after the time `took`. An answer of any age shows that the node is not silent, but an open
     /// breaker is closed only by one that took at most 100 ms: otherwise a node that answers later than that would open and close it
     /// again and again.
     pub fn answered(&self, took: Duration) {
@@ -94,7 +93,7 @@ impl Breaker {
         self.rest(&mut self.inner.lock());
     }
 
-    /// A charge waited in vain for this time. True when this raises a suspicion.
+    /// Notes that a charge waited in vain for the time `waited`. Returns true if this raises a suspicion.
     pub fn failed(&self, now: Instant, waited: Duration) -> bool {
         let mut inner = self.inner.lock();
         self.is_failing.store(true, Ordering::Release);
@@ -113,7 +112,7 @@ impl Breaker {
         }
     }
 
-    /// Returns whether a probe is due.
+    /// Returns true if a probe is due.
     pub fn is_probe_due(&self, now: Instant) -> bool {
         match self.inner.lock().phase {
             Phase::Closed | Phase::Failing { .. } => false,
@@ -122,7 +121,7 @@ impl Breaker {
         }
     }
 
-    /// A probe was answered in time. True when this closes an open breaker.
+    /// Notes that a probe was answered in time. Returns true if this closes an open breaker.
     pub fn passed(&self) -> bool {
         let mut inner = self.inner.lock();
         let was_open = matches!(inner.phase, Phase::Open { .. });
@@ -130,7 +129,7 @@ impl Breaker {
         was_open
     }
 
-    /// A probe was not answered in time; the next is due then. True when this opens the breaker.
+    /// Notes that a probe was not answered in time; the next one is due at `next_probe`. Returns true if this opens the breaker.
     pub fn missed(&self, now: Instant, next_probe: Instant) -> bool {
         let mut inner = self.inner.lock();
         let opens = match inner.phase {

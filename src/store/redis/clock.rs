@@ -1,4 +1,4 @@
-//! What time it is at a node, known well enough to say until when a command may still be executed.
+//! The clock of a node, estimated from its replies. It converts the deadline of a command to the node's time.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -8,29 +8,29 @@ use tokio::time::Instant;
 
 use crate::model::Micros;
 
-/// How long a sample counts: 1 s, within which no clock drifts by what would matter to a deadline.
+/// Length of a span of samples: 1 s. No clock drifts enough in it to matter for a deadline.
 const SAMPLE_LIFE: Duration = Duration::from_secs(1);
 
-/// The moment from which this process counts its own time.
+/// Zero point of this process's own clock.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How far a node's clock is ahead of our own monotonic one.
+/// Offset of a node's clock from this process's monotonic clock.
 ///
-/// Every reply says what time it was at the node between our sending and our receiving. That less the time of receiving
-/// is never too much, so a deadline made with it never comes too late; the largest of the last seconds is the closest.
+/// Every reply contains the node's time between our sending and our receiving. That time minus the time of receiving is at most
+/// the true offset, so a deadline made with it is never too late. The largest of the last two spans is the closest.
 #[derive(Debug, Default)]
 pub struct NodeClock(Mutex<Samples>);
 
 #[derive(Debug, Default)]
 struct Samples {
-    /// The largest lower bound of this span, and of the one before.
+    /// Largest lower bound in the present span, and in the previous one.
     best: Option<i64>,
     before: Option<i64>,
     since: i64,
 }
 
 impl NodeClock {
-    /// Learns from a reply: when its command was sent, when it was received, and the node's time in it.
+    /// Adds a sample: the command was `sent`, its reply was `received`, and the reply contains the node's `time`.
     pub fn learn(&self, sent: Instant, received: Instant, time: Micros) {
         let (sent, received) = (own(sent), own(received));
         let time = i64::try_from(time.get()).unwrap_or(i64::MAX);
@@ -40,7 +40,7 @@ impl NodeClock {
             samples.before = samples.best.take();
             samples.since = received;
         }
-        // More than it can be: the node's clock has stepped back.
+        // Above the upper bound: the node's clock has stepped back.
         if samples.offset().is_some_and(|offset| offset > most) {
             samples.before = None;
             samples.best = None;
@@ -48,7 +48,7 @@ impl NodeClock {
         samples.best = samples.best.max(Some(least));
     }
 
-    /// The node's time at a moment of ours, at the latest; `None` before the first reply.
+    /// Returns a lower bound of the node's time at `moment`; `None` before the first reply.
     pub fn at(&self, moment: Instant) -> Option<Micros> {
         let offset = self.0.lock().offset()?;
         u64::try_from(own(moment).saturating_add(offset)).ok().map(Micros::new)
@@ -61,7 +61,7 @@ impl Samples {
     }
 }
 
-/// Microseconds of our own time.
+/// Returns `moment` in microseconds of this process's own clock.
 fn own(moment: Instant) -> i64 {
     let since = moment.saturating_duration_since(*BEGAN);
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
@@ -71,7 +71,7 @@ fn own(moment: Instant) -> i64 {
 mod tests {
     use super::*;
 
-    /// Far from what our own time is.
+    /// A node time that is far from this process's own time.
     const THERE: u64 = 1_800_000_000_000_000;
 
     fn moment(micros: u64) -> Instant {
@@ -119,7 +119,7 @@ mod tests {
         let clock = NodeClock::default();
         learn(&clock, 0, 10, 10);
         for second in 1..4 {
-            // Each reply took 5 ms on its way back, and the node's clock runs slow by 1 ms in a second.
+            // Each reply took 5 ms on its way back, and the node's clock loses 1 ms from one sample to the next.
             let sent = second * 1_100_000;
             learn(&clock, sent, sent + 5_000, sent - second * 1_000);
         }

@@ -1,11 +1,11 @@
 //! The scripts that one worker has in flight to one server: as many as the server executes without delay, and no more. A call runs one
 //! script or, on a cluster, one for each slot.
 //!
-//! What waits at the server waits behind everybody's calls, and may be too late when its turn comes. What waits here is sent in
-//! order while it can be in time, and is shed at once when it cannot. The measure is the queue delay: the time from sending to
-//! execution, less the smallest recent round trip. A window with a delay above a fifth of the time that calls have lowers the limit
-//! to 8 scripts at least; only replies that are too late lower it further. One in which all permits were taken and no call was delayed
-//! raises it (additive increase and multiplicative decrease, as in TCP).
+//! A script that waits at the server waits behind the scripts of all clients, and may be too late when its turn comes. A call
+//! that waits here is sent in order while it can be in time, and is shed at once when it cannot. The signal is the queue delay:
+//! the time from sending to execution, less the smallest recent round trip. A window with a delay above a fifth of the time that
+//! calls have lowers the limit to 8 scripts at least; only replies that are too late lower it further. A window in which all
+//! permits were taken and no call was delayed raises it (additive increase and multiplicative decrease, as in TCP).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::telemetry::servers::Calls as Watched;
 
-/// The limit for a server of which nothing is known: 16 scripts. One without delay raises it by half in each window.
+/// The limit at the beginning: 16 scripts. A server without delay raises it by half in each window.
 const BEGIN: f64 = 16.0;
 /// The least: a sixteenth of a script. Below 1, a call is followed by a pause: at a half, as long as the call took.
 const LEAST: f64 = 1.0 / 16.0;
@@ -71,21 +71,21 @@ pub struct Concurrency {
     watched: Arc<Watched>,
 }
 
-/// A place among the calls in flight. Dropped, it goes to the next call that waits.
+/// A place among the calls in flight. When it is dropped, the next waiting call gets it.
 #[derive(Debug)]
 pub struct Permit {
     of: Option<Arc<Concurrency>>,
     /// The scripts that the call runs.
     scripts: usize,
     began: Instant,
-    /// Whether a caller waits for the reply. Only then the queue delay is measured against the time that the call has.
+    /// True if a caller waits for the reply. Only then the queue delay is compared with the time that the call has.
     has_caller: bool,
-    /// Whether a call was sent with it: only then its time says how long calls take.
+    /// True if a call was sent with it. Only then its time counts for the mean time of calls.
     is_used: bool,
 }
 
 impl Concurrency {
-    /// The calls to a server of which nothing is known.
+    /// Creates the calls to a server, none of them in flight.
     pub fn new(now: Instant) -> Self {
         let (calls, watched) = (Mutex::new(Calls::new(now)), Arc::<Watched>::default());
         let concurrency = Self { calls, watched };
@@ -93,7 +93,7 @@ impl Concurrency {
         concurrency
     }
 
-    /// Returns the numbers that it keeps up to date.
+    /// Returns its metrics.
     pub fn watched(&self) -> &Arc<Watched> {
         &self.watched
     }
@@ -106,7 +106,7 @@ impl Concurrency {
     /// Returns a permit for a call that asks at `now`, runs `scripts` scripts and has to be answered before `until`. `None` when the
     /// call would not be answered in time, or waited in vain.
     pub async fn permit(self: &Arc<Self>, now: Instant, scripts: usize, until: Instant, turn: Turn) -> Option<Permit> {
-        // Made only for a call that waits.
+        // Only a call that waits needs a channel.
         let mut told = None;
         let asked = {
             let mut calls = self.calls.lock();
@@ -135,7 +135,7 @@ impl Concurrency {
         calls.whole_limit().saturating_sub(calls.in_flight)
     }
 
-    /// Returns whether it has had room for every call of late.
+    /// Returns true if it has had room for every call in the last 100 ms.
     pub fn has_capacity_to_spare(&self) -> bool {
         self.calls.lock().full_until <= Instant::now()
     }
@@ -153,7 +153,7 @@ impl Concurrency {
         let now = Instant::now();
         let permit = |handle: oneshot::Sender<Permit>, scripts| {
             let sent = handle.send(Permit::new(self, scripts, now));
-            // Who went away gives nothing back.
+            // A caller that has gone returns no permit.
             sent.map_err(|mut permit| permit.of = None).is_ok()
         };
         let mut calls = self.calls.lock();
@@ -180,7 +180,7 @@ impl Permit {
         self.began
     }
 
-    /// A call is sent with it.
+    /// Marks that a call is sent with it.
     pub const fn used(mut self) -> Self {
         self.is_used = true;
         self
@@ -205,7 +205,7 @@ struct Calls<W> {
     waiting: Queue<W>,
     /// The mean time from a permit to its return.
     mean: Duration,
-    /// Where less than one call is in flight on average, the end of the pause after the last one.
+    /// The end of the pause after the last call, at a limit below 1.
     paused_until: Instant,
     /// The end of the time for which it counts as full.
     full_until: Instant,
@@ -227,7 +227,7 @@ struct Waiting<W> {
     who: W,
 }
 
-/// What the replies since its beginning say.
+/// Measurements from the replies of one window.
 #[derive(Debug)]
 struct Window {
     ends: Instant,
@@ -236,11 +236,11 @@ struct Window {
     least_budget: Duration,
     replies: u32,
     late_replies: u32,
-    /// Whether all permits were taken.
+    /// True if all permits were taken at some time.
     was_full: bool,
 }
 
-/// What becomes of a call that asks for a permit.
+/// The result of asking for a permit.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Permitted,
@@ -325,7 +325,7 @@ impl<W> Calls<W> {
                 break;
             }
             let Some(next) = self.undos.pop().or_else(|| self.waiting.pop()) else { break };
-            // Who would be answered too late makes room for who would not.
+            // A call that would be answered too late gives its turn to the next one.
             if next.until >= in_time && permit(next.who, next.scripts) {
                 self.in_flight += next.scripts;
             }
@@ -402,7 +402,7 @@ impl<W> Queue<W> {
         Some(next)
     }
 
-    /// Drops the calls at the front that wait in vain.
+    /// Drops the calls at the front whose time is over.
     fn drop_ended(&mut self, now: Instant) {
         while self.calls.front().is_some_and(|next| next.until <= now) {
             self.pop();

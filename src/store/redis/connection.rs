@@ -1,4 +1,4 @@
-//! One connection to a Redis server, shared by many calls at once.
+//! One connection to a Redis server, shared by many concurrent calls.
 
 use std::future::Future;
 use std::io;
@@ -18,16 +18,17 @@ use super::credentials::Credentials;
 use super::silence::Silence;
 use super::stream::Refused;
 
-/// How many calls in a row time out on a silent connection before it is replaced: 3. Nothing else tells of a path that
-/// swallows packets before the kernel gives up.
+/// Timeouts in a row after which a silent connection is replaced: 3. Nothing else reveals a path that drops packets before the
+/// kernel gives up.
 const MOST_TIMEOUTS: u32 = 3;
-/// The factor for the silence of a connection on which fewer calls time out: it is given up after 10 times the time after which a
-/// server counts as silent.
+/// Factor for the silence of a connection with fewer timeouts: it is given up after 10 times the time after which a server counts
+/// as silent.
 const DEAD: u32 = 10;
-/// How soon a changed password that a server does not know yet is tried again: 1 s, as often as its file is read.
+/// Time after which a changed password that a server does not accept yet is tried again: 1 s, the interval at which its file is
+/// read.
 const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);
 
-/// A connection, shared by as many calls as there are clones.
+/// A connection. Its clones share it.
 #[derive(Clone)]
 pub struct Connection {
     handle: MultiplexedConnection,
@@ -35,18 +36,18 @@ pub struct Connection {
     health: Arc<Health>,
 }
 
-/// The task that reads and writes for a connection; dropped, it closes the connection.
+/// The task that reads and writes for a connection. Dropping it closes the connection.
 pub struct Driver(AbortHandle);
 
-/// What is known of a connection.
+/// Health state of a connection.
 pub struct Health {
     is_broken: AtomicBool,
-    /// Whether it was ready for calls at any time.
+    /// True once the connection has been ready for calls.
     was_established: AtomicBool,
-    /// The reply that ended it, if one was refused.
+    /// The refused reply that ended the connection, if any.
     refused: OnceLock<Refused>,
     timeouts: AtomicU32,
-    /// The generation of the credentials it was last authenticated with.
+    /// Generation of the credentials of its last authentication.
     generation: AtomicU64,
     made: Instant,
     alive: Arc<AtomicUsize>,
@@ -68,10 +69,11 @@ impl Drop for Driver {
 }
 
 impl Health {
-    /// That of a connection that is being made with credentials of that generation.
+    /// Creates the health state of a connection that is being made with credentials of `generation`. `alive` counts live
+    /// connections.
     pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
         Self {
-            // Until it is established.
+            // True until it is established.
             is_broken: AtomicBool::new(true),
             was_established: AtomicBool::new(false),
             refused: OnceLock::new(),
@@ -91,7 +93,7 @@ impl Health {
         }
     }
 
-    /// The connection is to be replaced.
+    /// Marks the connection for replacement.
     pub fn give_up(&self) {
         if !self.is_broken.swap(true, Ordering::AcqRel) {
             self.alive.fetch_sub(1, Ordering::AcqRel);
@@ -99,7 +101,7 @@ impl Health {
         }
     }
 
-    /// The connection ends because of a reply that was refused. Returns whether it was ready for calls before.
+    /// Marks the connection for replacement because of a refused reply. Returns true if it was ready for calls before.
     pub fn refuse(&self, refused: Refused) -> bool {
         self.refused.get_or_init(|| refused);
         self.give_up();
@@ -114,32 +116,32 @@ impl Drop for Health {
 }
 
 impl Connection {
-    /// A connection of this handle, driver and health.
+    /// Creates a connection from its handle, driver and health state.
     pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<Health>) -> Self {
         Self { handle, _driver: Arc::new(driver), health }
     }
 
-    /// It is ready for calls.
+    /// Marks the connection as ready for calls.
     pub fn establish(&self) {
         self.health.establish();
     }
 
-    /// Whether it is to be replaced.
+    /// Returns true if the connection is to be replaced.
     pub fn is_broken(&self) -> bool {
         self.health.is_broken.load(Ordering::Acquire)
     }
 
-    /// Whether it ended because of a reply that was refused, which was logged then.
+    /// Returns true if the connection ended because of a refused reply, which was reported then.
     pub fn is_refused(&self) -> bool {
         self.health.refused.get().is_some()
     }
 
-    /// It is to be replaced.
+    /// Marks the connection for replacement.
     pub fn give_up(&self) {
         self.health.give_up();
     }
 
-    /// Waits until it is to be replaced.
+    /// Waits until the connection is to be replaced.
     pub fn given_up(&self) -> impl Future<Output = ()> + Send + 'static {
         let health = Arc::clone(&self.health);
         async move {
@@ -152,12 +154,12 @@ impl Connection {
         }
     }
 
-    /// Whether it was made so lately that another would be no better.
+    /// Returns true if the connection is so new that another would be no better.
     pub fn is_new(&self) -> bool {
         self.health.made.elapsed() < Backoff::LEAST
     }
 
-    /// Notes that a call was answered.
+    /// Notes that a call was answered at `now`.
     pub fn answered(&self, now: Instant) {
         self.health.silence.replied(now);
         if self.health.timeouts.load(Ordering::Relaxed) > 0 {
@@ -170,8 +172,8 @@ impl Connection {
         self.health.timeouts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives the connection up if calls in a row have timed out on it and no reply has come for `length`, of any age. Where there may
-    /// be only one or two calls in flight, not as many time out: then the silence has to last ten times as long.
+    /// Gives the connection up if at least 3 calls in a row have timed out and no reply, however late, has come for `length`.
+    /// With only one or two calls in flight, fewer time out: then the silence must last ten times as long.
     pub fn give_up_if_silent(&self, length: Duration) {
         let has_timed_out = self.health.timeouts.load(Ordering::Relaxed) >= MOST_TIMEOUTS;
         let length = if has_timed_out { length } else { length * DEAD };
@@ -180,13 +182,13 @@ impl Connection {
         }
     }
 
-    /// Returns what it owes.
+    /// Returns the tracker of its outstanding replies.
     pub fn silence(&self) -> &Silence {
         &self.health.silence
     }
 
-    /// Authenticates anew when the credentials have changed since it did: in the order of its commands, so that no call waits.
-    /// Until the server knows the new password, the connection stays who it was.
+    /// Authenticates again if the credentials have changed. The command is sent in order with the others, so no call waits. Until
+    /// the server accepts the new password, the connection keeps its present user.
     pub fn authenticate_if_changed(&self, credentials: &Arc<Credentials>) {
         let generation = credentials.generation();
         let ours = &self.health.generation;
@@ -213,7 +215,7 @@ impl Connection {
                 );
             }
             sleep(AUTHENTICATE_AGAIN).await;
-            // Another call tries again.
+            // A later call tries again.
             let _ = health.generation.compare_exchange(generation, known, Ordering::AcqRel, Ordering::Acquire);
         });
     }
@@ -221,7 +223,7 @@ impl Connection {
     /// Sends one command and waits for its reply.
     ///
     /// # Errors
-    /// What befell the connection. What the server says is no error of the connection.
+    /// If the connection fails. An error reply of the server is no error of the connection.
     pub async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         self.handle.send_packed_command(command).await.map_err(|error| self.explained(error))
     }
@@ -229,7 +231,7 @@ impl Connection {
     /// Sends commands in one write and waits for the reply to each of them.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// The same as for [`Self::send`].
     pub async fn send_all(&mut self, commands: impl IntoIterator<Item = Cmd>) -> RedisResult<Vec<Value>> {
         let mut together = pipe();
         for command in commands {
@@ -239,7 +241,8 @@ impl Connection {
         self.handle.send_packed_commands(&together, 0, count).await.map_err(|error| self.explained(error))
     }
 
-    /// The reason for which the connection ended. Redis' client gives it to one of the calls in flight at most.
+    /// Returns the reason for which the connection ended; `error` if none is known. The Redis client passes the reason to one
+    /// in-flight call at most.
     fn explained(&self, error: RedisError) -> RedisError {
         self.health.refused.get().map_or(error, |refused| io::Error::from(refused.clone()).into())
     }

@@ -1,4 +1,4 @@
-//! Who we are to Redis: a user and a password that may change while we run.
+//! User and password for Redis, which may change while the process runs.
 
 use std::sync::Arc;
 
@@ -6,73 +6,73 @@ use arc_swap::ArcSwap;
 
 use crate::file::{Named, Unusable};
 
-/// A password that may be read anew from its file, and is never printed.
+/// Credentials that may be read again from their file, and are never printed.
 pub struct Credentials {
     file: Option<File>,
     known: ArcSwap<Known>,
 }
 
-/// A file with a password, and the function that reads its text.
+/// A password file, and the function that parses its text.
 struct File {
     file: Named,
     parse: fn(&str) -> Option<Login>,
 }
 
-/// What is known of a user and a password.
+/// The present and the previous login.
 pub struct Known {
-    /// What to say now.
+    /// The present login.
     pub now: Login,
-    /// What was said before the last change: the server may not have changed yet.
+    /// The login before the last change: the server may not have changed yet.
     pub before: Option<Login>,
-    /// How often it has changed.
+    /// Number of changes.
     pub generation: u64,
 }
 
-/// A user and a password; neither is the server's default user without a password.
+/// A user and a password. Without either, the server's default user without a password.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The user, or the server's default one.
+    /// The user; `None`: the server's default user.
     pub user: Option<String>,
     /// The password.
     pub password: Option<String>,
 }
 
 impl Credentials {
-    /// One that does not change.
+    /// Creates credentials that do not change.
     pub fn fixed(login: Login) -> Self {
         Self { file: None, known: ArcSwap::from_pointee(Known { now: login, before: None, generation: 0 }) }
     }
 
-    /// The credentials in a file, as `parse` reads its text. Blocks while the file system does.
+    /// Reads the credentials in `file`, whose text `parse` parses. Blocks while the file system does.
     ///
     /// # Errors
-    /// When the file cannot be read or has no password.
+    /// If the file cannot be read or has no password.
     pub fn of_file(file: Named, parse: fn(&str) -> Option<Login>) -> Result<Self, Unusable> {
         let file = File { file, parse };
         let now = file.read()?;
         Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
     }
 
-    /// What is known.
+    /// Returns the present and the previous login.
     pub fn known(&self) -> Arc<Known> {
         self.known.load_full()
     }
 
-    /// How often it has changed.
+    /// Returns the number of changes.
     pub fn generation(&self) -> u64 {
         self.known.load().generation
     }
 
-    /// Whether there is a file that may change.
+    /// Returns true if the credentials come from a file, which may change.
     pub fn is_of_file(&self) -> bool {
         self.file.is_some()
     }
 
-    /// Reads the file again; returns whether its credentials differ from those in use. A file that cannot be read, or that is
+    /// Reads the file again. Returns true if its credentials differ from those in use. A file that cannot be read, or that is
     /// empty while it is being written, changes nothing. Blocks while the file system does.
     ///
     /// # Errors
-    /// When the file cannot be read or has no password.
+    /// If the file cannot be read or has no password.
     pub fn read_again(&self) -> Result<bool, Unusable> {
         let Some(file) = &self.file else { return Ok(false) };
         let now = file.read()?;

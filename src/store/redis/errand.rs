@@ -1,4 +1,5 @@
-//! Sending commands to where they belong, again and elsewhere if need be, and never twice what may have been executed.
+//! Sends scripts to the nodes that have their slots. A script that was provably not executed is sent again, to another node if the slot
+//! has moved; one that may have been executed is not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,22 +18,22 @@ use crate::model::Micros;
 use crate::store::StoreError;
 use crate::telemetry::traces;
 
-/// How often a command that was provably not executed is sent again: 3 times, enough for a slot that moves while its script
+/// The most repetitions of a command that was provably not executed: 3, enough for a slot that moves while its script
 /// is loaded.
 const MOST_REPEATS: usize = 3;
-/// How long to wait before a slot on the move is asked again: 1 ms.
+/// Pause before a command is sent again to a slot that is being moved: 1 ms.
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 /// A run of the script.
 pub(super) struct Errand<'a> {
-    /// Its command, when it may run until this moment of the node's clock.
+    /// Returns its command; the argument is the deadline by the node's clock.
     pub(super) command: &'a (dyn Fn(Micros) -> Cmd + Sync),
-    /// How many charges it answers, and in which mode; nothing for one that is not answered.
+    /// Number of charges in the reply and their mode; `None` for an undo, whose reply has none.
     pub(super) expects: Option<(usize, Mode)>,
 }
 
 impl Errand<'_> {
-    /// Whether it gives back. That is tried again and again where a server takes nothing.
+    /// Returns true if it gives hits back. An undo is tried again while a server takes no calls.
     const fn is_undo(&self) -> bool {
         self.expects.is_none()
     }
@@ -46,10 +47,10 @@ impl Errand<'_> {
     }
 }
 
-/// What became of a run: when it ran, by the node's clock, and what it says of each charge.
+/// The result of a run: its time by the node's clock and a row for each charge.
 pub(super) type Outcome = Result<(Micros, Rows), StoreError>;
 
-/// What a node says to an errand.
+/// A node's reply to an errand.
 enum Heard {
     Done(Micros, Rows),
     /// It was not executed: the deadline had passed.
@@ -60,24 +61,24 @@ enum Heard {
     Moved(String),
     /// It was not executed: another node is about to have the slot, and has the counter.
     Ask(String),
-    /// It was not executed: the counters are on two nodes for a moment.
+    /// It was not executed: the slot is being moved, and its keys are on two nodes.
     TryAgain,
-    /// It was not executed: nobody has the slot, or the node has lost the others and somebody else may have it.
+    /// It was not executed: no node has the slot, or this node is cut off from the majority.
     ClusterDown,
     Failed(StoreError),
 }
 
-/// How a command is sent.
+/// Additions to a command.
 #[derive(Clone, Copy, Default)]
 struct Manner {
-    /// To a node that does not have the slot yet.
+    /// True if `ASKING` precedes it: the node does not have the slot yet.
     is_asking: bool,
-    /// With the script before it.
+    /// True if the script is loaded first.
     with_script: bool,
 }
 
-/// Runs errands on the node that should have their slots, in one write, and those that were not executed again where they
-/// belong. `permit` is for the first write, where the caller has one.
+/// Runs errands on `node`, which should have their slots, in one write. Runs those again that were not executed, on the node that has
+/// the slot. `permit` is for the first write, if the caller has one.
 pub(super) async fn run(
     servers: &Servers,
     node: &Arc<Node>,
@@ -87,7 +88,7 @@ pub(super) async fn run(
 ) -> SmallVec<[Outcome; 1]> {
     let outcomes = attempt(servers, node, permit, errands, until).await;
     for (errand, outcome) in errands.iter().zip(&outcomes) {
-        // An undo is tried again, and counted by who gives it up.
+        // The caller of an undo tries it again, and counts it when it gives up.
         if let (Some((charges, _)), Err(error)) = (errand.expects, outcome)
             && let Some(reason) = error.reason()
         {
@@ -109,7 +110,7 @@ async fn attempt(
         Ok(heard) => heard,
         Err(error) => {
             if matches!(error, StoreError::TimedOut | StoreError::Late | StoreError::Unreachable) {
-                // Whoever has taken its place will be in the map.
+                // A node that has taken its place is in the new map.
                 servers.doubt_map();
             }
             return errands.iter().map(|_| Err(error)).collect();
@@ -128,7 +129,7 @@ async fn attempt(
     join_all(followed).await.into()
 }
 
-/// Runs an errand again, where and how what was heard of it says, until it is done or may have been.
+/// Runs an errand again as `heard` says, until it is executed or may have been.
 async fn follow(
     servers: &Servers,
     mut node: Arc<Node>,
@@ -157,7 +158,7 @@ async fn follow(
         let manner = Manner { is_asking, with_script };
         let errands = std::slice::from_ref(errand);
         let mut again = if manner.with_script {
-            // One call brings the script, the others find it there.
+            // One call loads the script for all.
             let load = async || exchange(&node, None, errands, manner, until).await;
             match node.load_once(loads, until, load).await {
                 Some(again) => {
@@ -177,10 +178,10 @@ async fn follow(
     heard.outcome()
 }
 
-/// One write to one node, and what it says to each errand.
+/// Sends errands to one node in one write and returns its reply to each.
 ///
 /// # Errors
-/// When it says nothing.
+/// If no reply comes.
 async fn exchange(
     node: &Arc<Node>,
     permit: Option<Permit>,
@@ -238,7 +239,7 @@ async fn exchange_unrecorded(
         commands.push((errand.command)(deadline));
     }
     let replies = checkout.send(commands, until).await?;
-    // Before each errand's own reply come those to what prepared it.
+    // The replies to SCRIPT LOAD and ASKING come before the errand's own.
     let own = if manner.is_asking { 2 } else { 1 };
     let skipped = usize::from(manner.with_script);
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
@@ -259,7 +260,7 @@ impl Heard {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
             return match script::read(reply, charges, mode) {
                 Some(Reply::Done { now, rows }) => Self::Done(now, rows),
-                // The time alone is all that an undo is answered.
+                // The reply to an undo is the time alone.
                 Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, Rows::default()),
                 Some(Reply::TooLate { .. }) => Self::TooLate,
                 None => Self::Failed(StoreError::Rejected),
@@ -271,7 +272,7 @@ impl Heard {
             "TRYAGAIN" => Self::TryAgain,
             "MOVED" => named().map_or(Self::Failed(StoreError::Rejected), Self::Moved),
             "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
-            // It was a master.
+            // The node was a master and is a replica now.
             "READONLY" => Self::Failed(StoreError::Unreachable),
             code @ "CLUSTERDOWN" => {
                 complain(code);
@@ -284,7 +285,7 @@ impl Heard {
         }
     }
 
-    /// Why it will not be executed, where that is known by now.
+    /// Returns the error if it will not be executed.
     const fn failure(&self) -> Option<StoreError> {
         match self {
             Self::Failed(error) => Some(*error),
@@ -293,7 +294,7 @@ impl Heard {
         }
     }
 
-    /// The server's word for why it was not executed here and now.
+    /// Returns the server's error code if it was not executed at this node.
     const fn code(&self) -> Option<&'static str> {
         match self {
             Self::NoScript => Some("NOSCRIPT"),
@@ -309,7 +310,7 @@ impl Heard {
         match self {
             Self::Done(at, rows) => Ok((at, rows)),
             Self::Failed(error) => Err(error),
-            // Asked as often as makes sense, or with no time left.
+            // No repetition or no time is left.
             Self::TooLate => Err(StoreError::Late),
             Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::ClusterDown => {
                 Err(StoreError::Rejected)
@@ -318,7 +319,7 @@ impl Heard {
     }
 }
 
-/// Says what a server refuses, by its code only: the rest may hold a key.
+/// Logs that a server refuses to count, with the error code only: the rest of the message may contain a key.
 fn complain(code: &str) {
     static QUIET: Quiet = Quiet::new();
     if QUIET.is_over() {

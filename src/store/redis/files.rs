@@ -1,4 +1,4 @@
-//! Following the files that a connection needs: passwords, certificates and keys.
+//! Polling of the files that a connection needs: passwords, certificates and keys.
 
 use std::time::Duration;
 
@@ -7,11 +7,12 @@ use tokio::time::sleep;
 use super::backoff::Quiet;
 use crate::file::{Unusable, apart};
 
-/// The time between two reads of a file: 1 s.
+/// Interval between two reads of a file: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Reads files again every second, for ever, and calls `changed` when their content has changed. Reads happen on a thread of
-/// their own, one at a time: while a file system does not answer, the last good content stays in use and no other read begins.
+/// Calls `read_again` every second, for ever, and `changed` when the content has changed. `what` names the files in logs. Reads
+/// happen on a thread of their own, one at a time: while a file system does not answer, the last good content stays in use and no
+/// other read begins.
 pub async fn follow<R>(what: &str, read_again: R, changed: impl Fn())
 where
     R: Fn() -> Result<bool, Unusable> + Clone + Send + 'static,
@@ -32,7 +33,7 @@ where
                 tracing::warn!(%error, "{what} cannot be read; the last content stays in use");
             }
             Ok(Err(_)) => {}
-            // The hook for panics has logged it.
+            // The panic hook has logged it.
             Err(_) => return,
         }
     }

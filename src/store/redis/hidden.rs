@@ -1,13 +1,13 @@
-//! Passwords in what a server says: some servers repeat the arguments of a command that they refuse.
+//! Removal of passwords from server messages: some servers repeat the arguments of a command that they refuse.
 
-/// The shortest piece of a password that is hidden where a server cuts it: 4 bytes.
+/// Minimum length at which a password that the server cut short is hidden: 4 bytes.
 const SHORTEST: usize = 4;
-/// The words after which Redis repeats the arguments of a command that it does not know, up to 128 bytes of them.
+/// Text after which Redis repeats the arguments of a command that it does not know, up to 128 bytes of them.
 const ARGUMENTS: &str = "with args beginning with:";
-/// The text in place of what is hidden.
+/// Replacement of hidden text.
 const HIDDEN: &str = "***";
 
-/// Returns what a server says, without the arguments that it repeats, and without each password or its beginning.
+/// Returns the server message `said` without the arguments that it repeats, and without each of `passwords` or its beginning.
 pub fn hidden<'a>(said: &str, passwords: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = match said.split_once(ARGUMENTS) {
         Some((before, _)) => format!("{before}{ARGUMENTS} {HIDDEN}"),
@@ -19,7 +19,7 @@ pub fn hidden<'a>(said: &str, passwords: impl IntoIterator<Item = &'a str>) -> S
     text
 }
 
-/// Replaces each occurrence of a password, or of its beginning where that is long enough.
+/// Replaces each occurrence of `password`, or of its beginning if that is long enough.
 fn without(text: &str, password: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

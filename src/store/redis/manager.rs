@@ -1,4 +1,4 @@
-//! Finding a Redis server, connecting to it and getting a connection ready.
+//! Finds a Redis server, connects to it and prepares the connection.
 
 use std::fmt;
 use std::io;
@@ -28,10 +28,10 @@ use super::tls::Tls;
 use crate::model::Micros;
 use crate::telemetry::servers::{Server, Servers};
 
-/// Calls that may stand in the queue to the connection's writer: 1,024. Its default of 50 makes callers wait for no reason.
+/// Capacity of the queue to the connection's writer: 1,024 calls. The client's default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A host and a port.
@@ -50,36 +50,36 @@ impl fmt::Display for Address {
     }
 }
 
-/// How to find the server that a connection is made to.
+/// Location of the server that a connection is made to.
 #[derive(Clone)]
 pub enum Locate {
-    /// It is there.
+    /// A known address.
     At(Address),
-    /// These sentinels know it.
+    /// The master that these sentinels name.
     Sentinel {
         /// The name of the master.
         master: String,
         /// The sentinels, asked in this order.
         sentinels: Vec<Address>,
-        /// Who we are to them.
+        /// Login for the sentinels.
         login: Login,
     },
 }
 
-/// What all connections of one Redis have in common.
+/// Settings and state that all connections of one Redis share.
 #[derive(Clone)]
 pub struct Access {
-    /// Who we are.
+    /// User and password.
     pub credentials: Arc<Credentials>,
-    /// The TLS settings; none for plaintext.
+    /// The TLS settings; `None` for plaintext.
     pub tls: Option<Arc<Tls>>,
-    /// The number of the database.
+    /// Number of the database.
     pub db: i64,
-    /// How long connecting may take.
+    /// Timeout for connecting.
     pub connect_timeout: Duration,
-    /// How many connections are alive.
+    /// Number of live connections.
     pub alive: Arc<AtomicUsize>,
-    /// Who is told how the servers answer.
+    /// Metrics of the servers.
     pub watched: Arc<Servers>,
 }
 
@@ -90,13 +90,13 @@ pub struct Manager {
     clock: Arc<NodeClock>,
     round_trips: Arc<RoundTrips>,
     backoff: Arc<Backoff>,
-    /// Whether any connection has asked the node about itself.
+    /// True once a connection has inspected the node.
     is_inspected: Arc<AtomicBool>,
     watched: Arc<Server>,
 }
 
 impl Manager {
-    /// A manager of connections to one node, which it tells the time of.
+    /// Creates a manager of the connections to the node at `locate`. It adds samples to `clock` and `round_trips`.
     pub fn new(
         locate: Locate,
         access: Access,
@@ -146,7 +146,7 @@ impl Manager {
         Ok(Connection::new(handle, driver, health))
     }
 
-    /// Connects, and authenticates; `report` is called when the connection ends because of a reply that is refused.
+    /// Connects and authenticates. Calls `report` if a refused reply ends the connection.
     async fn handshake(
         &self,
         address: &Address,
@@ -169,8 +169,8 @@ impl Manager {
         Ok((handle, Driver::new(driver)))
     }
 
-    /// Counts a reply that is refused, and keeps the next attempt to connect from coming at once. It logs what ends a connection in
-    /// use; what fails while connecting is logged as that.
+    /// Returns a function that counts a refused reply. For a connection in use it also starts the backoff and logs the reply. A
+    /// failure while connecting is logged as such.
     fn report(&self, health: Weak<Health>) -> impl Fn(&Refused) + Send + use<> {
         let (watched, backoff) = (Arc::clone(&self.watched), Arc::clone(&self.backoff));
         move |refused| {
@@ -186,7 +186,8 @@ impl Manager {
         }
     }
 
-    /// Loads the script and learns the time, so that the first charge is as good as any.
+    /// Loads the script and learns the node's time, so that the first charge is as fast as any. Checks that a master named by
+    /// sentinels is one, and inspects the node once.
     async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
         let sent = Instant::now();
         let mut commands = vec![cmd("TIME"), script::load()];
@@ -222,7 +223,7 @@ impl Manager {
         Ok(connection)
     }
 
-    /// The text of an error, without the passwords that the servers may have repeated.
+    /// Returns the text of `error` without the passwords that the servers may have repeated.
     fn without_passwords(&self, error: &RedisError) -> String {
         let known = self.access.credentials.known();
         let of_sentinels = match &self.locate {
@@ -233,10 +234,10 @@ impl Manager {
         hidden(&error.to_string(), logins.into_iter().flatten().filter_map(|login| login.password.as_deref()))
     }
 
-    /// The address of the master: the first that a sentinel knows.
+    /// Returns the address of the master from the first sentinel that knows it.
     async fn ask_sentinels(&self, master: &str, sentinels: &[Address], login: &Login) -> RedisResult<Address> {
         let mut wrong = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel is configured"));
-        // Each gets a part of the time, so that a dead one does not take it all.
+        // Each sentinel gets an equal part of the timeout, so that a dead one does not use it up.
         let each = self.access.connect_timeout / u32::try_from(sentinels.len().max(1)).unwrap_or(1);
         for sentinel in sentinels {
             let asked = timeout(each, async {
@@ -260,7 +261,7 @@ impl Manager {
     }
 }
 
-/// The reply to `TIME`.
+/// Parses the reply to `TIME`.
 pub fn time_of(reply: &Value) -> Option<Micros> {
     let (secs, micros): (u64, u64) = from_redis_value_ref(reply).ok()?;
     Some(Micros::from_secs(secs).saturating_add(Micros::new(micros)))

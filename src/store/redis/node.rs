@@ -1,4 +1,4 @@
-//! One Redis server: its connections, what is in flight to it, and whether it is worth asking.
+//! One Redis server: its connections, the calls in flight to it, and its health.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,7 +37,7 @@ const PROBE_FAR: Duration = Duration::from_millis(200);
 /// One Redis server.
 pub struct Node {
     name: String,
-    /// The order in which nodes were made.
+    /// Number in the order of creation.
     number: usize,
     lanes: Box<[Lane]>,
     locate: Locate,
@@ -49,9 +49,9 @@ pub struct Node {
     breaker: Breaker,
     silence: Silence,
     far_probes: Quiet,
-    /// Wakes who probes.
+    /// Wakes the task that sends probes.
     attention: Arc<Notify>,
-    /// One call at a time loads the script; how often it was loaded.
+    /// Lets one call at a time load the script.
     loading: Mutex<()>,
     loads: AtomicUsize,
     lost: Quiet,
@@ -59,14 +59,14 @@ pub struct Node {
     watched: Arc<Server>,
 }
 
-/// A thread's own connection and the limit of its calls: its calls and its replies never change threads, and those of one
-/// moment share a write.
+/// The connection and the concurrency limit of one thread. Its calls and replies never change threads, and calls of one moment share a
+/// write.
 struct Lane {
     pool: OnceLock<Pool<Manager>>,
     concurrency: Arc<Concurrency>,
 }
 
-/// The number of the calling thread.
+/// Returns the number of the calling thread.
 fn thread() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -86,7 +86,7 @@ impl Lane {
 }
 
 impl Node {
-    /// A node that is found so, with a connection for each of `lanes` threads, none of them made yet.
+    /// Creates a node at `locate` with a connection for each of `lanes` threads. No connection is opened yet.
     pub fn new(locate: Locate, access: Access, lanes: usize, attention: Arc<Notify>) -> Self {
         let name = locate.to_string();
         let (watched, breaker) = (access.watched.named(&name), Breaker::default());
@@ -116,7 +116,7 @@ impl Node {
         }
     }
 
-    /// What it is called in logs: its address.
+    /// Returns its name in logs: its address.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -126,7 +126,7 @@ impl Node {
         self.number
     }
 
-    /// Its host and port, or whatever else it is found by.
+    /// Returns its host and port, or its name if it has none.
     pub fn place(&self) -> (&str, Option<u16>) {
         match &self.locate {
             Locate::At(Address::Tcp(host, port)) => (host, Some(*port)),
@@ -134,7 +134,7 @@ impl Node {
         }
     }
 
-    /// Who is told how it answers.
+    /// Returns its metrics.
     pub fn watched(&self) -> &Server {
         &self.watched
     }
@@ -142,7 +142,7 @@ impl Node {
     /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`.
     ///
     /// # Errors
-    /// When it is down, is too far away, or has too many calls to answer one more in time.
+    /// If it is down, is too far away, or has too many calls to answer one more in time.
     pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, turn: Turn) -> Result<Permit, StoreError> {
         let began = Instant::now();
         let budget = until.saturating_duration_since(began);
@@ -177,7 +177,7 @@ impl Node {
         self.lane().concurrency.room()
     }
 
-    /// Returns whether this thread has had room for every call of late.
+    /// Returns true if this thread has had room for every call in the last 100 ms.
     pub fn has_capacity_to_spare(&self) -> bool {
         self.lane().concurrency.has_capacity_to_spare()
     }
@@ -185,7 +185,7 @@ impl Node {
     /// Connects a call that has a permit.
     ///
     /// # Errors
-    /// When there is no connection before `until`.
+    /// If there is no connection before `until`.
     pub async fn checkout(self: &Arc<Self>, permit: Permit, until: Instant) -> Result<Checkout, StoreError> {
         match self.connection(until).await {
             Some(connection) => Ok(Checkout { node: Arc::clone(self), connection, permit: Some(permit.used()) }),
@@ -196,7 +196,7 @@ impl Node {
         }
     }
 
-    /// Says that calls are not sent, at most every ten seconds.
+    /// Logs that calls are not sent, at most every ten seconds.
     fn complain_of_load(&self) {
         if self.busy.is_over() {
             let limit = self.lane().concurrency.watched().limit.load(Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl Node {
         }
     }
 
-    /// Returns whether it has sent no reply for 100 ms, or three round trips where that is longer, though it owes some.
+    /// Returns true if it owes replies and has sent none for 100 ms, or for three round trips if that is longer.
     fn is_silent(&self, now: Instant) -> bool {
         self.silence.lasts(now, self.silent_after())
     }
@@ -229,11 +229,11 @@ impl Node {
         &self.lanes[thread() % self.lanes.len()]
     }
 
-    /// A live connection of this thread, made anew where there is none; `None` if there is none in time.
+    /// Returns a live connection of this thread, and opens one if there is none; `None` if there is none before `until`.
     async fn connection(&self, until: Instant) -> Option<Connection> {
         let pool = self.lane().pool.get_or_init(|| self.pool());
         loop {
-            // While it is too early to connect again nobody waits for what will not come.
+            // It is too early to connect again, so waiting is useless.
             if self.backoff.until().is_some() && pool.state().connections == 0 {
                 return None;
             }
@@ -265,29 +265,29 @@ impl Node {
             .build_unchecked(manager)
     }
 
-    /// A charge waited in vain for this time.
+    /// Notes that a charge waited in vain for the time `waited`.
     fn failed(&self, waited: Duration) {
         if self.breaker.failed(Instant::now(), waited) {
             self.attention.notify_one();
         }
     }
 
-    /// Whether it answers, as far as is known.
+    /// Returns true if it answers, as far as is known.
     pub fn is_well(&self) -> bool {
         self.breaker.is_trusted()
     }
 
-    /// Forgets that it was down. What else is known of it, each reply corrects.
+    /// Forgets that it was down. Replies correct the other measurements.
     pub fn trust(&self) {
         self.breaker.forget();
     }
 
-    /// Finds out whether a node in doubt is there. Called again and again by who supervises.
+    /// Sends a probe to a node in doubt if one is due. The supervisor calls it every 20 ms.
     pub async fn probe(&self) {
         if !self.breaker.is_probe_due(Instant::now()) {
             return;
         }
-        // A paused server leaves what is sent on old connections unread; what is asked now comes behind it.
+        // A server that was paused reads the probe after all that was sent before.
         if self.is_there().await {
             if self.breaker.passed() {
                 tracing::warn!(server = self.name, "Redis answers again");
@@ -306,7 +306,7 @@ impl Node {
         let Some(connection) = self.connection(Instant::now() + IN_TIME).await else { return false };
         let (mut asked, ping, sent) = (connection.clone(), cmd("PING"), Instant::now());
         connection.silence().sent(sent);
-        // An answer that has come counts, however late this thread looks for it.
+        // An answer that has arrived counts even if this thread polls late.
         let is_there = match timeout_at(sent + IN_TIME, asked.send(&ping)).await {
             Ok(Ok(Value::ServerError(_)) | Err(_)) => false,
             Ok(Ok(_)) => {
@@ -330,7 +330,7 @@ impl Node {
         self.round_trips.least()
     }
 
-    /// Asks something that is no charge, on this thread's connection.
+    /// Sends commands that charge nothing on this thread's connection.
     pub async fn ask(&self, commands: Vec<Cmd>, until: Instant) -> Option<Vec<Value>> {
         let mut connection = self.connection(until).await?;
         let replies = timeout_at(until, connection.send_all(commands)).await.ok()?;
@@ -340,12 +340,12 @@ impl Node {
         replies.ok()
     }
 
-    /// How often the script was loaded because the server had lost it.
+    /// Returns the number of times that the script was loaded because the server had lost it.
     pub fn loads(&self) -> usize {
         self.loads.load(Ordering::Acquire)
     }
 
-    /// Runs `load`, which loads the script, unless another call has since `seen` loads, or there is no time left.
+    /// Runs `load`, which loads the script, unless another call has loaded it since `seen` loads, or no time is left.
     pub async fn load_once<T>(&self, seen: usize, until: Instant, load: impl AsyncFnOnce() -> T) -> Option<T> {
         let _one = timeout_at(until, self.loading.lock()).await.ok()?;
         if self.loads() != seen {

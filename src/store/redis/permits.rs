@@ -14,9 +14,9 @@ type Permits = SmallVec<[Result<Permit, StoreError>; 4]>;
 /// Takes a permit of each node before anything is sent, in the order of the nodes, so that no two requests wait for each other.
 /// Sorts the batches in that order.
 ///
-/// Where a permit cannot be had in time, a request that is charged whole gets none. Any other request uses only the nodes that
-/// have had room for every call of late, and leaves the others to requests that they can answer with the rest of theirs: so where
-/// capacity is short, whole requests are decided and not pieces of many.
+/// If one node has no permit in time, a request that is charged whole gets no permit at all. Any other request uses only the nodes
+/// that have had room for every call in the last 100 ms. So where capacity is short, the nodes decide some requests whole, and not
+/// pieces of many requests.
 pub(super) async fn take(batches: &mut SmallVec<[Batch<'_>; 4]>, mode: Mode, until: Instant) -> Permits {
     if mode == Mode::Later {
         return take_spare(batches, until).await;
@@ -43,7 +43,7 @@ pub(super) async fn take(batches: &mut SmallVec<[Batch<'_>; 4]>, mode: Mode, unt
     permits
 }
 
-/// Takes a permit of each node for as many scripts as there is room for, and leaves out the others.
+/// Takes a permit of each node for as many scripts as it has room for, and drops the other groups.
 async fn take_spare(batches: &mut [Batch<'_>], until: Instant) -> Permits {
     let mut permits = Permits::new();
     for Batch { node, groups, .. } in batches {

@@ -1,8 +1,8 @@
-//! The bound on what a server answers: it follows requests and replies on the wire, and refuses a reply that is larger than its
-//! request allows, or that nothing asked for, before the parser sees it.
+//! Bounds on the replies of a server. Follows requests and replies on the wire, and refuses a reply that is larger than its
+//! request allows, or that no request expects, before the parser sees it.
 //!
-//! The parser keeps a reply until it is whole, without a bound of its own. Requests are followed too because they alone say
-//! which reply is next: a call whose caller has gone away is answered all the same, or was never sent.
+//! The parser keeps a reply until it is complete, without a bound of its own. Requests are followed too because only they tell
+//! which reply is next: a call whose caller has gone away is still answered, or was never sent.
 
 use std::collections::VecDeque;
 
@@ -15,30 +15,30 @@ use crate::telemetry::servers::BadReply;
 #[cfg(test)]
 mod tests;
 
-/// The largest reply to a question that is no charge: 64 KiB. The largest of Redis 7.0 are those to `INFO memory` (1.4 KB) and
-/// to `ROLE` (50 bytes for each replica).
+/// Maximum reply to a request that is no charge: 64 KiB. The largest of Redis 7.0 are those to `INFO memory` (1.4 KB) and to
+/// `ROLE` (50 bytes for each replica).
 const LARGEST: usize = 64 << 10;
-/// The largest reply to a question about a cluster: 8 MiB. `CLUSTER SLOTS` of 16,384 slots that all have a line of their own
-/// takes 4.1 MB where each has three nodes (250 bytes a line, Redis 7.0).
+/// Maximum reply to a request about a cluster: 8 MiB. `CLUSTER SLOTS` with a line for each of 16,384 slots takes 4.1 MB with
+/// three nodes per line (250 bytes a line, Redis 7.0).
 const LARGEST_MAP: usize = 8 << 20;
-/// The largest error in place of what the script answers: 1 KiB. The longest of Redis 7.0 is `MISCONF`, 347 bytes; a `MOVED` with
-/// a host name of 253 bytes takes 280.
+/// Maximum error in place of a reply of the script: 1 KiB. The longest of Redis 7.0 is `MISCONF`, 347 bytes; a `MOVED` with a
+/// host name of 253 bytes takes 280.
 const LARGEST_ERROR: usize = 1 << 10;
-/// The fewest bytes of a reply for each value in it, on average: 8. A value takes 56 bytes of memory and no less than 3 on the
-/// wire; the shortest lines of `CLUSTER SLOTS` have 11 for each value.
+/// Minimum bytes of a reply per value, on average: 8. A value takes 56 bytes of memory and at least 3 on the wire; the shortest
+/// lines of `CLUSTER SLOTS` have 11 for each value.
 const BYTES_PER_VALUE: usize = 8;
-/// The most arrays and maps around a value: 8, twice as many as in any reply that is asked for (`CLUSTER SLOTS` and `HELLO`: 4).
+/// Maximum nesting of arrays and maps: 8, twice that of any expected reply (`CLUSTER SLOTS` and `HELLO`: 4).
 const DEEPEST: usize = 8;
-/// The bytes that a request's name is read to: those of `EVALSHA` and `CLUSTER`, and one more.
+/// Maximum bytes that are kept of a request's name: those of `EVALSHA` and `CLUSTER`, and one more.
 const NAME: usize = 8;
 
-/// What is wrong with a reply.
+/// The reason for which a reply is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Refusal {
-    /// It takes more than its request allows, or says that it will.
+    /// It is larger than its request allows, or announces that it will be.
     #[error("a reply larger than its request allows")]
     TooLarge,
-    /// It is not what a Redis says, in any version.
+    /// It is not what any version of Redis sends.
     #[error("bytes that are no reply of Redis")]
     Malformed,
     /// Every request was answered before it.
@@ -51,70 +51,70 @@ pub enum Refusal {
 pub struct Replies {
     requests: Frames,
     replies: Frames,
-    /// Of the requests without a whole reply, in their order.
+    /// The requests without a complete reply, in order.
     asked: VecDeque<Asked>,
 }
 
-/// A request, by the reply to it.
+/// Kind of a request, which bounds its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    /// For charges that take so many bytes.
+    /// A call of the script with charges of `packed_bytes` bytes.
     Script { packed_bytes: u32 },
-    /// For the map of the cluster, or its state.
+    /// A request for the map or the state of the cluster.
     Map,
-    /// For anything else.
+    /// Any other request.
     Other,
 }
 
-/// What a reply may take.
+/// Maximum size of a reply.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// On the wire.
+    /// Bytes on the wire.
     bytes: usize,
     /// Values in arrays and maps.
     values: usize,
 }
 
-/// Follows a stream of values of Redis' protocol (RESP 3): reads their headers, and skips their content.
+/// Follows a stream of values of the Redis protocol (RESP 3): parses their headers and skips their content.
 #[derive(Debug, Default)]
 struct Frames {
     place: Place,
-    /// The values still to come in each array or map around the present one.
+    /// Number of values still to come in each array or map around the present one.
     open: SmallVec<[usize; DEEPEST]>,
     frame: Frame,
 }
 
-/// What is known of the outermost value that is being read.
+/// State of the outermost value that is being read.
 #[derive(Clone, Debug, Default)]
 struct Frame {
-    /// Those that have arrived, and those that its headers announce.
+    /// Bytes that have arrived, and bytes that its headers announce.
     bytes: usize,
-    /// The values in it, those included that its headers announce.
+    /// Values in it, including those that its headers announce.
     values: usize,
-    /// How many texts it has, as far as it has arrived.
+    /// Number of texts so far.
     texts: usize,
-    /// The first bytes of the first text.
+    /// First bytes of the first text.
     name: SmallVec<[u8; NAME]>,
-    /// The length of the last text.
+    /// Length of the last text in bytes.
     last_bytes: usize,
 }
 
-/// Where the next byte belongs.
+/// Position of the next byte.
 #[derive(Clone, Copy, Debug, Default)]
 enum Place {
-    /// To a new value.
+    /// Start of a new value.
     #[default]
     Begin,
-    /// To a line without a length.
+    /// In a line without a length.
     Line { last: u8 },
-    /// To a line with a length.
+    /// In a line with a length.
     Length { kind: u8, length: usize, is_negative: bool, last: u8 },
-    /// To content, of which so many bytes are still to come, the end of its line included.
+    /// In content. Bytes still to come, including the end of its line.
     Content(usize),
 }
 
 impl Refusal {
-    /// Its word in metrics.
+    /// Returns the reason for the metrics.
     pub const fn reason(self) -> BadReply {
         match self {
             Self::TooLarge => BadReply::TooLarge,
@@ -127,7 +127,7 @@ impl Refusal {
 impl Replies {
     /// Notes bytes that were sent.
     pub fn sent(&mut self, mut bytes: &[u8]) {
-        // Ours are well formed.
+        // Our own requests are well formed.
         while let Ok(Some(request)) = self.requests.read(&mut bytes, Limits::NONE) {
             self.asked.push_back(Asked::by(&request));
         }
@@ -136,7 +136,7 @@ impl Replies {
     /// Checks bytes that were received.
     ///
     /// # Errors
-    /// When no Redis would have sent them: then the connection is of no more use.
+    /// If no Redis server would have sent them. The connection must not be used any more.
     pub fn received(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
         while !bytes.is_empty() {
             let asked = self.asked.front().ok_or(Refusal::Unasked)?;
@@ -174,7 +174,7 @@ impl Limits {
 }
 
 impl Frames {
-    /// Reads up to the end of the outermost value, or of the bytes; returns the value if it is whole.
+    /// Reads up to the end of the outermost value or of `bytes`. Returns the value if it is complete.
     fn read(&mut self, bytes: &mut &[u8], limits: Limits) -> Result<Option<Frame>, Refusal> {
         while !bytes.is_empty() {
             let is_value_whole = self.step(bytes)?;
@@ -191,7 +191,7 @@ impl Frames {
         Ok(None)
     }
 
-    /// Reads the next piece; returns whether it is the end of a value that is no array or map.
+    /// Reads the next piece. Returns true if it completes a value without elements.
     fn step(&mut self, bytes: &mut &[u8]) -> Result<bool, Refusal> {
         match self.place {
             Place::Begin => {
@@ -205,7 +205,7 @@ impl Frames {
                         }
                         Place::Length { kind, length: 0, is_negative: false, last: 0 }
                     }
-                    // Pushes and attributes have to be asked for.
+                    // Servers send pushes and attributes only on request.
                     _ => return Err(Refusal::Malformed),
                 };
                 Ok(false)
@@ -219,7 +219,7 @@ impl Frames {
                 match *line {
                     [.., b'\r', b'\n'] => self.place = Place::Begin,
                     [b'\n'] if last == b'\r' => self.place = Place::Begin,
-                    // The parser would go on, and the two would read different replies.
+                    // The parser would read on and find another end of the reply.
                     [.., b'\n'] => return Err(Refusal::Malformed),
                     [.., last] => self.place = Place::Line { last },
                     [] => {}
@@ -253,12 +253,12 @@ impl Frames {
         }
     }
 
-    /// Takes the length of a value; returns whether that is all there is of it.
+    /// Handles the length of a value. Returns true if that completes the value.
     fn announced(&mut self, kind: u8, length: usize, is_negative: bool) -> Result<bool, Refusal> {
         const END: usize = b"\r\n".len();
         self.place = Place::Begin;
         match kind {
-            // Nothing, as RESP 2 says it.
+            // Null in RESP 2.
             b'$' | b'*' if is_negative => Ok(true),
             _ if is_negative => Err(Refusal::Malformed),
             b'*' | b'~' | b'%' => {
@@ -280,7 +280,7 @@ impl Frames {
         }
     }
 
-    /// Notes that a value is whole; returns whether with it the outermost one is.
+    /// Notes that a value is complete. Returns true if the outermost value is complete with it.
     fn is_whole(&mut self) -> bool {
         while let Some(left) = self.open.last_mut() {
             *left -= 1;
@@ -298,8 +298,8 @@ impl Frames {
     }
 }
 
-/// Returns the length that a line of up to four digits says, and the bytes of the line. `None` where the line is longer, negative, not
-/// whole or malformed: then it is read byte by byte.
+/// Parses a length of up to four digits. Returns the length and the size of the line in bytes. Returns `None` if the line is
+/// longer, negative, incomplete or malformed: then it is read byte by byte.
 fn whole_length(bytes: &[u8]) -> Option<(usize, usize)> {
     let digits = bytes.iter().take(5).position(|byte| !byte.is_ascii_digit()).filter(|&digits| digits > 0)?;
     let (number, rest) = bytes.split_at(digits);
@@ -307,7 +307,7 @@ fn whole_length(bytes: &[u8]) -> Option<(usize, usize)> {
     rest.starts_with(b"\r\n").then_some((length, digits + 2))
 }
 
-/// Takes so many bytes, which are there, off the front.
+/// Removes the first `length` bytes, which must be there, and returns them.
 fn split<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
     let (taken, rest) = bytes.split_at(length);
     *bytes = rest;

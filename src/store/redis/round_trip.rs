@@ -1,4 +1,4 @@
-//! The smallest recent round trip to a node: how far away it is, without the time that a busy node adds.
+//! Minimum of the recent round trips to a node: its distance, without the time that a busy node adds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// Length of a span of samples: 5 s. The minimum covers this span and the one before it, so the last 5 to 10 s.
 const SPAN: Duration = Duration::from_secs(5);
 
-/// The minimum of the round trips of the last 5 to 10 s. While there are no samples, the last minimum stays.
+/// Minimum of the round trips of the last 5 to 10 s. While there are no samples, the last minimum stays.
 #[derive(Debug, Default)]
 pub struct RoundTrips {
     /// The minimum in microseconds, for readers without the lock; 0 before the first sample.
@@ -20,13 +20,13 @@ pub struct RoundTrips {
 #[derive(Debug, Clone, Copy)]
 struct Spans {
     began: Instant,
-    /// The minimum of the present span, and of the one before.
+    /// Minimum of the present span, and of the previous one.
     least: Duration,
     before: Duration,
 }
 
 impl RoundTrips {
-    /// Adds a round trip that ended at `now`.
+    /// Adds a round trip of length `took` that ended at `now`.
     pub fn add(&self, now: Instant, took: Duration) {
         let mut spans = self.spans.lock();
         let next = match *spans {

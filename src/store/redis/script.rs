@@ -1,5 +1,5 @@
-//! The script that charges counters in Redis: the twins of all algorithms behind one driver, how it is called and what it
-//! answers.
+//! The script that charges counters in Redis: its text, which has the twins of all algorithms and one driver, its commands and
+//! its replies.
 
 use std::io::Write;
 use std::sync::LazyLock;
@@ -10,38 +10,38 @@ use smallvec::SmallVec;
 use crate::algorithm::{Algorithm, Charge, SHARED_TWINS};
 use crate::model::{CounterKey, Delay, Micros, Outcome, Provenance, Role, Verdict};
 
-/// How the charges of one call belong together.
+/// Relation between the charges of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// No charge is all-or-nothing: nothing is taken back.
+    /// No charge is all-or-nothing: nothing is reversed.
     Each,
-    /// All charges of the request are here: when it is refused only what is kept stays.
+    /// The call has all charges of the request. If the request is refused, only charges that are kept stay.
     All,
-    /// The request has more charges elsewhere: these are taken back when an enforced one of them refuses, and otherwise the
-    /// caller undoes them if he must.
+    /// The request has more charges elsewhere. The script reverses these if an enforced one of them refuses. Otherwise the caller
+    /// must reverse them if the request is refused.
     Take,
-    /// The charges were decided without the server: what is charged of each is what [`crate::store::Store::settle`] says.
+    /// The charges were decided without the server. [`crate::store::Store::settle`] says how much of each is charged.
     Later,
 }
 
-/// What the script answers.
+/// Reply of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It ran after its deadline and did nothing.
+    /// The script ran after its deadline and did nothing.
     TooLate {
-        /// The time of the node.
+        /// Time of the node.
         now: Micros,
     },
-    /// It charged.
+    /// The script charged.
     Done {
-        /// The time of the node, which dates the charges.
+        /// Time of the node, which dates the charges.
         now: Micros,
-        /// What became of each charge, in their order.
+        /// Results of the charges, in order.
         rows: Rows,
     },
 }
 
-/// What became of the charges of one call, in their order: as the script packed it, which is little to move.
+/// Results of the charges of one call, in order. They stay packed as the script sent them, which is cheap to move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
     reply: Vec<u8>,
@@ -49,49 +49,50 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// One after the other.
+    /// Returns the rows in order.
     pub fn iter(&self) -> impl Iterator<Item = Row> {
-        // All of them were read once, by `read`.
+        // `read` has parsed all of them once.
         self.reply.get(TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
     }
 }
 
-/// What became of one charge.
+/// Result of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The answer; `None` when its key holds nothing of ours, which is left as it is.
+    /// The verdict. `None` if the key holds no counter of Tidegate; the key is left as it is. Also `None` if there was no memory
+    /// to save an admitted charge beside a refused one.
     pub answer: Option<Verdict>,
-    /// Whether its hits are not on the counter although it is admitted: there is nothing to take back.
+    /// True if the charge is admitted but its hits are not on the counter: there is nothing to reverse.
     pub is_unrecorded: bool,
-    /// In [`Mode::Take`], what remains and when it is reset if the charges of this call are taken back.
+    /// In [`Mode::Take`], the remaining hits and the reset if the charges of this call are reversed.
     pub left: Option<(u32, Micros)>,
 }
 
-/// Bytes of the time that its answer begins with.
+/// Bytes of the time at the start of a reply.
 const TIME: usize = 8;
-/// The mode of a call that undoes.
+/// Mode of a call that reverses charges.
 const UNDO: &str = "undo";
-/// Bytes that it answers for each charge: its `row`.
+/// Bytes of a reply for each charge: `row` in `driver.lua`.
 const ROW: usize = 25;
-/// Bytes that it answers for each charge in [`Mode::Take`]: `left` behind it.
+/// Bytes of a reply for each charge in [`Mode::Take`], where `left` follows `row`.
 const TAKE_ROW: usize = ROW + 12;
-/// How it says that waiting does not help, or that there is nothing to wait for.
+/// Wait in a reply if waiting does not help, or if there is nothing to wait for.
 const NO_WAIT: i64 = -1;
-/// The kinds of its `delay`.
+/// Kinds of `delay` in a packed charge.
 const NO_DELAY: u8 = 0;
 const SLOT: u8 = 1;
 const GROWING: u8 = 2;
-/// Bytes that the longest charge takes, so that charges are packed without growing: 63 of numbers, and two words of up to 15
-/// letters with an end each.
+/// Bytes of the longest packed charge, so that charges are packed without reallocation: 63 of numbers, and two words of up to 15
+/// letters with a terminator each.
 const LONGEST: usize = 95;
-/// Bytes that the shortest charge takes, so that the length of packed charges bounds their number: 51 of numbers, and `gcra` and
-/// `quota` with an end each.
+/// Bytes of the shortest packed charge, so that the length of packed charges bounds their number: 51 of numbers, and `gcra` and
+/// `quota` with a terminator each.
 const SHORTEST: usize = 62;
-/// Bytes that the other arguments take but for the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment
-/// of 16, a mode of 4.
+/// Bytes of the other arguments without the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a time of 16, a
+/// mode of 4 (`later` has 5).
 const HEAD: usize = 74;
 
-/// `twin(name)`, which makes the twin of that name and no other, and the driver behind it.
+/// Text of the script: the function `twin(name)`, which creates the twin of that name and no other, and then the driver.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
     let shared = SHARED_TWINS.map(|(name, body)| format!("local function {name}(...)\n{body}end\n"));
     let twins = Algorithm::TWINS.map(|(name, body)| format!("if name == '{name}' then\n{body}end\n"));
@@ -101,39 +102,39 @@ static TEXT: LazyLock<String> = LazyLock::new(|| {
 
 static SHA1: LazyLock<String> = LazyLock::new(|| Script::new(text()).get_hash().to_owned());
 
-/// The script, as it is loaded.
+/// Returns the text of the script.
 pub fn text() -> &'static str {
     &TEXT
 }
 
-/// The command that makes a node know the script.
+/// Returns the command that loads the script.
 pub fn load() -> Cmd {
     let mut command = redis::cmd("SCRIPT");
     command.arg("LOAD").arg(text());
     command
 }
 
-/// The command that charges these counters, all of which live in one slot where there are slots. It does nothing after
-/// `deadline`, which is told in the clock of the node.
+/// Returns the command that charges `charges`. In a cluster, all their counters must be in one slot. The script does nothing
+/// after `deadline`, which is a time of the node's clock.
 pub fn charge(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
     call(prefix, charges, deadline, mode.name())
 }
 
-/// The command that takes back charges of the moment `at`, which the reply to them told. It has no deadline: until it runs
-/// the counters stand too high.
+/// Returns the command that reverses `charges`. Their reply had the time `at`. The command has no deadline: until it runs, the
+/// counters are too high.
 pub fn undo(prefix: &[u8], charges: &[&Charge], at: Micros) -> Cmd {
     call(prefix, charges, at, UNDO)
 }
 
-/// Returns the node's time in an answer of the script, at which it was executed.
+/// Returns the time of the node at which the script ran, from its `reply`.
 pub fn time_of(reply: &Value) -> Option<Micros> {
     let Value::BulkString(reply) = reply else { return None };
     let time = take::<TIME>(&mut reply.as_slice()).map(u64::from_le_bytes);
-    // A text, such as the digest that SCRIPT LOAD answers, is far above the numbers that Lua counts exactly.
+    // A text, such as the reply to SCRIPT LOAD, gives a number far above those that Lua counts exactly.
     time.filter(|time| *time < 1 << 53).map(Micros::new)
 }
 
-/// What the script answered to so many charges; `None` when that is no answer of the script.
+/// Parses the reply to `charges` charges; `None` if the script does not send such a reply.
 pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
     let Value::BulkString(reply) = reply else { return None };
     let mut rows = reply.as_slice();
@@ -149,7 +150,7 @@ pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
     is_read.then_some(Reply::Done { now, rows: Rows { reply, width } })
 }
 
-/// The largest reply to charges that take so many bytes when packed: 37 to 57 bytes for each charge.
+/// Returns the maximum size of a reply to charges of `packed_bytes` bytes in total: 37 to 57 bytes for each charge.
 pub const fn largest_reply(packed_bytes: usize) -> usize {
     // `$`, a length of up to 20 digits, and two line ends.
     const FRAME: usize = 25;
@@ -177,7 +178,7 @@ const fn role_name(role: Role) -> &'static str {
 }
 
 fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
-    // Each key once. A closed limit has none.
+    // Each key once. A closed limit has no counter.
     let open = charges.iter().filter(|charge| !charge.limit.is_closed());
     let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|charge| &charge.key).collect();
     keys.sort_unstable();
@@ -200,7 +201,7 @@ fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
     command
 }
 
-/// Packs a charge as the script's `record` says.
+/// Packs a charge in the format of `record` in `driver.lua`.
 fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     let Charge { key, limit, hits, .. } = charge;
     let delay = limit.delay_of(*hits);
@@ -240,17 +241,17 @@ fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     }
 }
 
-/// A wait: the longest that may be asked for has 29 bits.
+/// Converts a wait. The longest that a rule may set has 29 bits.
 fn short(wait: Micros) -> u32 {
     u32::try_from(wait.get()).unwrap_or(u32::MAX)
 }
 
-/// A place within a request: the largest that is read, 4 MiB, has far fewer.
+/// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
 fn small(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-/// Into memory: it does not fail.
+/// Writes to memory, which does not fail.
 fn write(writer: &mut impl Write, bytes: &[u8]) {
     let _ = writer.write_all(bytes);
 }
@@ -278,7 +279,7 @@ fn row(mut bytes: &[u8]) -> Option<Row> {
     Some(Row { answer, is_unrecorded: code == 3, left })
 }
 
-/// What remains, and when it is reset.
+/// Parses the remaining hits and the reset.
 fn look(bytes: &mut &[u8]) -> Option<(u32, Micros)> {
     Some((u32::from_le_bytes(take(bytes)?), Micros::new(u64::from_le_bytes(take(bytes)?))))
 }
@@ -298,7 +299,7 @@ mod tests {
     use crate::model::key::KeyPart;
     use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
 
-    /// Of the moment 7, and a row for each of these.
+    /// Returns a reply at the time 7 with a row for each of `rows`.
     fn reply(rows: &[(u8, u32, u64, i64)]) -> Vec<u8> {
         let mut bytes = 7_u64.to_le_bytes().to_vec();
         for (code, remaining, reset, retry) in rows {

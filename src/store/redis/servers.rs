@@ -1,4 +1,4 @@
-//! The servers of one Redis, and which of them has what: one server, one that sentinels name, or the masters of a cluster.
+//! The servers of one Redis and the slots of each: one server, one that sentinels name, or the masters of a cluster.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,28 +21,28 @@ use super::node::Node;
 use crate::store::StoreError;
 use crate::telemetry::servers::{Reason, Server};
 
-/// How many slots a cluster has (the cluster specification): 16,384.
+/// Number of slots of a cluster (the cluster specification): 16,384.
 const SLOTS: u16 = 16_384;
-/// How often the map of a cluster is asked for when nothing hints at a change: 10 s.
+/// Interval between requests for the map of a cluster without a hint of a change: 10 s.
 const REFRESH: Duration = Duration::from_secs(10);
-/// How soon after one question the next is asked when something does: 50 ms.
+/// Minimum time between two requests for the map after a hint of a change: 50 ms.
 const REFRESH_AGAIN: Duration = Duration::from_millis(50);
-/// How long a node may take to tell its map, or that it is there: 100 ms.
+/// Timeout of a request for the map, and of a `PING`: 100 ms.
 const MAP_PATIENCE: Duration = Duration::from_millis(100);
-/// How many nodes are asked for the map at once: 5, so that one with an old map is outvoted by the newer ones of others.
+/// Nodes that are asked for the map at once: 5, so that newer maps of others replace an old one.
 const MOST_ASKED: usize = 5;
-/// How often it is tried to connect when no connection is left and no call tries: every 500 ms.
+/// Interval between attempts to connect while no connection is alive and no call tries: 500 ms.
 const CONNECT_AGAIN: Duration = Duration::from_millis(500);
-/// After how long an older map is believed when nobody tells a newer one: 30 s. A master that was cut off from its cluster stops
-/// by itself long before, so what still tells an older map then is a cluster that was made anew.
+/// Time after which an older map is accepted if no node sends a newer one: 30 s. A master that was cut off from its cluster stops
+/// by itself long before. An older map that is still sent then belongs to a cluster that was created anew.
 const REBORN: Duration = Duration::from_secs(30);
-/// How often nodes in doubt are looked after: every 20 ms, to see whether a probe is due.
+/// Interval at which nodes in doubt are checked for a due probe: 20 ms.
 const PROBES: Duration = Duration::from_millis(20);
 
-/// What metrics call the node of a slot that no node is known to have.
+/// Label in metrics for slots without a known node.
 const UNMAPPED: &str = "unmapped";
 
-/// How a Redis is made up.
+/// Topology of a Redis.
 #[derive(Clone)]
 pub enum Topology {
     /// One server.
@@ -53,10 +53,10 @@ pub enum Topology {
         master: String,
         /// The sentinels.
         sentinels: Vec<Address>,
-        /// Who we are to them.
+        /// Login for the sentinels.
         login: Login,
     },
-    /// The masters of a cluster, of which these are some nodes.
+    /// The masters of a cluster; these are some of its nodes.
     Cluster(Vec<Address>),
 }
 
@@ -67,7 +67,7 @@ pub struct Servers {
     shape: Shape,
     /// Wakes the supervisor.
     attention: Arc<Notify>,
-    /// Since when every map that was told is older than ours.
+    /// Time since which every received map has been older than the present one.
     older_since: Mutex<Option<Instant>>,
     unmapped: Quiet,
     nowhere: Arc<Server>,
@@ -77,26 +77,26 @@ enum Shape {
     One(Arc<Node>),
     Cluster {
         map: ArcSwap<Map>,
-        /// Kept, so that one that is away is not tried anew with each question.
+        /// The configured nodes. They are kept, so that backoff applies to one that is down.
         seeds: Vec<Arc<Node>>,
         renewed: watch::Sender<()>,
     },
 }
 
-/// Which node has which slot.
+/// Assignment of slots to nodes.
 #[derive(Default)]
 struct Map {
-    /// An index into `masters` for each slot, or one beyond.
+    /// For each slot an index into `masters`, or a number beyond them.
     slots: Vec<u16>,
     masters: Vec<Arc<Node>>,
-    /// Every node that was ever heard of in the present map or named by it.
+    /// Every node that this map names.
     known: HashMap<Address, Arc<Node>>,
-    /// The cluster's epoch when it was told: one that was told earlier is older.
+    /// The cluster's epoch at the time of the map. A map with a lower epoch is older.
     epoch: u64,
 }
 
 impl Servers {
-    /// The servers of a Redis, each with a connection for each of `lanes` threads.
+    /// Creates the servers of `topology`, each with a connection for each of `lanes` threads.
     pub fn new(topology: Topology, access: Access, lanes: usize) -> Self {
         let attention = Arc::new(Notify::new());
         let node = |locate| Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention)));
@@ -114,7 +114,7 @@ impl Servers {
         Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: Quiet::new(), nowhere }
     }
 
-    /// Whether a connection is alive and, in a cluster, it is known who has which slots.
+    /// Returns true if a connection is alive and, in a cluster, the nodes of the slots are known.
     pub fn is_connected(&self) -> bool {
         let is_mapped = match &self.shape {
             Shape::One(_) => true,
@@ -123,13 +123,13 @@ impl Servers {
         is_mapped && self.access.alive.load(Ordering::Acquire) > 0
     }
 
-    /// Connects the calling thread to every node that charges go to.
+    /// Connects the calling thread to every node that receives charges. Waits until `until` at most.
     pub async fn connect(&self, until: Instant) {
         let nodes = self.nodes();
         join_all(nodes.iter().map(|node| node.ask(vec![cmd("PING")], until))).await;
     }
 
-    /// The slot of a key, where there are slots. Counters of one slot are charged in one atomic step.
+    /// Returns the slot of `key`, or 0 outside a cluster. Counters of one slot are charged in one atomic step.
     pub fn slot(&self, key: &[u8]) -> u16 {
         match &self.shape {
             Shape::One(_) => 0,
@@ -137,7 +137,7 @@ impl Servers {
         }
     }
 
-    /// The node that has a slot, as far as is known.
+    /// Returns the node that has `slot`, if it is known.
     pub fn node(&self, slot: u16) -> Option<Arc<Node>> {
         match &self.shape {
             Shape::One(node) => Some(Arc::clone(node)),
@@ -149,8 +149,8 @@ impl Servers {
         }
     }
 
-    /// The node that another one named as `host:port`; `from` is the one that did, for names without a host. Nodes that the
-    /// cluster's map does not know are not followed before it does.
+    /// Returns the node that `from` named as `host:port` in `name`. An empty host is that of `from`. Waits until `until` for a
+    /// cluster map with that node: redirects to unknown nodes are not followed.
     pub async fn named(&self, name: &str, from: &Node, until: Instant) -> Option<Arc<Node>> {
         let Shape::Cluster { map, renewed, .. } = &self.shape else { return None };
         let (host, port) = name.rsplit_once(':')?;
@@ -166,25 +166,25 @@ impl Servers {
         }
     }
 
-    /// Something hints that the map is old.
+    /// Requests a new map of the cluster, since the present one may be old.
     pub fn doubt_map(&self) {
         self.attention.notify_one();
     }
 
-    /// The answer for so many charges of a slot that no node is known to have.
+    /// Returns the error for `charges` charges of a slot without a known node, and counts them in the metrics.
     pub fn unmapped<T>(&self, charges: usize) -> Result<T, StoreError> {
         self.doubt_map();
         self.nowhere.failed(Reason::Unreachable, charges);
         Err(StoreError::Unreachable)
     }
 
-    /// Who is told of what no node was asked.
+    /// Returns the metrics of charges for which no node is known.
     pub fn nowhere(&self) -> &Server {
         &self.nowhere
     }
 
-    /// Connects, follows the cluster's changes, probes the nodes that are in doubt and reads the files of passwords and
-    /// certificates again, for ever.
+    /// Connects, follows changes of the cluster, probes nodes in doubt, and polls the files of passwords and certificates, for
+    /// ever.
     pub async fn supervise(&self) {
         tokio::join!(self.look_after_nodes(), self.look_after_files());
     }
@@ -237,7 +237,7 @@ impl Servers {
         }
     }
 
-    /// Returns the smallest recent round trip of the node that is furthest away.
+    /// Returns the smallest recent round trip of the furthest node.
     pub fn round_trip(&self) -> Option<Duration> {
         match &self.shape {
             Shape::One(node) => node.round_trip(),
@@ -245,7 +245,7 @@ impl Servers {
         }
     }
 
-    /// Every node that charges go to.
+    /// Returns every node that receives charges.
     fn nodes(&self) -> Vec<Arc<Node>> {
         match &self.shape {
             Shape::One(node) => vec![Arc::clone(node)],
@@ -253,11 +253,11 @@ impl Servers {
         }
     }
 
-    /// Asks some nodes for the map at once and takes the newest.
+    /// In a cluster, asks some nodes for the map at once and takes the newest. Otherwise pings the server.
     async fn refresh(&self) {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
-                // Connected before the first charge, and missed when it is gone. Not for long: nobody probes meanwhile.
+                // Connects before the first charge, and detects a lost server. The timeout is short: no probe is sent meanwhile.
                 node.ask(vec![cmd("PING")], Instant::now() + MAP_PATIENCE).await;
                 return;
             }
@@ -274,10 +274,10 @@ impl Servers {
             .partition(|node| node.is_well());
         let mut asked = HashSet::new();
         let distinct = |node: &Arc<Node>| asked.insert(node.name().to_owned());
-        // Who is in doubt is asked only when nobody else can be.
+        // Nodes in doubt are asked only if there are no others.
         let candidates = if well.is_empty() { others } else { well };
         let mut candidates: Vec<_> = candidates.into_iter().filter(distinct).collect();
-        // By turns: nobody knows of replicas that they are gone, and seeds stand last.
+        // Starts at a random node: nothing reveals that a replica is gone, and seeds are last in the list.
         let begin = usize::try_from(chance(candidates.len() as u64)).unwrap_or(0);
         candidates.rotate_left(begin);
         candidates.truncate(MOST_ASKED);
@@ -285,7 +285,7 @@ impl Servers {
         let until = began + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
         let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
         let is_no_cluster = told.iter().any(|told| matches!(told, Err(Untold::NoCluster)));
-        // A node that was removed from the cluster knows of no slots.
+        // A node that was removed from the cluster knows no slots.
         let maps = told.into_iter().flatten().filter(|told| told.slots() > 0);
         let Some(newest) = maps.max_by_key(|told| (told.epoch, told.slots())) else {
             if self.unmapped.is_over() {
@@ -298,14 +298,14 @@ impl Servers {
         }
         *self.older_since.lock() = None;
         let new = self.map(&old, newest);
-        // Nobody probes a node that has no slots. If it has some again, it is asked as one that was never down.
+        // A node without slots is not probed. If it gets slots again, it starts as healthy.
         let left = old.masters.iter().filter(|node| !new.masters.iter().any(|master| Arc::ptr_eq(master, node)));
         left.for_each(|node| node.trust());
         map.store(Arc::new(new));
         renewed.send_replace(());
     }
 
-    /// Whether nobody has known the present epoch for so long that the cluster must have been made anew.
+    /// Returns true if no node has known the present epoch for 30 s, so that the cluster must have been created anew.
     fn is_reborn(&self) -> bool {
         self.older_since.lock().get_or_insert_with(Instant::now).elapsed() >= REBORN
     }
@@ -339,7 +339,7 @@ impl Servers {
         new
     }
 
-    /// The node at an address, with the connections it has.
+    /// Returns the node at `address`; a known one keeps its connections.
     fn node_at(&self, old: &Map, address: &Address) -> Arc<Node> {
         let seed = || {
             let Shape::Cluster { seeds, .. } = &self.shape else { return None };
@@ -353,31 +353,32 @@ impl Servers {
     }
 }
 
-/// The slot of a key: of what stands between its first braces, if anything does (the cluster specification).
+/// Returns the slot of `key`: of the text in its first braces or, if that is missing or empty, of the whole key (the cluster
+/// specification).
 fn slot_of(key: &[u8]) -> u16 {
     let open = key.iter().position(|byte| *byte == b'{').map(|open| &key[open + 1..]);
     let tag = open.and_then(|rest| rest.iter().position(|byte| *byte == b'}').map(|close| &rest[..close]));
     State::<XMODEM>::calculate(tag.filter(|tag| !tag.is_empty()).unwrap_or(key)) % SLOTS
 }
 
-/// What a node says of its cluster.
+/// Map of the cluster that a node sent.
 struct Told {
     epoch: u64,
     ranges: Vec<Range>,
 }
 
 impl Told {
-    /// How many slots have a node.
+    /// Returns the number of slots that have a node.
     fn slots(&self) -> usize {
         self.ranges.iter().map(|range| usize::from(range.last.saturating_sub(range.first)) + 1).sum()
     }
 }
 
-/// The reason for which a node told no map of a cluster.
+/// The reason for which a node sent no map of a cluster.
 enum Untold {
-    /// It refuses the question, as a server does that is not in cluster mode.
+    /// It refuses the request, like a server that is not in cluster mode.
     NoCluster,
-    /// It did not answer in time, or cannot tell at present.
+    /// It did not answer in time, or has no map at present.
     Silent,
 }
 
@@ -403,7 +404,7 @@ async fn tell(node: &Node, until: Instant) -> Result<Told, Untold> {
         command
     };
     let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await.ok_or(Untold::Silent)?;
-    // Redis says "ERR This instance has cluster support disabled".
+    // Redis answers "ERR This instance has cluster support disabled".
     if replies.iter().any(|reply| matches!(reply, Value::ServerError(error) if error.code() == "ERR")) {
         return Err(Untold::NoCluster);
     }
@@ -419,7 +420,7 @@ fn read_map(replies: &[Value], node: &Node) -> Option<Told> {
     Some(Told { epoch, ranges })
 }
 
-/// One entry of `CLUSTER SLOTS`. A node without a name is left out; one without a host is on the host that was asked.
+/// Parses one entry of `CLUSTER SLOTS`. A node without a name is left out; one without a host is on the host of `asked`.
 fn read_range(range: &Value, asked: &Node) -> Option<Range> {
     let Value::Array(items) = range else { return None };
     let [first, last, nodes @ ..] = items.as_slice() else { return None };
@@ -445,7 +446,7 @@ fn read_range(range: &Value, asked: &Node) -> Option<Range> {
 mod tests {
     use super::slot_of;
 
-    /// What `CLUSTER KEYSLOT` of Redis 7.0 says.
+    /// The expected slots are those of `CLUSTER KEYSLOT` in Redis 7.0.
     #[test]
     fn slots_are_those_of_the_server() {
         assert_eq!(slot_of(b"123456789"), 12_739);

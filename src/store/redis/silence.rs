@@ -1,16 +1,16 @@
-//! How long a server or a connection has owed a reply and sent none. One that is idle owes nothing and is not silent.
+//! Time for which a server or a connection has owed a reply and sent none. An idle one owes nothing and is not silent.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The calls that are owed a reply, and the time of the last reply to any of them.
+/// Number of calls that are owed a reply, and the time of the last reply to any of them.
 #[derive(Debug)]
 pub struct Silence {
     began: Instant,
     owed: AtomicUsize,
-    /// The time since which nothing was heard: of the last reply, or of the call that ended the idleness. In microseconds since
+    /// Time since which nothing was received: of the last reply, or of the call that ended the idle time. In microseconds since
     /// `began`.
     since_us: AtomicU64,
 }
@@ -22,24 +22,24 @@ impl Default for Silence {
 }
 
 impl Silence {
-    /// A call was sent.
+    /// Notes that a call was sent at `now`.
     pub fn sent(&self, now: Instant) {
         if self.owed.fetch_add(1, Ordering::AcqRel) == 0 {
             self.note(now);
         }
     }
 
-    /// A reply came, of any age.
+    /// Notes a reply at `now`, however late.
     pub fn replied(&self, now: Instant) {
         self.note(now);
     }
 
-    /// A call that was sent is owed nothing any more.
+    /// Notes that a sent call is owed no reply any more.
     pub fn ended(&self) {
         self.owed.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Returns whether a reply has been owed for `length` and none came.
+    /// Returns true if a reply has been owed for `length` and none came.
     pub fn lasts(&self, now: Instant, length: Duration) -> bool {
         let since = self.began + Duration::from_micros(self.since_us.load(Ordering::Relaxed));
         self.owed.load(Ordering::Acquire) > 0 && now.saturating_duration_since(since) >= length

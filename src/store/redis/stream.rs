@@ -1,4 +1,4 @@
-//! Sockets to Redis servers, and the bytes on them, which are followed on their way to and from Redis' client.
+//! Sockets to Redis servers. The bytes to and from the Redis client are checked on their way.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,15 +20,16 @@ use super::manager::Address;
 use super::replies::{Refusal, Replies};
 use super::tls::Tls;
 
-/// A connection that says nothing is asked for life after 15 s.
+/// TCP keepalive: an idle connection is probed after 15 s.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// The kernel drops a connection whose bytes nobody acknowledges for 1.5 s; its own 15 minutes are for patient programs.
+/// TCP user timeout: the kernel drops a connection whose bytes are not acknowledged for 1.5 s. Its default of 15 minutes is too
+/// long.
 const USER_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// A stream of bytes to a server and from it.
+/// A byte stream to and from a server.
 pub type Socket = Box<dyn AsyncStream + Send + Unpin>;
 
-/// A socket whose reads fail once the server answers what no Redis answers.
+/// A socket whose reads fail after bytes that no Redis server sends.
 pub struct Guarded {
     socket: Socket,
     server: String,
@@ -37,27 +38,27 @@ pub struct Guarded {
     report: Box<dyn Fn(&Refused) + Send>,
 }
 
-/// The end of a connection whose server answered what no Redis answers.
+/// The end of a connection whose server sent bytes that no Redis server sends.
 #[derive(Clone, Debug, Error)]
 #[error("{server} sent {refusal}")]
 pub struct Refused {
     /// The server.
     pub server: String,
-    /// What is wrong with its answer.
+    /// The reason for which its reply is refused.
     pub refusal: Refusal,
 }
 
 impl From<Refused> for io::Error {
-    /// Redis' client takes a connection for lost after an error of this kind.
+    /// The Redis client treats a connection as lost after an error of this kind.
     fn from(refused: Refused) -> Self {
         Self::new(io::ErrorKind::ConnectionAborted, refused)
     }
 }
 
-/// Connects to a server; with `tls`, in private.
+/// Connects to `address`; over TCP with TLS if `tls` is given.
 ///
 /// # Errors
-/// When nobody listens there, or it is not who it should be.
+/// If the server does not accept the connection, or TLS fails.
 pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<Socket> {
     match (address, tls) {
         (Address::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
@@ -74,7 +75,7 @@ pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<Socket>
     }
 }
 
-/// Connects to all addresses of a host at once; the first connection is taken.
+/// Connects to all addresses of `host` at once. Returns the first connection.
 async fn first<T, F: Future<Output = io::Result<T>>>(
     host: &str,
     port: u16,
@@ -97,7 +98,7 @@ async fn tcp(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Guarded {
-    /// A socket to `server`; `report` is called with the first reply that is refused.
+    /// Wraps a socket to `server`. Calls `report` with the first refused reply.
     pub fn new(socket: Socket, server: &Address, report: impl Fn(&Refused) + Send + 'static) -> Self {
         let (server, replies) = (server.to_string(), Replies::default());
         Self { socket, server, replies, refused: None, report: Box::new(report) }

@@ -1,4 +1,4 @@
-//! TLS to Redis: whom to trust and which certificate to show, from files that may be replaced while the process runs.
+//! TLS to Redis: trusted authorities and the client certificate, from files that may be replaced while the process runs.
 
 use std::io;
 use std::sync::Arc;
@@ -13,52 +13,52 @@ use rustls_native_certs::load_native_certs;
 
 use crate::file::{Named, Unusable};
 
-/// The TLS settings of the connections to one Redis, and the last good content of their files. Connections use that content and
-/// never wait for a file system.
+/// TLS settings of the connections to one Redis, and the last good content of their files. Connections use that content and do
+/// not wait for these files. The system's authorities are loaded for each connection.
 pub struct Tls {
     files: Files,
     any_hostname: bool,
     known: ArcSwap<Pem>,
 }
 
-/// The files that hold what TLS needs.
+/// Files that TLS needs.
 pub struct Files {
-    /// The certificates of the authorities to trust, in place of the system's.
+    /// Certificates of the authorities to trust, in place of the system's.
     pub authorities: Option<Named>,
-    /// The certificate to show to Redis, and its key.
+    /// Client certificate and its key.
     pub client: Option<(Named, Named)>,
 }
 
-/// The content of these files.
+/// Content of these files.
 #[derive(Default, PartialEq, Eq)]
 struct Pem {
     authorities: Option<Vec<u8>>,
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Trusts a certificate of the authorities, whatever name it is for.
+/// Trusts a certificate of the authorities for any name.
 #[derive(Debug)]
 struct AnyHostname(Arc<WebPkiServerVerifier>);
 
 impl Tls {
-    /// Reads the files. With `any_hostname` the certificate of Redis may be for another name. Blocks while the file system does.
+    /// Reads the files. With `any_hostname`, the certificate of Redis may be for another name. Blocks while the file system does.
     ///
     /// # Errors
-    /// When a file cannot be read or is not PEM of its kind.
+    /// If a file cannot be read or is not PEM of its kind.
     pub fn of_files(files: Files, any_hostname: bool) -> Result<Self, Unusable> {
         let known = ArcSwap::from_pointee(files.read()?);
         Ok(Self { files, any_hostname, known })
     }
 
-    /// Whether there are files that may change.
+    /// Returns true if there are files that may change.
     pub fn is_of_files(&self) -> bool {
         self.files.authorities.is_some() || self.files.client.is_some()
     }
 
-    /// The TLS settings of a connection that is made now.
+    /// Returns the TLS settings for a new connection.
     ///
     /// # Errors
-    /// When a certificate cannot be used, or the key is not that of the certificate.
+    /// If a certificate cannot be used, or the key is not that of the certificate.
     pub fn config(&self) -> io::Result<ClientConfig> {
         let Pem { authorities, client } = &**self.known.load();
         let roots = Arc::new(roots(authorities.as_deref())?);
@@ -75,11 +75,11 @@ impl Tls {
         config.with_client_auth_cert(chain.map_err(io::Error::other)?, key).map_err(io::Error::other)
     }
 
-    /// Reads the files again; returns whether they differ from what is in use. A file that cannot be read or is not PEM changes
-    /// nothing. Blocks while the file system does.
+    /// Reads the files again. Returns true if they differ from the content in use. A file that cannot be read or is not PEM
+    /// changes nothing. Blocks while the file system does.
     ///
     /// # Errors
-    /// When a file cannot be read or is not PEM of its kind.
+    /// If a file cannot be read or is not PEM of its kind.
     pub fn read_again(&self) -> Result<bool, Unusable> {
         let now = self.files.read()?;
         let is_changed = **self.known.load() != now;
@@ -106,7 +106,7 @@ impl ServerCertVerifier for AnyHostname {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        // The name is the last that is verified.
+        // The name is verified last, so everything else is valid.
         match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -138,7 +138,7 @@ impl ServerCertVerifier for AnyHostname {
     }
 }
 
-/// The certificates of the authorities to trust: those of a file, or the system's.
+/// Returns the authorities to trust: those in `authorities`, or the system's.
 fn roots(authorities: Option<&[u8]>) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let certificates = match authorities {
@@ -159,7 +159,7 @@ fn roots(authorities: Option<&[u8]>) -> io::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// The content of a file with certificates. The error of the PEM parser is dropped: it quotes what it read.
+/// Returns the content of a file with certificates. Drops the error of the PEM parser, because it quotes what it read.
 fn certificates(file: &Named) -> Result<Vec<u8>, Unusable> {
     file.read("at least one certificate as PEM", |bytes| {
         let mut found = CertificateDer::pem_slice_iter(bytes).peekable();
@@ -168,7 +168,7 @@ fn certificates(file: &Named) -> Result<Vec<u8>, Unusable> {
     })
 }
 
-/// The content of a file with a private key.
+/// Returns the content of a file with a private key.
 fn private_key(file: &Named) -> Result<Vec<u8>, Unusable> {
     file.read("a private key as PEM", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok().then(|| bytes.to_vec()))
 }

@@ -1,15 +1,16 @@
-//! What a caller says of its trace: W3C Trace Context (`traceparent`), or B3 in one header or in several. Reading it takes
-//! nothing from the heap, for most requests are not recorded.
+//! The caller's trace context: W3C Trace Context (`traceparent`), or B3 in one header or several. Reading it allocates
+//! nothing, because most requests are not recorded.
 
 use std::str::FromStr;
 
 use http::{HeaderMap, HeaderName};
 use opentelemetry::trace::{SpanId, TraceId, TraceState};
 
-/// The longest `tracestate` that is passed on: 512 bytes, which W3C asks of everyone. A longer one is left out whole.
+/// Maximum length of a `tracestate` that is passed on: 512 bytes, the length that W3C asks of everyone. A longer one is
+/// dropped whole.
 const LONGEST_STATE: usize = 512;
 
-// Names that are made once: to make one of a text takes longer than to look it up.
+// Header names built once: building one from text takes longer than looking it up.
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 static B3: HeaderName = HeaderName::from_static("b3");
@@ -17,21 +18,21 @@ static B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
 static B3_SPAN: HeaderName = HeaderName::from_static("x-b3-spanid");
 static B3_SAMPLED: HeaderName = HeaderName::from_static("x-b3-sampled");
 static B3_FLAGS: HeaderName = HeaderName::from_static("x-b3-flags");
-/// The headers that are read here.
+/// Headers that are read here.
 pub static CALLER_HEADERS: [&HeaderName; 7] =
     [&TRACEPARENT, &TRACESTATE, &B3, &B3_TRACE, &B3_SPAN, &B3_SAMPLED, &B3_FLAGS];
 
-/// What a caller says. What is not well-formed says nothing.
+/// The caller's trace context. Malformed headers count as absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Incoming {
-    /// The numbers of the trace and of the caller's own span.
+    /// IDs of the trace and of the caller's span.
     pub(super) ids: Option<(TraceId, SpanId)>,
-    /// Whether the caller's part is recorded; `None` where it leaves that to this one.
+    /// True if the caller's span is recorded; `None` if the caller leaves the decision to this service.
     pub(super) is_sampled: Option<bool>,
 }
 
 impl Incoming {
-    /// Reads the headers of a request: W3C's if they are there, else B3.
+    /// Reads the headers of a request: W3C's if they are valid, else B3.
     pub(super) fn read(headers: &HeaderMap) -> Self {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
         let w3c = text(&TRACEPARENT).and_then(w3c);
@@ -39,18 +40,18 @@ impl Incoming {
     }
 }
 
-/// What else the services on the way have to say of a W3C trace.
+/// Returns the `tracestate` that belongs to a W3C trace.
 pub(super) fn state(headers: &HeaderMap) -> TraceState {
     let parent = || headers.get(&TRACEPARENT).and_then(|value| value.to_str().ok()).map(str::trim);
     let is_w3c = || parent().and_then(w3c).is_some();
     let mut given = headers.get_all(&TRACESTATE).iter();
-    // Several would have to be joined; who sends long ones does without.
+    // Several headers would have to be joined; callers with such long state lose it.
     let only = given.next().filter(|state| given.next().is_none() && state.len() <= LONGEST_STATE);
     let text = only.filter(|_| is_w3c()).and_then(|state| state.to_str().ok());
     text.and_then(|text| TraceState::from_str(text).ok()).unwrap_or_default()
 }
 
-/// `00-TRACE-SPAN-FLAGS`; later versions may have more behind it.
+/// Parses `00-TRACE-SPAN-FLAGS`; later versions may append more.
 fn w3c(text: &str) -> Option<Incoming> {
     let mut parts = text.split('-');
     let version = byte(parts.next()?)?;
@@ -60,7 +61,7 @@ fn w3c(text: &str) -> Option<Incoming> {
     is_complete.then_some(Incoming { ids: Some(ids), is_sampled: Some(flags & 1 == 1) })
 }
 
-/// `TRACE-SPAN[-STATE[-PARENT]]`, or the state alone.
+/// Parses `TRACE-SPAN[-STATE[-PARENT]]`, or the state alone.
 fn b3(text: &str) -> Option<Incoming> {
     let mut parts = text.split('-');
     let first = parts.next()?;
@@ -81,7 +82,7 @@ fn b3_of_many<'a>(text: &impl Fn(&HeaderName) -> Option<&'a str>) -> Option<Inco
     (ids.is_some() || is_sampled.is_some()).then_some(Incoming { ids, is_sampled })
 }
 
-/// B3's words; old senders write booleans.
+/// Parses a B3 sampling state; old callers send booleans.
 fn sampling(text: &str) -> Option<bool> {
     match text {
         "1" | "d" | "true" => Some(true),
@@ -90,7 +91,7 @@ fn sampling(text: &str) -> Option<bool> {
     }
 }
 
-/// A trace of 128 bits, or of 64 as old senders have them, and a span of 64; neither is 0.
+/// Parses a trace ID of 128 bits, or of 64 as from old callers, and a span ID of 64 bits. Returns `None` if one of them is 0.
 fn ids(trace: &str, span: &str) -> Option<(TraceId, SpanId)> {
     if !matches!(trace.len(), 16 | 32) || span.len() != 16 || !is_hex(trace) || !is_hex(span) {
         return None;

@@ -63,7 +63,7 @@ fn a_caller_decides_whether_its_trace_goes_on_where_it_is_followed() {
 fn of_new_traces_about_the_share_is_recorded() {
     let world = World::new(0.25, true);
     let recorded = (0..4_000).filter(|_| world.request(None).is_some()).count();
-    // Seven standard deviations of 27.
+    // Seven standard deviations, of 27 requests each, to both sides.
     assert!((800..=1_200).contains(&recorded), "{recorded}");
 }
 

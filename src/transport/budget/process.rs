@@ -1,59 +1,62 @@
-//! Memory that the calls of all connections may hold together.
+//! Memory bound for the calls of all connections together.
 //!
-//! Each connection counts what its calls hold. A connection's share is the bound divided by the connections that hold anything.
+//! Each connection counts the bytes that its calls hold. The share of a connection is the bound divided by the number
+//! of connections that hold memory.
 //!
-//! | all connections hold | a connection within its share | one that holds more |
+//! | all connections hold | a connection within its share | a connection above its share |
 //! |---|---|---|
-//! | up to the bound | is read | is read |
-//! | more than the bound | is read | and more than [`LEAST_SHARE_BYTES`]: one turn every `socket::MEMORY_REST` |
-//! | more than 1.5 times the bound | is read in turns of `socket::SHORT_TURN_BYTES` | and more than [`LEAST_STOPPED_BYTES`]: is not read until its calls end |
+//! | up to the bound | is read | is read; above [`MOST_BYTES`]: slowly |
+//! | more than the bound | is read | above [`LEAST_SHARE_BYTES`]: one turn every `socket::MEMORY_REST` |
+//! | more than 1.5 times the bound | is read in short turns | above [`LEAST_STOPPED_BYTES`]: not read until its calls end |
 //!
-//! Calls go on to be answered in each case. Beyond 1.5 times the bound a request must arrive within `body::PRESSED`.
+//! A short turn reads `socket::SHORT_TURN_BYTES`. Calls are still answered in each case. Beyond 1.5 times
+//! the bound, a request must arrive within `body::PRESSED`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that the calls of all connections hold before some are read slowly: 256 MiB, counted by [`CALL_BYTES`] and
-/// [`OPEN_BODY_BYTES`], which are upper bounds.
+/// Bytes that the calls of all connections hold before some are read slowly: 256 MiB. [`CALL_BYTES`] and
+/// [`OPEN_BODY_BYTES`], by which they are counted, are upper bounds.
 pub const PROCESS_BYTES: usize = 256 << 20;
-/// The share of the process's memory that calls have at most: a half.
+/// Divisor of the process's memory: calls hold at most half of it.
 pub const PROCESS_MEMORY_SHARE: u64 = 2;
-/// The least share of a connection: 2 MiB, so that idle connections take none from the others, and a connection with up to
+/// Minimum share of a connection: 2 MiB. So idle connections take no share from the others, and a connection with up to
 /// 256 calls is never slow.
 pub const LEAST_SHARE_BYTES: usize = 2 << 20;
-/// The least share of a connection that is not read: 256 KiB, so that 8 bodies that have not arrived do not stop one.
+/// Minimum share above which a connection is not read: 256 KiB, so that 8 bodies that have not arrived do not stop a
+/// connection.
 pub const LEAST_STOPPED_BYTES: usize = 256 << 10;
-/// Bytes of one connection beyond which it is read slowly, whatever the others hold: 48 MiB. An honest connection has up to 38 MiB:
-/// 1,024 calls with bodies that are not read, and the messages of `docs/decisions/0024`.
+/// Bytes of one connection above which it is read slowly, whatever the others hold: 48 MiB. An honest connection has up
+/// to 38 MiB: 1,024 calls with unread bodies, and the messages of `docs/decisions/0024`.
 pub const MOST_BYTES: usize = 48 << 20;
-/// Bytes that are counted for a call: 8 KiB for its task, its HTTP/2 stream and an answer of up to 8 KiB, which is
-/// mostly smaller (`docs/decisions/0024`).
+/// Bytes counted for a call: 8 KiB for its task, its HTTP/2 stream and an answer of up to 8 KiB. Most answers are
+/// smaller (`docs/decisions/0024`).
 pub const CALL_BYTES: usize = 8 << 10;
-/// Bytes that are counted for a body that is not read to its end: 24 KiB. A window of 8 KiB in frames of 256 bytes takes
-/// as much in h2 (`benches/peers/memory`).
+/// Bytes counted for a body that is not read to its end: 24 KiB. A window of 8 KiB in frames of 256 bytes takes as much
+/// in h2 (`benches/peers/memory`).
 pub const OPEN_BODY_BYTES: usize = 24 << 10;
-/// Bytes in which a connection's memory is counted here: 64 KiB. A connection with fewer than 8 calls counts nothing,
-/// and the workers seldom write to a number that they share.
+/// Granularity at which a connection's memory is counted here: 64 KiB. A connection with fewer than 8 calls counts
+/// nothing, and the workers rarely write to a number that they share.
 const UNIT_BYTES: usize = 64 << 10;
 
-/// The bytes that the calls of all connections hold.
+/// Bytes that the calls of all connections hold.
 #[derive(Debug)]
 pub struct ProcessAccount {
     held: AtomicUsize,
-    /// The connections that hold at least [`UNIT_BYTES`].
+    /// Number of connections that hold at least [`UNIT_BYTES`].
     holding: AtomicUsize,
     bound: usize,
 }
 
-/// The speed at which a connection may be read.
+/// Speed at which a connection may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) enum Pace {
-    /// In whole turns.
+    /// Whole turns.
     Whole,
-    /// In short turns.
+    /// Short turns.
     Short,
     /// One whole turn at a time, with a rest between two.
     Slow,
-    /// Not at all.
+    /// Not read at all.
     Stopped,
 }
 
@@ -64,7 +67,7 @@ impl Default for ProcessAccount {
 }
 
 impl ProcessAccount {
-    /// An account for a process that may use `memory_bytes`.
+    /// Creates an account for a process that may use `memory_bytes`.
     pub fn new(memory_bytes: u64) -> Self {
         let share = usize::try_from(memory_bytes / PROCESS_MEMORY_SHARE).unwrap_or(usize::MAX);
         Self::bounded(share.min(PROCESS_BYTES))
@@ -75,12 +78,12 @@ impl ProcessAccount {
         Self { held, holding, bound }
     }
 
-    /// Returns the bytes that are held now, to 64 KiB for each connection.
+    /// Returns the bytes that are held now, rounded down to 64 KiB for each connection.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns how fast a connection may be read that holds `bytes`.
+    /// Returns the speed at which a connection that holds `bytes` may be read.
     pub(super) fn pace(&self, bytes: usize) -> Pace {
         let held = self.held();
         if held <= self.bound {
@@ -95,12 +98,12 @@ impl ProcessAccount {
         }
     }
 
-    /// Returns true when all connections hold more than 1.5 times the bound.
+    /// Returns true if all connections together hold more than 1.5 times the bound.
     pub(super) fn is_pressed(&self) -> bool {
         self.held() > self.bound + self.bound / 2
     }
 
-    /// Counts that what a connection holds went from `before` to `after` bytes.
+    /// Counts a connection whose bytes changed from `before` to `after`.
     pub(super) fn change(&self, before: usize, after: usize) {
         let (before, after) = (before / UNIT_BYTES, after / UNIT_BYTES);
         if before == 0 && after > 0 {

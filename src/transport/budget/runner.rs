@@ -1,4 +1,4 @@
-//! The tasks in which the calls of a connection are answered.
+//! Tasks that answer the calls of a connection.
 
 use std::future::Future;
 use std::mem;
@@ -14,8 +14,8 @@ use super::{Account, CALL, Call};
 use crate::telemetry::limited::Cause;
 use crate::transport::activity::Activity;
 
-/// Runs the calls of one connection, each in a task of its own that counts into the connection's account, and as in flight to
-/// its end.
+/// Executor for the calls of one connection. Each call runs in its own task, counts into the connection's account, and
+/// is in flight to its end.
 #[derive(Clone, Debug)]
 pub struct Runner {
     account: Arc<Account>,
@@ -23,15 +23,15 @@ pub struct Runner {
     activity: Activity,
 }
 
-/// The task of one call. It drops the call when its peer takes nothing of the answer for `stall`, which resets the stream.
+/// Task of one call. It drops the call, which resets the stream, if the peer takes nothing of the answer for `stall`.
 ///
-/// hyper asks the body of an answer for nothing while it waits for the peer, so that a timer of the body would not run. The
-/// future of the call is large, so nothing here moves it but the spawn of the task.
+/// hyper does not poll the body of an answer while it waits for the peer, so a timer of the body would not run. The
+/// future of the call is large, so only the spawn of the task moves it.
 struct Running<F> {
     call: F,
     part: Option<Call>,
     stall: Duration,
-    /// The timer, and the step of the answer since which it runs.
+    /// Timer, and the step of the answer at which it started.
     timer: Option<(u64, Pin<Box<Sleep>>)>,
 }
 

@@ -1,4 +1,5 @@
-//! Large requests, decided in slices between which the worker serves its other calls: one at a time computes on each worker.
+//! Large requests, decided in slices. Between slices the worker serves its other calls. Each worker computes one large
+//! request at a time.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -26,34 +27,35 @@ use crate::transport::wire::{Answers, encode_statuses};
 const PART_BYTES: usize = 64 << 10;
 
 thread_local! {
-    /// The turn of the large requests of a worker, which is a thread: the first that waits is the next.
+    /// Turn of the large requests of a worker, which is a thread: first come, first served.
     static TURN: Arc<Semaphore> = Arc::new(Semaphore::new(1));
-    /// The turn of those with more than [`LARGE_DESCRIPTORS`], to their end: what is kept of their answers takes memory.
+    /// Turn of requests with more than [`LARGE_DESCRIPTORS`] descriptors, held to their end: their answers take memory.
     static LONG: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// The turn of a large request on its connection, and then on its worker. It passes to others while the request waits for the
-/// store. The connections of a worker take turns, so that one with many large requests does not keep the others waiting.
+/// Turn of a large request on its connection, and then on its worker. Other requests have it while this one waits for
+/// the store. The connections of a worker take turns, so that one with many large requests does not keep the others
+/// waiting.
 struct Turn {
     of_connection: Option<Arc<Semaphore>>,
     held: [Option<OwnedSemaphorePermit>; 2],
 }
 
-/// A large request that is being decided.
+/// Large request that is being decided.
 struct Job {
     edge: Edge,
     message: Bytes,
-    /// Since when the caller waits.
+    /// Time since which the caller waits.
     began: Instant,
     patience: Option<Duration>,
     span: Option<Span>,
     _long: Option<OwnedSemaphorePermit>,
 }
 
-/// The answer to a large request that was decided, or why it was not; and its span.
+/// Answer to a large request or its error, and its span.
 type Done = (Result<(Held, Vec<Bytes>), Undecided>, Option<Span>);
 
-/// The statuses of an answer, encoded as they come.
+/// Statuses of an answer, encoded slice by slice.
 #[derive(Default)]
 struct Statuses {
     parts: Vec<Bytes>,
@@ -64,7 +66,7 @@ impl Edge {
     /// Decides a large request. Returns the parts of the encoded answer.
     ///
     /// # Errors
-    /// When the message is no request or is invalid, or the store cannot be asked.
+    /// Returns an error if the message is malformed or invalid, or the store is unavailable.
     pub async fn decide_large(
         &self,
         message: Bytes,
@@ -72,7 +74,7 @@ impl Edge {
         span: &mut Option<Span>,
     ) -> Result<Vec<Bytes>, Undecided> {
         let began = Instant::now();
-        // Who goes away while it waits gives up its place.
+        // A caller that goes away while it waits gives up its place.
         let mut turn = Turn::take(budget::large()).await;
         let head = read_head(&message).await?;
         let long = match head.descriptors > LARGE_DESCRIPTORS {
@@ -81,7 +83,7 @@ impl Edge {
         };
         let job = Job { edge: self.clone(), message, began, patience, span: span.take(), _long: long };
         let (answer, answered) = oneshot::channel();
-        // A task of its own, because what it took must be given back where the caller goes away in the middle.
+        // A separate task, because the hits it took must be given back if the caller goes away in the middle.
         tokio::spawn(job.run(head, turn, answer));
         let (decided, recorded) =
             answered.await.unwrap_or((Err(Undecided::Unavailable(super::StoreUnavailable)), None));
@@ -94,7 +96,7 @@ impl Edge {
 
 impl Turn {
     async fn take(of_connection: Option<Arc<Semaphore>>) -> Self {
-        // No semaphore is ever closed.
+        // The semaphores are never closed.
         let first = match &of_connection {
             Some(turn) => Arc::clone(turn).acquire_owned().await.ok(),
             None => None,
@@ -102,7 +104,7 @@ impl Turn {
         Self { of_connection, held: [first, TURN.with(Arc::clone).acquire_owned().await.ok()] }
     }
 
-    /// Waits for `other`. If it is not ready at once, others have the turn meanwhile.
+    /// Waits for `other`. If it is not ready at once, other requests have the turn meanwhile.
     async fn lend<F: Future>(&mut self, other: F) -> F::Output {
         let mut other = pin!(other);
         if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(other.as_mut().poll(cx))).await {
@@ -155,7 +157,7 @@ impl Job {
         let (request, mut decision) = large.conclude(&request);
         let hold = caller.hold(&mut decision, seats);
         telemetry.observe_large(descriptors, &request, &decision, span.as_mut());
-        // As metadata a request of many descriptors would take many times its bytes.
+        // As metadata, a request with many descriptors would take many times its size.
         let mut answers = Answers::clone(&self.edge.answers);
         answers.dynamic_metadata &= request.descriptors().len() == descriptors;
         let mut response = answers.respond(&request, &decision)?;
@@ -163,7 +165,7 @@ impl Job {
         Ok((Held { response, hold }, statuses.into_parts()))
     }
 
-    /// Charges slice by slice, as long as the caller waits. Returns the statuses.
+    /// Charges slice by slice, while the caller waits. Returns the statuses.
     async fn charge(
         &self,
         large: &mut Large<'_>,
@@ -191,7 +193,7 @@ impl Job {
         Ok(statuses)
     }
 
-    /// Gives back what was charged.
+    /// Gives back the hits that were charged.
     async fn give_back(&self, large: &mut Large<'_>, request: &Request, turn: &mut Turn) -> Result<(), Undecided> {
         let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
@@ -209,7 +211,7 @@ impl Job {
         Ok(())
     }
 
-    /// How long the caller still waits.
+    /// Returns the time for which the caller still waits.
     fn left(&self) -> Option<Duration> {
         self.patience.map(|patience| patience.saturating_sub(self.began.elapsed()))
     }
@@ -229,7 +231,7 @@ impl Statuses {
     }
 }
 
-/// Reads what stands beside the descriptors.
+/// Reads the fields beside the descriptors.
 async fn read_head(message: &Bytes) -> Result<Head, Undecided> {
     let (mut head, mut slices) = (Head::default(), Slices::new(message));
     while head.read(&mut slices)? {

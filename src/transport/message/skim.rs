@@ -1,52 +1,52 @@
-//! An incremental reader of `RateLimitRequest` that keeps the domain and forgets everything else.
+//! Incremental reader of `RateLimitRequest` that keeps the domain and drops everything else.
 
-/// The fields of `RateLimitRequest` and `RateLimitDescriptor` that are read, by their numbers in `proto/`.
+/// Numbers of the fields of `RateLimitRequest` and `RateLimitDescriptor` that are read, as in `proto/`.
 const DOMAIN: u32 = 1;
 const DESCRIPTORS: u32 = 2;
 const DESCRIPTOR_LIMIT: u32 = 2;
-/// The bytes of the longest varint: 10 (64 bits, 7 in each).
+/// Bytes of the longest varint: 10 (64 bits, 7 in each).
 const VARINT_BYTES: u32 = 10;
 
-/// What is known of a message that was skimmed.
+/// Result of skimming a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Skimmed {
-    /// The domain; the last one if the message has several. Of a domain that is longer than asked for, only the beginning,
-    /// which is still longer than asked for.
+    /// Domain; the last one if the message has several. A domain above the maximum length is cut off, but stays longer
+    /// than the maximum.
     pub(super) domain: String,
-    /// Whether a descriptor brings its own limit, or may: also true of a message that is not well-formed.
+    /// True if a descriptor has its own limit, or may have one: also for a malformed message.
     pub(super) may_bring_limit: bool,
 }
 
-/// Reads a message in pieces of any size. Its memory is bounded by the longest domain that it keeps.
+/// Reads a message in pieces of any size. Its memory is bounded by `longest_domain`.
 #[derive(Debug)]
 pub(super) struct Skimmer {
     longest_domain: usize,
     domain: Vec<u8>,
     brings_limit: bool,
-    /// Bytes that the current descriptor still has; `None` between descriptors.
+    /// Bytes left of the current descriptor; `None` between descriptors.
     descriptor: Option<u64>,
-    /// The nesting depth of groups, which proto3 has only in unknown fields.
+    /// Nesting depth of groups, which proto3 has only in unknown fields.
     groups: u64,
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The key of the next field.
+    /// Key of the next field.
     Key(Varint),
-    /// A varint that nobody needs.
+    /// Varint whose value is not needed.
     Number(Varint),
-    /// The length of this field.
+    /// Length of the field with this number.
     Length(u32, Varint),
-    /// So many bytes of the domain.
+    /// Bytes left of the domain.
     Domain(u64),
-    /// So many bytes that nobody needs.
+    /// Bytes left to skip.
     Skip(u64),
-    /// The message is not protobuf; the rest of it is ignored.
+    /// Not protobuf; the rest of the message is ignored.
     Malformed,
 }
 
-/// A varint of which some bytes have arrived.
+/// Varint of which some bytes have arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Varint {
     value: u64,
@@ -72,7 +72,7 @@ impl Varint {
 }
 
 impl Skimmer {
-    /// Reads a message whose domain is unknown to the rules if it has more than `longest_domain` bytes.
+    /// Creates a reader of a message. A domain of more than `longest_domain` bytes is unknown to the rules.
     pub(super) fn new(longest_domain: usize) -> Self {
         Self {
             longest_domain,
@@ -107,7 +107,7 @@ impl Skimmer {
         }
     }
 
-    /// Ends the message.
+    /// Ends the message and returns the result.
     pub(super) fn finish(self) -> Skimmed {
         let is_whole = self.state == State::next() && self.groups == 0 && self.descriptor.is_none();
         Skimmed {
@@ -116,7 +116,7 @@ impl Skimmer {
         }
     }
 
-    /// Goes on after one byte of a varint; returns the number of bytes read.
+    /// Processes one byte of a varint. Returns the number of bytes read, which is 1.
     fn byte(
         &mut self,
         pushed: Pushed,
@@ -131,7 +131,7 @@ impl Skimmer {
         1
     }
 
-    /// Takes bytes of the domain or of what is skipped, of which `left` were missing.
+    /// Takes bytes of the domain or of a skipped field, of which `left` were missing.
     fn take(&mut self, bytes: &[u8], left: u64) {
         let is_domain = matches!(self.state, State::Domain(_));
         if is_domain {
@@ -145,14 +145,14 @@ impl Skimmer {
         };
     }
 
-    /// The state after the key of a field.
+    /// Returns the state after the key of a field.
     fn key(&mut self, key: u64) -> State {
         let Ok(key) = u32::try_from(key) else { return State::Malformed };
         let (field, is_outermost) = (key >> 3, self.descriptor.is_none() && self.groups == 0);
         match key & 7 {
             _ if field == 0 => State::Malformed,
             2 => State::Length(field, Varint::default()),
-            // A domain of another type is no domain.
+            // A domain of another wire type makes the message malformed.
             _ if field == DOMAIN && is_outermost => State::Malformed,
             0 => State::Number(Varint::default()),
             1 => State::Skip(8),
@@ -169,7 +169,7 @@ impl Skimmer {
         }
     }
 
-    /// The state after the length of a field.
+    /// Returns the state after the length of a field.
     fn length(&mut self, field: u32, length: u64) -> State {
         let is_known = self.groups == 0;
         match self.descriptor {
@@ -177,7 +177,7 @@ impl Skimmer {
                 self.domain.clear();
                 if length == 0 { State::next() } else { State::Domain(length) }
             }
-            // The byte that is being read is not one of the descriptor.
+            // One more, because the byte that is being read is not part of the descriptor.
             None if is_known && field == DESCRIPTORS && length > 0 => {
                 self.descriptor = length.checked_add(1);
                 State::next()
@@ -190,7 +190,7 @@ impl Skimmer {
         }
     }
 
-    /// Counts bytes of the current descriptor, and leaves it at its end, which is the end of a field.
+    /// Counts bytes of the current descriptor. Leaves it at its end, which must be the end of a field.
     fn leave_descriptor(&mut self, taken: usize) {
         let Some(left) = &mut self.descriptor else { return };
         match left.checked_sub(taken as u64) {
@@ -202,7 +202,7 @@ impl Skimmer {
 }
 
 impl State {
-    /// The state at the end of a field.
+    /// Returns the state at the end of a field.
     fn next() -> Self {
         Self::Key(Varint::default())
     }

@@ -1,4 +1,4 @@
-//! What a refused client reads.
+//! Body for a refused client.
 
 use serde_json::{Map, Value};
 
@@ -6,39 +6,39 @@ use super::headers::refusing;
 use super::{TOO_LARGE, UNAVAILABLE};
 use crate::model::{About, Decision, Tightest};
 
-/// The body of a refusal.
+/// Format of the body of a refusal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RefusalBody {
-    /// What the rule that refuses says itself, if it says something.
+    /// Message of the rule that refuses, if it has one. A JSON object if the store is unavailable.
     #[default]
     Own,
-    /// A JSON object of one line.
+    /// JSON object on one line.
     Json,
-    /// A sentence. Envoy makes a gRPC client's message of it.
+    /// Sentence. Envoy uses it as the message for gRPC clients.
     Text,
 }
 
-/// A body, and what its `content-type` is.
+/// Body and its `content-type`.
 pub(super) struct Body {
     pub(super) content_type: &'static str,
     pub(super) text: String,
 }
 
-/// Why a request is refused, as far as its client may know.
+/// Reason for a refusal, as far as the client may know it.
 enum Reason<'d, 'a> {
-    /// The store could not be asked.
+    /// The store is unavailable.
     Unavailable,
     /// The message was too large to be read.
     TooLarge,
     /// A rule refuses all such requests.
     Denied,
-    /// This limit.
+    /// This limit refuses the request.
     Limit(&'d Tightest<'a>),
-    /// Something that is not told of.
+    /// The reason is not exposed.
     Untold,
 }
 
-/// Why a request is refused, how long until it may pass, and the words of the rule that refuses it.
+/// Reason for a refusal, seconds until a retry can pass, and the message of the rule that refuses.
 struct Refusal<'d, 'a> {
     reason: Reason<'d, 'a>,
     retry: Option<u64>,
@@ -46,7 +46,7 @@ struct Refusal<'d, 'a> {
 }
 
 impl RefusalBody {
-    /// The body for the client of this decision, if it has one.
+    /// Returns the body for the client of `decision`, if it has one.
     pub(super) fn of(self, decision: &Decision<'_>) -> Option<Body> {
         if !decision.outcome.is_refused() {
             return None;
@@ -65,7 +65,7 @@ impl RefusalBody {
 
 impl Body {
     fn json(text: String) -> Self {
-        // Envoy puts it in the place of its own `text/plain`.
+        // Envoy replaces its own `text/plain` by it.
         Self { content_type: "application/json", text }
     }
 
@@ -93,7 +93,7 @@ impl<'d, 'a> Refusal<'d, 'a> {
         Self { reason, retry, own: rule.and_then(own) }
     }
 
-    /// What the rule says itself, or else a sentence.
+    /// Returns the rule's own message, or else a sentence.
     fn message(&self) -> String {
         if let Some(own) = &self.own {
             return own.clone();
@@ -136,7 +136,7 @@ impl<'d, 'a> Refusal<'d, 'a> {
     }
 }
 
-/// The rule's own words on one line, for Envoy makes a header of a gRPC client's.
+/// Returns the rule's own message on one line, because Envoy makes a header of it for gRPC clients.
 fn own(rule: &About) -> Option<String> {
     rule.message.as_deref().filter(|own| !own.is_empty()).map(|own| own.replace(char::is_control, " "))
 }

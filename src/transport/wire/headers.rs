@@ -1,6 +1,7 @@
-//! The headers of an answer, in the style that the operator chose.
+//! Headers of an answer, in the style that the operator chose.
 //!
-//! Envoy writes names and values unchecked, so every header is made by [`header`], and nothing a client sent is in one.
+//! Envoy writes names and values unchecked. So every header is made by [`header`], and none contains what a client
+//! sent.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -13,36 +14,36 @@ use super::{UNLIMITED, quotable};
 use crate::model::{About, Clock, Decision, Finding, Micros, Outcome, Part, Tightest};
 use crate::proto::envoy::config::core::v3::HeaderValue;
 
-/// The most limits that one header lists: 16. With [`LONGEST_NAME`] two such headers stay below 4 KiB, half of what most
-/// servers and proxies take for all headers.
+/// Maximum number of limits in one header: 16. With [`LONGEST_NAME`], two such headers stay below 4 KiB, half of what
+/// most servers and proxies accept for all headers.
 const MOST_ITEMS: usize = 16;
-/// The longest name of a limit in a header: 64 characters.
+/// Maximum length of a limit's name in a header: 64 characters.
 const LONGEST_NAME: usize = 64;
-/// How long ago the verdict may be when its reset is told as a moment: 20 ms, Envoy's default call time-out. The end of a
-/// window is a whole second, and would be told as the next.
+/// Maximum age of the verdict when its reset is sent as a moment: 20 ms, Envoy's default call timeout. The end of a
+/// window is a whole second, and would otherwise be sent as the next one.
 const SINCE_VERDICT: Micros = Micros::from_millis(20);
-/// The headers that many services send, as they spell them.
+/// Headers that many services send, in their spelling.
 const X_RATE_LIMIT: [&str; 3] = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"];
-/// What a limit is called that a caller sent for a descriptor without a rule.
+/// Name of a limit that a caller sent for a descriptor without a rule.
 const OVERRIDE: &str = "override";
 
-/// Which headers tell of the limits.
+/// Style of the headers that describe the limits.
 #[derive(Clone, Default)]
 pub enum Headers {
-    /// None.
+    /// No such headers. Warnings, and Retry-After for an unavailable store, are sent all the same.
     #[default]
     Off,
-    /// The three of `LIMIT_RESPONSE_HEADERS_ENABLED`, and nothing else: what the reference sends.
+    /// The three of `LIMIT_RESPONSE_HEADERS_ENABLED`, and nothing else, as the reference sends them.
     Three(HeaderNames),
     /// The same three, and Retry-After.
     Reference(HeaderNames),
-    /// X-RateLimit-Limit, -Remaining and -Reset, the last in seconds of the epoch by this clock, and Retry-After.
+    /// X-RateLimit-Limit, -Remaining and -Reset, and Retry-After. The reset is in seconds of the epoch by this clock.
     XRateLimit(Arc<dyn Clock>),
     /// RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11, and Retry-After.
     Ietf,
 }
 
-/// The names of the three headers, spelled as the operator did and valid.
+/// Names of the three headers: valid, and in the operator's spelling.
 #[derive(Clone, Debug)]
 pub struct HeaderNames {
     limit: String,
@@ -50,15 +51,15 @@ pub struct HeaderNames {
     reset: String,
 }
 
-/// The names of the items of one list, in order: no two are alike.
+/// Names of the items of one list, in order and without duplicates.
 #[derive(Default)]
 struct ItemNames(SmallVec<[String; 4]>);
 
-/// A descriptor and its tightest limit, which some store counted.
+/// Descriptor and its tightest limit, which a store counted.
 pub(super) type Counted<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
 
 impl Headers {
-    /// The headers for the client.
+    /// Returns the headers for the client.
     pub(super) fn response(&self, decision: &Decision<'_>) -> Vec<HeaderValue> {
         let mut headers = match self {
             Self::Off => Vec::new(),
@@ -80,7 +81,7 @@ impl Headers {
         headers
     }
 
-    /// How long the client of a refused request is told to wait. That nobody could be asked is told in every style.
+    /// Returns the time that the client of a refused request has to wait. Every style reports an unavailable store.
     fn retry_after(&self, decision: &Decision<'_>) -> Option<Micros> {
         let is_told = decision.outcome.is_refused() && !matches!(self, Self::Off | Self::Three(_));
         decision.unavailable_for.or(decision.retry.filter(|_| is_told))
@@ -88,10 +89,10 @@ impl Headers {
 }
 
 impl HeaderNames {
-    /// The names of the headers that tell the limit, what remains of it, and the seconds until its reset.
+    /// Creates the names of the headers for the limit, the remaining hits, and the seconds until the reset.
     ///
     /// # Errors
-    /// When one of them is no name that a header can have.
+    /// Returns an error if one of them is not a valid header name.
     pub fn new(limit: String, remaining: String, reset: String) -> Result<Self, InvalidHeaderName> {
         for name in [&limit, &remaining, &reset] {
             HeaderName::try_from(name.as_str())?;
@@ -101,7 +102,7 @@ impl HeaderNames {
 }
 
 impl ItemNames {
-    /// The item's name as a string of RFC 9651, quotes and all.
+    /// Returns a unique name of the item as a string of RFC 9651, including the quotes.
     fn add(&mut self, limit: Option<&str>, rule: Option<&About>) -> String {
         let keys = || rule.map(|rule| rule.path.keys()).filter(|keys| !keys.is_empty());
         let name = limit.filter(|name| !name.is_empty()).map(str::to_owned).or_else(keys);
@@ -117,7 +118,8 @@ impl ItemNames {
     }
 }
 
-/// A header that Envoy can write as it is: what is not printable ASCII could end the header, or all of them.
+/// Returns a header that Envoy can write unchanged. Replaces characters other than printable ASCII, which could end the
+/// header, or all headers.
 pub(super) fn header(key: &str, value: String) -> HeaderValue {
     let is_plain = |c: char| c.is_ascii_graphic() || c == ' ';
     let value = match value.chars().all(is_plain) {
@@ -127,7 +129,8 @@ pub(super) fn header(key: &str, value: String) -> HeaderValue {
     HeaderValue { key: key.to_owned(), value, raw_value: Vec::new() }
 }
 
-/// What asks Envoy's fault filter to delay an admitted request: whole milliseconds, all that it reads.
+/// Returns the header that makes Envoy's fault filter delay an admitted request. The filter reads whole milliseconds
+/// only.
 pub(super) fn request(decision: &Decision<'_>) -> Vec<HeaderValue> {
     let wait = decision.wait.header;
     if wait == Micros::ZERO || decision.outcome != Outcome::Admitted {
@@ -136,7 +139,7 @@ pub(super) fn request(decision: &Decision<'_>) -> Vec<HeaderValue> {
     vec![header("x-envoy-fault-delay-request", wait.get().div_ceil(1_000).to_string())]
 }
 
-/// The descriptors with limits that some store counted.
+/// Returns the descriptors with limits that a store counted.
 pub(super) fn counted<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
     decision.parts.iter().filter_map(|part| match &part.finding {
         Finding::Limited(tightest) if tightest.verdict.provenance.is_counted() => Some((part, tightest)),
@@ -144,13 +147,13 @@ pub(super) fn counted<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item 
     })
 }
 
-/// Those of them that may be told of.
+/// Returns the descriptors of [`counted`] that may be exposed.
 pub(super) fn exposed<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
     counted(decision).filter(|(part, _)| part.is_exposed())
 }
 
-/// The descriptor that three headers describe, chosen as the reference does: the least remaining, the first of equals; but
-/// the last refused one that is no quota, if there is any.
+/// Returns the descriptor that three headers describe, chosen as the reference does: the last refused one that is not a
+/// quota, or else the one with the least remaining, the first of equals.
 pub(super) fn described<'d, 'a>(counted: impl Iterator<Item = Counted<'d, 'a>>) -> Option<Counted<'d, 'a>> {
     let mut best = UNLIMITED;
     let mut chosen = None;
@@ -167,8 +170,8 @@ pub(super) fn described<'d, 'a>(counted: impl Iterator<Item = Counted<'d, 'a>>) 
     chosen
 }
 
-/// The limit of a refused request that keeps it waiting, if it may be told of: the longest to wait for, and before all one
-/// that never lets it pass. Quotas refuse only together, so of these the shortest to wait for.
+/// Returns the limit that keeps a refused request waiting, if it may be exposed: the one with the longest wait. A limit
+/// that never lets it pass comes first. Quotas refuse only together, so of quotas the one with the shortest wait.
 pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
     let wait = |(_, tightest): &Counted<'_, '_>| tightest.verdict.retry.map_or(u64::MAX, Micros::get);
     let refused = exposed(decision).filter(|(part, _)| decision.outcome.is_refused() && part.outcome().is_refused());
@@ -176,7 +179,7 @@ pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d,
     alone.or_else(|| refused.min_by_key(wait))
 }
 
-/// The limit, what remains of it, and its reset.
+/// Returns the headers for the limit, the remaining hits, and the reset.
 fn three(names: [&str; 3], (_, tightest): Counted<'_, '_>, reset: u64) -> Vec<HeaderValue> {
     let values = [u64::from(tightest.quota.limit()), u64::from(tightest.verdict.remaining), reset];
     names.into_iter().zip(values).map(|(name, value)| header(name, value.to_string())).collect()
@@ -186,12 +189,12 @@ fn until_reset((_, tightest): Counted<'_, '_>) -> u64 {
     tightest.verdict.duration_until_reset().ceil_secs()
 }
 
-/// The second of the epoch in which the reset is over.
+/// Returns the second of the epoch in which the reset is over.
 fn moment_of_reset(now: Micros, (_, tightest): Counted<'_, '_>) -> u64 {
     now.saturating_sub(SINCE_VERDICT).saturating_add(tightest.verdict.duration_until_reset()).ceil_secs()
 }
 
-/// The two headers of the draft: a list of quotas, and one of what is left of them.
+/// Returns the two headers of the draft: a list of quotas, and a list of what is left of them.
 fn policies(decision: &Decision<'_>) -> Vec<HeaderValue> {
     let (mut quotas, mut left, mut names) = (String::new(), String::new(), ItemNames::default());
     for told in exposed(decision).take(MOST_ITEMS) {
@@ -199,17 +202,17 @@ fn policies(decision: &Decision<'_>) -> Vec<HeaderValue> {
         let name = names.add(*name, part.rule);
         let window = quota.window().length();
         let _ = write!(quotas, "{}{name};q={}", comma(&quotas), quota.limit());
-        // The draft has no fractions of a second, and lets a window go unsaid.
+        // The draft has no fractions of a second, and allows a quota without a window.
         if window == Micros::from_secs(window.ceil_secs()) {
             let _ = write!(quotas, ";w={}", window.ceil_secs());
         }
         let _ = write!(left, "{}{name};r={};t={}", comma(&left), verdict.remaining, until_reset(told));
     }
-    // A list without items is no header.
+    // An empty list is not a valid header.
     if quotas.is_empty() { Vec::new() } else { vec![header("RateLimit-Policy", quotas), header("RateLimit", left)] }
 }
 
-/// What warns the client of an admitted request that its limits are nearly used up.
+/// Returns the header that warns the client of an admitted request if its limits are nearly used up.
 fn warning(decision: &Decision<'_>) -> Option<HeaderValue> {
     if decision.warnings.is_empty() || decision.outcome != Outcome::Admitted {
         return None;

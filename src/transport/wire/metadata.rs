@@ -1,4 +1,4 @@
-//! Dynamic metadata: what an answer says to Envoy's own filters and access log, and to no client.
+//! Dynamic metadata of an answer, for Envoy's own filters and access log. Clients do not get it.
 
 use std::borrow::Cow;
 
@@ -11,13 +11,13 @@ use super::headers::{Counted, counted, described};
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
 use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Request, Tightest, Verdict};
 
-/// The most text of entries that is repeated: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too large
-/// for its caller would be an error.
+/// Maximum bytes of entry text in the metadata: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too
+/// large for its caller would be an error.
 const MOST_TEXT: usize = 1 << 20;
 
-/// The metadata of an answer, if it has any.
+/// Returns the metadata of an answer, if it has any.
 pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Option<Struct> {
-    // Said whether or not metadata is asked for: what was not counted must not pass for what was.
+    // Added even if metadata is off: an answer without a count must not pass for a counted one.
     let mut fields = unasked(decision);
     if decision.is_unread && decision.outcome.is_refused() {
         fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
@@ -31,7 +31,7 @@ pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) 
     (!fields.is_empty()).then(|| object(fields))
 }
 
-/// What metadata says of answers that no store gave: the policies that answered in its place, and whether the request is
+/// Returns the fields for answers that no store gave: the policies that answered instead, and a flag if the request is
 /// refused for that reason alone.
 fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     let mut policies: SmallVec<[&str; 4]> = SmallVec::new();
@@ -53,8 +53,8 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     fields
 }
 
-/// How it was decided, and by which rule: the one that decides the whole request, else the first that refuses it, else the
-/// one that headers describe.
+/// Returns the outcome, and the rule behind it: the rule that decides the whole request, else the first that refuses
+/// it, else the one that headers describe, else the first with a limit.
 fn decided(decision: &Decision<'_>) -> Value {
     let deciding = refused(decision).or_else(|| described(counted(decision))).or_else(|| limited(decision).next());
     let (outcome, provenance, rule) = match decision.ruling {
@@ -81,7 +81,7 @@ fn decided(decision: &Decision<'_>) -> Value {
     structure(fields)
 }
 
-/// In shadow mode a rule that denies lets the request pass.
+/// Returns the outcome under a rule that denies or exempts. In shadow mode, a rule that denies lets the request pass.
 fn outcome_of_ruling(decision: &Decision<'_>, is_denied: bool) -> &'static str {
     match (is_denied, decision.outcome.is_refused()) {
         (true, true) => "denied",
@@ -90,7 +90,8 @@ fn outcome_of_ruling(decision: &Decision<'_>, is_denied: bool) -> &'static str {
     }
 }
 
-/// The first descriptor that refuses the request by itself, or else the first of the quotas that refuse it together.
+/// Returns the first descriptor that refuses the request by itself, or else the first of the quotas that refuse it
+/// together.
 fn refused<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
     let is_refused = decision.outcome.is_refused();
     let mut refused = limited(decision).filter(|(part, _)| is_refused && part.outcome().is_refused());
@@ -105,7 +106,8 @@ fn limited<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'
     })
 }
 
-/// The request, and the metadata of the rules that let it pass: the first rule's where two say the same.
+/// Returns the request, and the metadata of the rules that let it pass. If two rules have the same field, the first
+/// wins.
 fn asked(request: &Request, decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     let mut room = MOST_TEXT;
     let hidden = hidden(decision);
@@ -143,7 +145,7 @@ fn asked(request: &Request, decision: &Decision<'_>) -> Vec<(&'static str, Value
     fields
 }
 
-/// What is shown in place of the values that are shown nowhere, by descriptor and entry.
+/// Returns the digests that replace hidden values, by descriptor and entry.
 fn hidden<'d>(decision: &'d Decision<'_>) -> HashMap<(usize, usize), &'d str> {
     decision.hidden.iter().map(|hidden| ((hidden.descriptor, hidden.entry), hidden.digest.as_str())).collect()
 }
@@ -159,8 +161,8 @@ fn merge(into: &mut Metadata, from: &Metadata) {
     }
 }
 
-/// `key=value`; a string of the protocol is UTF-8, so other bytes show as replacement characters here, and only here.
-/// A value that is shown nowhere is its digest. What `room` does not hold is cut off.
+/// Returns `key=value`. A string of the protocol is UTF-8, so other bytes show as replacement characters here, and only
+/// here. A hidden value is shown as its `digest`. Text beyond `room` bytes is cut off.
 fn entry_text(entry: &Entry, digest: Option<&str>, room: &mut usize) -> String {
     let value = digest.map_or_else(|| String::from_utf8_lossy(&entry.value), Cow::Borrowed);
     let mut text = format!("{}={value}", String::from_utf8_lossy(&entry.key));

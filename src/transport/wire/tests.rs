@@ -1,4 +1,4 @@
-//! What clients are told of decisions made by hand.
+//! Tests of the answers that clients get for decisions made by hand.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::model::{
     About, Clock, Hidden, Path, Role, RuleId, Ruling, Series, Shown, Tightest, Verdict, Wait, Warning, Window,
 };
 
-/// A clock that stands a quarter of a second after a whole one.
+/// Clock that stands a quarter of a second after a whole one.
 struct Standing;
 
 const NOW: Micros = Micros::new(1_700_000_000_250_000);
@@ -22,7 +22,7 @@ impl Clock for Standing {
     }
 }
 
-/// The rule at these keys below the domain `edge`.
+/// Returns the rule at `keys` below the domain `edge`.
 fn rule(keys: &[&str]) -> About {
     let path = keys.iter().fold(Arc::new(Path::of_domain("edge")), |above, key| {
         Arc::new(Path::below(&above, key, Some("any"), Shown::Word))
@@ -93,7 +93,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
     }
 }
 
-/// The request is refused by the rule, before anything is charged.
+/// Returns a decision that `rule` refuses before anything is charged.
 fn denied(rule: &About) -> Decision<'_> {
     let part = Part { rule: Some(rule), finding: Finding::Denied, metadata: None };
     let ruling = Some(Ruling { is_denied: true, rule });
@@ -138,12 +138,12 @@ fn styles() -> [Headers; 5] {
     ]
 }
 
-/// The headers for the client, a line each.
+/// Returns the headers for the client, one per line.
 fn lines(answer: &RateLimitResponse) -> Vec<String> {
     answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect()
 }
 
-/// The headers of each style.
+/// Returns the headers of each style.
 fn told(decision: &Decision<'_>) -> [Vec<String>; 5] {
     styles().map(|style| lines(&answer(&styled(style), decision)))
 }
@@ -153,7 +153,7 @@ fn body(refusal_body: RefusalBody, decision: &Decision<'_>) -> String {
     String::from_utf8(answer.raw_body).unwrap()
 }
 
-/// The body as JSON, its names in order.
+/// Returns the body as JSON, with its names in order.
 fn json(decision: &Decision<'_>) -> String {
     let body = body(RefusalBody::Json, decision);
     assert!(!body.contains('\n'), "{body}");
@@ -174,7 +174,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// What metadata says of the decision.
+/// Returns the field `decision` of the metadata.
 fn decided(decision: &Decision<'_>) -> String {
     let answer = answer(&Answers { decision_metadata: true, ..Answers::default() }, decision);
     plain(&answer.dynamic_metadata.unwrap().fields["decision"])
@@ -247,7 +247,7 @@ fn the_end_of_a_window_is_the_same_second_however_long_the_answer_took() {
         let [_, _, _, x_ratelimit, _] = told(&decision(Outcome::Admitted, None, [part]));
         x_ratelimit[2].clone()
     };
-    // It is a quarter of a second past, and the verdict is up to 20 ms old.
+    // The clock is a quarter of a second past, and the verdict is up to 20 ms old.
     assert_eq!(moment(29_750_000), "X-RateLimit-Reset: 1700000030");
     assert_eq!(moment(29_770_000), "X-RateLimit-Reset: 1700000030");
     assert_eq!(moment(29_770_001), "X-RateLimit-Reset: 1700000031");
@@ -286,7 +286,7 @@ fn of_several_that_refuse_the_client_is_told_of_the_one_that_keeps_it_waiting() 
     let unfit = limited(&never, None, per_minute(7), refused(None));
     let never = decision(Outcome::Refused, None, [daily.clone(), unfit, minutely.clone()]);
     assert!(json(&never).contains(r#""limit":7,"#), "{}", json(&never));
-    // Quotas refuse together, so the first to have room lets it pass.
+    // Quotas refuse together, so the first with room lets the request pass.
     let quotas = [with_role(Role::Quota, daily), with_role(Role::Quota, minutely)];
     let quotas = decision(Outcome::Refused, secs(12), quotas);
     assert!(json(&quotas).contains(r#""limit":10,"#), "{}", json(&quotas));
@@ -465,7 +465,7 @@ fn a_client_near_its_limit_is_warned_whatever_the_style() {
     assert_eq!(told(&Decision { outcome: Outcome::Refused, ..warned })[0], [""; 0], "a refused one knows");
 }
 
-/// In every style the three headers are those of one descriptor, and of quotas that refuse it is the one with the shortest wait.
+/// Checks that in every style the headers describe one descriptor: of refusing quotas, the one with the shortest wait.
 #[test]
 fn three_headers_describe_one_limit_of_several_quotas() {
     let (long, short, free) = (rule(&["long"]), rule(&["short"]), rule(&["free"]));
@@ -561,7 +561,7 @@ fn a_limits_name_cannot_break_the_header_that_envoy_makes_of_it() {
     assert_eq!(quotable("a\"\r\nset-cookie: x\\é"), "a___set-cookie: x__");
 }
 
-/// Text of any characters, those that end a header before all.
+/// Generates text of any characters, especially those that end a header.
 fn any_text() -> impl Strategy<Value = String> {
     let character =
         prop_oneof![2 => any::<char>(), 1 => prop::sample::select(vec!['\r', '\n', '\0', '"', '\\', '\x7f', ',', ';'])];

@@ -1,4 +1,4 @@
-//! What an item limits: its quotas, what they cost, and what is asked in place of a refusal.
+//! Reader for the limits of an item: quotas, costs and delays.
 
 use super::{Entry, Level, Reader};
 use crate::algorithm::Algorithm;
@@ -57,7 +57,7 @@ impl<'t> Reader<'_> {
         LimitsNode::Limited(limits)
     }
 
-    /// A limit, and where and what its `unlimited` is.
+    /// Returns a limit, and the place and value of its `unlimited`.
     fn limit(&mut self, place: Place, mapping: Nodes<'t>) -> (LimitNode, Option<(Place, bool)>) {
         let mut node = LimitNode {
             place,

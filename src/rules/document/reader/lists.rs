@@ -1,4 +1,4 @@
-//! Lists of texts, and how the values of entries are read.
+//! Reader for lists of texts and for `entries`.
 
 use foldhash::HashMap;
 
@@ -9,7 +9,7 @@ use crate::rules::problem::Placed;
 use crate::rules::yaml::{Content, Node};
 
 impl<'t> Reader<'_> {
-    /// The texts of a list; none when it is null or wrong.
+    /// Returns the texts of a list; empty if it is null or wrong.
     pub(super) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
         let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
         let Content::List(items) = entry.value.content() else {
@@ -36,7 +36,7 @@ impl<'t> Reader<'_> {
         texts
     }
 
-    /// The name of a file of values.
+    /// Returns the name of a file of values.
     pub(super) fn file_name(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
         if entry.value.is_blank() {
             self.wrong(entry.name, entry.value, "the name of a file like `partners.txt`");
@@ -56,7 +56,7 @@ impl<'t> Reader<'_> {
         }
     }
 
-    /// How the values of entries are read: a mapping from their keys, which are free.
+    /// Reads `entries`: a mapping from entry keys, which can be any text, to their settings.
     pub(super) fn readings(&mut self, entry: Entry<'t>) -> Vec<ReadingNode> {
         const EXAMPLE: &str = "`remote_address: {as: ip}`";
         let Content::Mapping(mut mapping) = entry.value.content() else {

@@ -1,4 +1,4 @@
-//! `metadata`: a mapping whose inside is the operator's own.
+//! Reader for `metadata`: a mapping with free content.
 
 use serde_json::{Number, Value};
 
@@ -8,19 +8,19 @@ use crate::model::Metadata;
 use crate::rules::yaml::scalar::{Scalar, resolve};
 use crate::rules::yaml::{Content, Node, Nodes};
 
-/// What a mapping takes in memory once it has an entry: 640 bytes.
+/// Memory of a mapping with at least one entry: 640 bytes.
 /// A leaf of the standard library's `BTreeMap` has room for eleven keys and values.
 const MAP_BYTES: usize = 640;
 
-/// What an entry takes in a leaf that is half full, as they are when entries come in order: 110 bytes.
+/// Memory of an entry in a half-full leaf: 110 bytes. Leaves are half full if entries come in order.
 const ENTRY_BYTES: usize = 110;
 
-/// The deepest that lists and mappings nest: 16. Each level is about three in the protocol's dynamic metadata, and common
-/// decoders refuse a message of a hundred levels whole.
+/// Maximum nesting of lists and mappings: 16. Each level is about three in the protocol's dynamic metadata, and common
+/// decoders refuse the whole message at a hundred levels.
 const MAX_DEPTH: usize = 16;
 
 impl<'t> Reader<'_> {
-    /// The mapping; `None` when null or wrong.
+    /// Returns the mapping; `None` if null or wrong.
     pub(super) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
         match entry.value.content() {
             Content::Mapping(mapping) => return Some(self.map(entry.value, mapping, 1)),
@@ -64,7 +64,7 @@ impl<'t> Reader<'_> {
         map
     }
 
-    /// The spelling of a key.
+    /// Returns a key as spelled in the file.
     fn metadata_key(&mut self, key: Node<'t>) -> Option<&'t str> {
         match key.content() {
             Content::Plain(text) | Content::Text(text) => Some(text),
@@ -92,7 +92,7 @@ impl<'t> Reader<'_> {
                 Scalar::Null => Value::Null,
                 Scalar::Bool(flag) => Value::Bool(flag),
                 Scalar::Int { value, .. } => Number::from_i128(value).map_or(Value::Null, Value::Number),
-                // No JSON number is infinite.
+                // JSON has no infinite numbers.
                 Scalar::Float(value) => {
                     Number::from_f64(value).map_or_else(|| self.metadata_text(node, text), Value::Number)
                 }

@@ -1,4 +1,4 @@
-//! Single values: texts, numbers, flags, words and lengths of time, and what to say when one is something else.
+//! Reader for single values: texts, numbers, flags, words and durations. Reports values of a wrong type.
 
 use super::{Entry, Reader, TEXT_BYTES};
 use crate::model::Micros;
@@ -8,7 +8,7 @@ use crate::rules::yaml::scalar::{Scalar, resolve};
 use crate::rules::yaml::{Content, Node, Nodes};
 
 impl<'t> Reader<'_> {
-    /// A text, spelled as in the file; `None` when null, empty or wrong.
+    /// Returns a text as spelled in the file; `None` if null, empty or wrong.
     pub(super) fn text(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
         let text = self.spelled(entry, "a text")?;
         self.take(TEXT_BYTES.saturating_add(text.len()), entry.place);
@@ -16,7 +16,7 @@ impl<'t> Reader<'_> {
         Some(Placed { value, place: entry.value.place })
     }
 
-    /// A whole number of 32 bits; `None` when null or wrong.
+    /// Returns a 32-bit whole number; `None` if null or wrong.
     pub(super) fn number(&mut self, entry: Entry<'t>) -> Option<Placed<u32>> {
         let Entry { name, value: node, .. } = entry;
         let place = node.place;
@@ -54,7 +54,7 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// A yes or no; `false` when null or wrong.
+    /// Returns a flag; `false` if null or wrong.
     pub(super) fn flag(&mut self, entry: Entry<'t>) -> bool {
         let hint = match entry.value.content() {
             Content::Plain(text) => match resolve(text) {
@@ -69,7 +69,7 @@ impl<'t> Reader<'_> {
         false
     }
 
-    /// A yes or no that has to be said: nothing behind the colon is an error.
+    /// Returns a flag that must have a value. Reports an empty value as an error.
     pub(super) fn said(&mut self, entry: Entry<'t>) -> Option<bool> {
         if entry.value.is_null() {
             self.wrong(entry.name, entry.value, "`true` or `false`");
@@ -78,7 +78,7 @@ impl<'t> Reader<'_> {
         Some(self.flag(entry))
     }
 
-    /// One of some words; `None` when null, empty or wrong.
+    /// Returns the value of one of the words in `all`; `None` if null, empty or wrong.
     pub(super) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
         let text = self.spelled(entry, "one word")?;
         let place = entry.value.place;
@@ -92,7 +92,7 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// A length of time; `None` when null, empty or wrong.
+    /// Returns a duration; `None` if null, empty or wrong.
     pub(super) fn length(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
         let text = self.spelled(entry, "a length of time")?;
         let place = entry.value.place;
@@ -109,7 +109,7 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// A share from 1% to 100%, in percent; `None` when null, empty or wrong.
+    /// Returns a share from 1% to 100%, in percent; `None` if null, empty or wrong.
     pub(super) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
         let text = self.spelled(entry, "a share like `80%`")?;
         let place = entry.value.place;
@@ -126,7 +126,7 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// The items of a list; `None` when null or wrong.
+    /// Returns the items of a list; `None` if null or wrong.
     pub(super) fn list(&mut self, entry: Entry<'t>, example: &str) -> Option<Nodes<'t>> {
         match entry.value.content() {
             Content::List(items) => return Some(items),
@@ -136,20 +136,20 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// Reports an item of a list that should be a mapping.
+    /// Reports a list item that must be a mapping.
     pub(super) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
         self.wrong_value(item, || {
             format!("Each item of `{}` must be a mapping like {example}, but here is {}.", list.name, found(item))
         });
     }
 
-    /// Reports a value of another kind than its key takes.
+    /// Reports a value of a type that its key does not take.
     pub(super) fn wrong(&mut self, name: &str, value: Node<'t>, expected: &str) {
         self.wrong_value(value, || format!("`{name}` takes {expected}, but here is {}.", found(value)));
     }
 
     pub(super) fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
-        // What is broken is already reported.
+        // A broken node is already reported.
         if !matches!(value.content(), Content::Broken) {
             self.report.error(value.place, message);
         }
@@ -167,7 +167,7 @@ impl<'t> Reader<'_> {
     }
 }
 
-/// What a node is, to end a sentence.
+/// Returns a description of a node for the end of a sentence.
 pub(super) fn found(node: Node<'_>) -> String {
     match node.content() {
         Content::Text(text) => format!("the text {}", quoted(text)),

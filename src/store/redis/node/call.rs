@@ -1,4 +1,4 @@
-//! One call to a Redis server, until its reply is there, even where its caller no longer waits for it.
+//! One call to a Redis server, from sending to its reply, even if its caller no longer waits.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -21,20 +21,20 @@ use crate::store::redis::script::time_of;
 pub struct Checkout {
     pub(super) node: Arc<Node>,
     pub(super) connection: Connection,
-    /// Until the call is sent.
+    /// `None` once the call is sent.
     pub(super) permit: Option<Permit>,
 }
 
 impl Checkout {
-    /// The node's time at a moment of ours, at the latest.
+    /// Returns the time of the node's clock at `moment`, or an earlier one if it is not known exactly.
     pub fn time_at(&self, moment: Instant) -> Micros {
         self.node.clock.at(moment).unwrap_or(Micros::ZERO)
     }
 
-    /// Sends commands in one write and waits for their replies until then.
+    /// Sends commands in one write and waits for their replies until `until`.
     ///
     /// # Errors
-    /// When they do not come, or the connection is lost: then nobody knows what was executed.
+    /// If they do not come, or the connection is lost: then the commands may have been executed or not.
     pub async fn send(
         &mut self,
         commands: SmallVec<[Cmd; 1]>,
@@ -70,7 +70,7 @@ impl Checkout {
         }
     }
 
-    /// The server is no master any more. Another connection may find the one that is; if not, not at once again.
+    /// Notes that the server is no longer a master. The next connection may find the new one; backoff applies if it does not.
     pub fn demoted(&self) {
         if self.connection.is_new() {
             self.node.backoff.failed();
@@ -81,7 +81,7 @@ impl Checkout {
 
 type Replies = RedisResult<SmallVec<[Value; 1]>>;
 
-/// A reply that the server and the connection owe. Its permit is taken until then.
+/// A reply that is outstanding. It holds its permit until the reply comes.
 struct Owed {
     node: Arc<Node>,
     connection: Connection,
@@ -98,7 +98,7 @@ impl Owed {
         Self { node: Arc::clone(node), connection: connection.clone(), began, budget, permit: permit.take() }
     }
 
-    /// The replies came, however late, or the connection is lost. What they say of the node's time and of its queue is learnt.
+    /// Handles the replies, however late, or the loss of the connection. Learns the node's clock and queue delay from them.
     fn heard(&self, replies: &Replies) {
         let now = Instant::now();
         match replies {
@@ -115,7 +115,7 @@ impl Owed {
                 let mut times = replies.iter().filter_map(time_of);
                 let Some(first) = times.next() else { return };
                 let last = times.next_back().unwrap_or(first);
-                // The last was executed last, so nothing tells more of the time; and the first waited for nobody but others.
+                // The last script gives the latest time of the clock. The first one waited only for scripts of others.
                 clock.learn(self.began, now, last);
                 if let (Some(sent), Some(permit)) = (clock.at(self.began), &self.permit) {
                     let since = |time: Micros| Duration::from_micros(time.saturating_sub(sent).get());
@@ -143,7 +143,7 @@ impl Drop for Owed {
     }
 }
 
-/// A call that was sent, until its reply is there. Dropped before, it waits on in a task of its own, until the connection is given up.
+/// A call that was sent. If it is dropped before its reply comes, a task waits on for the reply until the connection is given up.
 struct Sent(Option<(Reply, Owed)>);
 
 type Reply = Pin<Box<dyn Future<Output = Replies> + Send>>;
@@ -180,7 +180,7 @@ impl Drop for Sent {
     }
 }
 
-/// A server that answers everybody so is as good as away.
+/// Returns true for a reply that shows that the server executes nothing at all.
 fn is_blocked(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if matches!(error.code(), "LOADING" | "BUSY"))
 }

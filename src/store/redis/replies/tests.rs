@@ -1,13 +1,13 @@
-//! Honest replies come through whatever pieces they arrive in; all others are refused before they take memory.
+//! Tests: valid replies pass in pieces of any size; all others are refused before they take memory.
 
 use proptest::prelude::*;
 use redis::{Cmd, cmd, parse_redis_value};
 
 use super::*;
 
-/// The length of a packed charge that is as short as can be: the reply to it may be the least.
+/// Length of the shortest packed charge, which allows the smallest reply.
 const SHORTEST_CHARGE: usize = 62;
-/// The longest row of a reply.
+/// Length of the longest row of a reply.
 const ROW: usize = 37;
 
 fn question(name: &str, argument: &str) -> Cmd {
@@ -27,12 +27,12 @@ fn bulk(length: usize) -> Vec<u8> {
     [format!("${length}\r\n").into_bytes(), vec![b'x'; length], b"\r\n".to_vec()].concat()
 }
 
-/// The reply to so many charges, as long as it can be.
+/// Returns the longest reply to `charges` charges.
 fn rows(charges: usize) -> Vec<u8> {
     bulk(8 + charges * ROW)
 }
 
-/// A line of `CLUSTER SLOTS`, as Redis 7.0 says it of three nodes.
+/// Returns a line of `CLUSTER SLOTS` with three nodes, as Redis 7.0 writes it.
 fn line(slot: usize) -> String {
     let node = |port: usize| format!("*4\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$40\r\n{port:040x}\r\n*0\r\n");
     format!("*5\r\n:{slot}\r\n:{slot}\r\n{}{}{}", node(30_001), node(30_002), node(30_003))
@@ -49,7 +49,7 @@ fn asking(commands: &[Cmd]) -> Replies {
     replies
 }
 
-/// The refusal of what is received in answer to a command, and how many bytes of it came through.
+/// Returns the refusal of `received` as a reply to `command`, and the number of bytes that passed before it.
 fn refused(command: &Cmd, received: &[u8]) -> (Refusal, usize) {
     let mut replies = asking(std::slice::from_ref(command));
     let mut passed = 0;
@@ -123,7 +123,7 @@ fn a_reply_that_announces_too_much_is_refused_before_it_arrives() {
     assert_eq!(refused(&charge, b"*1\r\n"), (Refusal::TooLarge, 0), "the script answers no array");
     assert_eq!(refused(&charge, &bulk(2_000)).0, Refusal::TooLarge);
     assert_eq!(refused(&time, "*1\r\n".repeat(9).as_bytes()), (Refusal::Malformed, 0), "so deep is none");
-    // What each value announces is little, and together it is too much.
+    // Each value announces little, but together it is too much.
     let (refusal, passed) = refused(&time, "*100\r\n_\r\n".repeat(1_000).as_bytes());
     assert!(passed <= LARGEST, "{refusal}: {passed}");
 }
@@ -156,7 +156,7 @@ fn bytes_that_no_redis_sends_are_refused() {
     assert_eq!(asking(&[cmd("PING")]).received(b"+PONG\r\n+PONG\r\n"), Err(Refusal::Unasked));
 }
 
-/// Pieces of replies, good and bad.
+/// Pieces of valid and invalid replies.
 const PIECES: [&str; 22] = [
     "*2\r\n",
     "*1\r\n",

@@ -4,7 +4,7 @@ use prost::Message;
 use super::{Skimmed, Skimmer};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 
-/// Longer than any domain below.
+/// Maximum domain length that is above any domain below.
 const ROOM: usize = 64;
 
 fn skimmed(longest_domain: usize, pieces: &[&[u8]]) -> Skimmed {
@@ -27,7 +27,7 @@ fn delimited(field: u64, content: &[u8]) -> Vec<u8> {
     [varint(field << 3 | 2), varint(content.len() as u64), content.to_vec()].concat()
 }
 
-/// A field that no message here has, or that is skipped: of each wire type, groups in groups included.
+/// Generates a field that is unknown here, or that is skipped: of each wire type, including nested groups.
 fn unknown() -> impl Strategy<Value = Vec<u8>> {
     let field = || prop_oneof![Just(9_u64), 5_u64..(1 << 29)];
     let leaf = prop_oneof![
@@ -35,7 +35,7 @@ fn unknown() -> impl Strategy<Value = Vec<u8>> {
         (field(), any::<[u8; 8]>()).prop_map(|(field, bytes)| [varint(field << 3 | 1), bytes.to_vec()].concat()),
         (field(), any::<[u8; 4]>()).prop_map(|(field, bytes)| [varint(field << 3 | 5), bytes.to_vec()].concat()),
         (field(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(field, bytes)| delimited(field, &bytes)),
-        // In a group these numbers mean nothing.
+        // Inside a group these field numbers have no meaning.
         Just(delimited(1, b"no domain")),
         Just(delimited(2, &[0x12, 0])),
     ];
@@ -43,11 +43,11 @@ fn unknown() -> impl Strategy<Value = Vec<u8>> {
         (field(), prop::collection::vec(inner, 0..4))
             .prop_map(|(field, fields)| [varint(field << 3 | 3), fields.concat(), varint(field << 3 | 4)].concat())
     });
-    // Only what stands in a group may have the numbers of known fields.
+    // Only fields inside a group may have the numbers of known fields.
     (field(), grouped).prop_map(|(field, inside)| [varint(field << 3 | 3), inside, varint(field << 3 | 4)].concat())
 }
 
-/// A descriptor: entries, limits, hits, flags and unknown fields, in any order and number.
+/// Generates a descriptor: entries, limits, hits, flags and unknown fields, in any order and number.
 fn descriptor() -> impl Strategy<Value = Vec<u8>> {
     let field = prop_oneof![
         3 => prop::collection::vec(any::<u8>(), 0..12)
@@ -86,7 +86,7 @@ fn damaged() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// `bytes`, cut at these places.
+/// Cuts `bytes` at `places`.
 fn cut<'b>(bytes: &'b [u8], places: &[prop::sample::Index]) -> Vec<&'b [u8]> {
     let mut places: Vec<_> = places.iter().map(|place| place.index(bytes.len() + 1)).collect();
     places.sort_unstable();
@@ -95,7 +95,8 @@ fn cut<'b>(bytes: &'b [u8], places: &[prop::sample::Index]) -> Vec<&'b [u8]> {
     places.into_iter().map(|to| &bytes[std::mem::replace(&mut from, to)..to]).collect()
 }
 
-/// Skims `bytes` in pieces and in single bytes, and compares both with what prost reads.
+/// Skims `bytes` in pieces and in single bytes, and compares both with the result of prost. Returns true if prost can
+/// read `bytes`.
 fn compare(bytes: &[u8], places: &[prop::sample::Index]) -> Result<bool, TestCaseError> {
     let found = skimmed(ROOM, &cut(bytes, places));
     prop_assert_eq!(&found, &skimmed(ROOM, &bytes.chunks(1).collect::<Vec<_>>()), "the pieces make no difference");
