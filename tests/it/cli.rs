@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::support::Tidegate;
+use crate::support::{Process, Tidegate, repository};
 
 fn tidegate(arguments: &[&str]) -> Output {
     tidegate_with(arguments, &[])
@@ -357,6 +357,35 @@ async fn call_exits_as_the_server_answered_and_looks_without_spending() {
     }
     let (code, told) = call(&["--times", "3"]);
     assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
+}
+
+/// A line that `serve` prints at its start, without what differs from machine to machine.
+fn without_addresses(line: &str) -> String {
+    let word = |word: &str| match word {
+        _ if word.parse::<std::net::SocketAddr>().is_ok() => "ADDRESS".to_owned(),
+        _ if word.starts_with("http://") => "URL".to_owned(),
+        _ if word.contains("descriptors") => "BODY".to_owned(),
+        _ if word.ends_with("/tidegate") => "PROGRAM".to_owned(),
+        _ => word.to_owned(),
+    };
+    line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test]
+async fn the_readme_shows_what_a_start_prints() {
+    let readme = std::fs::read_to_string(repository("README.md")).expect("it is there");
+    let (_, shown) = readme.split_once("```text\n").expect("what a start prints");
+    let (shown, _) = shown.split_once("```").expect("its end");
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("serve").arg(repository("examples/rules.yaml")).env_clear();
+    for listener in ["GRPC_", "", "DEBUG_"] {
+        command.env(format!("{listener}HOST"), "127.0.0.1").env(format!("{listener}PORT"), "0");
+    }
+    let mut server = Process::start(&mut command);
+    for line in shown.lines() {
+        let printed = server.line().await.expect("it prints as many lines");
+        assert_eq!(without_addresses(line), without_addresses(&printed), "{printed}");
+    }
 }
 
 #[test]
