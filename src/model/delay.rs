@@ -101,7 +101,7 @@ pub enum InvalidDelay {
 }
 
 /// Place where a request waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
     /// In Envoy's fault filter, which reads the wait from a request header.
     #[default]

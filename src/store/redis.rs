@@ -348,7 +348,9 @@ impl Instances {
                     cost_of_script = 0;
                 }
                 cost_of_script += cost;
-                groups.last_mut().into_iter().for_each(|group| group.members.push(member));
+                if let Some(group) = groups.last_mut() {
+                    group.members.push(member);
+                }
             }
         }
         groups

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::support::{Process, Tidegate, repository};
+use crate::support::{Process, Tidegate, on_free_ports, repository};
 
 fn tidegate(arguments: &[&str]) -> Output {
     tidegate_with(arguments, &[])
@@ -378,10 +378,7 @@ async fn the_readme_shows_what_a_start_prints() {
     let (shown, _) = shown.split_once("```").expect("its end");
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").arg(repository("examples/rules.yaml")).env_clear();
-    for listener in ["GRPC_", "", "DEBUG_"] {
-        command.env(format!("{listener}HOST"), "127.0.0.1").env(format!("{listener}PORT"), "0");
-    }
-    let mut server = Process::start(&mut command);
+    let mut server = Process::start(on_free_ports(&mut command));
     for line in shown.lines() {
         let printed = server.line().await.expect("it prints as many lines");
         assert_eq!(without_addresses(line), without_addresses(&printed), "{printed}");

@@ -119,6 +119,14 @@ impl Process {
     }
 }
 
+/// Has `tidegate serve` listen on ports of its own, on the loopback interface.
+pub fn on_free_ports(command: &mut Command) -> &mut Command {
+    for listener in ["GRPC_", "", "DEBUG_"] {
+        command.env(format!("{listener}HOST"), "127.0.0.1").env(format!("{listener}PORT"), "0");
+    }
+    command
+}
+
 /// A running `tidegate serve`, on ports of its own.
 pub struct Tidegate {
     /// Its gRPC listener.
@@ -154,10 +162,7 @@ impl Tidegate {
         log: Option<Stdio>,
     ) -> Self {
         command.arg("serve").args(named).env_clear();
-        for listener in ["GRPC", "DEBUG"] {
-            command.env(format!("{listener}_HOST"), "127.0.0.1").env(format!("{listener}_PORT"), "0");
-        }
-        command.env("HOST", "127.0.0.1").env("PORT", "0").envs(variables.iter().copied());
+        on_free_ports(&mut command).envs(variables.iter().copied());
         let mut process = Process::start_with(&mut command, log);
         let grpc = listener(&mut process, "gRPC").await;
         let http = listener(&mut process, "HTTP").await;

@@ -218,31 +218,35 @@ fn the_youngest_fields_have_the_numbers_of_the_protocol() {
     assert_eq!(read.encode_to_vec(), bytes);
 }
 
-#[tokio::test]
-async fn a_multiplied_unit_is_told_by_its_number() {
+/// The request for one descriptor of this entry, in our types.
+fn asked_of(key: &str, value: &str) -> RateLimitRequest {
+    let asked = request(vec![descriptor(&[(key, value)])]).encode_to_vec();
+    RateLimitRequest::decode(asked.as_slice()).expect("the same request")
+}
+
+/// The limit in the answer to a request, as it is encoded: younger than the other types.
+async fn limit_of(asked: RateLimitRequest) -> Vec<u8> {
     use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
     let server = server().await;
     let mut client = RateLimitServiceClient::new(channel(&server).await);
-    let asked = request(vec![descriptor(&[("long", "a")])]).encode_to_vec();
-    let asked = RateLimitRequest::decode(asked.as_slice()).expect("the same request");
     let answer = in_time("it is answered", client.should_rate_limit(asked)).await.expect("it is no error").into_inner();
-    let limit = answer.statuses[0].current_limit.as_ref().expect("a limit").encode_to_vec();
+    answer.statuses[0].current_limit.as_ref().expect("a limit").encode_to_vec()
+}
+
+#[tokio::test]
+async fn a_multiplied_unit_is_told_by_its_number() {
+    let limit = limit_of(asked_of("long", "a")).await;
     // 1: nine, 2: minutes, 4: of which fifteen.
     assert_eq!(limit, [0x08, 9, 0x10, 2, 0x22, 2, 0x08, 15]);
 }
 
 #[tokio::test]
 async fn a_limit_that_is_sent_may_multiply_its_unit() {
-    use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-    let server = server().await;
-    let mut client = RateLimitServiceClient::new(channel(&server).await);
-    let asked = request(vec![descriptor(&[("plan", "free")])]).encode_to_vec();
-    let mut asked = RateLimitRequest::decode(asked.as_slice()).expect("the same request");
+    let mut asked = asked_of("plan", "free");
     // 1: nine, 2: minutes, 3: of which fifteen.
     let limit = [0x08, 9, 0x10, 2, 0x1a, 2, 0x08, 15];
     asked.descriptors[0].limit = Some(Message::decode(&limit[..]).expect("a limit"));
-    let answer = in_time("it is answered", client.should_rate_limit(asked)).await.expect("it is no error").into_inner();
-    let limit = answer.statuses[0].current_limit.as_ref().expect("a limit").encode_to_vec();
+    let limit = limit_of(asked).await;
     assert_eq!(limit, [0x08, 9, 0x10, 2, 0x22, 2, 0x08, 15]);
 }
 

@@ -56,9 +56,7 @@ async fn eventually_refused(server: &Tidegate) {
 async fn where_connections_have_no_most_age_they_are_not_told_to_go() {
     let rules = rules();
     let server = Tidegate::start(rules.path(), &[("GRPC_MAX_CONNECTION_AGE", "0")]).await;
-    let mut peer = Peer(tokio::net::TcpStream::connect(server.grpc).await.unwrap());
-    peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    peer.send(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    let mut peer = Peer::connect(server.grpc).await;
     let mut told = Vec::new();
     let read = async { while peer.0.read_buf(&mut told).await.unwrap() > 0 {} };
     // The age counts from the end of the 5 s in which a connection must be opened.

@@ -114,10 +114,7 @@ impl Edge {
 
     /// A peer that has opened its connection and has read the listener's settings.
     pub async fn peer(&self) -> Peer {
-        let mut peer = Peer(self.socket().await);
-        peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-        peer.send(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
-        peer
+        Peer::connect(self.address).await
     }
 }
 
@@ -192,6 +189,13 @@ pub fn head_of(path: &str) -> Vec<u8> {
 pub struct Peer(pub TcpStream);
 
 impl Peer {
+    pub async fn connect(address: SocketAddr) -> Self {
+        let mut peer = Self(TcpStream::connect(address).await.unwrap());
+        peer.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        peer.send(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+        peer
+    }
+
     pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes).await
     }
