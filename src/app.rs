@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
+use self::intake::Intake;
 use self::log::Log;
 use self::read::Read;
 use self::store::Stores;
@@ -24,9 +25,10 @@ use self::traces::Exporting;
 use crate::file;
 use crate::limiter::Limiter;
 use crate::model::{Clock, Micros};
-use crate::rules::live::Live;
+use crate::rules::live::LiveRules;
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
-use crate::source::file::Source;
+use crate::source::RuleSource;
+use crate::source::file::find::Location;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::store::redis::announce::Announcer;
@@ -39,9 +41,9 @@ use crate::transport::{
     raise_open_files, use_small_pages,
 };
 
+mod intake;
 mod log;
 pub mod read;
-mod reload;
 mod store;
 pub mod summary;
 mod traces;
@@ -73,9 +75,9 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Returns the source for the rule files in the reference's runtime directory.
-pub fn runtime_source(settings: &Settings) -> Source {
-    Source::Runtime {
+/// Returns the location of the rule files in the reference's runtime directory.
+pub fn runtime_location(settings: &Settings) -> Location {
+    Location::Runtime {
         directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
         app_directory: settings.runtime_appdirectory.clone(),
         is_root_watched: settings.runtime_watch_root,
@@ -87,15 +89,15 @@ pub fn runtime_source(settings: &Settings) -> Source {
 ///
 /// # Errors
 /// Returns the reason why the service cannot start.
-pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
+pub fn serve(settings: &Settings, location: &Location) -> anyhow::Result<ExitCode> {
     use_small_pages();
     let log = Log::start(settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let (given, source) = (settings.clone(), source.clone());
+        let (given, location) = (settings.clone(), location.clone());
         let read = file::apart(
-            move || Read::all(&given, source),
+            move || Read::all(&given, location),
             |passed| {
                 tracing::warn!(
                     "reading the rule files and secrets has taken {} s and goes on: a file system may not answer; nothing is served before they are read",
@@ -118,7 +120,7 @@ pub fn serve(settings: &Settings, source: &Source) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
-    let Read { loader, rules, files, redis, spans } = read;
+    let Read { source, options, rules, files, redis, spans } = read;
     // The HTTP, debug and metrics listeners have connection slots of their own, so a flood of gRPC connections cannot
     // lock out the probes.
     let room = connection_cap(raise_open_files());
@@ -156,7 +158,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
     watched::stores(&telemetry, &memory, redis.as_ref());
     let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
-    let live = Arc::new(Live::new(rules));
+    let live = Arc::new(LiveRules::new(rules));
     watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
     let (tell, loaded) = watch::channel(admin::Loaded {
         since: Instant::now(),
@@ -201,8 +203,9 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     if let Some(prometheus) = prometheus {
         serving.spawn(prometheus.serve(http1(metrics_routes), Workers::here(), stopped));
     }
-    let sweeper = tokio::spawn(sweep(memory));
-    let reloader = tokio::spawn(reload::follow(loader, live, tell, Arc::clone(&telemetry)));
+    let intake = Arc::new(Intake::new(options, live, tell, Arc::clone(&telemetry)));
+    let sweeper = tokio::spawn(sweep(memory, Arc::clone(&intake)));
+    let reloader = tokio::spawn(source.follow(intake));
     let signs = Signs { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
@@ -316,11 +319,15 @@ async fn follow(redis: Redis, signs: Signs, mut shown: bool) {
     }
 }
 
-async fn sweep(store: Arc<Memory>) {
+/// Drops forgotten counters and unused rules, every 10 s.
+async fn sweep(store: Arc<Memory>, intake: Arc<Intake>) {
     let mut due = tokio::time::interval(SWEEP_EVERY);
     loop {
         due.tick().await;
         store.sweep();
+        // A large rule set takes milliseconds to drop, so this thread does not.
+        let intake = Arc::clone(&intake);
+        tokio::task::spawn_blocking(move || intake.drop_unused());
     }
 }
 

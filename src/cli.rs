@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command};
 
 use crate::app::{self, read};
-use crate::rules::{InvalidRules, Loaded};
+use crate::rulefile::{InvalidRules, Loaded};
 use crate::settings::Settings;
-use crate::source::file::Source;
+use crate::source::file::find::Location;
 
 mod call;
 mod check;
@@ -71,7 +71,7 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
     let settings =
         Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
-    read::load(settings, Source::Paths(paths(matches)))
+    read::load(settings, Location::Paths(paths(matches)))
 }
 
 /// Returns the argument for rule files.

@@ -5,7 +5,8 @@
 //! | floor | modules | content |
 //! |---|---|---|
 //! | words | [`model`] | plain values |
-//! | thought | [`algorithm`], [`rules`], [`telemetry`] | counting algorithms, rule lookup, metrics, spans and log lines |
+//! | thought | [`algorithm`], [`normalize`], [`rules`], [`rulefile`] | counting algorithms, meaning of values, rule lookup, rule compiler |
+//! | seeing | [`telemetry`] | metrics, spans and log lines of decisions and stores |
 //! | memory and hearing | [`mod@file`], [`store`], [`source`] | file reading, counters, rule sources |
 //! | the path | [`limiter`] | request to decision |
 //! | edges | [`transport`] | gRPC, JSON, the debug page |
@@ -18,7 +19,10 @@ pub mod proto;
 pub mod model;
 
 pub mod algorithm;
+pub mod normalize;
+pub mod rulefile;
 pub mod rules;
+
 pub mod telemetry;
 
 pub mod file;

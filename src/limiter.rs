@@ -9,7 +9,7 @@ use crate::model::{
     Answered, Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, Verdict, Wait,
     Warning,
 };
-use crate::rules::live::{Live, Snapshot};
+use crate::rules::live::{LiveRules, Snapshot};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
@@ -23,13 +23,13 @@ pub use large::Large;
 
 /// Decides requests.
 pub struct Limiter {
-    rules: Arc<Live>,
+    rules: Arc<LiveRules>,
     guard: Arc<Guard>,
 }
 
 impl Limiter {
     /// Returns a limiter that decides by `rules` and charges counters through `guard`.
-    pub fn new(rules: Arc<Live>, guard: Arc<Guard>) -> Self {
+    pub fn new(rules: Arc<LiveRules>, guard: Arc<Guard>) -> Self {
         Self { rules, guard }
     }
 

@@ -10,23 +10,15 @@ use crate::algorithm::{Charge, Limit};
 use crate::model::{
     About, Charging, Colocation, Delivery, Descriptor, Hidden, Hits, Path, Request, Role, RuleId, Ruling, StorePolicies,
 };
+use crate::normalize::Normalizers;
 
-mod compile;
-pub mod document;
 mod explain;
-mod list;
+pub(crate) mod list;
 pub mod live;
-pub mod problem;
-mod reading;
-mod replacement;
 mod survey;
-mod tree;
-mod yaml;
+pub(crate) mod tree;
 
-pub use compile::{File, InvalidRules, Loaded, Options, load};
 pub use explain::{Explanation, explain};
-pub use reading::KeySecret;
-use reading::Readings;
 pub use survey::Survey;
 use tree::Node;
 
@@ -36,44 +28,55 @@ pub struct RuleSet {
     domains: HashMap<Box<str>, Domain>,
     files: Vec<Arc<str>>,
     rules: u32,
-    quota_mode: bool,
-    shadow_mode: bool,
-    generation: u64,
+    modes: Modes,
+    generation: Generation,
+}
+
+/// Number of a load of the rules, counted from 1.
+pub type Generation = u64;
+
+/// Process-wide modes of all rules.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Modes {
+    /// True if refusals are recorded but not enforced (`SHADOW_MODE`).
+    pub(crate) shadow: bool,
+    /// True if every limit is a quota (`QUOTA_MODE`).
+    pub(crate) quota: bool,
 }
 
 /// The rules of one domain.
 #[derive(Debug)]
-struct Domain {
-    charging: Charging,
-    policies: StorePolicies,
-    colocation: Colocation,
-    readings: Readings,
-    root: Node,
+pub(crate) struct Domain {
+    pub(crate) charging: Charging,
+    pub(crate) policies: StorePolicies,
+    pub(crate) colocation: Colocation,
+    pub(crate) normalizers: Normalizers,
+    pub(crate) root: Node,
     /// True if any rule of the domain can refuse a request.
-    is_enforcing: bool,
+    pub(crate) is_enforcing: bool,
 }
 
 /// One rule: the configuration of one place in the descriptor tree.
 #[derive(Debug)]
 pub struct Rule {
-    about: About,
-    limits: Vec<RuleLimit>,
-    is_unlimited: bool,
+    pub(crate) about: About,
+    pub(crate) limits: Vec<RuleLimit>,
+    pub(crate) is_unlimited: bool,
     /// Names of the limits that an unlimited rule replaces. A limited rule keeps these names in its limits.
-    replaces: Vec<Arc<str>>,
-    role: Role,
-    charging: Charging,
-    policies: StorePolicies,
-    remembers_refusals: bool,
+    pub(crate) replaces: Vec<Arc<str>>,
+    pub(crate) role: Role,
+    pub(crate) charging: Charging,
+    pub(crate) policies: StorePolicies,
+    pub(crate) remembers_refusals: bool,
     /// Decision for the whole request before anything is charged; `None`: the rule makes none.
-    decides: Option<Decides>,
+    pub(crate) action: Option<Action>,
     /// Factor for the hits of every limit of the request.
-    request_cost: NonZeroU32,
+    pub(crate) request_cost: NonZeroU32,
 }
 
 /// Decision of a rule for a whole request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decides {
+pub enum Action {
     /// The request is refused.
     Deny,
     /// The request passes and charges nothing.
@@ -150,7 +153,7 @@ pub enum MatchedKind<'a> {
 }
 
 /// A limit that applies to a descriptor, and the rule limit that it comes from, if any.
-struct Holding<'a> {
+struct AppliedLimit<'a> {
     limit: Limit,
     from: Option<&'a RuleLimit>,
 }
@@ -202,8 +205,8 @@ impl Rule {
     }
 
     /// Returns the decision for the whole request, if the rule makes one.
-    pub fn decides(&self) -> Option<Decides> {
-        self.decides
+    pub fn action(&self) -> Option<Action> {
+        self.action
     }
 
     /// Returns the factor for the hits of every limit of the request.
@@ -213,7 +216,7 @@ impl Rule {
 
     /// Returns true if the rule can refuse a request: it denies, or it has limits and is not a shadow rule.
     fn is_enforcing(&self) -> bool {
-        self.decides == Some(Decides::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
+        self.action == Some(Action::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
     }
 
     fn replaces(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -222,6 +225,11 @@ impl Rule {
 }
 
 impl RuleSet {
+    /// Creates the rule set of `rules` rules in `domains`. `files` are the names of the rule files, for messages.
+    pub(crate) fn new(domains: HashMap<Box<str>, Domain>, files: Vec<Arc<str>>, rules: u32, modes: Modes) -> Self {
+        Self { domains, files, rules, modes, generation: 0 }
+    }
+
     /// Returns the domain names, sorted.
     pub fn domains(&self) -> Vec<&str> {
         let mut names: Vec<_> = self.domains.keys().map(AsRef::as_ref).collect();
@@ -242,7 +250,7 @@ impl RuleSet {
 
     /// Returns true if refusals are recorded but not enforced in all domains (`SHADOW_MODE`).
     pub fn is_shadowed(&self) -> bool {
-        self.shadow_mode
+        self.modes.shadow
     }
 
     /// Returns the number of rules: tree places with limits, `unlimited`, `deny`, `exempt` or a `request_cost` above 1.
@@ -251,7 +259,7 @@ impl RuleSet {
     }
 
     /// Returns the load number of these rules, counted from 1.
-    pub fn generation(&self) -> u64 {
+    pub fn generation(&self) -> Generation {
         self.generation
     }
 
@@ -273,13 +281,13 @@ impl RuleSet {
 
     /// Returns a domain and a descriptor under the smallest enforced limit that can be tried by hand, if any.
     pub fn example(&self) -> Option<Example<'_>> {
-        if self.shadow_mode {
+        if self.modes.shadow {
             return None;
         }
         let examples = self.domains.iter().filter_map(|(name, domain)| {
             let mut entries = Vec::new();
             let mut best = None;
-            domain.root.smallest_limit(&domain.root, &domain.readings, &mut entries, &mut best);
+            domain.root.smallest_limit(&domain.root, &domain.normalizers, &mut entries, &mut best);
             best.map(|(limit, entries)| Example { domain: name, entries, limit })
         });
         examples.min_by(|one, other| (one.limit, one.domain).cmp(&(other.limit, other.domain)))
@@ -291,8 +299,8 @@ impl RuleSet {
         let mut matched = self.nothing(request);
         matched.domain = Some(name);
         let places = domain.places(request.descriptors());
-        if domain.readings.has_sensitive() {
-            matched.hidden = hidden(request, &domain.readings);
+        if domain.normalizers.has_sensitive() {
+            matched.hidden = hidden(request, &domain.normalizers);
         }
         matched.ruling = ruling(&places);
         if matched.ruling.is_some() {
@@ -311,7 +319,7 @@ impl RuleSet {
             items: Vec::with_capacity(request.descriptors().len()),
             charges: Vec::new(),
             ruling: None,
-            is_shadowed: self.shadow_mode,
+            is_shadowed: self.modes.shadow,
             hidden: Vec::new(),
         }
     }
@@ -331,7 +339,7 @@ impl RuleSet {
         matched: &mut Matched<'a>,
         domain: &'a Domain,
         request: &Request,
-        places: &[tree::Found<'a>],
+        places: &[tree::TreeMatch<'a>],
         replaced: &HashSet<&str>,
         cost: u64,
     ) {
@@ -343,7 +351,7 @@ impl RuleSet {
             let policies = place.rule.map_or(domain.policies, |rule| rule.policies);
             let remembers_refusals = place.rule.is_none_or(|rule| rule.remembers_refusals);
             let hits = request.hits(descriptor).times(cost);
-            matched.charges.extend(limits.iter().map(|Holding { limit, from }| Charge {
+            matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from }| Charge {
                 key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
                 limit: *limit,
                 hits: from.map_or(hits, |from| hits.times(from.cost.get().into())),
@@ -367,7 +375,7 @@ impl RuleSet {
     /// Returns the role of `rule` under the process modes. `QUOTA_MODE` does not turn a shadow rule into a quota.
     fn role(&self, rule: &Rule) -> Role {
         let is_shadow = rule.role.is_shadow();
-        Role::of(is_shadow, rule.role.is_quota() || (self.quota_mode && !is_shadow))
+        Role::of(is_shadow, rule.role.is_quota() || (self.modes.quota && !is_shadow))
     }
 
     /// Returns the limits that apply to a descriptor, and their role.
@@ -376,28 +384,28 @@ impl RuleSet {
         descriptor: &Descriptor,
         rule: Option<&'a Rule>,
         replaced: &HashSet<&str>,
-    ) -> (SmallVec<[Holding<'a>; 1]>, Role) {
+    ) -> (SmallVec<[AppliedLimit<'a>; 1]>, Role) {
         if let Some(sent) = descriptor.limit {
             let first = rule.and_then(|rule| rule.limits.first());
             let limit = Limit::of_override(first.map(|first| first.limit), sent);
-            return (SmallVec::from_buf([Holding { limit, from: first }]), Role::of(false, self.quota_mode));
+            return (SmallVec::from_buf([AppliedLimit { limit, from: first }]), Role::of(false, self.modes.quota));
         }
         let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
         let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
         let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
         let role = self.role(rule);
-        (limits.map(|limit| Holding { limit: limit.limit, from: Some(limit) }).collect(), role)
+        (limits.map(|limit| AppliedLimit { limit: limit.limit, from: Some(limit) }).collect(), role)
     }
 }
 
 impl Domain {
     /// Finds the rule of each descriptor.
-    fn places(&self, descriptors: &[Descriptor]) -> Vec<tree::Found<'_>> {
+    fn places(&self, descriptors: &[Descriptor]) -> Vec<tree::TreeMatch<'_>> {
         let find = |descriptor: &Descriptor| {
-            let found = self.root.find(&self.readings, descriptor);
+            let found = self.root.find(&self.normalizers, descriptor);
             // A limit that the request sends is counted even if no rule matches.
             if found.rule.is_none() && descriptor.limit.is_some() {
-                found.unruled(&self.readings, descriptor)
+                found.unruled(&self.normalizers, descriptor)
             } else {
                 found
             }
@@ -407,17 +415,17 @@ impl Domain {
 }
 
 /// Returns the names that a matched rule replaces. Overridden descriptors neither replace nor are replaced.
-fn replaced_names<'a>(descriptors: &[Descriptor], places: &[tree::Found<'a>]) -> impl Iterator<Item = &'a str> {
+fn replaced_names<'a>(descriptors: &[Descriptor], places: &[tree::TreeMatch<'a>]) -> impl Iterator<Item = &'a str> {
     let rules = descriptors.iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
     rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref)
 }
 
 /// Returns the entries with sensitive values, each with the digest to show instead.
-fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
+fn hidden(request: &Request, normalizers: &Normalizers) -> Vec<Hidden> {
     let mut hidden = Vec::new();
     for (index, descriptor) in request.descriptors().iter().enumerate() {
         for (number, entry) in descriptor.entries.iter().enumerate() {
-            if let Some(digest) = readings.digest(entry) {
+            if let Some(digest) = normalizers.digest(entry) {
                 hidden.push(Hidden { descriptor: index, entry: number, digest });
             }
         }
@@ -426,12 +434,12 @@ fn hidden(request: &Request, readings: &Readings) -> Vec<Hidden> {
 }
 
 /// Returns the first rule that denies the request, else the first that exempts it.
-fn ruling<'a>(places: &[tree::Found<'a>]) -> Option<Ruling<'a>> {
-    ruling_of(first(places, Decides::Deny), || first(places, Decides::Exempt))
+fn ruling<'a>(places: &[tree::TreeMatch<'a>]) -> Option<Ruling<'a>> {
+    ruling_of(first(places, Action::Deny), || first(places, Action::Exempt))
 }
 
-fn first<'a>(places: &[tree::Found<'a>], wanted: Decides) -> Option<&'a Rule> {
-    places.iter().filter_map(|place| place.rule).find(|rule| rule.decides == Some(wanted))
+fn first<'a>(places: &[tree::TreeMatch<'a>], wanted: Action) -> Option<&'a Rule> {
+    places.iter().filter_map(|place| place.rule).find(|rule| rule.action == Some(wanted))
 }
 
 /// Returns the ruling of `denied`, else that of `exempt`.
@@ -441,7 +449,7 @@ fn ruling_of<'a>(denied: Option<&'a Rule>, exempt: impl FnOnce() -> Option<&'a R
 }
 
 /// Returns the factor for the hits of every limit of the request. Each matched rule multiplies once.
-fn request_cost(places: &[tree::Found<'_>]) -> u64 {
+fn request_cost(places: &[tree::TreeMatch<'_>]) -> u64 {
     let mut costly: SmallVec<[(RuleId, u64); 4]> = costs(places).collect();
     costly.sort_unstable();
     costly.dedup();
@@ -449,7 +457,7 @@ fn request_cost(places: &[tree::Found<'_>]) -> u64 {
 }
 
 /// Returns the matched rules with a request cost above 1, and their costs.
-fn costs(places: &[tree::Found<'_>]) -> impl Iterator<Item = (RuleId, u64)> {
+fn costs(places: &[tree::TreeMatch<'_>]) -> impl Iterator<Item = (RuleId, u64)> {
     let rules = places.iter().filter_map(|place| place.rule).filter(|rule| rule.request_cost.get() > 1);
     rules.map(|rule| (rule.id(), rule.request_cost.get().into()))
 }
@@ -459,8 +467,8 @@ fn product(costs: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Returns the item of a descriptor whose request is decided before anything is charged.
-fn undecided<'a>(place: &tree::Found<'a>) -> MatchedItem<'a> {
-    let is_denied = place.rule.is_some_and(|rule| rule.decides == Some(Decides::Deny));
+fn undecided<'a>(place: &tree::TreeMatch<'a>) -> MatchedItem<'a> {
+    let is_denied = place.rule.is_some_and(|rule| rule.action == Some(Action::Deny));
     let kind = if is_denied { MatchedKind::Denied } else { MatchedKind::Unmatched };
     MatchedItem { rule: place.rule, is_overridden: false, kind }
 }

@@ -106,7 +106,7 @@ fn targets(level: Level) -> Targets {
     // Below `info`, the frame logs of HTTP/2 would drown Tidegate's own lines.
     Targets::new()
         .with_target("tidegate", level)
-        .with_target(super::reload::TARGET, level.max(Level::INFO))
+        .with_target(super::intake::TARGET, level.max(Level::INFO))
         .with_target(TARGET, level.max(Level::INFO))
         .with_default(level.min(Level::INFO))
 }

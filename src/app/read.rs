@@ -8,10 +8,12 @@ use super::traces::Exporting;
 use super::{SENT_TWICE, environment};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named, apart};
 use crate::model::Charging;
-use crate::rules::{self, InvalidRules, KeySecret, Loaded, Options, RuleSet};
+use crate::normalize::digest::KeySecret;
+use crate::rulefile::{self, InvalidRules, Loaded, Options};
+use crate::rules::RuleSet;
 use crate::settings::{HeaderStyle, Settings};
-use crate::source::file::{Source, UnreadableRules, read_list};
-use crate::source::load::Loader;
+use crate::source::file::FileSource;
+use crate::source::file::find::Location;
 use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
@@ -27,8 +29,10 @@ pub const RULE_SETTINGS: [&str; 6] = [
 
 /// Everything that a start reads from files.
 pub(super) struct Read {
-    /// Loader that rereads the rule files later.
-    pub(super) loader: Loader,
+    /// Source that offers the rule files later, when they have changed.
+    pub(super) source: FileSource,
+    /// Options for every load.
+    pub(super) options: Options,
     /// The rules.
     pub(super) rules: RuleSet,
     /// Number of rule files.
@@ -44,26 +48,29 @@ impl Read {
     ///
     /// # Errors
     /// If a file cannot be used; names its path.
-    pub(super) fn all(settings: &Settings, source: Source) -> anyhow::Result<Self> {
+    pub(super) fn all(settings: &Settings, location: Location) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
-        let (loader, Loaded { rules, warnings }, files) = Loader::start(source, options)?;
+        let (source, documents) = FileSource::open(location)?;
+        let files = documents.len();
+        let Loaded { rules, warnings } = rulefile::compile(documents, &options)?;
         warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
         if settings.response_headers == HeaderStyle::XRateLimit {
             eprintln!("{SENT_TWICE}");
         }
-        Ok(Self { loader, rules, files, redis: RedisFiles::read(settings)?, spans: Exporting::start(settings)? })
+        let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
+        Ok(Self { source, options, rules, files, redis, spans })
     }
 }
 
-/// Reads and compiles the rule files of `source` as the service does, for a command. Returns the number of files and
+/// Reads and compiles the rule files of `location` as the service does, for a command. Returns the number of files and
 /// the compiled rules or their errors. Reports a read of more than 10 s on standard error.
 ///
 /// # Errors
 /// If files cannot be read.
-pub fn load(settings: Settings, source: Source) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
+pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
     let load = move || {
-        let files = read(&source)?;
-        anyhow::Ok((files.len(), rules::load(&files, options(&settings)?)))
+        let (_, documents) = FileSource::open(location)?;
+        anyhow::Ok((documents.len(), rulefile::compile(documents, &options(&settings)?)))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(apart(load, |passed| {
@@ -82,12 +89,6 @@ pub(super) fn system_authorities() -> anyhow::Result<()> {
     Ok(file.read("certificates as PEM", |_| Some(()))?)
 }
 
-/// Reads the rule files; the error has one line for each path that could not be read.
-fn read(source: &Source) -> anyhow::Result<Vec<rules::File>> {
-    let lines = |wrong: Vec<UnreadableRules>| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    source.read().map_err(|wrong| anyhow::anyhow!(lines(wrong)))
-}
-
 /// Returns the options of the rule compiler that the settings define.
 fn options(settings: &Settings) -> anyhow::Result<Options> {
     let charging = match settings.stop_cache_key_increment_when_overlimit {
@@ -100,7 +101,6 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         policies: settings.policies(),
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
-        read_list,
         key_secret: key_secret(&settings.key_secret_file)?,
         needs_secret: false,
     })

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Command};
 
 use super::files;
 use crate::app::summary;
-use crate::rules::Loaded;
+use crate::rulefile::Loaded;
 
 pub(super) fn command() -> Command {
     Command::new("check")

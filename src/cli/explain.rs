@@ -7,7 +7,8 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{descriptor, files};
 use crate::model::Descriptor;
-use crate::rules::{self, Loaded};
+use crate::rulefile::Loaded;
+use crate::rules;
 
 pub(super) fn command() -> Command {
     Command::new("explain")

@@ -2,11 +2,10 @@
 
 use std::fmt::{self, Write};
 
-use super::compile::label;
-use super::reading::{Read, Readings};
 use super::tree::{self, Child, Node, Values};
-use super::{Decides, Domain, Rule, RuleLimit, RuleSet};
+use super::{Action, Domain, Rule, RuleLimit, RuleSet};
 use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
+use crate::normalize::{NormalizedValue, Normalizers};
 
 /// Maximum number of listed items per level that do not match: 20. Levels can have thousands.
 const MOST_OTHERS: usize = 20;
@@ -25,18 +24,18 @@ impl fmt::Display for Explanation {
 
 /// Explains which rule matches `descriptor`, which counter it charges, and why the other rules do not match.
 pub fn explain(rules: &RuleSet, domain: &str, descriptor: &Descriptor) -> Explanation {
-    let mut teller = Teller { rules, text: String::new() };
-    teller.tell(domain, descriptor);
-    Explanation { text: teller.text }
+    let mut explainer = Explainer { rules, text: String::new() };
+    explainer.explain(domain, descriptor);
+    Explanation { text: explainer.text }
 }
 
-struct Teller<'a> {
+struct Explainer<'a> {
     rules: &'a RuleSet,
     text: String,
 }
 
-impl Teller<'_> {
-    fn tell(&mut self, domain: &str, descriptor: &Descriptor) {
+impl Explainer<'_> {
+    fn explain(&mut self, domain: &str, descriptor: &Descriptor) {
         self.line(0, format_args!("domain {domain}"));
         let Some(found) = self.rules.domains.get(domain) else {
             let known = self.rules.domains().join(", ");
@@ -47,8 +46,8 @@ impl Teller<'_> {
         let mut node = Some(&found.root);
         let mut last: Option<&Child> = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let read = tree::read(found.readings.of(&entry.key).map(AsRef::as_ref), entry);
-            self.line(level + 1, format_args!("{}", entry_text(entry, &read, &found.readings)));
+            let normalized = tree::normalized(found.normalizers.of(&entry.key).map(AsRef::as_ref), entry);
+            self.line(level + 1, format_args!("{}", entry_text(entry, &normalized, &found.normalizers)));
             let Some(here) = node else {
                 self.line(
                     level + 2,
@@ -57,15 +56,15 @@ impl Teller<'_> {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
-            let chosen = here.child(&found.readings, entry);
-            self.level(level + 2, here, entry, &read, chosen);
+            let chosen = here.child(&found.normalizers, entry);
+            self.level(level + 2, here, entry, &normalized, chosen);
             let Some(chosen) = chosen else {
                 self.line(0, format_args!("=> not limited"));
                 return;
             };
             node = chosen.below.as_deref();
             last = Some(chosen);
-            if chosen.decides().is_some() {
+            if chosen.action().is_some() {
                 break;
             }
         }
@@ -78,17 +77,24 @@ impl Teller<'_> {
         }
     }
 
-    fn level(&mut self, depth: usize, node: &Node, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>) {
+    fn level(
+        &mut self,
+        depth: usize,
+        node: &Node,
+        entry: &Entry,
+        normalized: &NormalizedValue<'_>,
+        chosen: Option<&Child>,
+    ) {
         if let Some(chosen) = chosen {
             let how = how(chosen);
-            self.line(depth, format_args!("✓ {}  {how}  ({})", label(chosen), self.place(chosen)));
+            self.line(depth, format_args!("✓ {}  {how}  ({})", chosen.label(), self.place(chosen)));
         }
         let others = node.children.iter().filter(|child| !chosen.is_some_and(|chosen| std::ptr::eq(*child, chosen)));
         let same_key = |child: &&Child| child.key.matches(&entry.key);
         let mut told = 0;
         for other in others.clone().filter(same_key).take(MOST_OTHERS) {
-            let why = why_not(other, entry, read, chosen);
-            self.line(depth, format_args!("✗ {}  {why}  ({})", label(other), self.place(other)));
+            let why = why_not(other, entry, normalized, chosen);
+            self.line(depth, format_args!("✗ {}  {why}  ({})", other.label(), self.place(other)));
             told += 1;
         }
         let (all, same) = (others.clone().count(), others.filter(same_key).count());
@@ -101,13 +107,13 @@ impl Teller<'_> {
     }
 
     fn rule(&mut self, domain_name: &str, domain: &Domain, descriptor: &Descriptor, rule: &Rule) {
-        let found = domain.root.find(&domain.readings, descriptor);
+        let found = domain.root.find(&domain.normalizers, descriptor);
         self.line(0, format_args!("=> rule {}", rule.path()));
-        match rule.decides() {
-            Some(Decides::Deny) => {
+        match rule.action() {
+            Some(Action::Deny) => {
                 self.line(1, format_args!("deny     the whole request is refused, and nothing is charged"));
             }
-            Some(Decides::Exempt) => {
+            Some(Action::Exempt) => {
                 self.line(
                     1,
                     format_args!(
@@ -155,10 +161,10 @@ impl Teller<'_> {
             Role::Quota => self.line(1, format_args!("quota    refuses only when every quota of the request does")),
             Role::ShadowQuota => self.line(1, format_args!("shadow   a quota that always has room")),
         }
-        if self.rules.shadow_mode {
+        if self.rules.modes.shadow {
             self.line(1, format_args!("mode     SHADOW_MODE: the request passes whatever is refused"));
         }
-        if rule.decides().is_none() {
+        if rule.action().is_none() {
             self.line(1, format_args!("charging {}", rule.charging().name()));
             let StorePolicies { on_failure, on_overload } = rule.policies();
             self.line(1, format_args!("failure  {}, under overload {}", on_failure.name(), on_overload.name()));
@@ -221,11 +227,11 @@ fn how(chosen: &Child) -> &'static str {
     }
 }
 
-fn why_not(other: &Child, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>) -> &'static str {
+fn why_not(other: &Child, entry: &Entry, normalized: &NormalizedValue<'_>, chosen: Option<&Child>) -> &'static str {
     if matches!(other.values, Values::Listed(_)) {
         return "not in its list, or in a smaller network of another";
     }
-    if !other.matches(&entry.key, &read.text()) {
+    if !other.matches(&entry.key, &normalized.text()) {
         let is_wild = other.pattern().is_some_and(|value| !value.is_literal());
         return if is_wild { "the pattern does not match" } else { "another value" };
     }
@@ -240,15 +246,15 @@ fn why_not(other: &Child, entry: &Entry, read: &Read<'_>, chosen: Option<&Child>
 }
 
 /// Returns `key=value`, with the normalised value if it differs. Shows the digest of a sensitive value instead.
-fn entry_text(entry: &Entry, read: &Read<'_>, readings: &Readings) -> String {
+fn entry_text(entry: &Entry, normalized: &NormalizedValue<'_>, normalizers: &Normalizers) -> String {
     let key = entry.key.escape_ascii();
-    if let Some(digest) = readings.digest(entry) {
+    if let Some(digest) = normalizers.digest(entry) {
         return format!("{key}=#{digest}  (sensitive)");
     }
     let value = entry.value.escape_ascii();
-    if *read.text() == *entry.value {
+    if *normalized.text() == *entry.value {
         format!("{key}={value}")
     } else {
-        format!("{key}={value}  (read as {})", read.text().escape_ascii())
+        format!("{key}={value}  (read as {})", normalized.text().escape_ascii())
     }
 }

@@ -5,30 +5,31 @@ use std::net::IpAddr;
 use foldhash::HashMap;
 use memchr::memchr;
 
-use super::reading::{InvalidNetwork, Network, Reading};
+use crate::normalize::Normalizer;
+use crate::normalize::network::{InvalidNetwork, Network};
 
 /// One line of a list, or one item of `values`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Member {
+pub(crate) enum ListValue {
     /// An address or a network.
     Network(Network),
     /// Anything else, normalised.
     Text(Box<[u8]>),
 }
 
-impl Member {
-    /// Parses `text`, normalised by `reading`.
+impl ListValue {
+    /// Parses `text`, normalised by `normalizer`.
     ///
     /// # Errors
     /// Returns an error for an invalid network, and for an address with a zone id.
-    pub(super) fn parse(text: &[u8], reading: Option<&Reading>) -> Result<Self, InvalidNetwork> {
+    pub(crate) fn parse(text: &[u8], normalizer: Option<&Normalizer>) -> Result<Self, InvalidNetwork> {
         // The first letter rules out most texts that are no address.
         let may_be_address = matches!(text.first(), Some(b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':'));
         if may_be_address && let Some(network) = std::str::from_utf8(text).ok().and_then(Network::parse) {
             return network.map(Self::Network);
         }
-        let Some(reading) = reading else { return Ok(Self::Text(text.into())) };
-        let read = reading.read(text);
+        let Some(normalizer) = normalizer else { return Ok(Self::Text(text.into())) };
+        let read = normalizer.normalize(text);
         match read.address {
             // An address with a port or in brackets, as clients send it.
             Some(address) if !text.contains(&b',') => {
@@ -43,7 +44,7 @@ impl Member {
 }
 
 /// Returns the non-empty lines of a list file with their line numbers from 1, without comments and surrounding white space.
-pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
+pub(crate) fn lines(bytes: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     let mut rest = Some(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes));
     let mut number = 0_u32;
     std::iter::from_fn(move || {
@@ -70,7 +71,7 @@ fn without_comment(line: &[u8]) -> &[u8] {
 
 /// Networks, each with the index of its item among the children of a level.
 #[derive(Debug, Default)]
-pub(super) struct Networks {
+pub(crate) struct Networks {
     v4: ByLength<u32>,
     v6: ByLength<u128>,
 }
@@ -87,7 +88,7 @@ impl<K> Default for ByLength<K> {
 
 impl Networks {
     /// Returns the item index of `network`. Sets it to `index` if the network has none.
-    pub(super) fn entry(&mut self, network: Network, index: u32) -> &mut u32 {
+    pub(crate) fn entry(&mut self, network: Network, index: u32) -> &mut u32 {
         match network.address {
             IpAddr::V4(v4) => self.v4.entry(v4.to_bits(), network.bits, index),
             IpAddr::V6(v6) => self.v6.entry(v6.to_bits(), network.bits, index),
@@ -95,7 +96,7 @@ impl Networks {
     }
 
     /// Returns the item index of the smallest network that contains `address`, and the prefix length of that network.
-    pub(super) fn find(&self, address: IpAddr) -> Option<(u32, u8)> {
+    pub(crate) fn find(&self, address: IpAddr) -> Option<(u32, u8)> {
         match address {
             IpAddr::V4(v4) => {
                 let bits = v4.to_bits();
@@ -140,14 +141,14 @@ mod tests {
 
     #[test]
     fn a_member_is_a_network_or_a_text() {
-        let parse = |text: &str| Member::parse(text.as_bytes(), None);
-        let network = |text: &str| Ok(Member::Network(Network::parse(text).unwrap().unwrap()));
+        let parse = |text: &str| ListValue::parse(text.as_bytes(), None);
+        let network = |text: &str| Ok(ListValue::Network(Network::parse(text).unwrap().unwrap()));
         assert_eq!(parse("10.0.0.1"), network("10.0.0.1/32"));
         assert_eq!(parse("::1"), network("::1/128"));
         assert_eq!(parse("10.0.0.0/8"), network("10.0.0.0/8"));
         assert_eq!(parse("10.0.0.0/40"), Err(InvalidNetwork::Bits { most: 32 }));
-        assert_eq!(parse("face"), Ok(Member::Text(b"face"[..].into())));
-        assert_eq!(parse("/login"), Ok(Member::Text(b"/login"[..].into())));
+        assert_eq!(parse("face"), Ok(ListValue::Text(b"face"[..].into())));
+        assert_eq!(parse("/login"), Ok(ListValue::Text(b"/login"[..].into())));
     }
 
     proptest! {

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 
-use super::RuleSet;
+use super::{Generation, RuleSet};
 
 /// The rules in force.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveRules {
     current: ArcSwap<RuleSet>,
 }
 
 /// The rules at one moment. A request uses one snapshot from beginning to end.
 pub type Snapshot = Guard<Arc<RuleSet>>;
 
-impl Live {
+impl LiveRules {
     /// Puts `rules` in force as load 1.
     pub fn new(rules: RuleSet) -> Self {
         Self { current: ArcSwap::from_pointee(RuleSet { generation: 1, ..rules }) }
@@ -27,7 +27,7 @@ impl Live {
     }
 
     /// Returns the number of the next load.
-    pub fn next_generation(&self) -> u64 {
+    pub fn next_generation(&self) -> Generation {
         self.current.load().generation.saturating_add(1)
     }
 

@@ -3,7 +3,7 @@
 use foldhash::{HashMap, HashSet};
 
 use super::{
-    Decides, Domain, Matched, Rule, RuleSet, costs, first, hidden, product, replaced_names, ruling_of, undecided,
+    Action, Domain, Matched, Rule, RuleSet, costs, first, hidden, product, replaced_names, ruling_of, undecided,
 };
 use crate::model::{Descriptor, Request, RuleId, Ruling};
 
@@ -32,8 +32,8 @@ impl<'a> Survey<'a> {
     pub fn add(&mut self, descriptors: &[Descriptor]) {
         let Some((_, domain)) = self.domain else { return };
         let places = domain.places(descriptors);
-        self.denied = self.denied.or_else(|| first(&places, Decides::Deny));
-        self.exempt = self.exempt.or_else(|| first(&places, Decides::Exempt));
+        self.denied = self.denied.or_else(|| first(&places, Action::Deny));
+        self.exempt = self.exempt.or_else(|| first(&places, Action::Exempt));
         self.replaced.extend(replaced_names(descriptors, &places));
         self.costs.extend(costs(&places));
     }
@@ -56,8 +56,8 @@ impl<'a> Survey<'a> {
         let mut matched = rules.nothing(slice);
         matched.domain = Some(name);
         let places = domain.places(slice.descriptors());
-        if domain.readings.has_sensitive() {
-            matched.hidden = hidden(slice, &domain.readings);
+        if domain.normalizers.has_sensitive() {
+            matched.hidden = hidden(slice, &domain.normalizers);
         }
         matched.ruling = self.ruling();
         if matched.ruling.is_some() {

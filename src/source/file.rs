@@ -1,236 +1,90 @@
-//! Rule files: named files and directories, or a directory in the layout of the reference's runtime.
+//! The source for rule files: reads them, watches them, and offers them when they have changed.
 
-use std::cell::RefCell;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use thiserror::Error;
+use parking_lot::Mutex;
 
-use crate::file::{self, Unreadable};
-use crate::rules::File;
-use crate::rules::document::MAX_FILE_BYTES;
+use self::find::Location;
+use self::load::{Loader, Look, NotLoaded};
+use self::watch::{Trigger, Watch};
+use super::{RuleSink, RuleSource};
+use crate::file::apart;
+use crate::rulefile::Documents;
 
-/// Prefix of the names that Kubernetes creates beside the files of a ConfigMap (`..data`, `..2026_01_01`). The files
-/// themselves are links to them, so reading these too would read every rule twice.
-const KUBERNETES: &str = "..";
-/// Maximum depth of directories: 16. Links to directories are not followed, so they cannot form loops; this
-/// bounds real directories.
-const DEEPEST: usize = 16;
-/// Maximum size of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
-const MAX_BYTES: usize = 256 << 20;
+pub mod find;
+pub mod load;
+mod watch;
 
-/// Location of the rule files.
-#[derive(Clone, Debug)]
-pub enum Source {
-    /// Files, and directories of which every `*.yaml` and `*.yml` file is read.
-    Paths(Vec<PathBuf>),
-    /// A directory of the reference's runtime.
-    Runtime {
-        /// `RUNTIME_ROOT/RUNTIME_SUBDIRECTORY`.
-        directory: PathBuf,
-        /// `RUNTIME_APPDIRECTORY`.
-        app_directory: String,
-        /// True if every file below `directory` is read whose dotted path begins with the app directory's name; false if only
-        /// the files below the app directory are.
-        is_root_watched: bool,
-        /// True if names that begin with a dot are skipped.
-        ignores_dot_files: bool,
-    },
+/// The rule files of one location.
+#[derive(Debug)]
+pub struct FileSource {
+    loader: Loader,
 }
 
-/// A reason why rule files could not be read.
-#[derive(Debug, Error)]
-pub enum UnreadableRules {
-    /// A file or directory could not be read.
-    #[error("{}: {error}", path.display())]
-    Path {
-        /// Path of the file or directory.
-        path: PathBuf,
-        /// The reason.
-        error: Unreadable,
-    },
-    /// The rule files together are too large.
-    #[error("{}: the rule files up to this one are larger than {} MiB together, the most that one load reads", path.display(), MAX_BYTES >> 20)]
-    TooLarge {
-        /// Path of the file that exceeds the maximum.
-        path: PathBuf,
-    },
-    /// A directory named on the command line has no rule file.
-    #[error("{}: there is no *.yaml or *.yml file in this directory", path.display())]
-    NoRuleFile {
-        /// Path of the directory.
-        path: PathBuf,
-    },
-    /// The runtime directory does not exist.
-    #[error(
-        "{}: there is no such directory; name rule files on the command line (tidegate serve rules.yaml), or set RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY", path.display()
-    )]
-    NoDirectory {
-        /// Path of the directory.
-        path: PathBuf,
-    },
+/// One reload, on a thread for blocking work: the time of a load grows with the number of rules, and a file system may not
+/// answer at all.
+struct Reload {
+    loader: Loader,
+    watch: Arc<Watch>,
+    sink: Arc<dyn RuleSink>,
+    /// Last warning about directories that cannot be watched.
+    complaint: Option<String>,
 }
 
-/// Rule files to read, and the directories that were searched.
-#[derive(Debug, Default)]
-pub(super) struct Found {
-    /// Paths of the rule files.
-    pub(super) files: Vec<PathBuf>,
-    /// Directories that were searched for rule files.
-    pub(super) directories: Vec<PathBuf>,
-    wrong: Vec<UnreadableRules>,
-}
-
-impl Source {
-    /// Reads every rule file, sorted by path within each directory.
+impl FileSource {
+    /// Reads the rule files of `location` for the first time. The caller puts the returned documents in force.
     ///
     /// # Errors
-    /// Every path that could not be read.
-    pub fn read(&self) -> Result<Vec<File>, Vec<UnreadableRules>> {
-        self.find().read()
-    }
-
-    /// Returns the paths that the operator named, or the one runtime directory.
-    pub(super) fn roots(&self) -> Vec<PathBuf> {
-        match self {
-            Self::Paths(named) => named.clone(),
-            Self::Runtime { directory, app_directory, is_root_watched, .. } => {
-                vec![if *is_root_watched { directory.clone() } else { directory.join(app_directory) }]
-            }
-        }
-    }
-
-    /// Searches for rule files.
-    pub(super) fn find(&self) -> Found {
-        let mut found = Found::default();
-        for root in self.roots() {
-            match self {
-                Self::Paths(_) if !root.is_dir() => found.files.push(root),
-                Self::Paths(_) => {
-                    let before = found.files.len();
-                    let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
-                    found.walk(&root, DEEPEST, true, &is_rule_file);
-                    if found.files.len() == before && found.wrong.is_empty() {
-                        found.wrong.push(UnreadableRules::NoRuleFile { path: root });
-                    }
-                }
-                Self::Runtime { .. } if !root.is_dir() => found.wrong.push(UnreadableRules::NoDirectory { path: root }),
-                Self::Runtime { directory, app_directory, is_root_watched, ignores_dot_files } => {
-                    let prefix = format!("{app_directory}.");
-                    let is_app = |path: &Path| !is_root_watched || runtime_key(directory, path).starts_with(&prefix);
-                    found.walk(&root, DEEPEST, *ignores_dot_files, &is_app);
-                }
-            }
-        }
-        found
+    /// All files that cannot be read.
+    pub fn open(location: Location) -> Result<(Self, Documents), NotLoaded> {
+        let (loader, documents) = Loader::open(location)?;
+        Ok((Self { loader }, documents))
     }
 }
 
-impl Found {
-    /// Reads the files. Returns an error for each path that could not be read.
-    pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
-        let Self { files: paths, mut wrong, .. } = self;
-        let mut files = Vec::with_capacity(paths.len());
-        let mut read = 0;
-        for path in paths {
-            match file::read(&path, MAX_FILE_BYTES) {
-                Ok(bytes) if read + bytes.len() > MAX_BYTES => {
-                    wrong.push(UnreadableRules::TooLarge { path });
-                    break;
-                }
-                Ok(bytes) => {
-                    read += bytes.len();
-                    files.push(File { name: Arc::from(path.to_string_lossy()), bytes });
-                }
-                Err(error) => wrong.push(UnreadableRules::Path { path, error }),
-            }
+impl RuleSource for FileSource {
+    async fn follow(self, sink: Arc<dyn RuleSink>) {
+        let (watch, error) = Watch::new();
+        if let Some(error) = error {
+            tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
         }
-        if wrong.is_empty() { Ok(files) } else { Err(wrong) }
-    }
-
-    /// Adds the files below `directory` for which `counts` returns true, sorted. Links to directories are not followed, as in
-    /// the reference.
-    fn walk(&mut self, directory: &Path, depth: usize, ignores_dot_files: bool, counts: &dyn Fn(&Path) -> bool) {
-        self.directories.push(directory.to_owned());
-        let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
-        let mut entries = match entries {
-            Ok(entries) => entries,
-            Err(error) => {
-                return self.wrong.push(UnreadableRules::Path { path: directory.to_owned(), error: error.into() });
-            }
-        };
-        entries.sort_by_key(fs::DirEntry::file_name);
-        for entry in entries {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with(KUBERNETES) || (ignores_dot_files && name.starts_with('.')) {
-                continue;
-            }
-            let path = entry.path();
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                if depth > 0 {
-                    self.walk(&path, depth - 1, ignores_dot_files, counts);
-                } else {
-                    let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
-                    self.wrong.push(UnreadableRules::Path { path, error: error.into() });
-                }
-            } else if is_to_be_read(&path, &name) && counts(&path) {
-                self.files.push(path);
-            }
+        let watch = Arc::new(watch);
+        let (loader, complaint) = (self.loader, None);
+        let reload = Reload { loader, watch: Arc::clone(&watch), sink: Arc::clone(&sink), complaint };
+        let reload = Arc::new(Mutex::new(reload));
+        let mut trigger = Trigger::Event;
+        loop {
+            let once = {
+                let reload = Arc::clone(&reload);
+                move || reload.lock().once(trigger)
+            };
+            let loaded = apart(once, |passed| sink.is_slow(passed)).await;
+            sink.ended(loaded.err().map(|error| error.to_string()).as_deref());
+            trigger = watch.changed().await;
         }
     }
 }
 
-/// Returns true if `path` is to be read as a rule file. This includes a pipe and a link to a missing file: reading them
-/// fails, while skipping them would drop their rules silently. A link to a directory is skipped, and so is a dangling link
-/// `.#NAME`, with which some editors mark a file that is being edited.
-fn is_to_be_read(path: &Path, name: &str) -> bool {
-    fs::metadata(path).map_or(!name.starts_with(".#"), |found| !found.is_dir())
-}
-
-thread_local! {
-    /// Lists that this thread has read during a call of [`noting_lists`].
-    static NOTED: RefCell<Option<Vec<(PathBuf, ListPrint)>>> = const { RefCell::new(None) };
-}
-
-/// Hash of a list's content, or the reason why the list could not be read.
-pub(super) type ListPrint = Result<blake3::Hash, String>;
-
-/// Reads the list of values that a rule file names.
-///
-/// # Errors
-/// If `path` is not a regular file, cannot be read, or is too large.
-pub fn read_list(path: &Path) -> io::Result<Vec<u8>> {
-    let read = file::read(path, file::MAX_LIST);
-    NOTED.with_borrow_mut(|noted| noted.as_mut().map(|noted| noted.push((path.to_owned(), print_of(&read)))));
-    read.map_err(io::Error::other)
-}
-
-/// Runs `load`. Returns its result, and the path and hash of each list that it read. Hashing the lists in a second read would
-/// miss a change between the two reads.
-pub(super) fn noting_lists<T>(load: impl FnOnce() -> T) -> (T, Vec<(PathBuf, ListPrint)>) {
-    NOTED.set(Some(Vec::new()));
-    let loaded = load();
-    (loaded, NOTED.take().unwrap_or_default())
-}
-
-/// Returns the hash of the list's present content.
-pub(super) fn list_print(path: &Path) -> ListPrint {
-    print_of(&file::read(path, file::MAX_LIST))
-}
-
-fn print_of(read: &Result<Vec<u8>, Unreadable>) -> ListPrint {
-    read.as_ref().map(|bytes| blake3::hash(bytes)).map_err(ToString::to_string)
-}
-
-fn extension(path: &Path) -> &str {
-    path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
-}
-
-/// Returns the reference's name for a path: `config.x.yaml` for `config/x.yaml`.
-fn runtime_key(directory: &Path, path: &Path) -> String {
-    let below = path.strip_prefix(directory).unwrap_or(path);
-    below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join(".")
+impl Reload {
+    fn once(&mut self, trigger: Trigger) {
+        let look = self.loader.look();
+        if trigger == Trigger::Poll && !matches!(look, Look::Same) {
+            tracing::info!("nothing told of this change, so it was seen only by the look of every 10 seconds");
+        }
+        match look {
+            Look::Same => tracing::debug!("the rule files were read again and say the same"),
+            Look::Changed(documents) => {
+                if self.sink.offer(documents).is_ok() {
+                    self.loader.accepted();
+                }
+            }
+            Look::Unreadable(error) => self.sink.unreadable(&error.to_string()),
+            Look::Restored => self.sink.restored(),
+        }
+        let complaint = self.watch.follow(&self.loader.places()).err().map(|error| error.to_string());
+        if let Some(complaint) = complaint.as_ref().filter(|_| complaint != self.complaint) {
+            tracing::warn!("changes of some rule files are seen only every 10 seconds: {complaint}");
+        }
+        self.complaint = complaint;
+    }
 }

@@ -17,8 +17,8 @@ use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry as OurEntry;
 use tidegate::proto::envoy::service::ratelimit::v3 as ours;
-use tidegate::rules::live::Live;
-use tidegate::rules::{Options, load};
+use tidegate::rulefile::{Options, load};
+use tidegate::rules::live::LiveRules;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
@@ -260,7 +260,7 @@ async fn through_envoy_a_refused_grpc_client_reads_the_sentence_as_its_message()
 fn holding() -> Edge {
     let loaded = load(&[file("rules.yaml", HELD)], Options::default()).unwrap_or_else(|invalid| panic!("{invalid}"));
     let store = Arc::new(Memory::new(HandClock::at(NOON), 10_000));
-    let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(store, 1)));
+    let limiter = tidegate::limiter::Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard(store, 1)));
     Edge::new(Arc::new(limiter), Arc::new(Answers::default()), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 

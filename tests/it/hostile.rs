@@ -15,8 +15,8 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tidegate::rules::live::Live;
-use tidegate::rules::{File, InvalidRules, Loaded, Options, load};
+use tidegate::rulefile::{File, InvalidRules, Loaded, Options, load};
+use tidegate::rules::live::LiveRules;
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
@@ -51,7 +51,7 @@ fn edge() -> Edge {
     let loaded = read(RULES.as_bytes()).expect("rules");
     let store = Memory::new(HandClock::at(NOON) as Arc<dyn Clock>, 10_000);
     let limiter =
-        Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
+        Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
     let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true };
     Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)

@@ -9,24 +9,39 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("model", &[]),
     ("algorithm", &["model"]),
-    ("rules", &["model", "algorithm"]),
+    ("normalize", &["model"]),
+    ("rules", &["model", "algorithm", "normalize"]),
+    ("rulefile", &["model", "algorithm", "normalize", "rules"]),
     ("telemetry", &["model"]),
     ("file", &[]),
     ("store", &["model", "algorithm", "telemetry", "file"]),
-    ("source", &["model", "rules", "file"]),
+    ("source", &["model", "rules", "rulefile", "file"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model"]),
     (
         "app",
-        &["model", "algorithm", "rules", "file", "store", "source", "limiter", "transport", "telemetry", "settings"],
+        &[
+            "model",
+            "algorithm",
+            "normalize",
+            "rules",
+            "rulefile",
+            "file",
+            "store",
+            "source",
+            "limiter",
+            "transport",
+            "telemetry",
+            "settings",
+        ],
     ),
-    ("cli", &["app", "settings", "rules", "source", "model", "proto"]),
+    ("cli", &["app", "settings", "rules", "rulefile", "source", "model", "proto"]),
 ];
 
 /// Crates that do I/O or speak a protocol have no business in words and thought.
 const NOT_IN_THOUGHT: &[&str] = &["tokio", "tonic", "redis", "axum", "hyper", "opentelemetry"];
-const THOUGHT: &[&str] = &["model", "algorithm", "rules"];
+const THOUGHT: &[&str] = &["model", "algorithm", "normalize", "rules", "rulefile"];
 
 /// Files of `src` that read files by themselves: the one place for all that an operator names, and files of the kernel.
 const READERS: &[&str] = &["src/file.rs", "src/transport/limits.rs"];

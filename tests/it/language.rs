@@ -5,14 +5,16 @@ use std::io::Write;
 use proptest::prelude::*;
 use tempfile::NamedTempFile;
 use tidegate::model::{Decision, Descriptor, Entry, Finding, Outcome, Override};
-use tidegate::rules::{KeySecret, Options, explain, load};
+use tidegate::normalize::digest::KeySecret;
+use tidegate::rulefile::Options;
+use tidegate::rules::explain;
 
-use crate::world::{World, descriptor, file, request};
+use crate::world::{World, descriptor, file, load, request};
 
-/// Rules that may name lists, and know a secret.
+/// Rules that know a secret.
 fn options() -> Options {
     let key_secret = KeySecret::new(b"a secret of some length");
-    Options { read_list: |path| std::fs::read(path), key_secret, ..Options::default() }
+    Options { key_secret, ..Options::default() }
 }
 
 fn world(rules: &str) -> World {

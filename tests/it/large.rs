@@ -15,8 +15,8 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tidegate::rules::live::Live;
-use tidegate::rules::{Options, load};
+use tidegate::rulefile::{Options, load};
+use tidegate::rules::live::LiveRules;
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
@@ -126,7 +126,7 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
         Arc::new(Replicas::set(NonZeroU32::MIN)),
         Arc::clone(clock) as Arc<_>,
     );
-    let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(loaded.rules)), Arc::new(guard));
+    let limiter = tidegate::limiter::Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard));
     let names = HeaderNames::new("limit".into(), "remaining".into(), "reset".into()).expect("names");
     let headers = match manner.headers {
         0 => Headers::Off,

@@ -1,7 +1,8 @@
 //! Worked examples of the literature, through rules: number by number the same in this process and on a real Redis.
 
 use tidegate::model::{Descriptor, Micros, Outcome, Verdict};
-use tidegate::rules::{Options, RuleSet, load};
+use tidegate::rulefile::{Options, load};
+use tidegate::rules::RuleSet;
 
 use crate::twins::bench::Bench;
 use crate::world::{Counters, NOON, descriptor, file, micros, request};

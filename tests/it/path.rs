@@ -2,7 +2,7 @@
 
 use tidegate::algorithm::Algorithm;
 use tidegate::model::{Descriptor, Micros, Override};
-use tidegate::rules::{File, Options, load};
+use tidegate::rulefile::{File, Options, load};
 
 use crate::world::{HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
 

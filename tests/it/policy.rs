@@ -9,7 +9,7 @@ use tidegate::model::{
     Charging, Decision, Descriptor, FailurePolicy, Finding, Micros, Outcome, Override, Provenance, Role, StorePolicies,
     Verdict,
 };
-use tidegate::rules::Options;
+use tidegate::rulefile::Options;
 use tidegate::store::guard::Deadline;
 use tidegate::store::{Charged, Store, Taken};
 

@@ -12,7 +12,8 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tidegate::rules::{File, Options, Rule, load};
+use tidegate::rulefile::{File, Options, load};
+use tidegate::rules::Rule;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::transport::Channel;

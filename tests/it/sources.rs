@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use tempfile::TempDir;
-use tidegate::source::file::{Source, UnreadableRules};
+use tidegate::source::file::find::{Location, UnreadableRules};
 
 fn directory(files: &[&str]) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
@@ -18,14 +18,14 @@ fn directory(files: &[&str]) -> TempDir {
 }
 
 /// The paths below `directory` that a source reads.
-fn read(directory: &Path, source: &Source) -> Vec<String> {
+fn read(directory: &Path, source: &Location) -> Vec<String> {
     let files = source.read().unwrap_or_else(|wrong| panic!("{wrong:?}"));
     let below = |name: &str| name.strip_prefix(&format!("{}/", directory.display())).unwrap_or(name).to_owned();
     files.iter().map(|file| below(&file.name)).collect()
 }
 
-fn runtime(directory: &Path, is_root_watched: bool, ignores_dot_files: bool) -> Source {
-    Source::Runtime {
+fn runtime(directory: &Path, is_root_watched: bool, ignores_dot_files: bool) -> Location {
+    Location::Runtime {
         directory: directory.to_owned(),
         app_directory: "config".to_owned(),
         is_root_watched,
@@ -36,14 +36,14 @@ fn runtime(directory: &Path, is_root_watched: bool, ignores_dot_files: bool) -> 
 #[test]
 fn a_directory_on_the_command_line_gives_its_yaml_files_in_order() {
     let made = directory(&["b.yaml", "a.yml", "deep/c.yaml", "notes.txt", ".hidden.yaml"]);
-    let source = Source::Paths(vec![made.path().to_owned()]);
+    let source = Location::Paths(vec![made.path().to_owned()]);
     assert_eq!(read(made.path(), &source), ["a.yml", "b.yaml", "deep/c.yaml"]);
 }
 
 #[test]
 fn a_file_on_the_command_line_may_have_any_name() {
     let made = directory(&["rules"]);
-    assert_eq!(read(made.path(), &Source::Paths(vec![made.path().join("rules")])), ["rules"]);
+    assert_eq!(read(made.path(), &Location::Paths(vec![made.path().join("rules")])), ["rules"]);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn rule_files_that_are_too_large_together_are_an_error() {
         // A hole of the largest size of one file.
         fs::File::create(made.path().join(name)).expect("a file").set_len(32 << 20).expect("a hole");
     }
-    let wrong = Source::Paths(vec![made.path().join("config")]).read().expect_err("nine of them are too many");
+    let wrong = Location::Paths(vec![made.path().join("config")]).read().expect_err("nine of them are too many");
     assert!(matches!(wrong.as_slice(), [UnreadableRules::TooLarge { path }] if path.ends_with("8.yaml")), "{wrong:?}");
 }
 
@@ -104,7 +104,7 @@ fn a_link_that_leads_nowhere_is_an_error_unless_an_editor_made_it() {
     let made = directory(&["config/a.yaml"]);
     let config = made.path().join("config");
     symlink("somebody@somewhere.4711", config.join(".#a.yaml")).expect("a link");
-    let sources = [runtime(made.path(), true, false), Source::Paths(vec![config.clone()])];
+    let sources = [runtime(made.path(), true, false), Location::Paths(vec![config.clone()])];
     for source in &sources {
         assert_eq!(source.read().expect("the lock of an editor is no rule file").len(), 1);
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tidegate::algorithm::Charge;
 use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest, Verdict};
-use tidegate::rules::live::{Live, Snapshot};
-use tidegate::rules::{File, Options, RuleSet, load};
+use tidegate::rulefile::{Documents, File, InvalidRules, Loaded, Options, compile};
+use tidegate::rules::RuleSet;
+use tidegate::rules::live::{LiveRules, Snapshot};
 use tidegate::store::Store;
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
@@ -140,7 +141,7 @@ pub struct Limiter {
 
 impl Limiter {
     pub fn new(rules: RuleSet, guard: Arc<Guard>) -> Self {
-        let limiter = tidegate::limiter::Limiter::new(Arc::new(Live::new(rules)), guard);
+        let limiter = tidegate::limiter::Limiter::new(Arc::new(LiveRules::new(rules)), guard);
         Self { rules: limiter.rules(), limiter }
     }
 
@@ -151,6 +152,13 @@ impl Limiter {
     pub async fn decide(&self, request: &Request, patience: Option<Duration>) -> Decision<'_> {
         self.limiter.decide(&self.rules, request, patience).await
     }
+}
+
+/// Compiles rule files and reads the lists that they name.
+pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
+    let mut documents = Documents::parse(files.to_vec());
+    documents.read_lists(|path| std::fs::read(path).map_err(|error| error.to_string()));
+    compile(documents, &options)
 }
 
 /// A limiter of these rules over this store.

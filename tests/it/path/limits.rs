@@ -7,7 +7,7 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tidegate::rules::{Options, load};
+use tidegate::rulefile::{Options, load};
 use tonic::transport::Channel;
 
 use crate::redis::Single;

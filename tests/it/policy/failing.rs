@@ -11,7 +11,7 @@ use tidegate::algorithm::{Charge, Limit};
 
 use tidegate::model::policy::is_request_refused;
 use tidegate::model::{Charging, Clock, Hits, Micros};
-use tidegate::rules::{Options, load};
+use tidegate::rulefile::{Options, load};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;

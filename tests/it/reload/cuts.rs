@@ -1,8 +1,9 @@
 //! A rule file that is cut at every byte: taken whole or not at all, by the judge of `tidegate check`.
 
-use tidegate::rules::{Loaded, RuleSet};
-use tidegate::source::file::Source;
-use tidegate::source::load::{Loader, Look};
+use tidegate::rulefile::{InvalidRules, Loaded, compile};
+use tidegate::rules::RuleSet;
+use tidegate::source::file::find::Location;
+use tidegate::source::file::load::{Loader, Look};
 
 use super::*;
 
@@ -35,6 +36,14 @@ fn said(rules: &RuleSet) -> String {
     rules.rules().into_iter().map(said).collect()
 }
 
+/// What became of a change.
+#[derive(Debug)]
+enum Outcome {
+    Loaded { loaded: Loaded, files: usize },
+    Refused(InvalidRules),
+    Restored,
+}
+
 /// Two files that a loader follows.
 struct Desk {
     directory: TempDir,
@@ -46,24 +55,35 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let directory = directory(&[("edge.yaml", EDGE), ("inner.yaml", INNER)]);
-        let source = Source::Paths(vec![directory.path().to_owned()]);
-        let (loader, loaded, _) = Loader::start(source, Options::default()).expect("they are whole");
+        let source = Location::Paths(vec![directory.path().to_owned()]);
+        let (loader, documents) = Loader::open(source).expect("they are there");
+        let loaded = compile(documents, &Options::default()).expect("they are whole");
         Self { directory, loader, in_force: said(&loaded.rules) }
     }
 
-    /// Writes over a file in place, and looks.
-    fn write(&mut self, file: &str, text: &[u8]) -> Look {
+    /// Writes over a file in place, looks, and compiles what has changed.
+    fn write(&mut self, file: &str, text: &[u8]) -> Outcome {
         fs::write(self.directory.path().join(file), text).expect("it is written");
-        let look = self.loader.look();
-        if let Look::Loaded { loaded, .. } = &look {
-            self.in_force = said(&loaded.rules);
+        match self.loader.look() {
+            Look::Changed(documents) => {
+                let files = documents.len();
+                match compile(documents, &Options::default()) {
+                    Ok(loaded) => {
+                        self.loader.accepted();
+                        self.in_force = said(&loaded.rules);
+                        Outcome::Loaded { loaded, files }
+                    }
+                    Err(invalid) => Outcome::Refused(invalid),
+                }
+            }
+            Look::Restored => Outcome::Restored,
+            look => panic!("{look:?}"),
         }
-        look
     }
 
     /// What `tidegate check` says of the files as they are.
     fn judged(&self) -> Result<Loaded, String> {
-        let read = Source::Paths(vec![self.directory.path().to_owned()]).read().expect("they are there");
+        let read = Location::Paths(vec![self.directory.path().to_owned()]).read().expect("they are there");
         load(&read, Options::default()).map_err(|invalid| invalid.to_string())
     }
 }
@@ -78,12 +98,12 @@ fn a_file_cut_at_any_byte_is_enforced_whole_or_leaves_the_last_whole_in_force() 
         for end in 0..=whole.len() {
             let look = desk.write(file, &whole.as_bytes()[..end]);
             match (desk.judged(), look) {
-                (Ok(judged), Look::Loaded { loaded, files }) => {
+                (Ok(judged), Outcome::Loaded { loaded, files }) => {
                     last_whole = said(&judged.rules);
                     assert_eq!((said(&loaded.rules), files), (last_whole.clone(), 2), "{file} cut at {end}");
                     taken += 1;
                 }
-                (Err(judged), Look::Refused(why)) => {
+                (Err(judged), Outcome::Refused(why)) => {
                     assert_eq!(why.to_string(), judged, "{file} cut at {end}");
                     refused += 1;
                 }
@@ -101,12 +121,15 @@ fn after_a_cut_at_any_byte_the_whole_is_in_force_again() {
     let mut desk = Desk::new();
     let before = desk.in_force.clone();
     for end in 0..EDGE.len() {
-        let is_taken = matches!(desk.write("edge.yaml", &EDGE.as_bytes()[..end]), Look::Loaded { .. });
+        let is_taken = matches!(desk.write("edge.yaml", &EDGE.as_bytes()[..end]), Outcome::Loaded { .. });
         assert_eq!(is_taken, desk.judged().is_ok(), "cut at {end}");
         assert!(is_taken || desk.in_force == before, "cut at {end}");
         let look = desk.write("edge.yaml", EDGE.as_bytes());
         // What was in force all the time need not be loaded again.
-        assert!(matches!((&look, is_taken), (Look::Loaded { .. }, true) | (Look::Restored, false)), "{end}: {look:?}");
+        assert!(
+            matches!((&look, is_taken), (Outcome::Loaded { .. }, true) | (Outcome::Restored, false)),
+            "{end}: {look:?}"
+        );
         assert_eq!(desk.in_force, before, "cut at {end}");
     }
 }

@@ -4,13 +4,13 @@ use foldhash::HashMap;
 
 use super::values::found;
 use super::{Entry, Level, Reader, TEXT_BYTES};
-use crate::rules::document::{FormWord, ReadingNode};
-use crate::rules::problem::Placed;
-use crate::rules::yaml::{Content, Node};
+use crate::rulefile::document::{EntryNode, FormWord};
+use crate::rulefile::problem::Placed;
+use crate::rulefile::yaml::{Content, Node};
 
 impl<'t> Reader<'_> {
     /// Returns the texts of a list; empty if it is null or wrong.
-    pub(super) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+    pub(crate) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
         let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
         let Content::List(items) = entry.value.content() else {
             self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
@@ -37,7 +37,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the name of a file of values.
-    pub(super) fn file_name(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+    pub(crate) fn file_name(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
         if entry.value.is_blank() {
             self.wrong(entry.name, entry.value, "the name of a file like `partners.txt`");
         }
@@ -57,7 +57,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Reads `entries`: a mapping from entry keys, which can be any text, to their settings.
-    pub(super) fn readings(&mut self, entry: Entry<'t>) -> Vec<ReadingNode> {
+    pub(crate) fn normalizers(&mut self, entry: Entry<'t>) -> Vec<EntryNode> {
         const EXAMPLE: &str = "`remote_address: {as: ip}`";
         let Content::Mapping(mut mapping) = entry.value.content() else {
             if !entry.value.is_null() {
@@ -65,7 +65,7 @@ impl<'t> Reader<'_> {
             }
             return Vec::new();
         };
-        let mut readings: Vec<ReadingNode> = Vec::new();
+        let mut normalizers: Vec<EntryNode> = Vec::new();
         let mut lines: HashMap<&str, u32> = HashMap::default();
         while !self.is_full
             && let Some((key, value)) = mapping.next_pair()
@@ -86,8 +86,8 @@ impl<'t> Reader<'_> {
                 });
                 continue;
             }
-            self.take(size_of::<ReadingNode>() + TEXT_BYTES + name.len(), key.place);
-            let mut reading = ReadingNode {
+            self.take(size_of::<EntryNode>() + TEXT_BYTES + name.len(), key.place);
+            let mut normalizer = EntryNode {
                 key: Placed { value: name.to_owned(), place: key.place },
                 form: None,
                 v4_prefix: None,
@@ -95,18 +95,18 @@ impl<'t> Reader<'_> {
                 is_lower: false,
                 sensitive: None,
             };
-            for entry in self.entries(says, Level::Reading) {
+            for entry in self.entries(says, Level::Normalizer) {
                 match entry.name {
-                    "as" => reading.form = self.word(entry, &FormWord::ALL).map(|word| word.value),
-                    "v4_prefix" => reading.v4_prefix = self.number(entry),
-                    "v6_prefix" => reading.v6_prefix = self.number(entry),
-                    "case" => reading.is_lower = self.word(entry, &[("lower", ())]).is_some(),
-                    "sensitive" => reading.sensitive = self.flag(entry).then_some(entry.place),
+                    "as" => normalizer.form = self.word(entry, &FormWord::ALL).map(|word| word.value),
+                    "v4_prefix" => normalizer.v4_prefix = self.number(entry),
+                    "v6_prefix" => normalizer.v6_prefix = self.number(entry),
+                    "case" => normalizer.is_lower = self.word(entry, &[("lower", ())]).is_some(),
+                    "sensitive" => normalizer.sensitive = self.flag(entry).then_some(entry.place),
                     _ => {}
                 }
             }
-            readings.push(reading);
+            normalizers.push(normalizer);
         }
-        readings
+        normalizers
     }
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use super::keys::{Key, Level, advice, nearest};
 use super::{DescriptorNode, Document, LimitsNode};
 use crate::model::{Charging, Colocation, FailurePolicy};
-use crate::rules::problem::{Place, Report, quoted};
-use crate::rules::yaml::{Content, Node, Nodes, Tree};
+use crate::rulefile::problem::{Report, quoted};
+use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
+use crate::rules::tree::Place;
 
 mod limits;
 mod lists;
@@ -44,7 +45,7 @@ struct Reader<'r> {
 }
 
 /// Returns the document of `tree`. Returns `None` for a large file with an error.
-pub(super) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
+pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
     let mut first = Reader { report, is_building: false, bytes: 0, is_full: false };
     first.file(file, tree);
     let is_small = !first.is_full && first.bytes <= MAX_BROKEN_BYTES;
@@ -78,7 +79,7 @@ impl<'t> Reader<'_> {
         let mut on_store_failure = None;
         let mut on_store_overload = None;
         let mut colocate = None;
-        let mut readings = Vec::new();
+        let mut normalizers = Vec::new();
         let mut descriptors = Vec::new();
         for entry in mapping.map(|mapping| self.entries(mapping, Level::File)).unwrap_or_default() {
             match entry.name {
@@ -90,7 +91,7 @@ impl<'t> Reader<'_> {
                 "on_store_failure" => on_store_failure = self.policy(entry),
                 "on_store_overload" => on_store_overload = self.policy(entry),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
-                "entries" => readings = self.readings(entry),
+                "entries" => normalizers = self.normalizers(entry),
                 "descriptors" => descriptors = self.descriptors(entry),
                 _ => {}
             }
@@ -113,7 +114,7 @@ impl<'t> Reader<'_> {
             on_store_failure,
             on_store_overload,
             colocate,
-            entries: readings,
+            entries: normalizers,
             descriptors,
         })
     }
@@ -143,7 +144,7 @@ impl<'t> Reader<'_> {
             place,
             key: None,
             value: None,
-            among: None,
+            value_list: None,
             deny: None,
             exempt: None,
             request_cost: None,
@@ -171,9 +172,9 @@ impl<'t> Reader<'_> {
                     node.value = self.text(entry);
                     empty_value = entry.value.is_blank().then_some(entry.place);
                 }
-                "cidr" => node.among.get_or_insert_default().cidr = self.texts(entry),
-                "values" => node.among.get_or_insert_default().values = self.texts(entry),
-                "values_file" => node.among.get_or_insert_default().file = self.file_name(entry),
+                "cidr" => node.value_list.get_or_insert_default().cidr = self.texts(entry),
+                "values" => node.value_list.get_or_insert_default().values = self.texts(entry),
+                "values_file" => node.value_list.get_or_insert_default().file = self.file_name(entry),
                 "deny" => node.deny = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "exempt" => node.exempt = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "request_cost" => node.request_cost = self.number(entry),

@@ -3,12 +3,13 @@
 use super::{Entry, Level, Reader};
 use crate::algorithm::Algorithm;
 use crate::model::Delivery;
-use crate::rules::document::{DelayNode, LimitNode, LimitsNode};
-use crate::rules::problem::{Place, Placed};
-use crate::rules::yaml::{Content, Nodes};
+use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
+use crate::rulefile::problem::Placed;
+use crate::rulefile::yaml::{Content, Nodes};
+use crate::rules::tree::Place;
 
 impl<'t> Reader<'_> {
-    pub(super) fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
+    pub(crate) fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
         let Content::Mapping(mapping) = entry.value.content() else {
             self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
             return LimitsNode::None;
@@ -21,7 +22,7 @@ impl<'t> Reader<'_> {
         LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })
     }
 
-    pub(super) fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
+    pub(crate) fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
         const EXAMPLE: &str = "`- {unit: second, requests_per_unit: 5}`";
         let Content::List(items) = entry.value.content() else {
             self.wrong(entry.name, entry.value, &format!("a list of mappings like {EXAMPLE}"));

@@ -5,8 +5,8 @@ use serde_json::{Number, Value};
 use super::values::found;
 use super::{Entry, Reader, TEXT_BYTES, is_merge};
 use crate::model::Metadata;
-use crate::rules::yaml::scalar::{Scalar, resolve};
-use crate::rules::yaml::{Content, Node, Nodes};
+use crate::rulefile::yaml::scalar::{Scalar, resolve};
+use crate::rulefile::yaml::{Content, Node, Nodes};
 
 /// Memory of a mapping with at least one entry: 640 bytes.
 /// A leaf of the standard library's `BTreeMap` has room for eleven keys and values.
@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 16;
 
 impl<'t> Reader<'_> {
     /// Returns the mapping; `None` if null or wrong.
-    pub(super) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
+    pub(crate) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
         match entry.value.content() {
             Content::Mapping(mapping) => return Some(self.map(entry.value, mapping, 1)),
             Content::Plain(_) if entry.value.is_null() => {}

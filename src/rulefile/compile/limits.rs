@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::{Compiler, Inherited, MOST_LIMITS};
 use crate::algorithm::Limit;
 use crate::model::{Delay, InvalidQuota, Quota, Unit, Window};
+use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
+use crate::rulefile::problem::quoted;
 use crate::rules::RuleLimit;
-use crate::rules::document::{DelayNode, LimitNode, LimitsNode};
-use crate::rules::problem::quoted;
 
 impl Compiler<'_> {
     /// Returns the limits, true if unlimited, and the names that an unlimited item replaces; `None` if it has no limits.
-    pub(super) fn limits(
+    pub(crate) fn limits(
         &mut self,
         node: LimitsNode,
         inherited: Inherited<'_>,
@@ -204,7 +204,7 @@ impl Compiler<'_> {
 
     fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
         let own = node.name.as_ref().map(|name| name.value.as_str());
-        let circle = own.and_then(|own| inherited.circles.not_replaced(inherited.domain, own));
+        let cycle = own.and_then(|own| inherited.cycles.not_replaced(inherited.domain, own));
         let mut names = Vec::with_capacity(node.replaces.len());
         for replaced in &node.replaces {
             let name = replaced.value.as_str();
@@ -215,7 +215,7 @@ impl Compiler<'_> {
             } else if own == Some(name) {
                 let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
                 self.error(inherited.file, replaced.place, message);
-            } else if circle.is_some_and(|circle| circle.contains(name)) {
+            } else if cycle.is_some_and(|cycle| cycle.contains(name)) {
                 let message = format!(
                     "this limit and {} replace each other, directly or in a circle, so neither goes: both stay in force. Remove one",
                     quoted(name)

@@ -3,12 +3,13 @@
 //! Tidegate and the server behind it may read a path differently. `/static/..;/admin` is below `/static` here. Tomcat
 //! cuts off the `;` and serves `/admin`.
 
-use super::{Compiler, Inherited, label};
+use super::{Compiler, Inherited};
 use crate::model::Entry;
-use crate::rules::Decides;
-use crate::rules::problem::quoted;
-use crate::rules::reading::{Form, Reading};
-use crate::rules::tree::{Child, Node, Pattern};
+use crate::normalize::pattern::Pattern;
+use crate::normalize::{Form, Normalizer};
+use crate::rulefile::problem::quoted;
+use crate::rules::Action;
+use crate::rules::tree::{Child, Node};
 
 /// Effect of these spellings on other servers, for the message.
 const SPELLINGS: &str =
@@ -16,30 +17,26 @@ const SPELLINGS: &str =
 
 impl Compiler<'_> {
     /// Warns about each wildcard of this file that exempts or denies paths and does not cover other spellings.
-    pub(super) fn other_spellings(&mut self, node: &Node, inherited: Inherited<'_>) {
+    pub(crate) fn other_spellings(&mut self, node: &Node, inherited: Inherited<'_>) {
         let is_of_file = |child: &&Child| usize::try_from(child.file) == Ok(inherited.file);
         for child in node.children.iter().filter(is_of_file) {
-            let (Some(decides), Some(pattern)) = (child.decides(), child.pattern()) else { continue };
-            let reading = inherited.readings.of(child.key.text().as_bytes()).map(AsRef::as_ref);
-            if !is_of_paths(child, pattern, reading) {
+            let (Some(action), Some(pattern)) = (child.action(), child.pattern()) else { continue };
+            let normalizer = inherited.normalizers.of(child.key.text().as_bytes()).map(AsRef::as_ref);
+            if !is_of_paths(child, pattern, normalizer) {
                 continue;
             }
             let key = child.key.example();
             let is_decided_so = |path: &str| {
-                let chosen = node.child(inherited.readings, &Entry::new(key.clone(), path.to_owned()));
-                chosen.and_then(Child::decides) == Some(decides)
+                let chosen = node.child(inherited.normalizers, &Entry::new(key.clone(), path.to_owned()));
+                chosen.and_then(Child::action) == Some(action)
             };
-            let (spelled, what) = match decides {
-                Decides::Exempt => {
-                    (around_exempt(pattern).into_iter().find(|path| is_decided_so(path)), "also exempts")
-                }
-                Decides::Deny => {
-                    (around_denied(pattern).into_iter().find(|path| !is_decided_so(path)), "does not deny")
-                }
+            let (spelled, what) = match action {
+                Action::Exempt => (around_exempt(pattern).into_iter().find(|path| is_decided_so(path)), "also exempts"),
+                Action::Deny => (around_denied(pattern).into_iter().find(|path| !is_decided_so(path)), "does not deny"),
             };
             let Some(spelled) = spelled else { continue };
             let spelled = if child.is_hidden { "another spelling".to_owned() } else { quoted(&spelled) };
-            let is_read = reading.is_some_and(|reading| reading.form == Form::Path);
+            let is_read = normalizer.is_some_and(|normalizer| normalizer.form == Form::Path);
             let todo = if is_read {
                 "deny them in items before this one (`value: \"*;*\"`, `\"*%2F*\"` and `\"*%5C*\"` with `deny: true`), or have the gateway refuse them"
                     .to_owned()
@@ -49,16 +46,16 @@ impl Compiler<'_> {
                     child.key.text()
                 )
             };
-            let message = format!("{} {what} {spelled}. {SPELLINGS}: {todo}", quoted(&label(child)));
+            let message = format!("{} {what} {spelled}. {SPELLINGS}: {todo}", quoted(&child.label()));
             self.warning(inherited.file, child.place, message);
         }
     }
 }
 
 /// Returns true if `pattern` is a wildcard for paths: by `as: path`, by the name of the key, or by its first `/`.
-fn is_of_paths(child: &Child, pattern: &Pattern, reading: Option<&Reading>) -> bool {
+fn is_of_paths(child: &Child, pattern: &Pattern, normalizer: Option<&Normalizer>) -> bool {
     let is_wild = !pattern.is_literal() && pattern.text().bytes().any(|byte| !matches!(byte, b'*' | b'/'));
-    let is_path = || match reading.map(|reading| reading.form) {
+    let is_path = || match normalizer.map(|normalizer| normalizer.form) {
         Some(Form::Path) => true,
         Some(Form::Ip { .. }) => false,
         Some(Form::Text) | None => {

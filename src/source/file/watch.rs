@@ -17,11 +17,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::load::{Names, Places};
 
 /// Debounce: reload after 100 ms without file events. A file that is written in several steps is complete by then.
-const QUIET: Duration = Duration::from_millis(100);
+const DEBOUNCE: Duration = Duration::from_millis(100);
 /// Maximum debounce: 1 s. Some directories have events all the time.
-const LATEST: Duration = Duration::from_secs(1);
+const MAX_DEBOUNCE: Duration = Duration::from_secs(1);
 /// Polling interval: 10 s. Network file systems send no events for writes of other machines.
-const UNASKED: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of watched directories: 1,024. Some systems allow 8,192 for all processes of a user.
 const MOST_DIRECTORIES: usize = 1_024;
 
@@ -30,28 +30,28 @@ const MOST_DIRECTORIES: usize = 1_024;
 pub struct Watch {
     /// `None` if the system provides no watcher.
     watcher: Option<Mutex<RecommendedWatcher>>,
-    ear: Arc<Ear>,
+    events: Arc<EventSink>,
 }
 
 /// Reason for a look at the rule files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum Trigger {
     /// A change was reported, or may have gone unseen: events were lost, or a directory is newly watched.
-    Told,
+    Event,
     /// The polling interval has passed without an event.
-    Unasked,
+    Poll,
 }
 
 /// Receiver of events, on the thread of the watcher. No caller may wait for the watcher while `watched` is locked: that would
 /// be a deadlock, because the watcher replies from that thread.
 #[derive(Debug, Default)]
-struct Ear {
+struct EventSink {
     /// Watched directories, by the path under which the watcher knows them.
     watched: Mutex<HashMap<PathBuf, Watched>>,
     /// Last error of the watcher.
-    trouble: Mutex<Option<String>>,
+    error: Mutex<Option<String>>,
     /// Notified at each change.
-    bell: Notify,
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -68,13 +68,13 @@ impl Watch {
     /// Creates a watch without directories. Returns an error too if only polling is possible: most systems allow a user 128
     /// watchers.
     pub fn new() -> (Self, Option<io::Error>) {
-        let ear = Arc::new(Ear::default());
-        let hears = Arc::clone(&ear);
-        let (watcher, error) = match notify::recommended_watcher(move |event| hears.hear(event)) {
+        let events = Arc::new(EventSink::default());
+        let sink = Arc::clone(&events);
+        let (watcher, error) = match notify::recommended_watcher(move |event| sink.receive(event)) {
             Ok(watcher) => (Some(Mutex::new(watcher)), None),
             Err(error) => (None, Some(io::Error::other(error))),
         };
-        (Self { watcher, ear }, error)
+        (Self { watcher, events }, error)
     }
 
     /// Watches the directories in `places`, and no others. A directory that is new may have changed before it was watched, so
@@ -92,20 +92,20 @@ impl Watch {
             let wanted = watched.directory.and_then(|directory| wanted.get(&directory));
             wanted.is_none_or(|(wanted, _)| wanted != path)
         };
-        let stale: Vec<_> = self.ear.watched.lock().extract_if(is_stale).collect();
+        let stale: Vec<_> = self.events.watched.lock().extract_if(is_stale).collect();
         for (path, _) in stale {
             // An error here means that the watcher has seen the directory go and removed it already.
             let _ = watcher.unwatch(&path);
         }
         for (directory, (path, names)) in wanted {
             // Before `watch`, so that events never refer to an unknown directory.
-            if !self.ear.expect(&path, directory, names) {
+            if !self.events.expect(&path, directory, names) {
                 continue;
             }
             match watcher.watch(&path, RecursiveMode::NonRecursive) {
-                Ok(()) => self.ear.bell.notify_one(),
+                Ok(()) => self.events.changed.notify_one(),
                 Err(error) => {
-                    self.ear.watched.lock().remove(&path);
+                    self.events.watched.lock().remove(&path);
                     // If the directory is gone meanwhile, its parent's watch reports that.
                     if !matches!(error.kind, notify::ErrorKind::PathNotFound) {
                         outcome = Err(io::Error::other(error));
@@ -113,25 +113,25 @@ impl Watch {
                 }
             }
         }
-        let trouble = self.ear.trouble.lock().take();
-        outcome.and(trouble.map_or(Ok(()), |trouble| Err(io::Error::other(trouble))))
+        let error = self.events.error.lock().take();
+        outcome.and(error.map_or(Ok(()), |error| Err(io::Error::other(error))))
     }
 
     /// Waits for a change and the end of its debounce, or for the polling interval. Returns which of them it was.
-    pub async fn changed(&self) -> Why {
-        let bell = &self.ear.bell;
-        if timeout(UNASKED, bell.notified()).await.is_err() {
-            return Why::Unasked;
+    pub async fn changed(&self) -> Trigger {
+        let changed = &self.events.changed;
+        if timeout(POLL_INTERVAL, changed.notified()).await.is_err() {
+            return Trigger::Poll;
         }
-        let latest = Instant::now() + LATEST;
-        let quiet = async { while timeout(QUIET, bell.notified()).await.is_ok() {} };
+        let latest = Instant::now() + MAX_DEBOUNCE;
+        let quiet = async { while timeout(DEBOUNCE, changed.notified()).await.is_ok() {} };
         // After the maximum debounce, reload although events continue.
         let _ = timeout_at(latest, quiet).await;
-        Why::Told
+        Trigger::Event
     }
 }
 
-impl Ear {
+impl EventSink {
     /// Sets the names that count as changes in a directory. Returns true if the watcher does not watch the directory yet.
     fn expect(&self, path: &Path, directory: Directory, names: Names) -> bool {
         let mut watched = self.watched.lock();
@@ -145,16 +145,16 @@ impl Ear {
     }
 
     /// Notifies the waiting task if `event` may change the rules.
-    fn hear(&self, event: notify::Result<Event>) {
+    fn receive(&self, event: notify::Result<Event>) {
         let is_change = match event {
             Ok(event) => self.is_change(&event),
             Err(error) => {
-                *self.trouble.lock() = Some(error.to_string());
+                *self.error.lock() = Some(error.to_string());
                 true
             }
         };
         if is_change {
-            self.bell.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -166,7 +166,7 @@ impl Ear {
         let is_gone =
             matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
         let mut watched = self.watched.lock();
-        let is_told = |path: &PathBuf| {
+        let is_relevant = |path: &PathBuf| {
             if watched.contains_key(path) {
                 // The watcher also drops all watches below this path.
                 let below = watched.iter_mut().filter(|(other, _)| is_gone && other.starts_with(path));
@@ -179,9 +179,9 @@ impl Ear {
                 Names::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
             })
         };
-        // A lost event or one matching path makes a change. Every path is examined, because `is_told` also marks directories
+        // A lost event or one matching path makes a change. Every path is examined, because `is_relevant` also marks directories
         // that are gone.
-        event.paths.iter().map(is_told).fold(event.need_rescan(), |is_change, is_told| is_change | is_told)
+        event.paths.iter().map(is_relevant).fold(event.need_rescan(), |is_change, is_relevant| is_change | is_relevant)
     }
 }
 
@@ -250,7 +250,7 @@ mod tests {
             let mut watcher = notify::recommended_watcher(sender).unwrap();
             let mark = tempfile::tempdir().unwrap();
             watcher.watch(mark.path(), RecursiveMode::NonRecursive).unwrap();
-            let watch = Watch { watcher: Some(Mutex::new(watcher)), ear: Arc::default() };
+            let watch = Watch { watcher: Some(Mutex::new(watcher)), events: Arc::default() };
             Self { watch, events, mark }
         }
 
@@ -259,7 +259,7 @@ mod tests {
         }
 
         /// Returns true if there was a change since the last call.
-        fn is_told(&self) -> bool {
+        fn is_relevant(&self) -> bool {
             let mark = self.mark.path().join("mark");
             fs::create_dir(&mark).unwrap();
             fs::remove_dir(&mark).unwrap();
@@ -269,13 +269,13 @@ mod tests {
                 if event.as_ref().is_ok_and(is_mark) {
                     break;
                 }
-                self.watch.ear.hear(event);
+                self.watch.events.receive(event);
             }
-            self.watch.ear.bell.notified().now_or_never().is_some()
+            self.watch.events.changed.notified().now_or_never().is_some()
         }
 
         fn watched(&self) -> usize {
-            self.watch.ear.watched.lock().len()
+            self.watch.events.watched.lock().len()
         }
     }
 
@@ -285,9 +285,9 @@ mod tests {
         let scene = Scene::new();
         let places = place(directory.path(), &["rules.yaml"]);
         scene.follow(&places);
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         scene.follow(&places);
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
     }
 
     #[test]
@@ -296,18 +296,18 @@ mod tests {
         let at = |name: &str| directory.path().join(name);
         let scene = Scene::new();
         scene.follow(&place(directory.path(), &["rules.yaml"]));
-        scene.is_told();
+        scene.is_relevant();
         fs::write(at("other.yaml"), "").unwrap();
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
         fs::write(at("rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::rename(at("other.yaml"), at("rules.yaml")).unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::remove_file(at("rules.yaml")).unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         scene.follow(&place(directory.path(), &[]));
         fs::write(at("other.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
     }
 
     #[test]
@@ -317,10 +317,10 @@ mod tests {
         fs::write(&file, "domain: d").unwrap();
         let scene = Scene::new();
         scene.follow(&place(directory.path(), &[]));
-        scene.is_told();
+        scene.is_relevant();
         fs::read(&file).unwrap();
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
     }
 
     #[test]
@@ -330,18 +330,18 @@ mod tests {
         fs::create_dir(&at).unwrap();
         let scene = Scene::new();
         scene.follow(&place(&at, &[]));
-        scene.is_told();
+        scene.is_relevant();
         fs::remove_dir(&at).unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::create_dir(&at).unwrap();
         scene.follow(&place(&at, &[]));
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::write(at.join("rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         scene.follow(&Places::new());
-        scene.is_told();
+        scene.is_relevant();
         fs::write(at.join("rules.yaml"), "").unwrap();
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
         assert_eq!(scene.watched(), 0);
     }
 
@@ -355,16 +355,16 @@ mod tests {
         places.extend(place(&at.join("deep"), &[]));
         let scene = Scene::new();
         scene.follow(&places);
-        scene.is_told();
+        scene.is_relevant();
         fs::rename(&at, &away).unwrap();
         fs::rename(&away, &at).unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         scene.follow(&places);
-        scene.is_told();
+        scene.is_relevant();
         fs::write(at.join("deep/rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::write(at.join("rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
     }
 
     #[test]
@@ -376,16 +376,16 @@ mod tests {
         let places = place(&at("release/config"), &[]);
         let scene = Scene::new();
         scene.follow(&places);
-        scene.is_told();
+        scene.is_relevant();
         fs::rename(at("release"), at("before")).unwrap();
         fs::rename(at("next"), at("release")).unwrap();
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
         scene.follow(&places);
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
         fs::write(at("before/config/rules.yaml"), "").unwrap();
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
         fs::write(at("release/config/rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
     }
 
     #[test]
@@ -399,18 +399,18 @@ mod tests {
         places.extend(place(&at("1"), &["b.yaml"]));
         let scene = Scene::new();
         scene.follow(&places);
-        scene.is_told();
+        scene.is_relevant();
         for name in ["a.yaml", "b.yaml"] {
             fs::write(at("1").join(name), "").unwrap();
-            assert!(scene.is_told(), "{name}");
+            assert!(scene.is_relevant(), "{name}");
         }
         fs::remove_file(at("0_current")).unwrap();
         symlink("2", at("0_current")).unwrap();
         scene.follow(&places);
-        scene.is_told();
-        for (path, is_told) in [("1/b.yaml", true), ("1/a.yaml", false), ("2/a.yaml", true), ("2/b.yaml", false)] {
+        scene.is_relevant();
+        for (path, is_relevant) in [("1/b.yaml", true), ("1/a.yaml", false), ("2/a.yaml", true), ("2/b.yaml", false)] {
             fs::write(at(path), "").unwrap();
-            assert_eq!(scene.is_told(), is_told, "{path}");
+            assert_eq!(scene.is_relevant(), is_relevant, "{path}");
         }
     }
 
@@ -420,9 +420,9 @@ mod tests {
         let path = Path::new(directory.path().file_name().unwrap());
         let scene = Scene::new();
         scene.follow(&place(path, &["rules.yaml"]));
-        scene.is_told();
+        scene.is_relevant();
         fs::write(path.join("rules.yaml"), "").unwrap();
-        assert!(scene.is_told());
+        assert!(scene.is_relevant());
     }
 
     #[test]
@@ -431,15 +431,15 @@ mod tests {
         let scene = Scene::new();
         let places = place(directory.path(), &["rules.yaml"]);
         scene.follow(&places);
-        scene.is_told();
-        let hear = |event| scene.watch.ear.hear(event);
+        scene.is_relevant();
+        let hear = |event| scene.watch.events.receive(event);
         hear(Ok(Event::new(EventKind::Remove(RemoveKind::File)).add_path("elsewhere/rules.yaml".into())));
-        assert!(!scene.is_told());
+        assert!(!scene.is_relevant());
         hear(Ok(Event::new(EventKind::Other).set_flag(Flag::Rescan)));
-        assert!(scene.is_told());
-        hear(Err(notify::Error::generic("the system lost its ear")));
-        assert!(scene.is_told());
-        assert_eq!(scene.watch.follow(&places).unwrap_err().to_string(), "the system lost its ear");
+        assert!(scene.is_relevant());
+        hear(Err(notify::Error::generic("the system lost its events")));
+        assert!(scene.is_relevant());
+        assert_eq!(scene.watch.follow(&places).unwrap_err().to_string(), "the system lost its events");
     }
 
     #[test]
@@ -458,24 +458,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_looked_once_all_is_quiet_or_after_a_second_or_unasked_after_ten() {
-        let watch = Watch { watcher: None, ear: Arc::default() };
+        let watch = Watch { watcher: None, events: Arc::default() };
         let waited = async || {
             let began = Instant::now();
             (watch.changed().await, began.elapsed())
         };
-        assert_eq!(waited().await, (Why::Unasked, 10_000 * MS));
-        watch.ear.bell.notify_one();
-        assert_eq!(waited().await, (Why::Told, 100 * MS));
+        assert_eq!(waited().await, (Trigger::Poll, 10_000 * MS));
+        watch.events.changed.notify_one();
+        assert_eq!(waited().await, (Trigger::Event, 100 * MS));
         let ringing = async {
             loop {
-                watch.ear.bell.notify_one();
+                watch.events.changed.notify_one();
                 tokio::time::sleep(90 * MS).await;
             }
         };
         tokio::select! {
             biased;
             () = ringing => {}
-            waited = waited() => assert_eq!(waited, (Why::Told, 1_000 * MS)),
+            waited = waited() => assert_eq!(waited, (Trigger::Event, 1_000 * MS)),
         }
     }
 }

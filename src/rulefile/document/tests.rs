@@ -9,7 +9,8 @@ use serde_json::json;
 use super::{DescriptorNode, Document, LimitNode, LimitsNode, read};
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, FailurePolicy, Micros};
-use crate::rules::problem::{Place, Problem, Severity};
+use crate::rulefile::problem::{Problem, Severity};
+use crate::rules::tree::Place;
 
 /// A file with every key and most of the notations.
 const EVERYTHING: &str = "\

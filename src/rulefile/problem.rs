@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::rules::tree::Place;
+
 /// Maximum number of reported problems per file: 200. Nobody reads more at once; the next load shows the rest.
 const MAX_PROBLEMS: usize = 200;
 
@@ -15,15 +17,6 @@ const MAX_EXCERPT: usize = 160;
 
 /// Maximum length of a quotation from the file in a message: 40 characters. The excerpt shows the rest.
 const MAX_QUOTED: usize = 40;
-
-/// A place in a rule file; line and column count from 1, as in editors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The line.
-    pub line: u32,
-    /// The column, in characters.
-    pub column: u32,
-}
 
 /// A value and its place in a rule file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +53,7 @@ pub struct Problem {
 
 /// The problems of one file while it is read: at most [`MAX_PROBLEMS`]. Errors replace warnings if it is full.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(crate) struct Report {
     file: Arc<str>,
     found: Vec<Problem>,
     warnings: usize,
@@ -94,7 +87,7 @@ impl fmt::Display for Problem {
 
 impl Report {
     /// Returns an empty report for `file`.
-    pub(super) fn new(file: &Arc<str>) -> Self {
+    pub(crate) fn new(file: &Arc<str>) -> Self {
         Self {
             file: Arc::clone(file),
             found: Vec::new(),
@@ -107,23 +100,23 @@ impl Report {
     }
 
     /// Returns true if an error was reported.
-    pub(super) fn has_error(&self) -> bool {
+    pub(crate) fn has_error(&self) -> bool {
         self.has_error
     }
 
     /// Adds an error. Calls `message` only if there is room for it.
-    pub(super) fn error(&mut self, place: Place, message: impl FnOnce() -> String) {
+    pub(crate) fn error(&mut self, place: Place, message: impl FnOnce() -> String) {
         self.has_error = true;
         self.add(place, Severity::Error, message);
     }
 
     /// Adds a warning. Calls `message` only if there is room for it.
-    pub(super) fn warning(&mut self, place: Place, message: impl FnOnce() -> String) {
+    pub(crate) fn warning(&mut self, place: Place, message: impl FnOnce() -> String) {
         self.add(place, Severity::Warning, message);
     }
 
     /// Moves the problems to `problems`, in file order, with excerpts from `text`.
-    pub(super) fn finish(mut self, text: &str, problems: &mut Vec<Problem>) {
+    pub(crate) fn finish(mut self, text: &str, problems: &mut Vec<Problem>) {
         self.found.sort_by_key(|problem| problem.place);
         add_excerpts(text, &mut self.found);
         problems.append(&mut self.found);
@@ -138,13 +131,13 @@ impl Report {
     }
 
     /// Does the same as `finish` for a text that may not be UTF-8. Does not decode `bytes` if there is no problem.
-    pub(super) fn finish_bytes(self, bytes: &[u8], problems: &mut Vec<Problem>) {
+    pub(crate) fn finish_bytes(self, bytes: &[u8], problems: &mut Vec<Problem>) {
         let text = if self.found.is_empty() { Cow::Borrowed("") } else { String::from_utf8_lossy(bytes) };
         self.finish(&text, problems);
     }
 
     /// Does the same as `finish` without excerpts, for files with sensitive values.
-    pub(super) fn finish_hidden(self, problems: &mut Vec<Problem>) {
+    pub(crate) fn finish_hidden(self, problems: &mut Vec<Problem>) {
         let first = problems.len();
         self.finish("", problems);
         problems.iter_mut().skip(first).for_each(|problem| problem.excerpt = None);
@@ -179,7 +172,7 @@ impl Report {
 }
 
 /// Quotes a piece of a file for a message: in backquotes, truncated, and without characters that move the cursor.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     format!("`{}`", shown(text.chars(), MAX_QUOTED))
 }
 

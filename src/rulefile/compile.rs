@@ -1,22 +1,23 @@
 //! Compiler from documents to rules. Reports all errors of all files beyond their shape in one load.
 
 use std::fmt;
-use std::io;
 use std::num::NonZeroU32;
-use std::path::{Path as FilePath, PathBuf};
-use std::rc::Rc;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
-use super::document::{self, AmongNode, DescriptorNode, Document, LimitsNode};
-use super::problem::{Place, Placed, Problem, Report, Severity, quoted};
-use super::reading::{Reading, Readings};
-use super::replacement::Circles;
-use super::tree::{Child, Node, Pattern, Values};
-use super::{Decides, Domain, KeySecret, Rule, RuleSet};
+use super::cycles::Cycles;
+use super::document::{DescriptorNode, Document, LimitsNode, ValueListNode};
+use super::documents::{Documents, File};
+use super::problem::{Placed, Problem, Report, Severity, quoted};
 use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown, StorePolicies};
+use crate::normalize::digest::KeySecret;
+use crate::normalize::pattern::Pattern;
+use crate::normalize::{Normalizer, Normalizers};
+use crate::rules::tree::{Child, Node, Place, Values};
+use crate::rules::{Action, Domain, Modes, Rule, RuleSet};
 
 mod limits;
 mod lists;
@@ -25,17 +26,8 @@ mod paths;
 /// Maximum number of limits of one descriptor: 16, more than two for each of the 7 units. A request charges all.
 const MOST_LIMITS: usize = 16;
 
-/// A rule file: its name for messages, and its content.
-#[derive(Clone, Debug)]
-pub struct File {
-    /// Name in messages.
-    pub name: Arc<str>,
-    /// Content of the file.
-    pub bytes: Vec<u8>,
-}
-
 /// Process settings for the load.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// True if several files may extend one domain.
     pub merge_domains: bool,
@@ -47,27 +39,10 @@ pub struct Options {
     pub shadow_mode: bool,
     /// True if every limit is a quota.
     pub quota_mode: bool,
-    /// Reads a file that a rule file names in `values_file`.
-    pub read_list: fn(&FilePath) -> io::Result<Vec<u8>>,
     /// Key for the digests of sensitive values.
     pub key_secret: Option<KeySecret>,
     /// True if sensitive values without `key_secret` are an error. True in processes that decide requests.
     pub needs_secret: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            merge_domains: false,
-            charging: Charging::default(),
-            policies: StorePolicies::default(),
-            shadow_mode: false,
-            quota_mode: false,
-            read_list: |_| Err(io::Error::other("rules that stand in no file can name none")),
-            key_secret: None,
-            needs_secret: false,
-        }
-    }
 }
 
 /// The rules of a load, and its warnings.
@@ -105,52 +80,40 @@ impl fmt::Display for InvalidRules {
     }
 }
 
-/// Reads and compiles rule files, in the given order.
+/// Compiles the documents of one load.
 ///
 /// # Errors
-/// Returns every error of every file with its place, and the warnings with them.
-pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
-    let mut problems = Vec::new();
-    let documents: Vec<_> = files
-        .iter()
-        .enumerate()
-        .filter_map(|(index, file)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?)))
-        .collect();
+/// Returns every error of every document with its place, and the warnings with them.
+pub fn compile(documents: Documents, options: &Options) -> Result<Loaded, InvalidRules> {
+    let Documents { files, documents, mut problems, lists } = documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
     let shape: HashSet<(Arc<str>, Option<u32>)> = problems
         .iter()
         .filter(|problem| is_wrong(problem))
         .map(|problem| (Arc::clone(&problem.file), problem.place.map(|place| place.line)))
         .collect();
-    let circles = Circles::of(documents.iter().map(|(_, document)| document));
+    let cycles = Cycles::of(documents.iter().map(|(_, document)| document));
     let mut compiler = Compiler {
-        files,
+        files: &files,
         options,
+        lists: &lists,
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
-        list_files: HashMap::default(),
-        list_bytes: 0,
         of_lists: Vec::new(),
-        set: RuleSet {
-            files: files.iter().map(|file| Arc::clone(&file.name)).collect(),
-            quota_mode: options.quota_mode,
-            shadow_mode: options.shadow_mode,
-            ..RuleSet::default()
-        },
+        domains: HashMap::default(),
     };
-    let domains = compiler.domain_wide(&documents);
-    let mut readings = compiler.readings(&documents);
+    let wide = compiler.domain_wide(&documents);
+    let mut normalizers = compiler.normalizers(&documents);
     for (file, document) in documents {
-        compiler.domain(file, document, &circles, &domains, &readings);
+        compiler.domain(file, document, &cycles, &wide, &normalizers);
     }
-    let Compiler { reports, rules, mut set, of_lists, .. } = compiler;
-    set.rules = rules;
-    for (name, domain) in &mut set.domains {
-        domain.readings = readings.remove(&**name).unwrap_or_default();
+    let Compiler { reports, rules, mut domains, of_lists, .. } = compiler;
+    for (name, domain) in &mut domains {
+        domain.normalizers = normalizers.remove(&**name).unwrap_or_default();
         domain.is_enforcing = domain.root.is_enforcing();
     }
     let mut beyond = Vec::new();
-    for (report, file) in reports.into_iter().zip(files) {
+    for (report, file) in reports.into_iter().zip(&files) {
         report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
     beyond.extend(of_lists);
@@ -161,22 +124,21 @@ pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
-    Ok(Loaded { rules: set, warnings: problems })
+    let files = files.iter().map(|file| Arc::clone(&file.name)).collect();
+    let modes = Modes { shadow: options.shadow_mode, quota: options.quota_mode };
+    Ok(Loaded { rules: RuleSet::new(domains, files, rules, modes), warnings: problems })
 }
 
 struct Compiler<'a> {
     files: &'a [File],
-    options: Options,
+    options: &'a Options,
+    lists: &'a HashMap<PathBuf, Result<Vec<u8>, String>>,
     /// Problems beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
-    /// List files that rule files name, each read once.
-    list_files: HashMap<PathBuf, Option<Rc<Vec<u8>>>>,
-    /// Total bytes of the list files.
-    list_bytes: usize,
     /// Problems of the list files.
     of_lists: Vec<Problem>,
-    set: RuleSet,
+    domains: HashMap<Box<str>, Domain>,
 }
 
 /// Properties that an item inherits from the items above it.
@@ -187,8 +149,8 @@ struct Inherited<'a> {
     policies: StorePolicies,
     remembers_refusals: bool,
     domain: &'a str,
-    circles: &'a Circles,
-    readings: &'a Readings,
+    cycles: &'a Cycles,
+    normalizers: &'a Normalizers,
 }
 
 /// Settings of a whole domain, and the index of its first file.
@@ -235,9 +197,9 @@ impl Compiler<'_> {
         &mut self,
         file: usize,
         document: Document,
-        circles: &Circles,
+        cycles: &Cycles,
         domains: &HashMap<String, DomainWide>,
-        readings: &HashMap<String, Readings>,
+        normalizers: &HashMap<String, Normalizers>,
     ) {
         let name = document.domain.value;
         let wide = domains.get(&name).copied().unwrap_or_default();
@@ -253,39 +215,39 @@ impl Compiler<'_> {
         let policies = self.options.policies.inside(wide.on_store_failure, wide.on_store_overload);
         let colocation = wide.colocate.unwrap_or_default();
         let new = || {
-            let (readings, root) = (Readings::default(), Node::default());
-            Domain { charging, policies, colocation, readings, root, is_enforcing: false }
+            let (normalizers, root) = (Normalizers::default(), Node::default());
+            Domain { charging, policies, colocation, normalizers, root, is_enforcing: false }
         };
-        let mut domain = self.set.domains.remove(name.as_str()).unwrap_or_else(new);
-        let none = Readings::default();
-        let readings = readings.get(&name).unwrap_or(&none);
+        let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(new);
+        let none = Normalizers::default();
+        let normalizers = normalizers.get(&name).unwrap_or(&none);
         let inherited =
-            Inherited { file, charging, policies, remembers_refusals: true, domain: &name, circles, readings };
+            Inherited { file, charging, policies, remembers_refusals: true, domain: &name, cycles, normalizers };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
-        self.set.domains.insert(name.into(), domain);
+        self.domains.insert(name.into(), domain);
     }
 
     fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
         node.children.reserve_exact(items.len());
         for mut item in items {
             let place = item.place;
-            let among = item.among.take();
-            let Some(child) = self.child(item, among.as_deref(), path, inherited) else { continue };
-            let shared = inherited.readings.of(child.key.text().as_bytes());
-            let reading = shared.map(AsRef::as_ref);
+            let value_list = item.value_list.take();
+            let Some(child) = self.child(item, value_list.as_deref(), path, inherited) else { continue };
+            let shared = inherited.normalizers.of(child.key.text().as_bytes());
+            let normalizer = shared.map(AsRef::as_ref);
             let added = node.add(child, shared);
             if added.is_ok()
-                && let Some(among) = &among
+                && let Some(value_list) = &value_list
             {
-                self.members(node, among, reading, inherited);
+                self.list_values(node, value_list, normalizer, inherited);
             }
             if let Err(earlier) = added {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
                 let message = format!(
                     "duplicate descriptor {}: it stands on this level in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
-                    quoted(&label(earlier)),
+                    quoted(&earlier.label()),
                     first.line
                 );
                 self.error(inherited.file, place, message);
@@ -297,7 +259,7 @@ impl Compiler<'_> {
     fn child(
         &mut self,
         item: DescriptorNode,
-        among: Option<&AmongNode>,
+        value_list: Option<&ValueListNode>,
         path: &Arc<Path>,
         above: Inherited<'_>,
     ) -> Option<Child> {
@@ -307,7 +269,7 @@ impl Compiler<'_> {
             policies: above.policies.inside(item.on_store_failure, item.on_store_overload),
             ..above
         };
-        let decides = self.decides(&item, inherited.file);
+        let action = self.action(&item, inherited.file);
         let Some(key) = &item.key else {
             self.error(
                 inherited.file,
@@ -317,8 +279,8 @@ impl Compiler<'_> {
             return None;
         };
         let key = key.value.clone();
-        let reading = inherited.readings.of(key.as_bytes()).map(AsRef::as_ref);
-        let values = self.values(&item, among, &key, inherited.readings, inherited.file);
+        let normalizer = inherited.normalizers.of(key.as_bytes()).map(AsRef::as_ref);
+        let values = self.values(&item, value_list, &key, inherited.normalizers, inherited.file);
         let shown = if item.share_threshold.is_some() {
             Shown::Pattern
         } else if item.value_to_metric && !matches!(&values, Values::Pattern(one) if one.is_literal()) {
@@ -326,12 +288,12 @@ impl Compiler<'_> {
         } else {
             Shown::Word
         };
-        let path = Arc::new(Path::below(path, &key, word(&values, &key, reading).as_deref(), shown));
+        let path = Arc::new(Path::below(path, &key, word(&values, &key, normalizer).as_deref(), shown));
         let mut child = Child {
             key: Pattern::new(key),
             values,
             is_shared: item.share_threshold.is_some(),
-            is_hidden: reading.is_some_and(|reading| reading.sensitive.is_some()),
+            is_hidden: normalizer.is_some_and(|normalizer| normalizer.digester.is_some()),
             file: u32::try_from(inherited.file).unwrap_or(u32::MAX),
             place: item.place,
             rule: None,
@@ -339,18 +301,18 @@ impl Compiler<'_> {
         };
         if let Some(place) = item.share_threshold
             && child.key.is_literal()
-            && among.is_none()
+            && value_list.is_none()
             && child.pattern().is_none_or(Pattern::is_literal)
         {
             let message = format!(
                 "share_threshold lets the values of a wildcard or a list share one counter, but {} has no `*`: remove it, or write a value such as `v*`",
-                quoted(&label(&child))
+                quoted(&child.label())
             );
             self.error(inherited.file, place, message);
         }
         let request_cost = self.at_least_one(item.request_cost.as_ref(), inherited.file);
         let limits = self.limits(item.limits, inherited);
-        if limits.is_some() || decides.is_some() || request_cost.get() > 1 {
+        if limits.is_some() || action.is_some() || request_cost.get() > 1 {
             let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
             if item.quiet.is_some() && limits.iter().any(|limit| limit.warn_at.is_some()) {
                 let message =
@@ -379,7 +341,7 @@ impl Compiler<'_> {
                 charging: inherited.charging,
                 policies: inherited.policies,
                 remembers_refusals: inherited.remembers_refusals,
-                decides,
+                action,
                 request_cost,
             });
             self.rules = self.rules.saturating_add(1);
@@ -396,16 +358,16 @@ impl Compiler<'_> {
     }
 
     /// Returns the decision of an item for the whole request. Reports keys that such a decision makes useless.
-    fn decides(&mut self, item: &DescriptorNode, file: usize) -> Option<Decides> {
-        let (decides, word, place) = match (item.deny, item.exempt) {
+    fn action(&mut self, item: &DescriptorNode, file: usize) -> Option<Action> {
+        let (action, word, place) = match (item.deny, item.exempt) {
             (None, None) => return None,
             (Some(_), Some(place)) => {
                 let message = "`deny` and `exempt` stand on one item: remove one of the two".to_owned();
                 self.error(file, place, message);
                 return None;
             }
-            (Some(place), None) => (Decides::Deny, "deny", place),
-            (None, Some(place)) => (Decides::Exempt, "exempt", place),
+            (Some(place), None) => (Action::Deny, "deny", place),
+            (None, Some(place)) => (Action::Exempt, "exempt", place),
         };
         let beside = [
             (!matches!(item.limits, LimitsNode::None), "a limit"),
@@ -414,14 +376,14 @@ impl Compiler<'_> {
             (item.quota_mode, "`quota_mode`"),
             (item.share_threshold.is_some(), "`share_threshold`"),
             (item.shadow_mode, "`shadow_mode`"),
-            (decides == Decides::Exempt && item.message.is_some(), "`message`"),
+            (action == Action::Exempt && item.message.is_some(), "`message`"),
         ];
         for (_, what) in beside.into_iter().filter(|(is_there, _)| *is_there) {
             let message =
                 format!("`{word}` decides the whole request, so {what} beside it is never used: remove one of the two");
             self.error(file, place, message);
         }
-        Some(decides)
+        Some(action)
     }
 
     /// Returns the factor in `found`, 1 if there is none. Reports a factor of 0.
@@ -444,24 +406,13 @@ impl Compiler<'_> {
 }
 
 /// Returns the text for the item's values in the rule's path; `None` for any value.
-fn word(values: &Values, key: &str, reading: Option<&Reading>) -> Option<String> {
+fn word(values: &Values, key: &str, normalizer: Option<&Normalizer>) -> Option<String> {
     match values {
         Values::Any => None,
         Values::Pattern(pattern) => {
-            let digest = reading.and_then(|reading| reading.digest(key.as_bytes(), pattern.text().as_bytes()));
+            let digest = normalizer.and_then(|normalizer| normalizer.digest(key.as_bytes(), pattern.text().as_bytes()));
             Some(digest.unwrap_or_else(|| pattern.text().to_owned()))
         }
         Values::Listed(listed) => Some(listed.shown.to_string()),
-    }
-}
-
-/// Returns `key=value`, or the key alone. Masks hidden values.
-pub(super) fn label(child: &Child) -> String {
-    let key = child.key.text();
-    match &child.values {
-        Values::Any => key.to_owned(),
-        Values::Pattern(_) if child.is_hidden => format!("{key}=***"),
-        Values::Pattern(value) => format!("{key}={}", value.text()),
-        Values::Listed(listed) => format!("{key}={}", listed.shown),
     }
 }

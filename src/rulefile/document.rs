@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::problem::{Place, Placed, Problem, Report};
+use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros};
+use crate::rules::tree::Place;
 
 mod keys;
 mod reader;
@@ -26,14 +27,14 @@ pub struct Document {
     /// Counters of the domain that share a Redis cluster slot.
     pub colocate: Option<Colocation>,
     /// Normalisation of the values of some entries.
-    pub entries: Vec<ReadingNode>,
+    pub entries: Vec<EntryNode>,
     /// Descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
 }
 
 /// Settings of one key in `entries`, as written.
 #[derive(Clone, Debug)]
-pub struct ReadingNode {
+pub struct EntryNode {
     /// The entry's key.
     pub key: Placed<String>,
     /// Form of the values (`as`).
@@ -72,7 +73,7 @@ pub struct DescriptorNode {
     /// Value; `None` (any value) if missing, null or empty.
     pub value: Option<Placed<String>>,
     /// Lists in place of a value, if any.
-    pub among: Option<Box<AmongNode>>,
+    pub value_list: Option<Box<ValueListNode>>,
     /// Place of `deny: true`, if written.
     pub deny: Option<Place>,
     /// Place of `exempt: true`, if written.
@@ -111,7 +112,7 @@ pub struct DescriptorNode {
 
 /// Lists of values of one item, as written.
 #[derive(Clone, Debug, Default)]
-pub struct AmongNode {
+pub struct ValueListNode {
     /// Networks (`cidr`).
     pub cidr: Vec<Placed<String>>,
     /// Addresses, networks or texts (`values`).

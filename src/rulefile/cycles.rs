@@ -8,7 +8,7 @@ use super::document::{DescriptorNode, Document, LimitsNode};
 
 /// Ignored replacements, by domain and by name of the replacing limit.
 #[derive(Debug, Default)]
-pub(super) struct Circles(HashMap<String, HashMap<String, HashSet<String>>>);
+pub(crate) struct Cycles(HashMap<String, HashMap<String, HashSet<String>>>);
 
 /// Graph of the limit names of one domain: an edge goes from a limit to each limit that it replaces.
 #[derive(Default)]
@@ -18,19 +18,19 @@ struct Names<'a> {
     replaced: Vec<Vec<usize>>,
 }
 
-impl Circles {
+impl Cycles {
     /// Finds the cycles among the limits of each domain.
-    pub(super) fn of<'a>(documents: impl Iterator<Item = &'a Document>) -> Self {
+    pub(crate) fn of<'a>(documents: impl Iterator<Item = &'a Document>) -> Self {
         let mut by_domain: HashMap<&str, Names<'_>> = HashMap::default();
         for document in documents {
             by_domain.entry(&document.domain.value).or_default().gather(&document.descriptors);
         }
-        let circles = by_domain.into_iter().map(|(domain, names)| (domain.to_owned(), names.circles()));
-        Self(circles.filter(|(_, circles)| !circles.is_empty()).collect())
+        let cycles = by_domain.into_iter().map(|(domain, names)| (domain.to_owned(), names.cycles()));
+        Self(cycles.filter(|(_, cycles)| !cycles.is_empty()).collect())
     }
 
     /// Returns the names that limit `name` lists in `replaces` without effect, because they form a cycle with it.
-    pub(super) fn not_replaced(&self, domain: &str, name: &str) -> Option<&HashSet<String>> {
+    pub(crate) fn not_replaced(&self, domain: &str, name: &str) -> Option<&HashSet<String>> {
         self.0.get(domain)?.get(name)
     }
 }
@@ -63,15 +63,15 @@ impl<'a> Names<'a> {
     }
 
     /// Returns the edges on cycles: those within one strongly connected component.
-    fn circles(&self) -> HashMap<String, HashSet<String>> {
+    fn cycles(&self) -> HashMap<String, HashSet<String>> {
         let component = self.components();
-        let mut circles: HashMap<String, HashSet<String>> = HashMap::default();
+        let mut cycles: HashMap<String, HashSet<String>> = HashMap::default();
         for (from, replaced) in self.replaced.iter().enumerate() {
             for &to in replaced.iter().filter(|&&to| to != from && component[to] == component[from]) {
-                circles.entry(self.names[from].to_owned()).or_default().insert(self.names[to].to_owned());
+                cycles.entry(self.names[from].to_owned()).or_default().insert(self.names[to].to_owned());
             }
         }
-        circles
+        cycles
     }
 
     /// Returns the component of each name (algorithm of Kosaraju and Sharir). It does not recurse, because a file can chain any
@@ -93,8 +93,8 @@ impl<'a> Names<'a> {
         for &start in finished.iter().rev() {
             let mut members = Vec::new();
             visit(start, &backwards, &mut seen, &mut members);
-            for member in members {
-                component[member] = start;
+            for list_value in members {
+                component[list_value] = start;
             }
         }
         component

@@ -2,7 +2,7 @@
 
 /// A kind of mapping in a rule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
+pub(crate) enum Level {
     /// The file itself.
     File,
     /// An item of `descriptors`.
@@ -12,19 +12,19 @@ pub(super) enum Level {
     /// An item of `replaces`.
     Replaced,
     /// A value in `entries`.
-    Reading,
+    Normalizer,
     /// `delay`.
     Delay,
 }
 
 /// A key and its place.
 #[derive(Debug)]
-pub(super) struct Key {
+pub(crate) struct Key {
     /// The key as written.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     levels: &'static [Level],
     /// True for keys of the reference, which ignores them in a wrong place. Our own keys in a wrong place are an error.
-    pub(super) is_of_reference: bool,
+    pub(crate) is_of_reference: bool,
 }
 
 /// Length above which words are not compared: 40 characters. The longest key has 17.
@@ -38,11 +38,11 @@ static KEYS: [Key; 48] = [
     own("remember_refusals", &[Level::Descriptor]),
     own("colocate", &[Level::File]),
     own("entries", &[Level::File]),
-    own("as", &[Level::Reading]),
-    own("v4_prefix", &[Level::Reading]),
-    own("v6_prefix", &[Level::Reading]),
-    own("case", &[Level::Reading]),
-    own("sensitive", &[Level::Reading]),
+    own("as", &[Level::Normalizer]),
+    own("v4_prefix", &[Level::Normalizer]),
+    own("v6_prefix", &[Level::Normalizer]),
+    own("case", &[Level::Normalizer]),
+    own("sensitive", &[Level::Normalizer]),
     of_reference("descriptors", &[Level::File, Level::Descriptor]),
     of_reference("key", &[Level::Descriptor]),
     of_reference("value", &[Level::Descriptor]),
@@ -83,36 +83,36 @@ static KEYS: [Key; 48] = [
 
 impl Level {
     /// Returns the level's place as the end of a sentence, as in `` `x` does nothing ... ``.
-    pub(super) const fn inside(self) -> &'static str {
+    pub(crate) const fn inside(self) -> &'static str {
         match self {
             Self::File => "at the top of the file",
             Self::Descriptor => "beside `key`",
             Self::Limit => "inside `rate_limit`",
             Self::Replaced => "inside `replaces`",
-            Self::Reading => "inside an item of `entries`",
+            Self::Normalizer => "inside an item of `entries`",
             Self::Delay => "inside `delay`",
         }
     }
 
     /// Returns the keys that belong at this level.
-    pub(super) fn names(self) -> impl Iterator<Item = &'static str> + Clone {
+    pub(crate) fn names(self) -> impl Iterator<Item = &'static str> + Clone {
         KEYS.iter().filter(move |key| key.belongs(self)).map(|key| key.name)
     }
 }
 
 impl Key {
     /// Returns the key named `name`.
-    pub(super) fn find(name: &str) -> Option<&'static Self> {
+    pub(crate) fn find(name: &str) -> Option<&'static Self> {
         KEYS.iter().find(|key| key.name == name)
     }
 
     /// Returns true if the key belongs at `level`.
-    pub(super) fn belongs(&self, level: Level) -> bool {
+    pub(crate) fn belongs(&self, level: Level) -> bool {
         self.levels.contains(&level)
     }
 
     /// Returns the key's place as the end of a sentence that begins with `write it`.
-    pub(super) fn home(&self) -> &'static str {
+    pub(crate) fn home(&self) -> &'static str {
         match self.levels {
             [Level::File, Level::Descriptor] => "at the top of the file or beside `key`",
             [Level::Descriptor] if self.name == "key" => "in an item of `descriptors`",
@@ -132,7 +132,7 @@ const fn own(name: &'static str, levels: &'static [Level]) -> Key {
 }
 
 /// Returns advice for an unknown word: the nearest known word, or all of them.
-pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+pub(crate) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(word, known.clone()) {
         Some(near) => format!("did you mean `{near}`?"),
         None if known.clone().nth(1).is_none() => {
@@ -143,7 +143,7 @@ pub(super) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clon
 }
 
 /// Returns the known word with the fewest mistakes against `word`; `None` if even that has too many.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if word.chars().nth(MAX_WORD).is_some() {
         return None;
     }
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn every_key_has_a_home() {
-        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced, Level::Reading, Level::Delay] {
+        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced, Level::Normalizer, Level::Delay] {
             for name in level.names() {
                 let key = Key::find(name).unwrap();
                 assert!(key.belongs(level) && !key.home().is_empty(), "{name}");

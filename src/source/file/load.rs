@@ -1,4 +1,4 @@
-//! Loader of rule files: reads all of them, compares them with the last load, and compiles them if they differ.
+//! Loader of rule files: reads all of them, compares them with the last load, and parses them if they differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -7,45 +7,44 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::file::{Found, ListPrint, Source, list_print, noting_lists};
-use crate::rules::{self, File, Loaded, Options};
+use super::find::{FoundFiles, Location, read_list};
+use crate::file::Unreadable;
+use crate::rulefile::{Documents, File};
 
 /// Maximum number of links followed from one path: 40, as in Linux.
 const MOST_LINKS: usize = 40;
 /// Maximum number of repetitions of a load whose files change while it runs: 3.
 const MOST_RELOADS: usize = 3;
 
-/// Reads and compiles the rules of a source, as often as it is called.
+/// Reads the rule files of a location, as often as it is called.
 #[derive(Debug)]
 pub struct Loader {
-    source: Source,
-    options: Options,
+    location: Location,
+    /// Reads a list that a rule file names.
+    read_list: ReadList,
     /// Content from which the rules in force were loaded.
-    in_force: Print,
-    /// Content that was rejected, if the last load was rejected.
-    refused: Option<Print>,
+    in_force: Fingerprint,
+    /// Content that is not in force: it was rejected, or the caller has not accepted it yet.
+    refused: Option<Fingerprint>,
     places: Places,
 }
+
+type ReadList = fn(&Path) -> Result<Vec<u8>, Unreadable>;
 
 /// Result of a look at the rule files.
 #[derive(Debug)]
 pub enum Look {
     /// Nothing has changed since the last look.
     Same,
-    /// The rules have changed.
-    Loaded {
-        /// The new rules.
-        loaded: Loaded,
-        /// Number of rule files.
-        files: usize,
-    },
-    /// The files have changed and cannot be loaded.
-    Refused(NotLoaded),
+    /// The files have changed. The caller compiles the documents, and calls [`Loader::accepted`] if they are in force.
+    Changed(Documents),
+    /// The files have changed and cannot be read.
+    Unreadable(NotLoaded),
     /// After a rejected change, the files again have the content of the rules in force.
     Restored,
 }
 
-/// All errors that keep rules from being loaded, each with one or more lines.
+/// All errors that keep rule files from being read, each with one or more lines.
 #[derive(Clone, Debug, Error)]
 #[error("{0}")]
 pub struct NotLoaded(String);
@@ -64,75 +63,77 @@ pub enum Names {
 
 /// Fingerprint of everything that was read: one hash of 32 bytes for the rule files, and one for each list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Print {
+struct Fingerprint {
     files: blake3::Hash,
-    lists: Vec<(PathBuf, ListPrint)>,
+    lists: Vec<(PathBuf, ListHash)>,
 }
 
+/// Hash of a list's content, or the reason why the list could not be read.
+type ListHash = Result<blake3::Hash, String>;
+
 impl Loader {
-    /// Loads the rules for the first time.
+    /// Reads the rule files for the first time. The caller puts the returned documents in force.
     ///
     /// # Errors
-    /// All errors in the rule files.
-    pub fn start(source: Source, options: Options) -> Result<(Self, Loaded, usize), NotLoaded> {
-        let found = source.find();
-        let places = places(&source, &found);
+    /// All files that cannot be read.
+    pub fn open(location: Location) -> Result<(Self, Documents), NotLoaded> {
+        let found = location.find();
+        let places = places(&location, &found);
         let files = read(found)?;
-        let (loaded, lists) = noting_lists(|| rules::load(&files, options));
-        let loaded = loaded.map_err(|invalid| NotLoaded(invalid.to_string()))?;
-        let in_force = Print { files: print(&files), lists };
-        Ok((Self { source, options, in_force, refused: None, places }, loaded, files.len()))
+        let hash = hash_of(&files);
+        let (documents, lists) = parse(files, read_list);
+        let in_force = Fingerprint { files: hash, lists };
+        Ok((Self { location, read_list, in_force, refused: None, places }, documents))
     }
 
-    /// Reads everything again, and compiles it if it has changed.
+    /// Reads everything again.
     pub fn look(&mut self) -> Look {
-        let found = self.source.find();
-        self.places = places(&self.source, &found);
+        let found = self.location.find();
+        self.places = places(&self.location, &found);
         let files = match read(found) {
             Ok(files) => files,
             Err(unreadable) => {
-                let print = Print { files: blake3::hash(unreadable.0.as_bytes()), lists: Vec::new() };
-                let is_known = self.refused.replace(print.clone()) == Some(print);
-                return if is_known { Look::Same } else { Look::Refused(unreadable) };
+                let unread = Fingerprint { files: blake3::hash(unreadable.0.as_bytes()), lists: Vec::new() };
+                let is_known = self.refused.replace(unread.clone()) == Some(unread);
+                return if is_known { Look::Same } else { Look::Unreadable(unreadable) };
             }
         };
-        let print = print(&files);
-        if self.in_force.is_of(print) {
+        let hash = hash_of(&files);
+        if self.in_force.is_of(hash) {
             return if self.refused.take().is_some() { Look::Restored } else { Look::Same };
         }
-        if self.refused.as_ref().is_some_and(|refused| refused.is_of(print)) {
+        if self.refused.as_ref().is_some_and(|refused| refused.is_of(hash)) {
             return Look::Same;
         }
-        self.load(files, print)
+        Look::Changed(self.load(files, hash))
     }
 
-    /// Compiles `files`, whose hash is `printed`. If files change during the load, it may combine old rules with new lists,
-    /// so it is repeated, at most 3 times. The next look sees later changes.
-    fn load(&mut self, mut files: Vec<File>, mut printed: blake3::Hash) -> Look {
+    /// Records that the documents of the last look are in force.
+    pub fn accepted(&mut self) {
+        if let Some(accepted) = self.refused.take() {
+            self.in_force = accepted;
+        }
+    }
+
+    /// Parses `files` with the hash `hash`, and reads their lists. If files change meanwhile, the result may combine old rules
+    /// with new lists, so it is repeated, at most 3 times. The next look sees later changes.
+    fn load(&mut self, mut files: Vec<File>, mut hash: blake3::Hash) -> Documents {
         let mut again = MOST_RELOADS;
         loop {
-            // If the load panics, it is not repeated for the same files.
-            self.refused = Some(Print { files: printed, lists: Vec::new() });
-            let (loaded, lists) = noting_lists(|| rules::load(&files, self.options));
-            let compiled = Print { files: printed, lists };
+            // If parsing panics, it is not repeated for the same files.
+            self.refused = Some(Fingerprint { files: hash, lists: Vec::new() });
+            let (documents, lists) = parse(files, self.read_list);
+            let read_now = Fingerprint { files: hash, lists };
             if again > 0
-                && let Ok(now) = read(self.source.find())
-                && !compiled.is_of(print(&now))
+                && let Ok(now) = read(self.location.find())
+                && !read_now.is_of(hash_of(&now))
             {
                 again -= 1;
-                (printed, files) = (print(&now), now);
+                (hash, files) = (hash_of(&now), now);
                 continue;
             }
-            return match loaded {
-                Ok(loaded) => {
-                    (self.in_force, self.refused) = (compiled, None);
-                    Look::Loaded { loaded, files: files.len() }
-                }
-                Err(invalid) => {
-                    self.refused = Some(compiled);
-                    Look::Refused(NotLoaded(invalid.to_string()))
-                }
-            };
+            self.refused = Some(read_now);
+            return documents;
         }
     }
 
@@ -145,19 +146,36 @@ impl Loader {
     }
 }
 
-impl Print {
+impl Fingerprint {
     /// Returns true if the fingerprint matches rule files with the hash `files` and the present content of the lists.
     fn is_of(&self, files: blake3::Hash) -> bool {
-        self.files == files && self.lists.iter().all(|(path, print)| list_print(path) == *print)
+        self.files == files && self.lists.iter().all(|(path, hash)| list_hash(&read_list(path)) == *hash)
     }
 }
 
-fn read(found: Found) -> Result<Vec<File>, NotLoaded> {
+fn read(found: FoundFiles) -> Result<Vec<File>, NotLoaded> {
     let lines = |wrong: &[_]| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     found.read().map_err(|wrong| NotLoaded(lines(&wrong)))
 }
 
-fn print(files: &[File]) -> blake3::Hash {
+/// Parses `files` and reads the lists that they name. Returns the hash of each list as read: hashing the lists in a second
+/// read would miss a change between the two reads.
+fn parse(files: Vec<File>, read_list: ReadList) -> (Documents, Vec<(PathBuf, ListHash)>) {
+    let mut lists = Vec::new();
+    let mut documents = Documents::parse(files);
+    documents.read_lists(|path| {
+        let read = read_list(path);
+        lists.push((path.to_owned(), list_hash(&read)));
+        read.map_err(|error| error.to_string())
+    });
+    (documents, lists)
+}
+
+fn list_hash(read: &Result<Vec<u8>, Unreadable>) -> ListHash {
+    read.as_ref().map(|bytes| blake3::hash(bytes)).map_err(ToString::to_string)
+}
+
+fn hash_of(files: &[File]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in files.iter().flat_map(|file| [file.name.as_bytes(), &file.bytes]) {
         // Each part follows its length, so different parts never give the same input.
@@ -167,9 +185,9 @@ fn print(files: &[File]) -> blake3::Hash {
 }
 
 /// Returns the directories that were searched, and the places of everything that was named or is a link.
-fn places(source: &Source, found: &Found) -> Places {
+fn places(location: &Location, found: &FoundFiles) -> Places {
     let mut places: Places = found.directories.iter().map(|directory| (directory.clone(), Names::All)).collect();
-    source.roots().iter().for_each(|root| trace(root, &mut places));
+    location.roots().iter().for_each(|root| trace(root, &mut places));
     found.files.iter().filter(|file| file.is_symlink()).for_each(|file| trace(file, &mut places));
     places
 }
@@ -208,40 +226,41 @@ fn add(path: &Path, places: &mut Places) {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::source::file::read_list;
+    use crate::rulefile::{Options, compile};
+
+    fn fingerprint(list: &Path) -> Fingerprint {
+        Fingerprint { files: hash_of(&[]), lists: vec![(list.to_owned(), list_hash(&read_list(list)))] }
+    }
 
     #[test]
-    fn what_a_load_read_of_a_list_is_compared_and_not_what_it_holds_after_the_load() {
+    fn a_list_with_other_content_is_a_change() {
         let list = tempfile::NamedTempFile::new().unwrap();
         fs::write(&list, "10.0.0.1").unwrap();
-        let (_, lists) = noting_lists(|| read_list(list.path()));
-        let print = Print { files: print(&[]), lists };
-        assert!(print.is_of(print.files));
+        let read = fingerprint(list.path());
+        assert!(read.is_of(read.files));
         fs::write(&list, "10.0.0.2").unwrap();
-        assert!(!print.is_of(print.files));
+        assert!(!read.is_of(read.files));
         fs::write(&list, "10.0.0.1").unwrap();
-        assert!(print.is_of(print.files));
+        assert!(read.is_of(read.files));
         fs::remove_file(&list).unwrap();
-        assert!(!print.is_of(print.files));
+        assert!(!read.is_of(read.files));
     }
 
     #[test]
     fn a_list_that_could_not_be_read_is_a_change_once_it_can_be() {
         let directory = tempfile::tempdir().unwrap();
         let list = directory.path().join("list");
-        let (_, lists) = noting_lists(|| read_list(&list));
-        let print = Print { files: print(&[]), lists };
-        assert!(print.is_of(print.files));
+        let read = fingerprint(&list);
+        assert!(read.is_of(read.files));
         fs::write(&list, "").unwrap();
-        assert!(!print.is_of(print.files));
+        assert!(!read.is_of(read.files));
     }
 
     /// Replaces the rule file beside `list`, then reads `list`.
-    fn read_list_late(list: &Path) -> io::Result<Vec<u8>> {
+    fn read_list_late(list: &Path) -> Result<Vec<u8>, Unreadable> {
         fs::write(
             list.with_file_name("rules.yaml"),
             "domain: d\ndescriptors: [{ key: new, rate_limit: { unit: day, requests_per_unit: 1 } }]\n",
@@ -255,8 +274,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let rules = directory.path().join("rules.yaml");
         fs::write(&rules, "domain: d\ndescriptors: [{ key: old }]\n").unwrap();
-        let options = Options { read_list: read_list_late, ..Options::default() };
-        (Loader::start(Source::Paths(vec![rules]), options).unwrap().0, directory)
+        let (loader, _) = Loader::open(Location::Paths(vec![rules])).unwrap();
+        (Loader { read_list: read_list_late, ..loader }, directory)
     }
 
     #[test]
@@ -266,7 +285,9 @@ mod tests {
         fs::write(&list, "10.0.0.1").unwrap();
         let rules = format!("domain: d\ndescriptors: [{{ key: ip, values_file: {} }}]\n", list.display());
         fs::write(directory.path().join("rules.yaml"), rules).unwrap();
-        let Look::Loaded { loaded, .. } = loader.look() else { panic!("other rules") };
+        let Look::Changed(documents) = loader.look() else { panic!("other rules") };
+        let loaded = compile(documents, &Options::default()).unwrap();
+        loader.accepted();
         let paths: Vec<_> = loaded.rules.rules().iter().map(|rule| rule.path().to_string()).collect();
         assert_eq!(paths, ["d.new"]);
         assert!(matches!(loader.look(), Look::Same));
@@ -276,7 +297,7 @@ mod tests {
     fn rules_that_cannot_be_read_are_refused_once() {
         let (mut loader, directory) = loader();
         fs::remove_file(directory.path().join("rules.yaml")).unwrap();
-        assert!(matches!(loader.look(), Look::Refused(_)));
+        assert!(matches!(loader.look(), Look::Unreadable(_)));
         assert!(matches!(loader.look(), Look::Same));
     }
 
@@ -308,10 +329,10 @@ mod tests {
     #[test]
     fn a_link_to_itself_is_followed_no_further_than_the_system_would() {
         let directory = tempfile::tempdir().unwrap();
-        let circle = directory.path().join("circle");
-        symlink("circle", &circle).unwrap();
+        let cycle = directory.path().join("cycle");
+        symlink("cycle", &cycle).unwrap();
         let mut places = Places::new();
-        trace(&circle, &mut places);
+        trace(&cycle, &mut places);
         assert!(places.contains_key(directory.path()));
     }
 

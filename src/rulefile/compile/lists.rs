@@ -1,17 +1,19 @@
 //! Compiler for `entries` (normalisation of values) and for the values and lists of items.
 
-use std::path::Path as FilePath;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
 
 use super::{Compiler, Inherited};
-use crate::rules::document::{AmongNode, DescriptorNode, Document, FormWord, ReadingNode};
-use crate::rules::list::{self, Member};
-use crate::rules::problem::{Place, Placed, Report, quoted};
-use crate::rules::reading::{Form, InvalidNetwork, Network, Reading, Readings, Sensitive, V4_PREFIX, V6_PREFIX};
-use crate::rules::tree::{Listed, Node, Pattern, Values};
+use crate::normalize::digest::Digester;
+use crate::normalize::network::{InvalidNetwork, Network};
+use crate::normalize::pattern::Pattern;
+use crate::normalize::{Form, Normalizer, Normalizers, V4_PREFIX, V6_PREFIX};
+use crate::rulefile::document::{DescriptorNode, Document, EntryNode, FormWord, ValueListNode};
+use crate::rulefile::documents::list_path;
+use crate::rulefile::problem::{Placed, Report, quoted};
+use crate::rules::list::{self, ListValue};
+use crate::rules::tree::{Listed, Node, Place, Values};
 
 /// Maximum number of list values that a rule's name shows: 3.
 const MOST_SHOWN: usize = 3;
@@ -19,13 +21,10 @@ const MOST_SHOWN: usize = 3;
 /// Maximum length of a list's text in a shared counter key: 80 bytes. A longer one is hashed.
 const LONGEST_COUNTED: usize = 80;
 
-/// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
-const MAX_LIST_BYTES: usize = 256 << 20;
-
 impl Compiler<'_> {
-    /// Returns the readings of each domain's entries, by domain name.
-    pub(super) fn readings(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Readings> {
-        let mut domains: HashMap<String, Readings> = HashMap::default();
+    /// Returns the normalizers of each domain's entries, by domain name.
+    pub(crate) fn normalizers(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Normalizers> {
+        let mut domains: HashMap<String, Normalizers> = HashMap::default();
         let mut said: HashSet<(&str, &str)> = HashSet::default();
         let mut keys: HashMap<&str, Keys<'_>> = HashMap::default();
         for (_, document) in documents {
@@ -47,14 +46,14 @@ impl Compiler<'_> {
                     );
                     self.warning(*file, place, message);
                 }
-                let reading = self.reading(*file, node);
-                domains.entry(domain.to_owned()).or_default().insert(key, reading);
+                let normalizer = self.normalizer(*file, node);
+                domains.entry(domain.to_owned()).or_default().insert(key, normalizer);
             }
         }
         domains
     }
 
-    fn reading(&mut self, file: usize, node: &ReadingNode) -> Reading {
+    fn normalizer(&mut self, file: usize, node: &EntryNode) -> Normalizer {
         let form = match node.form {
             None => Form::Text,
             Some(FormWord::Path) => Form::Path,
@@ -97,7 +96,11 @@ impl Compiler<'_> {
                 self.warning(file, place, message);
             }
         }
-        Reading { form, is_lower: node.is_lower, sensitive: node.sensitive.map(|_| Sensitive(self.options.key_secret)) }
+        Normalizer {
+            form,
+            is_lower: node.is_lower,
+            digester: node.sensitive.map(|_| Digester(self.options.key_secret)),
+        }
     }
 
     fn prefix(&mut self, file: usize, found: Option<&Placed<u32>>, most: u8, default: u8) -> u8 {
@@ -112,16 +115,16 @@ impl Compiler<'_> {
     }
 
     /// Returns the values that an item matches.
-    pub(super) fn values(
+    pub(crate) fn values(
         &mut self,
         item: &DescriptorNode,
-        among: Option<&AmongNode>,
+        value_list: Option<&ValueListNode>,
         key: &str,
-        readings: &Readings,
+        normalizers: &Normalizers,
         file: usize,
     ) -> Values {
-        let reading = readings.of(key.as_bytes()).map(AsRef::as_ref);
-        if let Some(among) = among {
+        let normalizer = normalizers.of(key.as_bytes()).map(AsRef::as_ref);
+        if let Some(value_list) = value_list {
             if let Some(value) = &item.value {
                 let message = format!("`value` stands beside a list: write {} into `values` too", quoted(&value.value));
                 self.error(file, value.place, message);
@@ -133,11 +136,11 @@ impl Compiler<'_> {
                 );
                 self.error(file, item.place, message);
             }
-            return Values::Listed(Box::new(listed(among, reading)));
+            return Values::Listed(Box::new(listed(value_list, normalizer)));
         }
         let Some(value) = &item.value else { return Values::Any };
         if key.contains('*')
-            && let Some(of) = readings.key_that_matches(&Pattern::new(key.to_owned()))
+            && let Some(of) = normalizers.key_that_matches(&Pattern::new(key.to_owned()))
         {
             let message = format!(
                 "the key {} is a wildcard, and `entries` says how values of {} are read, so this value may never be met: write an item for that key",
@@ -146,11 +149,11 @@ impl Compiler<'_> {
             );
             self.error(file, value.place, message);
         }
-        let Some(reading) = reading else { return Values::Pattern(Pattern::new(value.value.clone())) };
+        let Some(normalizer) = normalizer else { return Values::Pattern(Pattern::new(value.value.clone())) };
         if value.value.contains('*') {
-            return Values::Pattern(Pattern::new(reading.wildcard(&value.value)));
+            return Values::Pattern(Pattern::new(normalizer.wildcard(&value.value)));
         }
-        if reading.is_of_addresses() {
+        if normalizer.is_of_addresses() {
             match Network::parse(&value.value) {
                 Some(Ok(network)) if network.is_single() => {}
                 Some(Err(error @ InvalidNetwork::Zone { network })) if network.is_single() => {
@@ -174,26 +177,26 @@ impl Compiler<'_> {
                 }
             }
         }
-        if reading.is_of_addresses() && value.value.contains(',') {
+        if normalizer.is_of_addresses() && value.value.contains(',') {
             // `read` would take the last address of a list, as it does for a client's value.
             return Values::Pattern(Pattern::new(value.value.clone()));
         }
-        let read = reading.read(value.value.as_bytes()).text().into_owned();
+        let read = normalizer.normalize(value.value.as_bytes()).text().into_owned();
         Values::Pattern(Pattern::new(String::from_utf8(read).unwrap_or_else(|_| value.value.clone())))
     }
 
     /// Registers the list values of the item that was added last.
-    pub(super) fn members(
+    pub(crate) fn list_values(
         &mut self,
         node: &mut Node,
-        among: &AmongNode,
-        reading: Option<&Reading>,
+        value_list: &ValueListNode,
+        normalizer: Option<&Normalizer>,
         inherited: Inherited<'_>,
     ) {
         let file = inherited.file;
-        for Placed { value, place } in &among.cidr {
+        for Placed { value, place } in &value_list.cidr {
             match Network::parse(value) {
-                Some(Ok(network)) => self.member(node, Member::Network(network), *place, file),
+                Some(Ok(network)) => self.list_value(node, ListValue::Network(network), *place, file),
                 Some(Err(error)) => self.error(file, *place, invalid(value, error)),
                 None => {
                     let message = format!(
@@ -204,7 +207,7 @@ impl Compiler<'_> {
                 }
             }
         }
-        for Placed { value, place } in &among.values {
+        for Placed { value, place } in &value_list.values {
             if value.contains('*') {
                 let message = format!(
                     "{} has a `*`, and `values` are taken as they stand: write an item with `value:` for a wildcard",
@@ -213,21 +216,21 @@ impl Compiler<'_> {
                 self.error(file, *place, message);
                 continue;
             }
-            match Member::parse(value.as_bytes(), reading) {
-                Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
+            match ListValue::parse(value.as_bytes(), normalizer) {
+                Ok(ListValue::Text(_)) if normalizer.is_some_and(Normalizer::is_of_addresses) => {
                     self.warning(file, *place, nobody_meets(value));
                 }
-                Ok(member) => self.member(node, member, *place, file),
+                Ok(list_value) => self.list_value(node, list_value, *place, file),
                 Err(error) => self.error(file, *place, invalid(value, error)),
             }
         }
-        if let Some(named) = &among.file {
-            self.members_of_file(node, named, reading, file);
+        if let Some(named) = &value_list.file {
+            self.list_values_of_file(node, named, normalizer, file);
         }
     }
 
-    fn member(&mut self, node: &mut Node, member: Member, place: Place, file: usize) {
-        if let Err(earlier) = node.add_member(member)
+    fn list_value(&mut self, node: &mut Node, list_value: ListValue, place: Place, file: usize) {
+        if let Err(earlier) = node.add_list_value(list_value)
             && let Some(earlier) = node.children.get(earlier)
         {
             let line = earlier.place.line;
@@ -239,31 +242,44 @@ impl Compiler<'_> {
         }
     }
 
-    fn members_of_file(&mut self, node: &mut Node, named: &Placed<String>, reading: Option<&Reading>, file: usize) {
-        let beside = FilePath::new(&*self.files[file].name).parent().unwrap_or(FilePath::new(""));
-        let path = beside.join(&named.value);
-        let Some(bytes) = self.list_file(&path, named, file) else { return };
+    fn list_values_of_file(
+        &mut self,
+        node: &mut Node,
+        named: &Placed<String>,
+        normalizer: Option<&Normalizer>,
+        file: usize,
+    ) {
+        let path = list_path(&self.files[file].name, &named.value);
+        let lists = self.lists;
+        let bytes = match lists.get(&path) {
+            Some(Ok(bytes)) => bytes,
+            Some(Err(why)) => return self.error(file, named.place, format!("the list {} {why}", path.display())),
+            None => {
+                let message = format!("the list {} cannot be read: these rules stand in no file", path.display());
+                return self.error(file, named.place, message);
+            }
+        };
         let name: Arc<str> = path.to_string_lossy().into();
         let mut report = Report::new(&name);
         let mut is_empty = true;
-        let is_hidden = reading.is_some_and(|reading| reading.sensitive.is_some());
-        for (line, text) in list::lines(&bytes) {
+        let is_hidden = normalizer.is_some_and(|normalizer| normalizer.digester.is_some());
+        for (line, text) in list::lines(bytes) {
             is_empty = false;
             let shown = || if is_hidden { "***".to_owned() } else { String::from_utf8_lossy(text).into_owned() };
-            match Member::parse(text, reading) {
-                Ok(Member::Text(_)) if reading.is_some_and(Reading::is_of_addresses) => {
+            match ListValue::parse(text, normalizer) {
+                Ok(ListValue::Text(_)) if normalizer.is_some_and(Normalizer::is_of_addresses) => {
                     report.warning(Place { line, column: 1 }, || nobody_meets(&shown()));
                 }
                 // Duplicates are no error here: other people and tools produce these files.
-                Ok(member) => {
-                    let _ = node.add_member(member);
+                Ok(list_value) => {
+                    let _ = node.add_list_value(list_value);
                 }
                 Err(InvalidNetwork::Beyond { masked }) => {
                     report.warning(Place { line, column: 1 }, || {
                         let taken = if is_hidden { "the network".to_owned() } else { format!("`{masked}`") };
                         format!("{} is an address within a network: it is taken as {taken}", quoted(&shown()))
                     });
-                    let _ = node.add_member(Member::Network(masked));
+                    let _ = node.add_list_value(ListValue::Network(masked));
                 }
                 Err(InvalidNetwork::Zone { network }) => {
                     report.warning(Place { line, column: 1 }, || {
@@ -272,7 +288,7 @@ impl Compiler<'_> {
                             quoted(&shown())
                         )
                     });
-                    let _ = node.add_member(Member::Network(network));
+                    let _ = node.add_list_value(ListValue::Network(network));
                 }
                 Err(error) => report.error(Place { line, column: 1 }, || invalid(&shown(), error)),
             }
@@ -284,36 +300,8 @@ impl Compiler<'_> {
         if is_hidden {
             report.finish_hidden(&mut self.of_lists);
         } else {
-            report.finish_bytes(&bytes, &mut self.of_lists);
+            report.finish_bytes(bytes, &mut self.of_lists);
         }
-    }
-
-    fn list_file(&mut self, path: &FilePath, named: &Placed<String>, file: usize) -> Option<Rc<Vec<u8>>> {
-        if let Some(read) = self.list_files.get(path) {
-            return read.clone();
-        }
-        let read = match (self.options.read_list)(path) {
-            Ok(bytes) if self.list_bytes + bytes.len() > MAX_LIST_BYTES => {
-                let message = format!(
-                    "the lists up to {} are larger than {} MiB together, the most that one load reads",
-                    path.display(),
-                    MAX_LIST_BYTES >> 20
-                );
-                self.error(file, named.place, message);
-                None
-            }
-            Ok(bytes) => {
-                self.list_bytes += bytes.len();
-                Some(Rc::new(bytes))
-            }
-            Err(error) => {
-                let message = format!("the list {} cannot be read: {error}", path.display());
-                self.error(file, named.place, message);
-                None
-            }
-        };
-        self.list_files.insert(path.to_owned(), read.clone());
-        read
     }
 }
 
@@ -341,10 +329,10 @@ impl<'a> Keys<'a> {
     }
 }
 
-fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
-    let own = || among.cidr.iter().chain(&among.values).map(|text| text.value.as_str());
-    let file = among.file.as_ref().map(|file| file.value.as_str());
-    let is_hidden = reading.is_some_and(|reading| reading.sensitive.is_some());
+fn listed(value_list: &ValueListNode, normalizer: Option<&Normalizer>) -> Listed {
+    let own = || value_list.cidr.iter().chain(&value_list.values).map(|text| text.value.as_str());
+    let file = value_list.file.as_ref().map(|file| file.value.as_str());
+    let is_hidden = normalizer.is_some_and(|normalizer| normalizer.digester.is_some());
     let mut shown: Vec<&str> = own().take(MOST_SHOWN).collect();
     if is_hidden {
         shown = vec!["***"];
@@ -368,7 +356,7 @@ fn listed(among: &AmongNode, reading: Option<&Reading>) -> Listed {
         counted: counted.into(),
         shown: format!("[{}]", shown.join(", ")).into(),
         example: example.map(|text| address(text).into()),
-        has_file: among.file.is_some(),
+        has_file: value_list.file.is_some(),
     }
 }
 

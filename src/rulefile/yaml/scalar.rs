@@ -2,7 +2,7 @@
 
 /// Value of an unquoted scalar.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::rules) enum Scalar {
+pub(crate) enum Scalar {
     /// `~`, `null` or an empty scalar.
     Null,
     /// `yes`, `off`, `true`, ...
@@ -21,7 +21,7 @@ pub(in crate::rules) enum Scalar {
 }
 
 /// Resolves an unquoted scalar.
-pub(in crate::rules) fn resolve(plain: &str) -> Scalar {
+pub(crate) fn resolve(plain: &str) -> Scalar {
     match plain {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
         "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "true" | "True" | "TRUE" => return Scalar::Bool(true),
@@ -41,7 +41,7 @@ pub(in crate::rules) fn resolve(plain: &str) -> Scalar {
 }
 
 /// Returns true if an unquoted scalar is null.
-pub(in crate::rules) fn is_null(plain: &str) -> bool {
+pub(crate) fn is_null(plain: &str) -> bool {
     matches!(plain, "" | "~" | "null" | "Null" | "NULL")
 }
 

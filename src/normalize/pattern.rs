@@ -1,15 +1,4 @@
-//! Texts with `*` wildcards, and an index of wildcards by prefix.
-
-use foldhash::HashMap;
-use smallvec::SmallVec;
-
-/// Index of children with a wildcard, by the text before their first `*`.
-#[derive(Debug, Default)]
-pub struct Wildcards {
-    by_prefix: HashMap<Box<[u8]>, Vec<u32>>,
-    /// Distinct lengths of the prefixes.
-    lengths: Vec<usize>,
-}
+//! Texts with `*` wildcards.
 
 /// A text in which `*` stands for zero or more bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,28 +6,13 @@ pub struct Pattern {
     text: String,
 }
 
-impl Wildcards {
-    pub fn add(&mut self, prefix: &[u8], index: u32) {
-        if !self.lengths.contains(&prefix.len()) {
-            self.lengths.push(prefix.len());
-        }
-        self.by_prefix.entry(prefix.into()).or_default().push(index);
-    }
-
-    pub fn candidates(&self, text: &[u8], into: &mut SmallVec<[u32; 8]>) {
-        for &length in &self.lengths {
-            if let Some(indexes) = text.get(..length).and_then(|prefix| self.by_prefix.get(prefix)) {
-                into.extend_from_slice(indexes);
-            }
-        }
-    }
-}
-
 impl Pattern {
+    /// Creates the pattern of `text`.
     pub fn new(text: String) -> Self {
         Self { text }
     }
 
+    /// Returns the pattern as written.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -49,10 +23,12 @@ impl Pattern {
         if shortest.is_empty() { "demo".to_owned() } else { shortest }
     }
 
+    /// Returns true if the pattern has no wildcard.
     pub fn is_literal(&self) -> bool {
         !self.text.contains('*')
     }
 
+    /// Returns the text before the first wildcard.
     pub fn prefix(&self) -> &[u8] {
         self.text.split('*').next().unwrap_or("").as_bytes()
     }

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 
 use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, StrInput, Tag};
 
-use super::problem::{Place, Report, quoted};
+use super::problem::{Report, quoted};
+use crate::rules::tree::Place;
 
-pub(super) mod scalar;
+pub(crate) mod scalar;
 
 use scalar::Scalar;
 
@@ -30,7 +31,7 @@ const SECOND_DOCUMENT_EVENTS: usize = 1_000;
 
 /// The first document of a file.
 #[derive(Debug, Default)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// Nodes in file order; the content of a list or mapping follows it.
     items: Vec<Item>,
     /// Texts of all scalars, concatenated.
@@ -39,16 +40,16 @@ pub(super) struct Tree {
 
 /// A node at its place of use.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Node<'t> {
+pub(crate) struct Node<'t> {
     /// Place of the node, or of the alias that refers to it.
-    pub(super) place: Place,
+    pub(crate) place: Place,
     tree: &'t Tree,
     index: usize,
 }
 
 /// Content of a node.
 #[derive(Clone, Debug)]
-pub(super) enum Content<'t> {
+pub(crate) enum Content<'t> {
     /// An unquoted scalar.
     Plain(&'t str),
     /// A quoted scalar or block scalar.
@@ -63,7 +64,7 @@ pub(super) enum Content<'t> {
 
 /// The nodes of a list, or the alternating keys and values of a mapping.
 #[derive(Clone, Debug)]
-pub(super) struct Nodes<'t> {
+pub(crate) struct Nodes<'t> {
     tree: &'t Tree,
     next: usize,
     end: usize,
@@ -106,7 +107,7 @@ enum Anchor {
     },
 }
 
-/// Stops reading. The reason is already reported.
+/// Stops normalizer. The reason is already reported.
 struct Stop;
 
 struct Builder<'r> {
@@ -119,7 +120,7 @@ struct Builder<'r> {
 }
 
 /// Parses the first document of `text`; empty if there is none. Returns `None` if it is not YAML or exceeds a maximum.
-pub(super) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
+pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
     let options = granit_parser::options! { emit_comments: false, emit_unresolved_aliases: true };
     let mut parser = Parser::new_from_str_with_options(text, options);
     let mut tree = Tree::default();
@@ -146,7 +147,7 @@ pub(super) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
 
 impl Tree {
     /// Returns the root node; `None` if the file has no document.
-    pub(super) fn root(&self) -> Option<Node<'_>> {
+    pub(crate) fn root(&self) -> Option<Node<'_>> {
         self.node(0)
     }
 
@@ -167,7 +168,7 @@ impl Tree {
 
 impl<'t> Node<'t> {
     /// Returns the content of the node.
-    pub(super) fn content(self) -> Content<'t> {
+    pub(crate) fn content(self) -> Content<'t> {
         let tree = self.tree;
         let nodes = |end| Nodes { tree, next: self.index + 1, end: wide(end) };
         match tree.items.get(self.index).map(|item| item.kind) {
@@ -180,19 +181,19 @@ impl<'t> Node<'t> {
     }
 
     /// Returns true if the node is null or an empty text.
-    pub(super) fn is_blank(self) -> bool {
+    pub(crate) fn is_blank(self) -> bool {
         matches!(self.content(), Content::Text("")) || self.is_null()
     }
 
     /// Returns true if the node is null.
-    pub(super) fn is_null(self) -> bool {
+    pub(crate) fn is_null(self) -> bool {
         matches!(self.content(), Content::Plain(text) if scalar::is_null(text))
     }
 }
 
 impl<'t> Nodes<'t> {
     /// Returns the next key of a mapping and its value.
-    pub(super) fn next_pair(&mut self) -> Option<(Node<'t>, Node<'t>)> {
+    pub(crate) fn next_pair(&mut self) -> Option<(Node<'t>, Node<'t>)> {
         Some((self.next()?, self.next()?))
     }
 }

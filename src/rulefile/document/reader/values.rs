@@ -2,14 +2,14 @@
 
 use super::{Entry, Reader, TEXT_BYTES};
 use crate::model::Micros;
-use crate::rules::document::keys::advice;
-use crate::rules::problem::{Placed, quoted};
-use crate::rules::yaml::scalar::{Scalar, resolve};
-use crate::rules::yaml::{Content, Node, Nodes};
+use crate::rulefile::document::keys::advice;
+use crate::rulefile::problem::{Placed, quoted};
+use crate::rulefile::yaml::scalar::{Scalar, resolve};
+use crate::rulefile::yaml::{Content, Node, Nodes};
 
 impl<'t> Reader<'_> {
     /// Returns a text as spelled in the file; `None` if null, empty or wrong.
-    pub(super) fn text(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+    pub(crate) fn text(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
         let text = self.spelled(entry, "a text")?;
         self.take(TEXT_BYTES.saturating_add(text.len()), entry.place);
         let value = if self.is_building { text.to_owned() } else { String::new() };
@@ -17,7 +17,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a 32-bit whole number; `None` if null or wrong.
-    pub(super) fn number(&mut self, entry: Entry<'t>) -> Option<Placed<u32>> {
+    pub(crate) fn number(&mut self, entry: Entry<'t>) -> Option<Placed<u32>> {
         let Entry { name, value: node, .. } = entry;
         let place = node.place;
         if let Content::Plain(text) = node.content() {
@@ -55,7 +55,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a flag; `false` if null or wrong.
-    pub(super) fn flag(&mut self, entry: Entry<'t>) -> bool {
+    pub(crate) fn flag(&mut self, entry: Entry<'t>) -> bool {
         let hint = match entry.value.content() {
             Content::Plain(text) => match resolve(text) {
                 Scalar::Bool(flag) => return flag,
@@ -70,7 +70,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a flag that must have a value. Reports an empty value as an error.
-    pub(super) fn said(&mut self, entry: Entry<'t>) -> Option<bool> {
+    pub(crate) fn said(&mut self, entry: Entry<'t>) -> Option<bool> {
         if entry.value.is_null() {
             self.wrong(entry.name, entry.value, "`true` or `false`");
             return None;
@@ -79,7 +79,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the value of one of the words in `all`; `None` if null, empty or wrong.
-    pub(super) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
+    pub(crate) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
         let text = self.spelled(entry, "one word")?;
         let place = entry.value.place;
         if let Some((_, value)) = all.iter().find(|(word, _)| *word == text) {
@@ -93,7 +93,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a duration; `None` if null, empty or wrong.
-    pub(super) fn length(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
+    pub(crate) fn length(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
         let text = self.spelled(entry, "a length of time")?;
         let place = entry.value.place;
         if let Some(value) = Micros::parse(text) {
@@ -110,7 +110,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a share from 1% to 100%, in percent; `None` if null, empty or wrong.
-    pub(super) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
+    pub(crate) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
         let text = self.spelled(entry, "a share like `80%`")?;
         let place = entry.value.place;
         let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
@@ -127,7 +127,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the items of a list; `None` if null or wrong.
-    pub(super) fn list(&mut self, entry: Entry<'t>, example: &str) -> Option<Nodes<'t>> {
+    pub(crate) fn list(&mut self, entry: Entry<'t>, example: &str) -> Option<Nodes<'t>> {
         match entry.value.content() {
             Content::List(items) => return Some(items),
             Content::Plain(_) if entry.value.is_null() => {}
@@ -137,18 +137,18 @@ impl<'t> Reader<'_> {
     }
 
     /// Reports a list item that must be a mapping.
-    pub(super) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
+    pub(crate) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
         self.wrong_value(item, || {
             format!("Each item of `{}` must be a mapping like {example}, but here is {}.", list.name, found(item))
         });
     }
 
     /// Reports a value of a type that its key does not take.
-    pub(super) fn wrong(&mut self, name: &str, value: Node<'t>, expected: &str) {
+    pub(crate) fn wrong(&mut self, name: &str, value: Node<'t>, expected: &str) {
         self.wrong_value(value, || format!("`{name}` takes {expected}, but here is {}.", found(value)));
     }
 
-    pub(super) fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
+    pub(crate) fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
         // A broken node is already reported.
         if !matches!(value.content(), Content::Broken) {
             self.report.error(value.place, message);
@@ -168,7 +168,7 @@ impl<'t> Reader<'_> {
 }
 
 /// Returns a description of a node for the end of a sentence.
-pub(super) fn found(node: Node<'_>) -> String {
+pub(crate) fn found(node: Node<'_>) -> String {
     match node.content() {
         Content::Text(text) => format!("the text {}", quoted(text)),
         Content::Plain(text) => match resolve(text) {

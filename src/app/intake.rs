@@ -1,0 +1,120 @@
+//! Receiver of new rules: compiles them, puts them in force, and reports them to metrics, log and debug page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::summary::counted;
+use super::watched;
+use crate::rulefile::{self, Documents, InvalidRules, Options};
+use crate::rules::live::LiveRules;
+use crate::rules::{Generation, RuleSet};
+use crate::source::RuleSink;
+use crate::telemetry::Telemetry;
+use crate::transport::admin::Loaded;
+
+/// Target of the log lines about reloads. They are written at every log level: a reload is as rare as a start, and an
+/// operator waits for its result.
+pub(super) const TARGET: &str = module_path!();
+/// Maximum number of replaced rule sets that are kept until no request uses them: 8. A rule set beyond that is dropped
+/// by its last user.
+const MOST_RETIRED: usize = 8;
+
+/// The receiver of new rules.
+pub(super) struct Intake {
+    options: Options,
+    live: Arc<LiveRules>,
+    /// State of the rules for the debug page.
+    page: watch::Sender<Loaded>,
+    telemetry: Arc<Telemetry>,
+    /// Replaced rule sets that requests may still use. Its lock also orders offers of several sources.
+    retired: Mutex<Vec<Arc<RuleSet>>>,
+}
+
+impl Intake {
+    /// Creates the receiver for the rules in `live`. `options` apply to every load.
+    pub(super) fn new(
+        options: Options,
+        live: Arc<LiveRules>,
+        page: watch::Sender<Loaded>,
+        telemetry: Arc<Telemetry>,
+    ) -> Self {
+        Self { options, live, page, telemetry, retired: Mutex::default() }
+    }
+
+    fn rejected(&self, why: &str) {
+        self.telemetry.rules_rejected();
+        self.page.send_modify(|loaded| loaded.rejected = Some(why.to_owned()));
+    }
+
+    fn put_in_force(&self, rules: RuleSet, files: usize) -> Generation {
+        let what = counted(&rules, files);
+        let mut retired = self.retired.lock();
+        let load = self.live.next_generation();
+        // Before the rules are in force, so that their first decision finds its counts.
+        watched::rules_loaded(&self.telemetry, &rules, load);
+        retired.push(self.live.replace(rules));
+        self.page.send_modify(|loaded| {
+            *loaded =
+                Loaded { since: Instant::now(), what: what.clone(), rejected: None, slow_since: loaded.slow_since };
+        });
+        tracing::info!(load, "other rules are in force: {what}");
+        let surplus = retired.len().saturating_sub(MOST_RETIRED);
+        retired.drain(..surplus);
+        load
+    }
+
+    /// Drops the replaced rule sets that no request uses any more. No request can acquire them again.
+    pub(super) fn drop_unused(&self) {
+        self.retired.lock().retain(|rules| Arc::strong_count(rules) > 1);
+    }
+}
+
+impl RuleSink for Intake {
+    fn offer(&self, documents: Documents) -> Result<Generation, InvalidRules> {
+        let files = documents.len();
+        match rulefile::compile(documents, &self.options) {
+            Ok(rulefile::Loaded { rules, warnings }) => {
+                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                Ok(self.put_in_force(rules, files))
+            }
+            Err(invalid) => {
+                self.unreadable(&invalid.to_string());
+                Err(invalid)
+            }
+        }
+    }
+
+    fn unreadable(&self, error: &str) {
+        self.rejected(error);
+        tracing::error!("the rules in force stay, for the files cannot be loaded as they are now:\n{error}");
+    }
+
+    fn restored(&self) {
+        self.telemetry.rules_restored();
+        self.page.send_modify(|loaded| loaded.rejected = None);
+        tracing::info!("the rule files say again what is in force");
+    }
+
+    fn is_slow(&self, passed: Duration) {
+        self.page.send_modify(|loaded| {
+            loaded.slow_since.get_or_insert_with(|| Instant::now() - passed);
+        });
+        tracing::warn!(
+            "loading the rule files has taken {} s and goes on: their file system may not answer; the rules in force stay, and no other change is seen meanwhile",
+            passed.as_secs()
+        );
+    }
+
+    fn ended(&self, error: Option<&str>) {
+        self.page.send_if_modified(|loaded| loaded.slow_since.take().is_some());
+        if let Some(error) = error {
+            let why = format!("loading them did not end well, which is a bug in this program: {error}");
+            self.rejected(&why);
+            tracing::error!("the rules in force stay: {why}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The documents of one load: parsed rule files, and the lists that they name.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use foldhash::{HashMap, HashMapExt};
+
+use super::document::{self, DescriptorNode, Document};
+use super::problem::Problem;
+
+/// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
+const MAX_LIST_BYTES: usize = 256 << 20;
+
+/// A rule file: its name for messages, and its content.
+#[derive(Clone, Debug)]
+pub struct File {
+    /// Name in messages.
+    pub name: Arc<str>,
+    /// Content of the file.
+    pub bytes: Vec<u8>,
+}
+
+/// All documents of one load. Compiling them needs nothing else.
+#[derive(Debug)]
+pub struct Documents {
+    /// The files, in the given order.
+    pub(super) files: Vec<File>,
+    /// Each document and the index of its file. A file without a usable document has none.
+    pub(super) documents: Vec<(usize, Document)>,
+    /// Problems in the shape of the files.
+    pub(super) problems: Vec<Problem>,
+    /// Content of each list, or the reason why it cannot be used.
+    pub(super) lists: HashMap<PathBuf, Result<Vec<u8>, String>>,
+}
+
+impl Documents {
+    /// Parses rule files, in the given order. Their lists are not read yet.
+    pub fn parse(files: Vec<File>) -> Self {
+        let mut problems = Vec::new();
+        let read =
+            |(index, file): (usize, &File)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?));
+        let documents = files.iter().enumerate().filter_map(read).collect();
+        Self { files, documents, problems, lists: HashMap::new() }
+    }
+
+    /// Returns the number of files.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Returns true if there is no file.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// Reads each list that a document names, once, with `read`. Its error is a text for people.
+    pub fn read_lists(&mut self, mut read: impl FnMut(&Path) -> Result<Vec<u8>, String>) {
+        let mut paths = Vec::new();
+        for (file, document) in &self.documents {
+            list_paths(&self.files[*file].name, &document.descriptors, &mut paths);
+        }
+        let mut total = 0;
+        for path in paths {
+            if self.lists.contains_key(&path) {
+                continue;
+            }
+            let mut content = read(&path).map_err(|error| format!("cannot be read: {error}"));
+            if let Ok(bytes) = &content {
+                total += bytes.len();
+                if total > MAX_LIST_BYTES {
+                    let most = MAX_LIST_BYTES >> 20;
+                    content = Err(format!("makes the lists of this load larger than {most} MiB together, the maximum"));
+                }
+            }
+            self.lists.insert(path, content);
+        }
+    }
+}
+
+/// Returns the path of the list `named` in rule file `file`. A relative name starts at the file's directory.
+pub(super) fn list_path(file: &str, named: &str) -> PathBuf {
+    Path::new(file).parent().unwrap_or(Path::new("")).join(named)
+}
+
+fn list_paths(file: &str, items: &[DescriptorNode], paths: &mut Vec<PathBuf>) {
+    for item in items {
+        let named = item.value_list.as_ref().and_then(|list| list.file.as_ref());
+        paths.extend(named.map(|named| list_path(file, &named.value)));
+        list_paths(file, &item.descriptors, paths);
+    }
+}

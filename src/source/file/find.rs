@@ -1,0 +1,208 @@
+//! Rule files: named files and directories, or a directory in the layout of the reference's runtime.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::file::{self, Unreadable};
+use crate::rulefile::File;
+use crate::rulefile::document::MAX_FILE_BYTES;
+
+/// Prefix of the names that Kubernetes creates beside the files of a ConfigMap (`..data`, `..2026_01_01`). The files
+/// themselves are links to them, so reading these too would read every rule twice.
+const KUBERNETES: &str = "..";
+/// Maximum depth of directories: 16. Links to directories are not followed, so they cannot form loops; this
+/// bounds real directories.
+const DEEPEST: usize = 16;
+/// Maximum size of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
+const MAX_BYTES: usize = 256 << 20;
+
+/// Location of the rule files.
+#[derive(Clone, Debug)]
+pub enum Location {
+    /// Files, and directories of which every `*.yaml` and `*.yml` file is read.
+    Paths(Vec<PathBuf>),
+    /// A directory of the reference's runtime.
+    Runtime {
+        /// `RUNTIME_ROOT/RUNTIME_SUBDIRECTORY`.
+        directory: PathBuf,
+        /// `RUNTIME_APPDIRECTORY`.
+        app_directory: String,
+        /// True if every file below `directory` is read whose dotted path begins with the app directory's name; false if only
+        /// the files below the app directory are.
+        is_root_watched: bool,
+        /// True if names that begin with a dot are skipped.
+        ignores_dot_files: bool,
+    },
+}
+
+/// A reason why rule files could not be read.
+#[derive(Debug, Error)]
+pub enum UnreadableRules {
+    /// A file or directory could not be read.
+    #[error("{}: {error}", path.display())]
+    Path {
+        /// Path of the file or directory.
+        path: PathBuf,
+        /// The reason.
+        error: Unreadable,
+    },
+    /// The rule files together are too large.
+    #[error("{}: the rule files up to this one are larger than {} MiB together, the most that one load reads", path.display(), MAX_BYTES >> 20)]
+    TooLarge {
+        /// Path of the file that exceeds the maximum.
+        path: PathBuf,
+    },
+    /// A directory named on the command line has no rule file.
+    #[error("{}: there is no *.yaml or *.yml file in this directory", path.display())]
+    NoRuleFile {
+        /// Path of the directory.
+        path: PathBuf,
+    },
+    /// The runtime directory does not exist.
+    #[error(
+        "{}: there is no such directory; name rule files on the command line (tidegate serve rules.yaml), or set RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY", path.display()
+    )]
+    NoDirectory {
+        /// Path of the directory.
+        path: PathBuf,
+    },
+}
+
+/// Rule files to read, and the directories that were searched.
+#[derive(Debug, Default)]
+pub(super) struct FoundFiles {
+    /// Paths of the rule files.
+    pub(super) files: Vec<PathBuf>,
+    /// Directories that were searched for rule files.
+    pub(super) directories: Vec<PathBuf>,
+    wrong: Vec<UnreadableRules>,
+}
+
+impl Location {
+    /// Reads every rule file, sorted by path within each directory.
+    ///
+    /// # Errors
+    /// Every path that could not be read.
+    pub fn read(&self) -> Result<Vec<File>, Vec<UnreadableRules>> {
+        self.find().read()
+    }
+
+    /// Returns the paths that the operator named, or the one runtime directory.
+    pub(super) fn roots(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Paths(named) => named.clone(),
+            Self::Runtime { directory, app_directory, is_root_watched, .. } => {
+                vec![if *is_root_watched { directory.clone() } else { directory.join(app_directory) }]
+            }
+        }
+    }
+
+    /// Searches for rule files.
+    pub(super) fn find(&self) -> FoundFiles {
+        let mut found = FoundFiles::default();
+        for root in self.roots() {
+            match self {
+                Self::Paths(_) if !root.is_dir() => found.files.push(root),
+                Self::Paths(_) => {
+                    let before = found.files.len();
+                    let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
+                    found.walk(&root, DEEPEST, true, &is_rule_file);
+                    if found.files.len() == before && found.wrong.is_empty() {
+                        found.wrong.push(UnreadableRules::NoRuleFile { path: root });
+                    }
+                }
+                Self::Runtime { .. } if !root.is_dir() => found.wrong.push(UnreadableRules::NoDirectory { path: root }),
+                Self::Runtime { directory, app_directory, is_root_watched, ignores_dot_files } => {
+                    let prefix = format!("{app_directory}.");
+                    let is_app = |path: &Path| !is_root_watched || runtime_key(directory, path).starts_with(&prefix);
+                    found.walk(&root, DEEPEST, *ignores_dot_files, &is_app);
+                }
+            }
+        }
+        found
+    }
+}
+
+impl FoundFiles {
+    /// Reads the files. Returns an error for each path that could not be read.
+    pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
+        let Self { files: paths, mut wrong, .. } = self;
+        let mut files = Vec::with_capacity(paths.len());
+        let mut read = 0;
+        for path in paths {
+            match file::read(&path, MAX_FILE_BYTES) {
+                Ok(bytes) if read + bytes.len() > MAX_BYTES => {
+                    wrong.push(UnreadableRules::TooLarge { path });
+                    break;
+                }
+                Ok(bytes) => {
+                    read += bytes.len();
+                    files.push(File { name: Arc::from(path.to_string_lossy()), bytes });
+                }
+                Err(error) => wrong.push(UnreadableRules::Path { path, error }),
+            }
+        }
+        if wrong.is_empty() { Ok(files) } else { Err(wrong) }
+    }
+
+    /// Adds the files below `directory` for which `counts` returns true, sorted. Links to directories are not followed, as in
+    /// the reference.
+    fn walk(&mut self, directory: &Path, depth: usize, ignores_dot_files: bool, counts: &dyn Fn(&Path) -> bool) {
+        self.directories.push(directory.to_owned());
+        let entries = fs::read_dir(directory).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let mut entries = match entries {
+            Ok(entries) => entries,
+            Err(error) => {
+                return self.wrong.push(UnreadableRules::Path { path: directory.to_owned(), error: error.into() });
+            }
+        };
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(KUBERNETES) || (ignores_dot_files && name.starts_with('.')) {
+                continue;
+            }
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if depth > 0 {
+                    self.walk(&path, depth - 1, ignores_dot_files, counts);
+                } else {
+                    let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
+                    self.wrong.push(UnreadableRules::Path { path, error: error.into() });
+                }
+            } else if is_to_be_read(&path, &name) && counts(&path) {
+                self.files.push(path);
+            }
+        }
+    }
+}
+
+/// Returns true if `path` is to be read as a rule file. This includes a pipe and a link to a missing file: reading them
+/// fails, while skipping them would drop their rules silently. A link to a directory is skipped, and so is a dangling link
+/// `.#NAME`, with which some editors mark a file that is being edited.
+fn is_to_be_read(path: &Path, name: &str) -> bool {
+    fs::metadata(path).map_or(!name.starts_with(".#"), |found| !found.is_dir())
+}
+
+/// Reads the list of values that a rule file names.
+///
+/// # Errors
+/// If `path` is not a regular file, cannot be read, or is too large.
+pub fn read_list(path: &Path) -> Result<Vec<u8>, Unreadable> {
+    file::read(path, file::MAX_LIST)
+}
+
+fn extension(path: &Path) -> &str {
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
+}
+
+/// Returns the reference's name for a path: `config.x.yaml` for `config/x.yaml`.
+fn runtime_key(directory: &Path, path: &Path) -> String {
+    let below = path.strip_prefix(directory).unwrap_or(path);
+    below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join(".")
+}
