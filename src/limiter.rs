@@ -118,7 +118,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
-    let answered = answers.clone().map(|(charge, verdict)| answered(&matched, charge, verdict, spares));
+    let answered = names(&matched).zip(answers.clone()).map(|(name, answer)| answered(&matched, name, answer, spares));
     Decision {
         outcome,
         domain: matched.domain,
@@ -152,9 +152,26 @@ fn limits<'m, 'a>(
     items.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
 }
 
-fn answered<'a>(matched: &Matched<'a>, charge: &Charge, verdict: &Verdict, spares: bool) -> Answered<'a> {
+/// Returns the name of the limit of each charge, if it has one. A limit that the request sent has none.
+fn names<'a>(matched: &Matched<'a>) -> impl Iterator<Item = Option<&'a str>> {
+    matched.items.iter().flat_map(|item| {
+        let limits: &[Option<&'a RuleLimit>] = match &item.kind {
+            MatchedKind::Limited(limits) => limits,
+            _ => &[],
+        };
+        limits.iter().map(|limit| limit.filter(|_| !item.is_overridden).and_then(|limit| limit.name.as_deref()))
+    })
+}
+
+fn answered<'a>(
+    matched: &Matched<'a>,
+    limit: Option<&'a str>,
+    (charge, verdict): (&Charge, &Verdict),
+    spares: bool,
+) -> Answered<'a> {
     let item = matched.items.get(charge.descriptor);
     Answered {
+        limit,
         descriptor: charge.descriptor,
         rule: item.and_then(|item| item.rule).map(Rule::about),
         hits: charge.hits,

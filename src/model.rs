@@ -10,6 +10,7 @@
 //! | verdict | the answer for one charge |
 //! | decision | the answer for the request: one part per descriptor in order, and the outcome |
 
+pub mod deciding;
 pub mod decision;
 pub mod delay;
 pub mod descriptor;
@@ -20,12 +21,13 @@ pub mod rule;
 pub mod time;
 pub mod verdict;
 
-pub use decision::{Answered, Decision, Finding, Hidden, Metadata, Part, Ruling, Tightest, Wait, Warning};
+pub use deciding::{Deciding, Origin};
+pub use decision::{Answered, Counted, Decision, Finding, Hidden, Part, Ruling, Tightest, Wait, Warning};
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
 pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
-pub use rule::{About, Path, RuleId, Series, Shown};
+pub use rule::{About, Metadata, Path, RuleId, Series, Shown};
 pub use time::{Clock, Micros};
 pub use verdict::{Outcome, Provenance, Verdict};

@@ -11,7 +11,6 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::deciding::Deciding;
 use self::histogram::Histogram;
 use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
@@ -23,9 +22,8 @@ use self::refusals::Refusals;
 use self::series::Rules;
 use self::servers::Servers;
 use self::traces::{Span, Traces, Way};
-use crate::model::{About, Answered, Decision, Micros, Outcome, Request, Wait};
+use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
-mod deciding;
 pub mod escape;
 mod histogram;
 pub mod json_lines;
@@ -166,7 +164,7 @@ impl Telemetry {
         if !self.is_on && span.is_none() {
             return;
         }
-        let deciding = Deciding::of(decision);
+        let deciding = decision.deciding();
         if let Some(span) = span {
             span.decided(request.descriptors().len(), decision, deciding);
         }
@@ -193,7 +191,7 @@ impl Telemetry {
         decision: &Decision<'_>,
         span: Option<&mut Span>,
     ) {
-        let deciding = Deciding::of(decision);
+        let deciding = decision.deciding();
         if let Some(span) = span {
             span.decided(descriptors, decision, deciding);
         }
@@ -203,7 +201,7 @@ impl Telemetry {
         }
     }
 
-    fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_>) {
         if decision.domain.is_none() {
             self.unknown_domains.fetch_add(1, Ordering::Relaxed);
         }

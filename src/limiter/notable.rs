@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::{Answered, Decision, Descriptor, Finding, Hidden, Micros, Outcome, Part, Request, Tightest};
+use crate::model::{Answered, Decision, Descriptor, Finding, Hidden, Micros, Part, Request, Tightest};
 
 /// Maximum number of limits that are kept for headers that list limits: 16, the number that fits in one header.
 const MOST_LISTED: usize = 16;
@@ -37,20 +37,16 @@ enum Reason {
     /// The exposed limit, no quota, that refuses longest, and the exposed limit that refuses shortest.
     Longest,
     Shortest,
-    /// The first charge: any, one answered by a policy, an enforced one, and an enforced one answered by a policy.
-    Answer,
+    /// The first with a limit that failed.
+    Failed,
+    /// The first charge that a policy answered: any, and an enforced one.
     Unasked,
-    Enforced,
     EnforcedUnasked,
-    /// The first enforced charge that refuses: any, and one that is no quota; and the first that failed.
-    EnforcedRefused,
-    EnforcedRefusedAlone,
-    EnforcedFailed,
     /// The enforced charge with the longest delay.
     Delayed,
 }
 
-/// The kept descriptors, by reason: at most 37, one for each reason.
+/// The kept descriptors, by reason: at most 33, one for each reason.
 #[derive(Debug, Default)]
 pub(super) struct Notables<'a> {
     kept: BTreeMap<Reason, (usize, Arc<Notable<'a>>)>,
@@ -134,6 +130,7 @@ impl<'a> Notables<'a> {
         self.once(true, Reason::Limited, reasons);
         self.once(is_refused, Reason::Refused, reasons);
         self.once(is_refused && !is_quota, Reason::RefusedAlone, reasons);
+        self.once(part.outcome().is_failed(), Reason::Failed, reasons);
         let is_policy = verdict.provenance.is_policy();
         self.once(is_policy, Reason::Policy(verdict.provenance.name()), reasons);
         if !verdict.provenance.is_counted() {
@@ -170,17 +167,11 @@ impl<'a> Notables<'a> {
     fn answered(&mut self, answer: &Answered<'a>, reasons: &mut Vec<Reason>) {
         let Answered { role, verdict, .. } = answer;
         let is_unasked = verdict.provenance.is_policy();
-        self.once(true, Reason::Answer, reasons);
         self.once(is_unasked, Reason::Unasked, reasons);
         if role.is_shadow() {
             return;
         }
-        let is_refused = verdict.outcome == Outcome::Refused;
-        self.once(true, Reason::Enforced, reasons);
         self.once(is_unasked, Reason::EnforcedUnasked, reasons);
-        self.once(is_refused, Reason::EnforcedRefused, reasons);
-        self.once(is_refused && !role.is_quota(), Reason::EnforcedRefusedAlone, reasons);
-        self.once(verdict.outcome.is_failed(), Reason::EnforcedFailed, reasons);
         if self.delay.is_none_or(|delay| verdict.delay >= delay) && verdict.delay > Micros::ZERO {
             self.delay = Some(verdict.delay);
             reasons.push(Reason::Delayed);

@@ -3,12 +3,9 @@
 use super::descriptor::Hits;
 use super::policy::Role;
 use super::quota::Quota;
-use super::rule::About;
+use super::rule::{About, Metadata};
 use super::time::Micros;
 use super::verdict::{Outcome, Verdict};
-
-/// Free-form metadata of a rule, as in its rule file.
-pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
 /// The answer for a request. It borrows from the rules.
 #[derive(Clone, Debug)]
@@ -55,6 +52,8 @@ pub struct Answered<'a> {
     pub hits: Hits,
     /// Maximum number of hits that the limit admits at once.
     pub capacity: u32,
+    /// Name of the limit, if it has one.
+    pub limit: Option<&'a str>,
     /// Effect of a refusal on the request.
     pub role: Role,
     /// Answer for the charge.
@@ -141,6 +140,24 @@ pub struct Tightest<'a> {
     pub role: Role,
     /// Verdict of the limit.
     pub verdict: Verdict,
+}
+
+/// Descriptor and its tightest limit.
+pub type Counted<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
+
+impl<'a> Decision<'a> {
+    /// Returns the descriptors with limits.
+    pub fn limited(&self) -> impl Iterator<Item = Counted<'_, 'a>> + Clone {
+        self.parts.iter().filter_map(|part| match &part.finding {
+            Finding::Limited(tightest) => Some((part, tightest)),
+            _ => None,
+        })
+    }
+
+    /// Returns the descriptors with limits that a store counted.
+    pub fn counted(&self) -> impl Iterator<Item = Counted<'_, 'a>> + Clone {
+        self.limited().filter(|(_, tightest)| tightest.verdict.provenance.is_counted())
+    }
 }
 
 impl Part<'_> {

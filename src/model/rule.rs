@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::decision::Metadata;
-
 /// Dense number of a rule within its rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RuleId(pub u32);
+
+/// Free-form metadata of a rule, as in its rule file.
+pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
 /// Description of a rule for answers, metrics and logs.
 #[derive(Debug)]

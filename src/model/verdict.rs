@@ -14,6 +14,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// All outcomes, in the order of their discriminants.
+    pub const ALL: [Self; 3] = [Self::Admitted, Self::Refused, Self::Failed];
+
+    /// Returns the name in metrics, spans and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+
     /// Returns `Admitted` if `admitted` is true, else `Refused`.
     pub const fn admitted_if(admitted: bool) -> Self {
         if admitted { Self::Admitted } else { Self::Refused }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Level;
 
-use super::deciding::Deciding;
-use crate::model::Decision;
+use crate::model::{Deciding, Decision};
 
 /// Interval between two lines: 1 s. A client that floods the service does not flood the log.
 const LINE_EVERY: Duration = Duration::from_secs(1);
@@ -28,7 +27,7 @@ impl Refusals {
     }
 
     /// Counts a refusal, and writes a log line if one is due.
-    pub(super) fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    pub(super) fn count(&self, decision: &Decision<'_>, deciding: Deciding<'_>) {
         if !tracing::enabled!(Level::INFO) {
             return;
         }

@@ -7,12 +7,11 @@ use arc_swap::ArcSwap;
 use foldhash::{HashMap, HashSet};
 use parking_lot::RwLock;
 
-use super::deciding::{Deciding, OUTCOMES, Origin};
 use super::label::Name;
 use super::metrics::{DECISIONS, Metric, NEAR_LIMIT, OVER_LIMIT, SHADOW_MODE, TOTAL_HITS, WITHIN_LIMIT};
 use super::page::Page;
 use super::split::Split;
-use crate::model::{About, Answered, Decision, Outcome, Request, Series};
+use crate::model::{About, Answered, Deciding, Decision, Origin, Outcome, Request, Series};
 
 /// Maximum number of series for rules and values: 10,000, which make a page of some megabytes. Further ones share one series.
 const MOST_SERIES: usize = 10_000;
@@ -29,7 +28,7 @@ struct Counts {
     near: AtomicU64,
     within: AtomicU64,
     shadow: AtomicU64,
-    decisions: [[AtomicU64; Origin::ALL.len()]; OUTCOMES.len()],
+    decisions: [[AtomicU64; Origin::ALL.len()]; Outcome::ALL.len()],
 }
 
 /// Selects one of the counts.
@@ -94,7 +93,7 @@ impl Rules {
     }
 
     /// Counts a decision and every charge of it.
-    pub(super) fn count(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    pub(super) fn count(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         if decision.domain.is_none() {
             return;
         }
@@ -111,7 +110,7 @@ impl Rules {
     }
 
     /// Counts a decision without its charges.
-    pub(super) fn count_decision(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    pub(super) fn count_decision(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         let table = self.table.load();
         self.decided(table.of(decision.generation), request, decision, deciding);
     }
@@ -120,16 +119,16 @@ impl Rules {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {
                 let charged = |counts: &Counts| counts.charged(answer, self.near_ratio);
-                self.with(table, rule, Some(answer), request, decision, charged);
+                self.with(table, rule, Some(answer.descriptor), request, decision, charged);
             }
         }
     }
 
-    fn decided(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    fn decided(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         let Some(domain) = decision.domain else { return };
         let decided = |counts: &Counts| counts.decided(decision.outcome, deciding.origin);
         match deciding.rule {
-            Some(rule) => self.with(table, rule, deciding.answer, request, decision, decided),
+            Some(rule) => self.with(table, rule, deciding.descriptor, request, decision, decided),
             None => match table.and_then(|table| table.domains.get(domain)) {
                 Some(slot) => decided(slot.get_or_init(|| self.named(Name::of_domain(domain), None))),
                 None => self.known(&Name::of_domain(domain)).iter().for_each(|counts| decided(counts)),
@@ -142,15 +141,15 @@ impl Rules {
         &self,
         table: Option<&Table>,
         rule: &About,
-        answer: Option<&Answered<'_>>,
+        descriptor: Option<usize>,
         request: &Request,
         decision: &Decision<'_>,
         count: impl Fn(&Counts),
     ) {
         if rule.series != Series::Rule
-            && let Some(answer) = answer
+            && let Some(descriptor) = descriptor
         {
-            let name = Name::of_values(rule, answer.descriptor, request, decision);
+            let name = Name::of_values(rule, descriptor, request, decision);
             return count(&self.named(name, Some(rule)));
         }
         let id = usize::try_from(rule.id.0).unwrap_or(usize::MAX);
@@ -216,11 +215,11 @@ impl Rules {
         }
         page.family(&DECISIONS, |family| {
             for (name, counts) in &all {
-                for ((_, outcome), row) in OUTCOMES.iter().zip(&counts.decisions) {
+                for (outcome, row) in Outcome::ALL.iter().zip(&counts.decisions) {
                     for (origin, count) in Origin::ALL.iter().zip(row) {
                         let count = count.load(Ordering::Relaxed);
                         if count > 0 {
-                            family.sample(&[name.domain(), name.rule(), outcome, origin.name()], count);
+                            family.sample(&[name.domain(), name.rule(), outcome.name(), origin.name()], count);
                         }
                     }
                 }
@@ -257,9 +256,7 @@ impl Table {
 
 impl Counts {
     fn decided(&self, outcome: Outcome, origin: Origin) {
-        if let Some(row) = OUTCOMES.iter().position(|(each, _)| *each == outcome) {
-            self.decisions[row][origin as usize].fetch_add(1, Ordering::Relaxed);
-        }
+        self.decisions[outcome as usize][origin as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts one charge as the reference does: by what was used before it and after.

@@ -1,12 +1,12 @@
 //! Tests of the counts of hand-made decisions.
 
-use super::deciding::{Deciding, Origin};
 use super::page::Page;
 use super::series::{MOST_OF_VALUES, Rules};
 use super::split::{Split, near};
 use super::*;
 use crate::model::{
-    Charging, Descriptor, Entry, Hidden, Hits, Path, Provenance, Role, RuleId, Ruling, Series, Shown, Verdict,
+    Charging, Descriptor, Entry, Finding, Hidden, Hits, Origin, Part, Path, Provenance, Quota, Role, RuleId, Ruling,
+    Series, Shown, Tightest, Unit, Verdict, Window,
 };
 
 fn about(id: u32, levels: &[(&str, Option<&str>, Shown)], series: Series) -> About {
@@ -43,7 +43,14 @@ fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: C
     };
     let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
     let hits = Hits::take(hits.into());
-    Answered { descriptor: 0, rule, hits, capacity: limit, role: Role::Enforce, verdict, is_spared: false }
+    Answered { descriptor: 0, rule, hits, capacity: limit, limit: None, role: Role::Enforce, verdict, is_spared: false }
+}
+
+/// Returns the part of a descriptor with one limit.
+fn part<'a>(answer: &Answered<'a>) -> Part<'a> {
+    let quota = Quota::new(answer.capacity, Window::of_unit(Unit::Minute));
+    let tightest = Tightest { quota, name: None, role: answer.role, verdict: answer.verdict };
+    Part { rule: answer.rule, finding: Finding::Limited(tightest), metadata: None }
 }
 
 fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
@@ -51,7 +58,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
     Decision {
         outcome: Outcome::admitted_if(!is_refused),
         domain: Some("edge"),
-        parts: Vec::new(),
+        parts: answers.iter().map(part).collect(),
         answers: answers.to_vec(),
         ruling: None,
         retry: None,
@@ -78,9 +85,7 @@ fn page(rules: &Rules) -> String {
 }
 
 fn count(rules: &Rules, request: &Request, decision: &Decision<'_>) {
-    let answer = decision.answers.first();
-    let rule = answer.and_then(|answer| answer.rule);
-    rules.count(request, decision, Deciding { answer, rule, origin: Origin::Store });
+    rules.count(request, decision, decision.deciding());
 }
 
 fn loaded(abouts: &[&About]) -> Rules {
@@ -236,14 +241,10 @@ fn counts_go_on_where_a_rule_stays() {
 fn what_no_rule_answers_is_counted_for_its_domain() {
     let rules = loaded(&[]);
     let nothing = decision(&[]);
-    rules.count(&request(&[]), &nothing, Deciding { answer: None, rule: None, origin: Origin::Nothing });
+    count(&rules, &request(&[]), &nothing);
     let text = page(&rules);
     assert!(text.contains("decisions_total{domain=\"edge\",outcome=\"admitted\",provenance=\"none\"} 1\n"), "{text}");
-    rules.count(
-        &request(&[]),
-        &Decision { domain: None, ..nothing },
-        Deciding { answer: None, rule: None, origin: Origin::Nothing },
-    );
+    count(&rules, &request(&[]), &Decision { domain: None, ..nothing });
     assert_eq!(page(&rules), text, "a domain that no file has makes no series");
 }
 
@@ -277,19 +278,19 @@ fn who_refuses_is_the_limit_that_made_the_request_fail() {
     let (quota, enforced) = (plain(0, "quota"), plain(1, "enforced"));
     let over = |rule, role| Answered { role, ..asked(Some(rule), 5, 5, 1) };
     let refused = decision(&[over(&quota, Role::Quota), over(&enforced, Role::Enforce)]);
-    assert_eq!(Deciding::of(&refused).rule.map(|rule| rule.id), Some(enforced.id));
+    assert_eq!(refused.deciding().rule.map(|rule| rule.id), Some(enforced.id));
     let quotas = decision(&[over(&quota, Role::Quota)]);
-    assert_eq!(Deciding::of(&quotas).rule.map(|rule| rule.id), Some(quota.id));
+    assert_eq!(quotas.deciding().rule.map(|rule| rule.id), Some(quota.id));
     let watched = decision(&[over(&quota, Role::Shadow), over(&enforced, Role::Enforce)]);
-    assert_eq!(Deciding::of(&watched).rule.map(|rule| rule.id), Some(enforced.id));
+    assert_eq!(watched.deciding().rule.map(|rule| rule.id), Some(enforced.id));
     let slow = Verdict { delay: Micros::from_secs(2), ..asked(None, 5, 0, 1).verdict };
     let answers = [asked(Some(&quota), 5, 0, 1), Answered { verdict: slow, ..asked(Some(&enforced), 5, 0, 1) }];
     let wait = Wait { hold: Micros::from_secs(2), ..Wait::default() };
     let unseated = Decision { outcome: Outcome::Refused, wait, ..decision(&answers) };
-    assert_eq!(Deciding::of(&unseated).rule.map(|rule| rule.id), Some(enforced.id), "it found no room to wait in");
+    assert_eq!(unseated.deciding().rule.map(|rule| rule.id), Some(enforced.id), "it found no room to wait in");
     let ruled = Decision { ruling: Some(Ruling { is_denied: true, rule: &quota }), ..decision(&[]) };
-    assert_eq!(Deciding::of(&ruled).origin, Origin::Rule);
-    assert_eq!(Deciding::of(&decision(&[])).origin, Origin::Nothing);
+    assert_eq!(ruled.deciding().origin, Origin::Rule);
+    assert_eq!(decision(&[]).deciding().origin, Origin::Nothing);
 }
 
 #[test]

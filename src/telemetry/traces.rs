@@ -17,8 +17,7 @@ use tokio::time::Instant;
 
 pub use self::incoming::CALLER_HEADERS;
 use self::incoming::Incoming;
-use super::deciding::Deciding;
-use crate::model::{Clock, Decision, Outcome};
+use crate::model::{Clock, Deciding, Decision};
 
 mod incoming;
 
@@ -180,17 +179,10 @@ impl Span {
     }
 
     /// Adds the decision. Names of rules come from rule files; only the number of descriptors comes from the request.
-    pub(super) fn decided(&mut self, descriptors: usize, decision: &Decision<'_>, deciding: Deciding<'_, '_>) {
+    pub(super) fn decided(&mut self, descriptors: usize, decision: &Decision<'_>, deciding: Deciding<'_>) {
         self.set("tidegate.descriptors", count(descriptors));
         self.set("tidegate.generation", i64::try_from(decision.generation).unwrap_or(i64::MAX));
-        self.set(
-            "tidegate.outcome",
-            match decision.outcome {
-                Outcome::Admitted => "admitted",
-                Outcome::Refused => "refused",
-                Outcome::Failed => "failed",
-            },
-        );
+        self.set("tidegate.outcome", decision.outcome.name());
         self.set("tidegate.provenance", deciding.origin.name());
         if let Some(domain) = decision.domain {
             self.set("tidegate.domain", domain.to_owned());

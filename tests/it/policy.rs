@@ -16,6 +16,7 @@ use tidegate::store::{Charged, Store, Taken};
 use crate::world::{HandClock, Limiter, NOON, descriptor, futures, request};
 use failing::{Failing, Instance, Told, guard, limiter};
 
+mod deciding;
 pub mod failing;
 mod wire;
 

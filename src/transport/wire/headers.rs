@@ -10,8 +10,9 @@ use http::HeaderName;
 use http::header::InvalidHeaderName;
 use smallvec::SmallVec;
 
-use super::{UNLIMITED, quotable};
-use crate::model::{About, Clock, Decision, Finding, Micros, Outcome, Part, Tightest};
+use super::quotable;
+use crate::model::deciding::described;
+use crate::model::{About, Clock, Counted, Decision, Micros, Outcome, Tightest};
 use crate::proto::envoy::config::core::v3::HeaderValue;
 
 /// Maximum number of limits in one header: 16. With [`LONGEST_NAME`], two such headers stay below 4 KiB, half of what
@@ -54,9 +55,6 @@ pub struct HeaderNames {
 /// Names of the items of one list, in order and without duplicates.
 #[derive(Default)]
 struct ItemNames(SmallVec<[String; 4]>);
-
-/// Descriptor and its tightest limit, which a store counted.
-pub(super) type Counted<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
 
 impl Headers {
     /// Returns the headers for the client.
@@ -139,35 +137,9 @@ pub(super) fn request(decision: &Decision<'_>) -> Vec<HeaderValue> {
     vec![header("x-envoy-fault-delay-request", wait.get().div_ceil(1_000).to_string())]
 }
 
-/// Returns the descriptors with limits that a store counted.
-pub(super) fn counted<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
-    decision.parts.iter().filter_map(|part| match &part.finding {
-        Finding::Limited(tightest) if tightest.verdict.provenance.is_counted() => Some((part, tightest)),
-        _ => None,
-    })
-}
-
-/// Returns the descriptors of [`counted`] that may be exposed.
+/// Returns the descriptors of [`Decision::counted`] that may be exposed.
 pub(super) fn exposed<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
-    counted(decision).filter(|(part, _)| part.is_exposed())
-}
-
-/// Returns the descriptor that three headers describe, chosen as the reference does: the last refused one that is not a
-/// quota, or else the one with the least remaining, the first of equals.
-pub(super) fn described<'d, 'a>(counted: impl Iterator<Item = Counted<'d, 'a>>) -> Option<Counted<'d, 'a>> {
-    let mut best = UNLIMITED;
-    let mut chosen = None;
-    for (part, tightest) in counted {
-        if tightest.verdict.remaining < best {
-            best = tightest.verdict.remaining;
-            chosen = Some((part, tightest));
-        }
-        if part.outcome().is_refused() && !tightest.role.is_quota() {
-            best = 0;
-            chosen = Some((part, tightest));
-        }
-    }
-    chosen
+    decision.counted().filter(|(part, _)| part.is_exposed())
 }
 
 /// Returns the limit that keeps a refused request waiting, if it may be exposed: the one with the longest wait. A limit

@@ -7,9 +7,8 @@ use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
 
-use super::headers::{Counted, counted, described};
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
-use crate::model::{Decision, Entry, Finding, Metadata, Outcome, Request, Tightest, Verdict};
+use crate::model::{Deciding, Decision, Entry, Finding, Metadata, Outcome, Request, Tightest, Verdict};
 
 /// Maximum bytes of entry text in the metadata: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too
 /// large for its caller would be an error.
@@ -53,30 +52,18 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     fields
 }
 
-/// Returns the outcome, and the rule behind it: the rule that decides the whole request, else the first that refuses
-/// it, else the one that headers describe, else the first with a limit.
+/// Returns the outcome, and the rule, limit and origin behind it.
 fn decided(decision: &Decision<'_>) -> Value {
-    let deciding = refused(decision).or_else(|| described(counted(decision))).or_else(|| limited(decision).next());
-    let (outcome, provenance, rule) = match decision.ruling {
-        Some(ruling) => (outcome_of_ruling(decision, ruling.is_denied), "rule", Some(ruling.rule)),
-        None => {
-            let outcome = match decision.outcome {
-                _ if decision.unavailable_for.is_some() => "unavailable",
-                Outcome::Refused => "refused",
-                Outcome::Admitted | Outcome::Failed => "admitted",
-            };
-            let provenance = match deciding {
-                Some((_, tightest)) => tightest.verdict.provenance.name(),
-                None if decision.is_unread && decision.outcome.is_refused() => TOO_LARGE,
-                None => "rule",
-            };
-            (outcome, provenance, deciding.and_then(|(part, _)| part.rule))
-        }
+    let Deciding { rule, limit, origin, .. } = decision.deciding();
+    let outcome = match (decision.ruling, decision.outcome) {
+        (Some(ruling), _) => outcome_of_ruling(decision, ruling.is_denied),
+        _ if decision.unavailable_for.is_some() => "unavailable",
+        (None, Outcome::Refused) => "refused",
+        (None, Outcome::Admitted | Outcome::Failed) => "admitted",
     };
-    let mut fields = vec![("outcome", text(outcome)), ("provenance", text(provenance))];
+    let mut fields = vec![("outcome", text(outcome)), ("provenance", text(origin.name()))];
     fields.push(("generation", number(decision.generation)));
     fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
-    let limit = deciding.filter(|_| decision.ruling.is_none()).and_then(|(_, tightest)| tightest.name);
     fields.extend(limit.map(|name| ("limit", text(name))));
     structure(fields)
 }
@@ -88,22 +75,6 @@ fn outcome_of_ruling(decision: &Decision<'_>, is_denied: bool) -> &'static str {
         (true, false) => "admitted",
         (false, _) => "exempt",
     }
-}
-
-/// Returns the first descriptor that refuses the request by itself, or else the first of the quotas that refuse it
-/// together.
-fn refused<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
-    let is_refused = decision.outcome.is_refused();
-    let mut refused = limited(decision).filter(|(part, _)| is_refused && part.outcome().is_refused());
-    let alone = refused.clone().find(|(_, tightest)| !tightest.role.is_quota());
-    alone.or_else(|| refused.next())
-}
-
-fn limited<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
-    decision.parts.iter().filter_map(|part| match &part.finding {
-        Finding::Limited(tightest) => Some((part, tightest)),
-        _ => None,
-    })
 }
 
 /// Returns the request, and the metadata of the rules that let it pass. If two rules have the same field, the first

@@ -538,7 +538,7 @@ fn metadata_says_how_it_was_decided_and_by_which_rule() {
         assert_eq!(decided(&decision(Outcome::Admitted, None, [unchecked])), expected);
     }
     let free = decision(Outcome::Admitted, None, [Part::UNMATCHED]);
-    assert_eq!(decided(&free), "generation=3 outcome=admitted provenance=rule");
+    assert_eq!(decided(&free), "generation=3 outcome=admitted provenance=none");
     assert_eq!(answer(&Answers::default(), &passed).dynamic_metadata, None, "unless it is asked for");
 }
 

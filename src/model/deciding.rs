@@ -1,0 +1,167 @@
+//! The rule, the limit and the origin that decided a request. Metadata, metrics, spans and the log line show this one value.
+
+use super::decision::{Answered, Counted, Decision};
+use super::rule::About;
+use super::time::Micros;
+use super::verdict::{Outcome, Provenance, Verdict};
+
+/// The rule, the limit and the origin that decided a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Deciding<'a> {
+    /// Index of the deciding descriptor, if one of them decided.
+    pub descriptor: Option<usize>,
+    /// The deciding rule, if there is one.
+    pub rule: Option<&'a About>,
+    /// Name of the deciding limit, if it has one.
+    pub limit: Option<&'a str>,
+    /// Origin of the decision.
+    pub origin: Origin,
+}
+
+/// Origin of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The store answered.
+    Store,
+    /// Known refusal: the store refused the same charge less than a second ago, or was too busy for another call.
+    Known,
+    /// Without the store: admitted unchecked.
+    Open,
+    /// Without the store: refused unchecked.
+    Closed,
+    /// Without the store: decided by this instance alone.
+    Local,
+    /// Without the store: the caller gets an error.
+    Error,
+    /// A rule decided without counting.
+    Rule,
+    /// The message was too large: refused without counting.
+    TooLarge,
+    /// No limit applies to the request.
+    Nothing,
+}
+
+impl Origin {
+    /// All origins, in the order of their discriminants.
+    pub const ALL: [Self; 9] = [
+        Self::Store,
+        Self::Known,
+        Self::Open,
+        Self::Closed,
+        Self::Local,
+        Self::Error,
+        Self::Rule,
+        Self::TooLarge,
+        Self::Nothing,
+    ];
+
+    /// Returns the name in metrics, spans and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => Provenance::Store.name(),
+            Self::Open => Provenance::Open.name(),
+            Self::Closed => Provenance::Closed.name(),
+            Self::Local => Provenance::Local.name(),
+            Self::Known => Provenance::Known.name(),
+            Self::Error => Provenance::Error.name(),
+            Self::Rule => "rule",
+            Self::TooLarge => "too_large",
+            Self::Nothing => "none",
+        }
+    }
+}
+
+impl From<Provenance> for Origin {
+    fn from(provenance: Provenance) -> Self {
+        match provenance {
+            Provenance::Store => Self::Store,
+            Provenance::Open => Self::Open,
+            Provenance::Closed => Self::Closed,
+            Provenance::Local => Self::Local,
+            Provenance::Known => Self::Known,
+            // Another charge of the same request is known to be refused, and decides it.
+            Provenance::Spared => Self::Known,
+            Provenance::Error => Self::Error,
+        }
+    }
+}
+
+impl<'a> Deciding<'a> {
+    fn none(origin: Origin) -> Self {
+        Self { descriptor: None, rule: None, limit: None, origin }
+    }
+
+    fn answer(answer: &Answered<'a>) -> Self {
+        let Answered { descriptor, rule, limit, verdict: Verdict { provenance, .. }, .. } = *answer;
+        Self { descriptor: Some(descriptor), rule, limit, origin: provenance.into() }
+    }
+
+    fn part(decision: &Decision<'a>, (part, tightest): Counted<'_, 'a>) -> Self {
+        let descriptor = decision.parts.iter().position(|each| std::ptr::eq(each, part));
+        Self { descriptor, rule: part.rule, limit: tightest.name, origin: tightest.verdict.provenance.into() }
+    }
+}
+
+impl<'a> Decision<'a> {
+    /// Returns what decided the whole request.
+    ///
+    /// A ruling decides first, then the size of the message. A refusal: the limit with the longest delay if there was no room
+    /// to hold the call, else the first descriptor that refuses, with quotas last. A failure: the first descriptor that could
+    /// not be checked. An admission: the first enforced limit that a failure policy answered, else the limit that the headers
+    /// describe if all rules are exposed ([`described`]), else the first limit.
+    pub fn deciding(&self) -> Deciding<'a> {
+        if let Some(ruling) = self.ruling {
+            return Deciding { rule: Some(ruling.rule), ..Deciding::none(Origin::Rule) };
+        }
+        if self.is_unread && self.outcome.is_refused() {
+            return Deciding::none(Origin::TooLarge);
+        }
+        let deciding = match self.outcome {
+            Outcome::Refused if self.wait.hold > Micros::ZERO => {
+                enforced(self).max_by_key(|answer| answer.verdict.delay).map(Deciding::answer)
+            }
+            Outcome::Refused => refusing(self).map(|found| Deciding::part(self, found)),
+            Outcome::Failed => self.limited().find(is_failed).map(|found| Deciding::part(self, found)),
+            Outcome::Admitted => {
+                let by_policy = enforced(self).find(|answer| answer.verdict.provenance.is_policy());
+                let limited = || described(self.counted()).or_else(|| self.limited().next());
+                by_policy.map(Deciding::answer).or_else(|| limited().map(|found| Deciding::part(self, found)))
+            }
+        };
+        deciding.unwrap_or(Deciding::none(Origin::Nothing))
+    }
+}
+
+/// Returns the descriptor that headers describe, chosen as the reference does: the last refused one that is not a
+/// quota, or else the one with the least remaining, the first of equals.
+pub fn described<'d, 'a>(counted: impl Iterator<Item = Counted<'d, 'a>>) -> Option<Counted<'d, 'a>> {
+    let mut best = u32::MAX;
+    let mut chosen = None;
+    for (part, tightest) in counted {
+        if tightest.verdict.remaining < best {
+            best = tightest.verdict.remaining;
+            chosen = Some((part, tightest));
+        }
+        if part.outcome().is_refused() && !tightest.role.is_quota() {
+            best = 0;
+            chosen = Some((part, tightest));
+        }
+    }
+    chosen
+}
+
+fn enforced<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = &'d Answered<'a>> {
+    decision.answers.iter().filter(|answer| !answer.role.is_shadow())
+}
+
+/// Returns the first descriptor that refuses the request by itself, or else the first of the quotas that refuse it
+/// together.
+fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
+    let mut refused = decision.limited().filter(|(part, _)| part.outcome().is_refused());
+    let alone = refused.clone().find(|(_, tightest)| !tightest.role.is_quota());
+    alone.or_else(|| refused.next())
+}
+
+fn is_failed((part, _): &Counted<'_, '_>) -> bool {
+    part.outcome().is_failed()
+}
