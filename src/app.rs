@@ -360,6 +360,7 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
         refusal_body,
         dynamic_metadata: settings.response_dynamic_metadata,
         decision_metadata: settings.decision_metadata,
+        explains: false,
     })
 }
 

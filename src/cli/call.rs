@@ -4,6 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+use tonic::Request;
+use tonic::metadata::MetadataValue;
 use tonic::transport::Endpoint;
 
 use super::{REFUSED, descriptor};
@@ -12,6 +16,9 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+
+/// Header that asks Tidegate to explain its decision. Other servers ignore it.
+const EXPLAIN: &str = "tidegate-explain";
 
 pub(super) fn command() -> Command {
     Command::new("call")
@@ -75,7 +82,10 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     };
     let mut refused = false;
     for _ in 0..times {
-        let answer = client.should_rate_limit(request.clone()).await;
+        let mut call = Request::new(request.clone());
+        call.set_timeout(timeout);
+        call.metadata_mut().insert(EXPLAIN, MetadataValue::from_static("1"));
+        let answer = client.should_rate_limit(call).await;
         let response = match answer {
             Ok(response) => response.into_inner(),
             Err(status) => anyhow::bail!("{address} answered with the error {:?}: {}", status.code(), status.message()),
@@ -101,17 +111,65 @@ fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescriptor {
 
 fn print(response: &RateLimitResponse, descriptors: &[&Descriptor]) {
     println!("{}", word(response.overall_code()));
-    for (status, descriptor) in response.statuses.iter().zip(descriptors) {
+    let decision = response.dynamic_metadata.as_ref().and_then(|metadata| object(metadata.fields.get("decision")?));
+    for (index, (status, descriptor)) in response.statuses.iter().zip(descriptors).enumerate() {
         let entries = descriptor.entries.iter();
         let entries: Vec<_> =
             entries.map(|entry| format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())).collect();
-        println!("  {:10}  {}  {}", word(status.code()), entries.join(","), reading(status));
+        let limit = limit(status).unwrap_or_else(|| without_limit(decision, index));
+        println!("  {:10}  {}  {limit}", word(status.code()), entries.join(","));
     }
 }
 
-fn reading(status: &DescriptorStatus) -> String {
+/// Returns the reason why the status of descriptor `index` has no limit.
+fn without_limit(decision: Option<&Struct>, index: usize) -> String {
+    let explained = decision.and_then(|decision| {
+        let Some(Kind::ListValue(list)) = &decision.fields.get("descriptors")?.kind else { return None };
+        let descriptor = object(list.values.get(index)?)?;
+        Some((text(descriptor, "provenance")?, text(descriptor, "rule").unwrap_or("no rule")))
+    });
+    let is_known = || !matches!(flag(decision, "known_domain"), Some(false));
+    match explained {
+        Some(("deny", rule)) => format!("denied by {rule}"),
+        Some(("exempt", rule)) => format!("exempt by {rule}"),
+        Some(("uncounted", _)) => "not counted, because the rule of another descriptor decides the request".to_owned(),
+        Some((policy @ ("open" | "closed" | "error"), rule)) => {
+            format!("not counted: the store did not answer, policy {policy} of {rule}")
+        }
+        Some(("known", _)) => "not counted, because another limit of the request is used up".to_owned(),
+        Some(("none", "no rule")) if is_known() => "no rule".to_owned(),
+        Some(("none", "no rule")) => "unknown domain".to_owned(),
+        Some(("none", rule)) => format!("no limit of its own at {rule}, or another rule replaces it"),
+        Some((_, rule)) => format!("no limit at {rule}"),
+        None => "no limit, and the server does not say why".to_owned(),
+    }
+}
+
+fn object(value: &Value) -> Option<&Struct> {
+    match &value.kind {
+        Some(Kind::StructValue(object)) => Some(object),
+        _ => None,
+    }
+}
+
+fn text<'v>(object: &'v Struct, name: &str) -> Option<&'v str> {
+    match &object.fields.get(name)?.kind {
+        Some(Kind::StringValue(text)) => Some(text),
+        _ => None,
+    }
+}
+
+fn flag(object: Option<&Struct>, name: &str) -> Option<bool> {
+    match object?.fields.get(name)?.kind {
+        Some(Kind::BoolValue(flag)) => Some(flag),
+        _ => None,
+    }
+}
+
+/// Returns the limit in `status`, if it has one.
+fn limit(status: &DescriptorStatus) -> Option<String> {
     let Some(limit) = &status.current_limit else {
-        return if status.limit_remaining == u32::MAX { "unlimited".to_owned() } else { "no limit".to_owned() };
+        return (status.limit_remaining == u32::MAX).then(|| "unlimited".to_owned());
     };
     let unit = match limit.unit() {
         rate_limit::Unit::Unknown => "window".to_owned(),
@@ -123,7 +181,8 @@ fn reading(status: &DescriptorStatus) -> String {
     };
     let reset = status.duration_until_reset.map_or(0, |reset| reset.seconds);
     let name = if limit.name.is_empty() { String::new() } else { format!("  ({})", limit.name) };
-    format!("{} per {window}  remaining {}  reset {reset} s{name}", limit.requests_per_unit, status.limit_remaining)
+    let (quota, remaining) = (limit.requests_per_unit, status.limit_remaining);
+    Some(format!("{quota} per {window}  remaining {remaining}  reset {reset} s{name}"))
 }
 
 fn word(code: Code) -> &'static str {

@@ -24,6 +24,7 @@ impl Ending {
         let Err(error) = ended else { return Self::Closed };
         match (state.broken(), how(&error)) {
             (Some(FrameError::Trailers), _) => Self::Failed(How::Trailers, error.into()),
+            (Some(FrameError::Http1), _) => Self::Failed(How::Http1, error.into()),
             (Some(FrameError::PushPromise), _) => Self::Failed(How::ProtocolError, error.into()),
             (Some(FrameError::LateHead), _) => Self::Failed(How::LateHead, error.into()),
             // hyper starts the timeout of a request head at the answer before it, so this is an HTTP/1 connection that

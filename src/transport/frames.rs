@@ -16,8 +16,8 @@ const HEAD_ALLOWED: Duration = Duration::from_secs(5);
 /// Maximum memory in bytes that one byte of a head takes in h2: 90. 7,500 fields of one byte took 680 KB.
 const HEAD_BYTE_COST: usize = 90;
 
-/// Bytes that a client sends before its first frame (RFC 9113, 3.4).
-const PREFACE_BYTES: usize = 24;
+/// Text that a client sends before its first frame (RFC 9113, 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
 /// Type of the frames that carry a body (RFC 9113, 6.1).
@@ -32,7 +32,9 @@ const PUSH_PROMISE: u8 = 5;
 /// Position in the sequence of frames after the bytes that were read so far.
 #[derive(Debug)]
 pub(super) struct Frames {
-    /// Bytes to skip: of the preface, or of a frame's payload.
+    /// Bytes of the preface that were read; all of them before the first frame.
+    preface_bytes: usize,
+    /// Bytes of a frame's payload to skip.
     missing: usize,
     head: [u8; FRAME_HEAD_BYTES],
     head_bytes: usize,
@@ -69,6 +71,9 @@ pub(super) enum FrameError {
     /// A frame that clients must not send.
     #[error("a client sent PUSH_PROMISE")]
     PushPromise,
+    /// A request of HTTP/1 in place of the preface.
+    #[error("a client spoke HTTP/1")]
+    Http1,
 }
 
 impl Frames {
@@ -76,7 +81,8 @@ impl Frames {
     pub(super) fn new() -> Self {
         let (head, head_bytes) = ([0; FRAME_HEAD_BYTES], 0);
         Self {
-            missing: PREFACE_BYTES,
+            preface_bytes: 0,
+            missing: 0,
             head,
             head_bytes,
             fields: None,
@@ -106,7 +112,8 @@ impl Frames {
     ///
     /// # Errors
     /// Returns an error if the peer sends trailers that are too long, or a frame that it must not send.
-    pub(super) fn pass(&mut self, mut bytes: &[u8]) -> Result<(), FrameError> {
+    pub(super) fn pass(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
+        let mut bytes = self.pass_preface(bytes)?;
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let passed = self.missing.min(bytes.len());
@@ -129,6 +136,21 @@ impl Frames {
             }
         }
         Ok(())
+    }
+
+    /// Compares `bytes` with the rest of the preface. Returns the bytes after it. h2 reports bytes that are no text.
+    fn pass_preface<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], FrameError> {
+        let expected = PREFACE.get(self.preface_bytes..).unwrap_or_default();
+        let (read, rest) = bytes.split_at(expected.len().min(bytes.len()));
+        let is_preface = expected.starts_with(read);
+        // The name of a method: upper-case letters. At least `P`, the beginning of the preface, is in `bytes` or was before.
+        let is_method = self.preface_bytes > 0 || bytes.first().is_some_and(u8::is_ascii_uppercase);
+        if !is_preface && is_method {
+            return Err(FrameError::Http1);
+        }
+        self.preface_bytes += read.len();
+        self.around += read.len();
+        Ok(rest)
     }
 
     /// Begins the payload of the frame whose head was read.
@@ -175,7 +197,7 @@ mod tests {
     /// Passes a preface and the frames `sent`, in parts of `cut` bytes.
     fn passed(sent: &[Vec<u8>], cut: usize) -> Result<Frames, FrameError> {
         let mut frames = Frames::new();
-        let bytes = [vec![1; PREFACE_BYTES], sent.concat()].concat();
+        let bytes = [PREFACE, &sent.concat()].concat();
         bytes.chunks(cut).try_for_each(|part| frames.pass(part))?;
         Ok(frames)
     }
@@ -189,7 +211,7 @@ mod tests {
             assert_eq!((frames.begun_bytes(), frames.due().is_some()), (7_500 * HEAD_BYTE_COST, true), "{cut}");
             let mut frames = passed(&ended, cut).expect("no trailers");
             assert_eq!((frames.begun_bytes(), frames.due()), (0, None), "{cut}");
-            let [read, data] = [PREFACE_BYTES + ended.concat().len(), 9];
+            let [read, data] = [PREFACE.len() + ended.concat().len(), 9];
             assert_eq!([frames.take_around(), frames.take_around()], [read - data, 0], "{cut}");
         }
         let part = passed(&[frame(HEADERS, END_HEADERS, 1, 100)], 50).expect("no trailers");
@@ -197,6 +219,22 @@ mod tests {
         let mut part = part;
         part.pass(&frame(HEADERS, END_HEADERS, 3, 100)[..59]).expect("no trailers");
         assert_eq!(part.begun_bytes(), 50 * HEAD_BYTE_COST);
+    }
+
+    #[test]
+    fn a_request_of_http1_is_recognised_however_it_is_cut() {
+        for method in ["GET", "POST", "PUT", "PRI", "PRINT", "OPTIONS"] {
+            let request = format!("{method} /json HTTP/1.1\r\nhost: tidegate\r\n\r\n");
+            for cut in [1, 2, 7, 8_192] {
+                let mut frames = Frames::new();
+                let read = request.as_bytes().chunks(cut).try_for_each(|part| frames.pass(part));
+                assert_eq!(read, Err(FrameError::Http1), "{method} {cut}");
+            }
+        }
+        let hello = [0x16, 3, 1, 2, 0, 1];
+        assert_eq!(Frames::new().pass(&hello), Ok(()), "TLS is left to h2");
+        let mut whole = Frames::new();
+        assert_eq!((whole.pass(PREFACE), whole.take_around()), (Ok(()), PREFACE.len()));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use tower::Service;
 mod large;
 
 use super::budget;
+use super::head::EXPLAIN;
 use super::hold::{Caller, Held, Seats};
 use super::message::{Beginning, LARGEST_MESSAGE, Unopened, Unread};
 use super::wire::{Answers, StoreUnavailable};
@@ -64,6 +65,12 @@ impl Edge {
     #[must_use]
     pub fn slicing(self, slice: usize) -> Self {
         Self { slice, ..self }
+    }
+
+    /// Returns an edge that decides in the same way and adds the decision to the metadata of its answers.
+    fn explaining(&self) -> Self {
+        let answers = Answers { decision_metadata: true, explains: true, ..Answers::clone(&self.answers) };
+        Self { answers: Arc::new(answers), ..self.clone() }
     }
 
     /// Returns the telemetry to which it reports calls and decisions.
@@ -168,7 +175,8 @@ impl UnaryService<Incoming> for Asked {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
 
     fn call(&mut self, request: Wire<Incoming>) -> Self::Future {
-        let edge = Arc::clone(&self.0);
+        let is_explained = request.metadata().as_ref().contains_key(&EXPLAIN);
+        let edge = if is_explained { Arc::new(self.0.explaining()) } else { Arc::clone(&self.0) };
         Box::pin(async move { edge.should_rate_limit(request).await })
     }
 }

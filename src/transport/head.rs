@@ -19,8 +19,10 @@ const LONGEST_METHOD: usize = 15;
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+/// Header of a caller that wants the decision in the dynamic metadata of its answer, whatever the settings say.
+pub(super) static EXPLAIN: HeaderName = HeaderName::from_static("tidegate-explain");
 /// Headers that the services read, besides [`CALLER_HEADERS`].
-static NEEDED: [&HeaderName; 5] = [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING];
+static NEEDED: [&HeaderName; 6] = [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING, &EXPLAIN];
 
 /// Drops the parts of `head` that no service reads. Copies the rest, because h2's values are slices of whole read
 /// buffers.
@@ -61,6 +63,7 @@ mod tests {
     fn what_the_services_read_is_kept_and_everything_else_is_dropped() {
         let mut request = Request::post("http://edge/a.Service/Call?query")
             .header("grpc-timeout", "20m")
+            .header("tidegate-explain", "1")
             .header("tracestate", "a=1")
             .header("tracestate", "b=2")
             .header("user-agent", "x".repeat(1_000));
@@ -71,7 +74,8 @@ mod tests {
         assert_eq!((head.uri.path(), &head.method), ("/a.Service/Call", &Method::POST));
         assert_eq!(head.headers["grpc-timeout"], "20m");
         assert_eq!(head.headers.get_all("tracestate").iter().count(), 2, "several are none to who reads them");
-        assert_eq!(head.headers.len(), 3);
+        assert_eq!(head.headers["tidegate-explain"], "1");
+        assert_eq!(head.headers.len(), 4);
     }
 
     #[test]

@@ -39,6 +39,8 @@ endings! {
     Unopened "unopened";
     /// Dropped because the head of a request was not complete in time.
     LateHead "late_head";
+    /// Dropped because the peer spoke HTTP/1 where only HTTP/2 is served.
+    Http1 "http1" warn "peers spoke HTTP/1 to the gRPC port, which needs HTTP/2, and got no answer: in Envoy set http2_protocol_options (typed_extension_protocol_options) for the cluster of Tidegate; callers without HTTP/2 use /json on the HTTP port";
     /// Dropped because a request had trailers of more than 64 bytes. gRPC requests have none.
     Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 64 bytes";
     /// Closed without a call in flight, because more connections were open than their memory allows.

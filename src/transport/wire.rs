@@ -78,6 +78,8 @@ pub struct Answers {
     pub dynamic_metadata: bool,
     /// True if dynamic metadata contains the decision and the rule behind it.
     pub decision_metadata: bool,
+    /// True if that decision also has the rule and the origin of each descriptor's answer.
+    pub explains: bool,
 }
 
 impl Answers {

@@ -2,7 +2,9 @@
 
 use std::process::{Command, Output};
 
-use crate::support::{Process, Tidegate, on_free_ports, repository};
+use crate::support::{Process, on_free_ports, repository};
+
+mod call;
 
 fn tidegate(arguments: &[&str]) -> Output {
     tidegate_with(arguments, &[])
@@ -332,31 +334,6 @@ fn called_as_ratelimit_with_no_argument_it_serves_as_gateways_expect() {
     assert!(stderr(&helped).contains("Usage:"), "any other name is told how it is used: {}", stderr(&helped));
     let asked = called_as("ratelimit", &["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
     assert!(stderr(&asked).starts_with("tidegate call: "), "with arguments it is any command: {}", stderr(&asked));
-}
-
-#[test]
-fn call_says_when_nobody_answers() {
-    let output = tidegate(&["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("no ShouldRateLimit server answers at 127.0.0.1:1"), "{}", stderr(&output));
-}
-
-#[tokio::test]
-async fn call_exits_as_the_server_answered_and_looks_without_spending() {
-    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: year, requests_per_unit: 2 } }]\n");
-    let server = Tidegate::start(rules.path(), &[]).await;
-    let address = server.grpc.to_string();
-    let call = |more: &[&str]| {
-        let arguments = [&["call", "--address", &address, "--domain", "d", "-d", "k=v"], more].concat();
-        let output = tidegate(&arguments);
-        (output.status.code(), stdout(&output))
-    };
-    for _ in 0..2 {
-        let (code, told) = call(&["--hits", "0", "--times", "3"]);
-        assert_eq!((code, told.matches("remaining 2").count()), (Some(0), 3), "{told}");
-    }
-    let (code, told) = call(&["--times", "3"]);
-    assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
 }
 
 /// A line that `serve` prints at its start, without what differs from machine to machine.

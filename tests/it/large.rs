@@ -135,7 +135,7 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
         _ => Headers::Ietf,
     };
     let refusal_body = [RefusalBody::Own, RefusalBody::Json, RefusalBody::Text][usize::from(manner.body)];
-    let answers = Answers { headers, refusal_body, dynamic_metadata: false, decision_metadata: true };
+    let answers = Answers { headers, refusal_body, dynamic_metadata: false, decision_metadata: true, explains: false };
     Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::new(0.8, Micros::ZERO)), 8)
         .slicing(manner.slice)
 }

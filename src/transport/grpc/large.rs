@@ -159,7 +159,9 @@ impl Job {
         telemetry.observe_large(descriptors, &request, &decision, span.as_mut());
         // As metadata, a request with many descriptors would take many times its size.
         let mut answers = Answers::clone(&self.edge.answers);
-        answers.dynamic_metadata &= request.descriptors().len() == descriptors;
+        let is_whole = request.descriptors().len() == descriptors;
+        answers.dynamic_metadata &= is_whole;
+        answers.explains &= is_whole;
         let mut response = answers.respond(&request, &decision)?;
         response.statuses.clear();
         Ok((Held { response, hold }, statuses.into_parts()))

@@ -8,11 +8,15 @@ use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
 
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
-use crate::model::{Deciding, Decision, Entry, Finding, Metadata, Outcome, Request, Tightest, Verdict};
+use crate::model::{
+    Deciding, Decision, Entry, Finding, Metadata, Origin, Outcome, Part, Request, Ruling, Tightest, Verdict,
+};
 
 /// Maximum bytes of entry text in the metadata: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too
 /// large for its caller would be an error.
 const MOST_TEXT: usize = 1 << 20;
+/// Maximum number of descriptors that are explained: 64. A person asks about one or a few.
+const MOST_EXPLAINED: usize = 64;
 
 /// Returns the metadata of an answer, if it has any.
 pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Option<Struct> {
@@ -22,7 +26,7 @@ pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) 
         fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
     }
     if answers.decision_metadata {
-        fields.push(("decision", decided(decision)));
+        fields.push(("decision", decided(decision, answers.explains)));
     }
     if answers.dynamic_metadata {
         fields.extend(asked(request, decision));
@@ -53,7 +57,7 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
 }
 
 /// Returns the outcome, and the rule, limit and origin behind it.
-fn decided(decision: &Decision<'_>) -> Value {
+fn decided(decision: &Decision<'_>, is_explained: bool) -> Value {
     let Deciding { rule, limit, origin, .. } = decision.deciding();
     let outcome = match (decision.ruling, decision.outcome) {
         (Some(ruling), _) => outcome_of_ruling(decision, ruling.is_denied),
@@ -65,7 +69,27 @@ fn decided(decision: &Decision<'_>) -> Value {
     fields.push(("generation", number(decision.generation)));
     fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
     fields.extend(limit.map(|name| ("limit", text(name))));
+    if is_explained {
+        fields.push(("known_domain", value(Kind::BoolValue(decision.domain.is_some()))));
+        let parts = decision.parts.iter().take(MOST_EXPLAINED);
+        fields.push(("descriptors", list(parts.map(|part| explained(decision, part)))));
+    }
     structure(fields)
+}
+
+/// Returns the rule and the origin of one descriptor's answer. `uncounted`: a rule of another descriptor decided the request.
+fn explained(decision: &Decision<'_>, part: &Part<'_>) -> Value {
+    let is_ruling = |ruling: Ruling<'_>| part.rule.is_some_and(|rule| rule.id == ruling.rule.id);
+    let provenance = match (&part.finding, decision.ruling) {
+        (Finding::Limited(tightest), _) => Origin::from(tightest.verdict.provenance).name(),
+        (Finding::Denied, _) => "deny",
+        (_, Some(ruling)) if is_ruling(ruling) => "exempt",
+        (_, Some(_)) => "uncounted",
+        (Finding::Unlimited, None) => "unlimited",
+        (Finding::Unmatched, None) => Origin::Nothing.name(),
+    };
+    let rule = part.rule.map(|rule| ("rule", text(&rule.path.to_string())));
+    structure([("provenance", text(provenance))].into_iter().chain(rule).collect())
 }
 
 /// Returns the outcome under a rule that denies or exempts. In shadow mode, a rule that denies lets the request pass.

@@ -76,14 +76,17 @@ async fn a_head_that_does_not_end_and_long_trailers_end_the_connection() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_http2_are_a_protocol_error_and_silence_is_not_opened() {
+async fn a_peer_that_speaks_http1_is_named_other_bytes_are_a_protocol_error_and_silence_is_not_opened() {
     let edge = Edge::grpc(ConnectionLimits { handshake: 300 * MS, ..limits() }, 10).await;
     let mut stranger = edge.socket().await;
     stranger.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody\r\n\r\n").await.unwrap();
+    let mut babbler = edge.socket().await;
+    babbler.write_all(&[0x16; 64]).await.unwrap();
     let mut silent = edge.socket().await;
     until_closed(&mut stranger).await;
+    until_closed(&mut babbler).await;
     until_closed(&mut silent).await;
-    assert_counted(&edge, &[(How::Unopened, 1), (How::ProtocolError, 1)]).await;
+    assert_counted(&edge, &[(How::Unopened, 1), (How::Http1, 1), (How::ProtocolError, 1)]).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,127 @@
+//! `tidegate call`, against a running server and against one that answers as it is told.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+use super::{rule_file, stderr, stdout, tidegate};
+use crate::support::Tidegate;
+
+#[test]
+fn call_says_when_nobody_answers() {
+    let output = tidegate(&["call", "--address", "127.0.0.1:1", "--domain", "d", "-d", "a=b"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no ShouldRateLimit server answers at 127.0.0.1:1"), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn call_exits_as_the_server_answered_and_looks_without_spending() {
+    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: year, requests_per_unit: 2 } }]\n");
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let address = server.grpc.to_string();
+    let call = |more: &[&str]| {
+        let arguments = [&["call", "--address", &address, "--domain", "d", "-d", "k=v"], more].concat();
+        let output = tidegate(&arguments);
+        (output.status.code(), stdout(&output))
+    };
+    for _ in 0..2 {
+        let (code, told) = call(&["--hits", "0", "--times", "3"]);
+        assert_eq!((code, told.matches("remaining 2").count()), (Some(0), 3), "{told}");
+    }
+    let (code, told) = call(&["--times", "3"]);
+    assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
+}
+
+/// Answers each call with the next of these codes, and keeps the deadlines of the calls.
+struct Answering {
+    codes: Vec<Code>,
+    calls: AtomicUsize,
+    deadlines: Arc<Mutex<Vec<String>>>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Answering {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let deadline = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        self.deadlines.lock().push(deadline.unwrap_or("none").to_owned());
+        let code = self.codes[self.calls.fetch_add(1, Ordering::SeqCst)];
+        Ok(Response::new(RateLimitResponse { overall_code: code.into(), ..RateLimitResponse::default() }))
+    }
+}
+
+/// Starts a server with these answers. Returns its address and the deadlines of its calls.
+async fn answering(codes: &[Code]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let socket = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let (address, deadlines) = (socket.local_addr().expect("an address"), Arc::default());
+    let service = Answering { codes: codes.to_vec(), calls: AtomicUsize::new(0), deadlines: Arc::clone(&deadlines) };
+    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service));
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(socket)));
+    (address, deadlines)
+}
+
+#[tokio::test]
+async fn the_last_answer_decides_the_exit_code_and_each_call_sends_its_deadline() {
+    for (codes, expected) in [([Code::OverLimit, Code::Ok], 0), ([Code::Ok, Code::OverLimit], 1)] {
+        let (address, deadlines) = answering(&codes).await;
+        let output = tokio::task::spawn_blocking(move || {
+            let address = address.to_string();
+            let to = ["call", "--address", &address, "--domain", "d", "-d", "a=b"];
+            tidegate(&[&to[..], &["--times", "2", "--timeout", "7s"]].concat())
+        });
+        let output = output.await.expect("it ends");
+        assert_eq!(output.status.code(), Some(expected), "{}", stderr(&output));
+        assert_eq!(*deadlines.lock(), ["7000000u"; 2]);
+    }
+}
+
+/// Every kind of rule without a limit in its answer. Redis does not answer.
+const RULES: &str = "domain: d
+descriptors:
+  - { key: free, exempt: true }
+  - { key: banned, deny: true }
+  - { key: open, on_store_failure: open, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: closed, on_store_failure: closed, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: endless, rate_limit: { unlimited: true } }
+  - key: path
+    descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]
+";
+
+#[tokio::test]
+async fn call_names_the_reason_why_an_answer_has_no_limit() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1")]).await;
+    let address = server.grpc.to_string();
+    let call = |domain: &str, descriptor: &str| {
+        let output = tidegate(&["call", "--address", &address, "--domain", domain, "-d", descriptor]);
+        stdout(&output).lines().nth(1).unwrap_or_default().trim().to_owned()
+    };
+    for (descriptor, expected) in [
+        ("free=1", "OK          free=1  exempt by d.free"),
+        ("banned=1", "OVER_LIMIT  banned=1  denied by d.banned"),
+        ("none=1", "OK          none=1  no rule"),
+        ("path=1", "OK          path=1  no rule"),
+        ("open=1", "OK          open=1  not counted: the store did not answer, policy open of d.open"),
+        ("closed=1", "OVER_LIMIT  closed=1  not counted: the store did not answer, policy closed of d.closed"),
+        ("endless=1", "OK          endless=1  unlimited"),
+    ] {
+        assert_eq!(call("d", descriptor), expected);
+    }
+    assert_eq!(call("other", "free=1"), "OK          free=1  unknown domain");
+
+    let output = tidegate(&["call", "--address", &address, "--domain", "d", "-d", "banned=1", "-d", "none=1"]);
+    let last = stdout(&output).lines().last().unwrap_or_default().trim().to_owned();
+    assert_eq!(last, "OK          none=1  not counted, because the rule of another descriptor decides the request");
+}
