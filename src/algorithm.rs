@@ -391,7 +391,7 @@ pub trait Count {
         Self::verdict(state, now, hits, quota)
     }
 
-    /// Adds the hits to the counter, whatever their verdict is. If the verdict admits them, a look then finds the `remaining` of
+    /// Adds the hits to the counter for any verdict. If the verdict admits them, a look then finds the `remaining` of
     /// that verdict.
     fn charge(state: &mut Self::State, now: Micros, hits: Hits, quota: Quota);
 
@@ -479,12 +479,12 @@ mod tests {
             assert_eq!(per_hour(algorithm, most - 2).delaying(growing(100, 250)), Err(over));
         }
         let told = per_hour(Algorithm::SlidingLog, 10_000).delaying(growing(100, 250)).expect_err("it is full");
-        let text = "a delay that reaches its longest wait 3 hits above a limit of 10000 cannot be counted: together at \
-            most 10000; a larger step takes fewer hits";
+        let text = "this delay reaches its longest wait 3 hits above the limit of 10000, but a counter holds at most 10000 \
+            hits: write a larger `step`";
         assert_eq!(told.to_string(), text);
         let told = per_hour(Algorithm::TokenBucket, 1).delaying(Delay::Slot { max: Micros::from_secs(1) });
         let text = told.expect_err("it has none").to_string();
-        assert!(text.starts_with("token_bucket has no slots to wait for: choose gcra or leaky_bucket"), "{text}");
+        assert!(text.starts_with("token_bucket has no slots to wait for: choose `gcra` or `leaky_bucket`"), "{text}");
     }
 
     #[test]

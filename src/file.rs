@@ -36,7 +36,7 @@ pub enum Unreadable {
         found: &'static str,
     },
     /// The file is larger than allowed.
-    #[error("it is larger than {}, the most that is read of such a file", size(*.most))]
+    #[error("it is larger than {}, the maximum for this kind of file", size(*.most))]
     TooLarge {
         /// Maximum size in bytes.
         most: usize,
@@ -115,7 +115,7 @@ fn regular(found: FileType) -> Result<(), Unreadable> {
         kind if kind.is_fifo() => "a pipe",
         kind if kind.is_socket() => "a socket",
         kind if kind.is_char_device() || kind.is_block_device() => "a device",
-        _ => "no file",
+        _ => "not a file",
     };
     Err(Unreadable::Irregular { found })
 }
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(read(file.path(), MAX_SECRET).unwrap().len(), MAX_SECRET);
         // The file is sparse, and none of it is read.
         file.as_file().set_len(1 << 40).unwrap();
-        assert_eq!(refused(file.path()), "it is larger than 64 KiB, the most that is read of such a file");
+        assert_eq!(refused(file.path()), "it is larger than 64 KiB, the maximum for this kind of file");
         assert_eq!(Unreadable::TooLarge { most: MAX_LIST }.to_string().find("64 MiB"), Some(18));
     }
 }

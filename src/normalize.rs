@@ -120,12 +120,12 @@ impl Normalizers {
         Some(String::from_utf8_lossy(key).into_owned())
     }
 
-    /// Returns true if any entry is digester.
+    /// Returns true if any entry is sensitive.
     pub fn has_sensitive(&self) -> bool {
         self.has_sensitive
     }
 
-    /// Returns the digest of the value of `entry` if it is digester.
+    /// Returns the digest of the value of `entry` if the entry is sensitive.
     pub fn digest(&self, entry: &Entry) -> Option<String> {
         self.of(&entry.key).and_then(|normalizer| normalizer.digest(&entry.key, &entry.value))
     }
@@ -199,7 +199,7 @@ impl Normalizer {
         (!network.is_single()).then(|| network.text())
     }
 
-    /// Returns the digest of `value` if the entry is digester.
+    /// Returns the digest of `value` if the entry is sensitive.
     pub fn digest(&self, key: &[u8], value: &[u8]) -> Option<String> {
         self.digester.map(|digester| digester.digest(key, &self.normalize(value).text()))
     }

@@ -148,7 +148,7 @@ pub enum MatchedKind<'a> {
     Unlimited,
     /// Refused by a `deny` rule. Charges nothing.
     Denied,
-    /// Limited. Takes one of the next charges per element; an element is the rule limit behind the charge, if any.
+    /// Limited. Takes one of the next charges per element; an element is the rule limit of the charge, if any.
     Limited(SmallVec<[Option<&'a RuleLimit>; 1]>),
 }
 

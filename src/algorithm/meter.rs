@@ -93,7 +93,7 @@ impl<S: Slots> Count for Meter<S> {
 
     fn undo(state: &mut State, now: Micros, at: Micros, hits: u64, quota: Quota) {
         let drained = state.at(now, quota);
-        // At least this much of the charge still stands: its grains, minus the grains that have drained since.
+        // At least this much of the charge is still on the counter: its grains, minus the grains that have drained since.
         let since = drained.tick.saturating_sub(at.get() / quota.tick().get());
         let added = hits.saturating_mul(quota.ticks());
         let back = added.saturating_sub(since.saturating_mul(u64::from(quota.limit())));

@@ -63,23 +63,20 @@ impl Delay {
 pub enum InvalidDelay {
     /// The algorithm has no slots.
     #[error(
-        "{algorithm} has no slots to wait for: choose gcra or leaky_bucket, or a delay that grows, as in `delay: {{step: 100ms, max: 5s, beyond: admit}}`"
+        "{algorithm} has no slots to wait for: choose `gcra` or `leaky_bucket`, or a growing delay like `delay: {{step: 100ms, max: 5s, beyond: admit}}`"
     )]
     NoSlots {
         /// Name of the algorithm.
         algorithm: &'static str,
     },
     /// The longest wait is zero or too long.
-    #[error("a longest wait of {found} cannot be asked for: it must be from {} to {}", Micros::new(1), Delay::LONGEST)]
+    #[error("the longest wait {found} is out of range: it must be from {} to {}", Micros::new(1), Delay::LONGEST)]
     Max {
         /// Longest wait of the rule.
         found: Micros,
     },
     /// The step is zero or more than the longest wait.
-    #[error(
-        "a step of {found} for each hit cannot be asked for: it must be from {} to the longest wait, {max}",
-        Micros::new(1)
-    )]
+    #[error("the step {found} is out of range: it must be from {} to the longest wait, {max}", Micros::new(1))]
     Step {
         /// Step of the rule.
         found: Micros,
@@ -88,7 +85,7 @@ pub enum InvalidDelay {
     },
     /// The delay would need more hits on the counter than it can hold.
     #[error(
-        "a delay that reaches its longest wait {over} hits above a limit of {capacity} cannot be counted: together at most {most}; a larger step takes fewer hits"
+        "this delay reaches its longest wait {over} hits above the limit of {capacity}, but a counter holds at most {most} hits: write a larger `step`"
     )]
     Over {
         /// Maximum number of hits that the limit admits at once.
@@ -146,9 +143,9 @@ mod tests {
             let invalid = InvalidDelay::Step { found: step, max: longest };
             assert_eq!(growing(step, longest).check(), Err(invalid));
         }
-        let text = "a longest wait of 0s cannot be asked for: it must be from 1us to 5m";
+        let text = "the longest wait 0s is out of range: it must be from 1us to 5m";
         assert_eq!(told(Delay::Slot { max: none }), Err(text.to_owned()));
-        let text = "a step of 0s for each hit cannot be asked for: it must be from 1us to the longest wait, 2s";
+        let text = "the step 0s is out of range: it must be from 1us to the longest wait, 2s";
         assert_eq!(told(growing(none, Micros::from_secs(2))), Err(text.to_owned()));
     }
 

@@ -200,7 +200,7 @@ pub enum InvalidRequest {
         found: i32,
     },
     /// The window of an override cannot be counted.
-    #[error("the limit override is not one that can be counted: {0}")]
+    #[error("the limit override cannot be counted: {0}")]
     OverrideWindow(#[from] InvalidQuota),
 }
 

@@ -30,13 +30,13 @@ const ORDINARY: usize = 96;
 pub struct KeyPart<'a> {
     /// Key of the entry.
     pub key: &'a [u8],
-    /// Kind of text that stands for the value of the entry.
+    /// Kind of text that represents the value of the entry.
     pub by: CountedBy,
-    /// Text that stands for the value.
+    /// Text that represents the value.
     pub text: &'a [u8],
 }
 
-/// Kind of text that stands for the value of an entry.
+/// Kind of text that represents the value of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedBy {
     /// The value itself: one counter for each value.

@@ -70,7 +70,7 @@ impl FailurePolicy {
 
 impl FailurePolicy {
     /// Returns the policy under overload if only this policy for failures is set. Overload is no failure, and a client can cause
-    /// it: the service continues to decide, unless the operator wants requests refused.
+    /// it: the service continues to decide, unless the operator has chosen `closed`.
     const fn under_overload(self) -> Self {
         match self {
             Self::Closed => Self::Closed,

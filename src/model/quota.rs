@@ -242,14 +242,14 @@ impl fmt::Display for Quota {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum InvalidQuota {
     /// The window is too short or too long.
-    #[error("a window of {found} cannot be counted: it must be from {} to {}", Window::SHORTEST, Window::LONGEST)]
+    #[error("the window {found} is out of range: it must be from {} to {}", Window::SHORTEST, Window::LONGEST)]
     Window {
         /// Length in the rule or request.
         found: Micros,
     },
     /// The window is not a whole number of ticks.
     #[error(
-        "a window of {found} cannot be counted exactly: this algorithm counts it in ticks of {tick}; the nearest are {below} and {above}"
+        "a window of {found} cannot be counted exactly in ticks of {tick}: write one of the nearest, {below} or {above}"
     )]
     Ticks {
         /// Length in the rule or request.
@@ -263,7 +263,7 @@ pub enum InvalidQuota {
     },
     /// The burst holds fewer hits than drain in one tick.
     #[error(
-        "a burst of {found} is too small for {limit} hits per window: it must hold a hit, and what drains in one tick; the least is {least}"
+        "a burst of {found} is too small for {limit} hits per window, because it must hold one hit and all hits that drain in one tick: write at least {least}"
     )]
     Burst {
         /// Burst in the rule.
@@ -275,7 +275,7 @@ pub enum InvalidQuota {
     },
     /// The limit is larger than the algorithm can remember.
     #[error(
-        "a limit of {found} is too large for an algorithm that remembers every hit: at most {most}; sliding_window takes any limit"
+        "a limit of {found} is too large for an algorithm that stores every hit: write at most {most}, or choose `sliding_window`, which accepts any limit"
     )]
     Limit {
         /// Limit in the rule or request.

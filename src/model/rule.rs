@@ -58,7 +58,7 @@ pub enum Shown {
     Word,
     /// The request's value.
     Value,
-    /// The word, whatever the rule asks for: the level's values share a counter.
+    /// Always the word: the level's values share a counter.
     Pattern,
 }
 

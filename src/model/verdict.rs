@@ -9,7 +9,7 @@ pub enum Outcome {
     Admitted,
     /// The hits may not be spent.
     Refused,
-    /// Unknown: the store did not answer, and the operator wants the caller to get an error.
+    /// Unknown: the store did not answer, and the failure policy returns an error to the caller.
     Failed,
 }
 

@@ -124,7 +124,7 @@ fn v6(text: &[u8]) -> Option<Ipv6Addr> {
     }
     match gap {
         None => (groups == 8).then(|| Ipv6Addr::from_bits(bits)),
-        // `::` stands for at least one group.
+        // `::` replaces at least one group.
         Some(before) if groups < 8 => {
             let behind = (groups - before) * 16;
             let low = bits & ((1 << behind) - 1);
@@ -304,7 +304,7 @@ mod tests {
 
         #[test]
         fn a_zone_id_and_the_addresses_before_change_no_address(text in text(), before in text(), zone in "[^,]{0,8}") {
-            // In brackets, the zone id stands before the last bracket.
+            // In brackets, the zone id is before the last bracket.
             let zoned = match text.rsplit_once(']').filter(|_| text.starts_with('[')) {
                 Some((inside, after)) => format!("{inside}%{zone}]{after}"),
                 None => format!("{text}%{zone}"),

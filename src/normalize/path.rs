@@ -20,9 +20,9 @@ pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
 /// Role of a byte in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Stands for itself.
+    /// Needs no other spelling.
     Plain,
-    /// Stands for itself, but needs resolving at the beginning of a segment.
+    /// Needs no other spelling, but must be resolved at the beginning of a segment.
     Dot,
     Slash,
     /// Ends the path; not part of it.

@@ -1,6 +1,6 @@
 //! Texts with `*` wildcards.
 
-/// A text in which `*` stands for zero or more bytes.
+/// A text in which `*` matches zero or more bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
     text: String,

@@ -50,7 +50,7 @@ pub struct Options {
 pub struct Loaded {
     /// The rules.
     pub rules: RuleSet,
-    /// Warnings: places where the files probably do not mean what they say.
+    /// Warnings: places where the files probably do not do what their author expects.
     pub warnings: Vec<Problem>,
 }
 
@@ -163,7 +163,7 @@ struct DomainWide {
     colocate: Option<Colocation>,
 }
 
-/// Merges `said` into `known`. Returns true if `known` already has a different value.
+/// Merges `said`, the value of one more file, into `known`. Returns true if `known` already has a different value.
 fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool {
     let is_other = known.is_some() && said.is_some() && *known != said;
     *known = known.or(said);
@@ -185,8 +185,9 @@ impl Compiler<'_> {
                 differs(&mut wide.colocate, document.colocate).then_some("colocate"),
             ];
             for what in differing.into_iter().flatten() {
-                let message =
-                    format!("`{what}` is another in an earlier file of this domain: say it once, or say the same");
+                let message = format!(
+                    "`{what}` has another value in an earlier file of this domain: set it in one file, or to the same value in all"
+                );
                 self.error(*file, name.place, message);
             }
         }
@@ -206,7 +207,7 @@ impl Compiler<'_> {
         if wide.first != file && !self.options.merge_domains {
             let first = &self.files[wide.first].name;
             let message = format!(
-                "duplicate domain {}: {first} has it already; keep a domain in one file, or set MERGE_DOMAIN_CONFIG=true to let several files extend it",
+                "duplicate domain {}, already defined in {first}: write the domain in one file, or set `MERGE_DOMAIN_CONFIG=true` to let several files extend it",
                 quoted(&name)
             );
             self.error(file, document.domain.place, message);
@@ -246,7 +247,7 @@ impl Compiler<'_> {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
                 let message = format!(
-                    "duplicate descriptor {}: it stands on this level in {file} line {} already; remove one, or put both limits in one `rate_limits` list",
+                    "duplicate descriptor {}, already defined on this level in {file} line {}: remove one of the two, or write both limits in one `rate_limits` list",
                     quoted(&earlier.label()),
                     first.line
                 );
@@ -274,7 +275,7 @@ impl Compiler<'_> {
             self.error(
                 inherited.file,
                 item.place,
-                "the descriptor has no key: write `key:` with the name of the entry it limits".to_owned(),
+                "the descriptor has no key: write `key:` with the name of the entry that it matches".to_owned(),
             );
             return None;
         };
@@ -305,7 +306,7 @@ impl Compiler<'_> {
             && child.pattern().is_none_or(Pattern::is_literal)
         {
             let message = format!(
-                "share_threshold lets the values of a wildcard or a list share one counter, but {} has no `*`: remove it, or write a value such as `v*`",
+                "`share_threshold` makes the values of a wildcard or a list share one counter, but {} has no `*`: remove `share_threshold`, or write a value such as `v*`",
                 quoted(&child.label())
             );
             self.error(inherited.file, place, message);
@@ -316,7 +317,7 @@ impl Compiler<'_> {
             let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
             if item.quiet.is_some() && limits.iter().any(|limit| limit.warn_at.is_some()) {
                 let message =
-                    "`warn_at` tells of the limit, and `expose: false` hides it: remove one of the two".to_owned();
+                    "`warn_at` sends a header about the limit, but `expose: false` hides the limit: remove one of the two".to_owned();
                 self.error(inherited.file, item.quiet.unwrap_or(item.place), message);
             }
             child.rule = Some(Rule {
@@ -346,7 +347,7 @@ impl Compiler<'_> {
             });
             self.rules = self.rules.saturating_add(1);
         } else if let Some(message) = &item.message {
-            let message = (message.place, "`message` is what a refused client is told, and nothing here refuses: write it beside a limit or `deny: true`".to_owned());
+            let message = (message.place, "`message` is the text for a refused client, but this item refuses nothing: write it beside a limit or `deny: true`".to_owned());
             self.warning(inherited.file, message.0, message.1);
         }
         if !item.descriptors.is_empty() {
@@ -362,7 +363,7 @@ impl Compiler<'_> {
         let (action, word, place) = match (item.deny, item.exempt) {
             (None, None) => return None,
             (Some(_), Some(place)) => {
-                let message = "`deny` and `exempt` stand on one item: remove one of the two".to_owned();
+                let message = "the item has both `deny` and `exempt`: remove one of the two".to_owned();
                 self.error(file, place, message);
                 return None;
             }
@@ -380,7 +381,7 @@ impl Compiler<'_> {
         ];
         for (_, what) in beside.into_iter().filter(|(is_there, _)| *is_there) {
             let message =
-                format!("`{word}` decides the whole request, so {what} beside it is never used: remove one of the two");
+                format!("`{word}` decides the whole request, so {what} beside it has no effect: remove one of the two");
             self.error(file, place, message);
         }
         Some(action)
@@ -390,7 +391,7 @@ impl Compiler<'_> {
     fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
         let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
         NonZeroU32::new(*value).unwrap_or_else(|| {
-            let message = "a cost of 0 would count nothing: write at least 1, or `exempt: true` on the item for requests that are free";
+            let message = "a cost of 0 counts nothing: write at least 1, or write `exempt: true` on the item if its requests are free";
             self.error(file, *place, message.to_owned());
             NonZeroU32::MIN
         })

@@ -1,6 +1,6 @@
 //! Cycles of two or more limits that replace each other.
 //!
-//! The reference drops every limit of a cycle. A client that can make a request meet all of them would be free of all.
+//! The reference drops every limit of a cycle. A client whose request matches all of them would then have no limit.
 
 use foldhash::{HashMap, HashSet};
 

@@ -197,7 +197,7 @@ fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
     if bytes.len() > MAX_FILE_BYTES {
         report.error(Place { line: 1, column: 1 }, || {
             format!(
-                "The file is too large: it has {} bytes, and at most {MAX_FILE_BYTES} are read. Write fewer rules.",
+                "The file is too large: it has {} bytes, and the maximum is {MAX_FILE_BYTES}. Write fewer rules.",
                 bytes.len()
             )
         });
@@ -209,10 +209,10 @@ fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
     if !is_whole {
         report.error(end_of(text), || {
             let advice = match bytes {
-                [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "it looks like UTF-16; save it as UTF-8",
+                [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "the file looks like UTF-16; save it as UTF-8",
                 _ => "save the file as UTF-8",
             };
-            format!("Here is a byte that is not UTF-8: {advice}.")
+            format!("This byte is not UTF-8: {advice}.")
         });
     }
     text

@@ -20,7 +20,7 @@ pub struct File {
     pub bytes: Vec<u8>,
 }
 
-/// All documents of one load. Compiling them needs nothing else.
+/// All documents of one load: the complete input of `compile`.
 #[derive(Debug)]
 pub struct Documents {
     /// The files, in the given order.
@@ -69,7 +69,9 @@ impl Documents {
                 total += bytes.len();
                 if total > MAX_LIST_BYTES {
                     let most = MAX_LIST_BYTES >> 20;
-                    content = Err(format!("makes the lists of this load larger than {most} MiB together, the maximum"));
+                    content = Err(format!(
+                        "cannot be used: with it, the lists of this load are larger than {most} MiB together, which is the maximum"
+                    ));
                 }
             }
             self.lists.insert(path, content);

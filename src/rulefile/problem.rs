@@ -32,7 +32,7 @@ pub struct Placed<T> {
 pub enum Severity {
     /// The load is refused.
     Error,
-    /// The load continues. The file probably does not mean what it says.
+    /// The load continues. The file probably does not do what its author expects.
     Warning,
 }
 
@@ -123,7 +123,7 @@ impl Report {
         if self.left_out > 0 {
             let severity = if self.is_error_left_out { Severity::Error } else { Severity::Warning };
             let message = format!(
-                "There are more problems like these ({} not shown): correct those above and load again.",
+                "There are more problems ({} not shown): correct those above, then load the files again.",
                 self.left_out
             );
             problems.push(Problem { file: self.file, place: None, severity, message, excerpt: None });

@@ -26,7 +26,7 @@ const MAX_NODES: usize = 2_000_000;
 const MAX_ANCHORS: usize = 100_000;
 
 /// Maximum number of events of a second document that are searched for its domain: 1,000.
-/// The domain stands near the top of every file. Rules of the second document are not read.
+/// The domain is near the top of every file. Rules of the second document are not read.
 const SECOND_DOCUMENT_EVENTS: usize = 1_000;
 
 /// The first document of a file.
@@ -107,7 +107,7 @@ enum Anchor {
     },
 }
 
-/// Stops normalizer. The reason is already reported.
+/// Stops the parser. The reason is already reported.
 struct Stop;
 
 struct Builder<'r> {
@@ -231,7 +231,7 @@ impl Builder<'_> {
                 }
                 Some(Anchor::Open) => {
                     self.report.error(place, || {
-                        "This alias stands inside its own anchor, so it would never end: write the values out here."
+                        "This alias refers to a value that contains it, so it never ends: write the values here instead."
                             .to_owned()
                     });
                     self.add(place, Kind::Broken, 1, 0).map(drop)
@@ -242,8 +242,8 @@ impl Builder<'_> {
                 self.report.error(place, || {
                     let (anchor, text) = (quoted(&format!("&{name}")), quoted(&format!("\"*{name}\"")));
                     format!(
-                        "This alias stands for nothing: write its anchor {anchor} somewhere above it, or, if it is a text, \
-                         quotes around it: {text}."
+                        "This alias has no anchor: write the anchor {anchor} above it, or, if it is a text, write quotes \
+                         around it: {text}."
                     )
                 });
                 self.add(place, Kind::Broken, 1, 0).map(drop)
@@ -262,7 +262,10 @@ impl Builder<'_> {
                 Some(kind @ ("bool" | "int" | "float" | "null")) => {
                     if !is_of(scalar::resolve(text), kind) {
                         self.report.error(place, || {
-                            format!("{} is no `!!{kind}`: remove the tag, or write such a value.", quoted(text))
+                            format!(
+                                "{} is not a valid `!!{kind}`: remove the tag, or write a value of that type.",
+                                quoted(text)
+                            )
                         });
                         return Kind::Broken;
                     }
@@ -300,8 +303,8 @@ impl Builder<'_> {
         if self.nodes > MAX_NODES {
             self.report.error(place, || {
                 format!(
-                    "The file is too large: up to here it has more than {MAX_NODES} values, each counted as often as \
-                     aliases repeat it. Write fewer rules, or repeat less."
+                    "The file is too large: it has more than {MAX_NODES} values up to this place, with aliases \
+                     expanded. Write fewer rules, or fewer aliases."
                 )
             });
             return Err(Stop);
@@ -344,7 +347,7 @@ impl Builder<'_> {
     }
 }
 
-/// Returns advice for the most common errors, in words that need no knowledge of YAML.
+/// Returns advice for the most common errors, for readers without knowledge of YAML.
 fn advice(error: &ErrorKind) -> &'static str {
     match error {
         ErrorKind::TabNotAllowed
@@ -360,11 +363,11 @@ fn advice(error: &ErrorKind) -> &'static str {
         ErrorKind::MissingAnchorOrAliasName => ". Write quotes around a text that begins with `*` or `&`",
         ErrorKind::UnexpectedCharacter { .. } => ". Write quotes around a text that begins with this character",
         ErrorKind::UnclosedQuotedScalar | ErrorKind::InvalidQuotedScalarIndent => {
-            ". Close the quotes that are open, here or above"
+            ". Close the open quotes, here or above"
         }
         ErrorKind::MappingValueNotAllowed => {
-            ". Write quotes around a text that has a colon and a space in it; if it is none, the keys of one item must \
-             begin in one column"
+            ". Write quotes around a text that contains a colon and a space. If there is none, begin all keys of one item in \
+             the same column"
         }
         ErrorKind::InvalidIndentation
         | ErrorKind::ExpectedBlockMappingKey
@@ -372,9 +375,7 @@ fn advice(error: &ErrorKind) -> &'static str {
         | ErrorKind::BlockSequenceEntryNotAllowed
         | ErrorKind::MappingKeyNotAllowed
         | ErrorKind::SimpleKeyExpected
-        | ErrorKind::InvalidSimpleKey => {
-            ". The keys of one item must begin in one column, and so must the `-` of the items of one list"
-        }
+        | ErrorKind::InvalidSimpleKey => ". Begin all keys of one item in the same column, and all `-` of one list too",
         _ => "",
     }
 }
@@ -386,7 +387,7 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
         Some(Err(error)) => {
             report.error(place_of(error.marker()), || {
                 let kind = error.kind();
-                format!("This is not YAML, and the rules below it would be lost: {kind}{}.", advice(kind))
+                format!("This is not YAML, so the rules below it cannot be read: {kind}{}.", advice(kind))
             });
             return Err(Stop);
         }
@@ -423,13 +424,13 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
     }
     report.warning(place, || {
         let whose = domain.map_or_else(String::new, |domain| format!(" of domain {domain}"));
-        format!("A second document begins here; its rules{whose} are not enforced: move them to a file of their own.")
+        format!("A second document begins here, and its rules{whose} are not enforced: move them to a separate file.")
     });
     Ok(())
 }
 
 fn too_deep() -> String {
-    format!("This is nested more than {MAX_DEPTH} levels deep, aliases counted: no rule needs that; write it flatter.")
+    format!("This is nested more than {MAX_DEPTH} levels deep, with aliases expanded: use fewer levels.")
 }
 
 fn is_of(scalar: Scalar, kind: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Explanation of the rule that a descriptor meets: the walk down the rule tree, level by level.
+//! Explanation of the rule that a descriptor matches: the walk down the rule tree, level by level.
 
 use std::fmt::{self, Write};
 
@@ -39,7 +39,7 @@ impl Explainer<'_> {
         self.line(0, format_args!("domain {domain}"));
         let Some(found) = self.rules.domains.get(domain) else {
             let known = self.rules.domains().join(", ");
-            self.line(1, format_args!("no rule file has this domain; known: {known}"));
+            self.line(1, format_args!("no rule file has this domain; known domains: {known}"));
             self.line(0, format_args!("=> not limited"));
             return;
         };
@@ -51,7 +51,7 @@ impl Explainer<'_> {
             let Some(here) = node else {
                 self.line(
                     level + 2,
-                    format_args!("✗ the rules end one level above: a rule answers only for its own depth"),
+                    format_args!("✗ the rules end one level above: a rule matches only descriptors of its own depth"),
                 );
                 self.line(0, format_args!("=> not limited"));
                 return;
@@ -71,8 +71,9 @@ impl Explainer<'_> {
         match last.and_then(|child| child.rule.as_ref()) {
             Some(rule) => self.rule(domain, found, descriptor, rule),
             None => {
-                let why = if node.is_some() { "it only leads to the levels below" } else { "it frees this value" };
-                self.line(0, format_args!("=> not limited: the item has no limit of its own, {why}"));
+                let why =
+                    if node.is_some() { "only items below it can have one" } else { "so its value is not limited" };
+                self.line(0, format_args!("=> not limited: the item has no limit itself, {why}"));
             }
         }
     }
@@ -111,13 +112,13 @@ impl Explainer<'_> {
         self.line(0, format_args!("=> rule {}", rule.path()));
         match rule.action() {
             Some(Action::Deny) => {
-                self.line(1, format_args!("deny     the whole request is refused, and nothing is charged"));
+                self.line(1, format_args!("deny     refuses the whole request and charges nothing"));
             }
             Some(Action::Exempt) => {
                 self.line(
                     1,
                     format_args!(
-                        "exempt   the whole request passes, and nothing is charged, unless another rule denies it"
+                        "exempt   admits the whole request and charges nothing, unless another rule denies the request"
                     ),
                 );
             }
@@ -131,17 +132,17 @@ impl Explainer<'_> {
             let key = found.counter_key(domain_name, domain.colocation, descriptor, &limit.limit);
             self.line(1, format_args!("counter  {key}"));
             if limit.limit.counts_refused() {
-                self.line(1, format_args!("         refused charges are counted too"));
+                self.line(1, format_args!("         counts refused charges too"));
             }
             for replaced in &limit.replaces {
-                self.line(1, format_args!("replaces {replaced}, where a request meets both"));
+                self.line(1, format_args!("replaces {replaced} in requests that match both"));
             }
         }
         if rule.request_cost().get() > 1 {
             self.line(
                 1,
                 format_args!(
-                    "cost     every hit of the request is {} hits, on every limit that it meets",
+                    "cost     multiplies the hits of the request by {}, on each of its limits",
                     rule.request_cost()
                 ),
             );
@@ -150,26 +151,29 @@ impl Explainer<'_> {
             self.line(1, format_args!("message  {}", message.escape_debug()));
         }
         if !rule.about().is_exposed {
-            self.line(1, format_args!("expose   false: no header and no body tells of it"));
+            self.line(1, format_args!("expose   false: no header and no body shows this rule"));
         }
         for replaced in &rule.replaces {
-            self.line(1, format_args!("replaces {replaced}, where a request meets both"));
+            self.line(1, format_args!("replaces {replaced} in requests that match both"));
         }
         match self.rules.role(rule) {
             Role::Enforce => {}
-            Role::Shadow => self.line(1, format_args!("shadow   a refusal is counted and shown nowhere else")),
-            Role::Quota => self.line(1, format_args!("quota    refuses only when every quota of the request does")),
-            Role::ShadowQuota => self.line(1, format_args!("shadow   a quota that always has room")),
+            Role::Shadow => self.line(1, format_args!("shadow   refusals are counted but not enforced")),
+            Role::Quota => self.line(1, format_args!("quota    the request is refused only if all its quotas refuse")),
+            Role::ShadowQuota => self.line(
+                1,
+                format_args!("shadow   refusals are counted; for the other quotas, this quota always has room"),
+            ),
         }
         if self.rules.modes.shadow {
-            self.line(1, format_args!("mode     SHADOW_MODE: the request passes whatever is refused"));
+            self.line(1, format_args!("mode     SHADOW_MODE: refusals are not enforced"));
         }
         if rule.action().is_none() {
             self.line(1, format_args!("charging {}", rule.charging().name()));
             let StorePolicies { on_failure, on_overload } = rule.policies();
             self.line(1, format_args!("failure  {}, under overload {}", on_failure.name(), on_overload.name()));
             if !rule.remembers_refusals() {
-                self.line(1, format_args!("asks     the store again after each refusal"));
+                self.line(1, format_args!("remember_refusals false: the store decides each charge"));
             }
         }
     }
@@ -180,25 +184,25 @@ impl Explainer<'_> {
         let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
         self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
         if limit.cost.get() > 1 {
-            self.line(1, format_args!("         a hit takes {} from it", limit.cost));
+            self.line(1, format_args!("         each hit counts {} times", limit.cost));
         }
         let by = limit.delivery.name();
         match limit.limit.delay() {
             None => {}
             Some(Delay::Slot { max }) => {
-                self.line(1, format_args!("         what comes too early waits for its slot, {max} at most ({by}); beyond that it is refused"));
+                self.line(1, format_args!("         a request over the limit waits at most {max} for its slot (delivery: {by}), or is refused"));
             }
             Some(Delay::Growing { step, max }) => {
                 self.line(
                     1,
                     format_args!(
-                        "         nothing is refused: {step} of waiting for each hit over it, {max} at most ({by})"
+                        "         a request waits {step} for each hit over the limit, at most {max} (delivery: {by}), and is never refused"
                     ),
                 );
             }
         }
         if let Some(percent) = limit.warn_at {
-            self.line(1, format_args!("         the caller is warned when {percent}% of it are used"));
+            self.line(1, format_args!("         sends a warning header when {percent}% of the limit is used"));
         }
     }
 
@@ -229,7 +233,7 @@ fn how(chosen: &Child) -> &'static str {
 
 fn why_not(other: &Child, entry: &Entry, normalized: &NormalizedValue<'_>, chosen: Option<&Child>) -> &'static str {
     if matches!(other.values, Values::Listed(_)) {
-        return "not in its list, or in a smaller network of another";
+        return "the value is not in this list, or another list has a smaller network for it";
     }
     if !other.matches(&entry.key, &normalized.text()) {
         let is_wild = other.pattern().is_some_and(|value| !value.is_literal());

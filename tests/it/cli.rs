@@ -100,7 +100,7 @@ descriptors:
         ":12:",
         "from 1ms to 365d",
         ":14:",
-        "the nearest are 2s and 2000010us",
+        "write one of the nearest, 2s or 2000010us",
         "4 errors",
     ] {
         assert!(text.contains(expected), "{expected:?} is missing in\n{text}");
@@ -120,7 +120,7 @@ fn refused(limit: &str) -> String {
 #[test]
 fn check_refuses_a_log_of_more_than_ten_thousand_hits_and_names_what_takes_them() {
     let text = refused("unit: day, requests_per_unit: 10001, algorithm: sliding_log");
-    let expected = "a limit of 10001 is too large for an algorithm that remembers every hit: at most 10000; sliding_window takes any";
+    let expected = "a limit of 10001 is too large for an algorithm that stores every hit: write at most 10000, or choose `sliding_window`, which accepts any limit";
     assert!(text.contains(expected), "{text}");
     let rules = |limit| format!("domain: d\ndescriptors: [{{ key: a, rate_limit: {{ unit: day, {limit} }} }}]\n");
     for accepted in
@@ -139,7 +139,7 @@ fn check_names_the_nearest_windows_of_one_that_is_no_whole_number_of_ticks() {
         {
             let text = refused(&format!("window: {window}, requests_per_unit: 5, algorithm: {algorithm}"));
             let expected = format!(
-                "a window of {window} cannot be counted exactly: this algorithm counts it in ticks of {tick}; the nearest are {below} and {above}"
+                "a window of {window} cannot be counted exactly in ticks of {tick}: write one of the nearest, {below} or {above}"
             );
             assert!(text.contains(&expected), "{text}");
         }
@@ -167,7 +167,7 @@ fn check_refuses_a_burst_where_there_is_none_and_one_that_is_too_small() {
     for algorithm in ["token_bucket", "leaky_bucket", "gcra"] {
         let text =
             refused(&format!("unit: second, requests_per_unit: 4000000000, algorithm: {algorithm}, burst: 3999"));
-        let expected = "a burst of 3999 is too small for 4000000000 hits per window: it must hold a hit, and what drains in one tick; the least is 4000";
+        let expected = "a burst of 3999 is too small for 4000000000 hits per window, because it must hold one hit and all hits that drain in one tick: write at least 4000";
         assert!(text.contains(expected), "{text}");
     }
 }
@@ -177,7 +177,7 @@ fn a_rule_that_is_unlimited_and_limited_is_refused_and_a_number_beside_it_is_war
     for (limit, column) in [("window: 3s", 44), ("algorithm: gcra", 47), ("burst: 4", 43)] {
         let text = refused(&format!("unlimited: true, {limit}"));
         let key = limit.split(':').next().expect("a key");
-        assert!(text.contains(&format!(":4:{column}: error: `{key}` says how to limit")), "{text}");
+        assert!(text.contains(&format!(":4:{column}: error: `{key}` is not allowed beside `unlimited`")), "{text}");
     }
     let output = tidegate(&[
         "check",
@@ -275,7 +275,7 @@ fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     assert!(explain("plan=free").contains("=> not limited"), "a request that stops above the rules");
     assert!(explain("plan=gold,user=alice").contains("the rules end one level above"));
     let output = tidegate(&["explain", "--domain", "nowhere", "-d", "a=b", path(&file)]);
-    assert!(stdout(&output).contains("no rule file has this domain; known: edge"));
+    assert!(stdout(&output).contains("no rule file has this domain; known domains: edge"));
     let file = rule_file(&RULES.replace("domain: edge", "domain: edge\ncolocate: domain"));
     let output = tidegate(&["explain", "--domain", "edge", "-d", "plan=free,user=alice", path(&file)]);
     assert!(stdout(&output).contains("counter  {edge}|plan=free|user=alice}gcra:1s"), "{}", stdout(&output));

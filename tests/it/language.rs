@@ -254,16 +254,20 @@ fn what_is_wrong_with_a_list_is_said_with_its_line() {
     let found = wrong(&rules);
     assert_eq!(
         found[0],
-        format!("{name}:2:1: error: `10.0.0.0/99` is no network: behind the slash stands a number from 0 to 32")
+        format!(
+            "{name}:2:1: error: `10.0.0.0/99` is not a network: the prefix length after the slash must be a number from 0 to 32"
+        )
     );
     assert_eq!(
         found[1],
-        format!("{name}:3:1: warning: `10.1.2.3/16` is an address within a network: it is taken as `10.1.0.0/16`")
+        format!(
+            "{name}:3:1: warning: `10.1.2.3/16` is an address with a prefix length, not a network: it is read as `10.1.0.0/16`"
+        )
     );
     assert_eq!(
         found[2],
         format!(
-            "{name}:4:1: warning: `fe80::1%eth0` has a zone id, which is not part of a client's address: it is taken as `fe80::1`, on every interface"
+            "{name}:4:1: warning: `fe80::1%eth0` has a zone id, which is not part of a client's address: it is read as `fe80::1`, which matches on every interface"
         )
     );
     assert!(
@@ -623,23 +627,23 @@ descriptors:
 "
         ),
         [
-            "rules.yaml:3:28: error: an address has no 33 bits: write a number from 0 to 32",
-            "rules.yaml:4:22: error: `v6_prefix` belongs to addresses: write `as: ip` beside it, or remove it",
-            "rules.yaml:6:23: error: `10.0.0.0/8` is a network: write `cidr: [10.0.0.0/8]` in place of `value`",
-            "rules.yaml:7:23: error: `value` stands beside a list: write `10.1.1.1` into `values` too",
-            "rules.yaml:8:23: error: `10.1.2.3/8` is an address within a network, not a network: write `10.0.0.0/8`, or the address alone",
-            "rules.yaml:8:35: error: `x` is no network: write one like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`",
-            "rules.yaml:9:25: error: the item on line 8 of rules.yaml answers for this value already: remove one of the two",
-            "rules.yaml:9:38: error: `10.*` has a `*`, and `values` are taken as they stand: write an item with `value:` for a wildcard",
-            "rules.yaml:10:30: error: `deny` and `exempt` stand on one item: remove one of the two",
-            "rules.yaml:11:28: error: `deny` decides the whole request, so a limit beside it is never used: remove one of the two",
-            "rules.yaml:12:42: error: a cost of 0 would count nothing: write at least 1, or `exempt: true` on the item for requests that are free",
-            "rules.yaml:13:93: error: `101%` is no share for `warn_at`: write one from `1%` to `100%`.",
-            "rules.yaml:14:5: error: a list belongs to one key, and `p*` is a wildcard: write the whole key, or `value` in place of the list",
-            "rules.yaml:15:25: error: the key `i*` is a wildcard, and `entries` says how values of `ip` are read, so this value may never be met: write an item for that key",
-            "rules.yaml:16:20: error: `deny` takes `true` or `false`, but here is nothing.",
-            "rules.yaml:16:28: error: `cidr` takes a list like `[10.0.0.0/8, 2001:db8::/32]`, but here is nothing.",
-            "rules.yaml:17:28: error: `deny` decides the whole request, so `shadow_mode` beside it is never used: remove one of the two",
+            "rules.yaml:3:28: error: the prefix length 33 is too large: write a number from 0 to 32",
+            "rules.yaml:4:22: error: `v6_prefix` applies only to addresses: write `as: ip` beside it, or remove it",
+            "rules.yaml:6:23: error: `10.0.0.0/8` is a network: write `cidr: [10.0.0.0/8]` instead of `value`",
+            "rules.yaml:7:23: error: the item has both `value` and a list: write `10.1.1.1` into `values` instead",
+            "rules.yaml:8:23: error: `10.1.2.3/8` is an address with a prefix length, not a network: write the network `10.0.0.0/8`, or the address without a prefix length",
+            "rules.yaml:8:35: error: `x` is not a network: write one like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`",
+            "rules.yaml:9:25: error: the item on line 8 of rules.yaml already has this value: remove one of the two",
+            "rules.yaml:9:38: error: `10.*` contains a `*`, but `values` has no wildcards: write a separate item with `value:` for the wildcard",
+            "rules.yaml:10:30: error: the item has both `deny` and `exempt`: remove one of the two",
+            "rules.yaml:11:28: error: `deny` decides the whole request, so a limit beside it has no effect: remove one of the two",
+            "rules.yaml:12:42: error: a cost of 0 counts nothing: write at least 1, or write `exempt: true` on the item if its requests are free",
+            "rules.yaml:13:93: error: `101%` is not a valid percentage for `warn_at`: write a value from `1%` to `100%`.",
+            "rules.yaml:14:5: error: a list needs a key without a wildcard, but `p*` is a wildcard: write the whole key, or `value` instead of the list",
+            "rules.yaml:15:25: error: the wildcard key `i*` matches `ip`, whose values `entries` normalises, so this value may never match: write a separate item for that key",
+            "rules.yaml:16:20: error: `deny` must be `true` or `false`, but is empty.",
+            "rules.yaml:16:28: error: `cidr` must be a list like `[10.0.0.0/8, 2001:db8::/32]`, but is empty.",
+            "rules.yaml:17:28: error: `deny` decides the whole request, so `shadow_mode` beside it has no effect: remove one of the two",
         ]
     );
 }

@@ -401,7 +401,7 @@ fn what_a_domain_says_holds_for_all_of_its_files_and_may_not_differ() {
         assert!(loaded.rules.rules().iter().all(|rule| rule.charging() == Charging::AllOrNothing));
     }
     let invalid = load(&[says("a.yaml", "each"), says("b.yaml", "all_or_nothing")], merging).expect_err("they differ");
-    assert!(invalid.to_string().contains("b.yaml:1:9: error: `charging` is another"), "{invalid}");
+    assert!(invalid.to_string().contains("b.yaml:1:9: error: `charging` has another value"), "{invalid}");
 }
 
 #[test]

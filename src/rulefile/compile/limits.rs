@@ -25,7 +25,8 @@ impl Compiler<'_> {
             }
             LimitsNode::Limited(nodes) => {
                 if let Some(beyond) = nodes.get(MOST_LIMITS) {
-                    let message = format!("a descriptor has at most {MOST_LIMITS} limits: remove those from here on");
+                    let message =
+                        format!("a descriptor has at most {MOST_LIMITS} limits: remove this limit and those after it");
                     self.error(inherited.file, beyond.place, message);
                 }
                 let mut limits: Vec<RuleLimit> = Vec::new();
@@ -38,7 +39,7 @@ impl Compiler<'_> {
                     };
                     if let Some(first) = limits.iter().position(same) {
                         let message = format!(
-                            "this limit and the one on line {} count with {} over {} and would share a counter: keep the smaller",
+                            "this limit and the limit on line {} both use {} over {}, so they would share a counter: keep the smaller one",
                             lines.get(first).copied().unwrap_or_default(),
                             limit.algorithm().name(),
                             limit.quota().window().length()
@@ -67,11 +68,11 @@ impl Compiler<'_> {
     fn unlimited(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
         if let Some(unit) = &node.unit {
             if Unit::parse(&unit.value).is_some() {
-                let message = "should not specify a rate limit unit when unlimited: remove one of the two".to_owned();
+                let message = "`unit` is not allowed beside `unlimited`: remove one of the two".to_owned();
                 self.error(inherited.file, unit.place, message);
             } else {
                 let message =
-                    format!("{} is no unit, and an unlimited rule needs none: remove it", quoted(&unit.value));
+                    format!("{} is not a unit, and an unlimited rule needs no unit: remove it", quoted(&unit.value));
                 self.warning(inherited.file, unit.place, message);
             }
         }
@@ -86,7 +87,7 @@ impl Compiler<'_> {
         ];
         for (key, place) in places {
             if let Some(place) = place {
-                let message = format!("`{key}` says how to limit, and the rule is unlimited: remove one of the two");
+                let message = format!("`{key}` is not allowed beside `unlimited`: remove one of the two");
                 self.error(inherited.file, place, message);
             }
         }
@@ -99,8 +100,8 @@ impl Compiler<'_> {
         }
         if let Some(name) = &node.name {
             let message = format!(
-                "the name '{}' of an unlimited rule is never used: it is neither shown nor replaced",
-                name.value
+                "the name {} has no effect, because no answer shows the name of an unlimited rule and no limit replaces it: remove it",
+                quoted(&name.value)
             );
             self.warning(inherited.file, name.place, message);
         }
@@ -148,16 +149,16 @@ impl Compiler<'_> {
         let found = match (&node.max, &node.step, node.beyond) {
             (None, ..) => Err((
                 node.place,
-                "the delay has no longest wait: write `max:` with a length of time such as 2s".to_owned(),
+                "the delay has no longest wait: write `max:` with a length of time such as `2s`".to_owned(),
             )),
             (Some(_), Some(step), None) => Err((
                 step.place,
-                format!("a delay that grows by steps never refuses: write `beyond: admit` too, as in {EXAMPLE}"),
+                format!("a delay with `step` never refuses a request, so it needs `beyond: admit`: write {EXAMPLE}"),
             )),
             (Some(_), None, Some(beyond)) => Err((
                 beyond,
                 format!(
-                    "`beyond: admit` belongs to a delay that grows: write `step` too, as in {EXAMPLE}, or remove it and count with gcra or leaky_bucket"
+                    "`beyond: admit` needs a delay with `step`: write {EXAMPLE}, or remove `beyond` and use the algorithm `gcra` or `leaky_bucket`"
                 ),
             )),
             (Some(max), Some(step), Some(_)) => Ok(Delay::Growing { step: step.value, max: max.value }),
@@ -167,12 +168,12 @@ impl Compiler<'_> {
         found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
     }
 
-    /// Warns if `warn_at` stands on a limit of 0, which can never be partly used.
+    /// Warns about `warn_at` on a limit of 0, which can never be partly used.
     fn warning_is_possible(&mut self, node: &LimitNode, limit: &Limit, inherited: Inherited<'_>) {
         if let Some(percent) = &node.warn_at
             && limit.is_closed()
         {
-            let message = "a limit of 0 admits nothing, so there is nobody to warn: remove `warn_at`".to_owned();
+            let message = "a limit of 0 admits nothing, so it never sends a warning: remove `warn_at`".to_owned();
             self.warning(inherited.file, percent.place, message);
         }
     }
@@ -181,20 +182,22 @@ impl Compiler<'_> {
         let found = match (&node.window, &node.unit) {
             (Some(window), None) => {
                 if let Some(multiplier) = &node.unit_multiplier {
-                    let message = "`unit_multiplier` belongs to `unit`: write the whole length in `window`".to_owned();
+                    let message =
+                        "`unit_multiplier` is not allowed beside `window`: write the whole length in `window`"
+                            .to_owned();
                     self.error(inherited.file, multiplier.place, message);
                     return None;
                 }
                 Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
             }
             (Some(window), Some(_)) => {
-                Err((window.place, "`window` takes the place of `unit`: remove one of the two".to_owned()))
+                Err((window.place, "the limit has both `window` and `unit`: remove one of the two".to_owned()))
             }
             (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
                 (None, _) => Err((unit.place, unknown_unit(&unit.value))),
                 (Some(unit), None) => Ok(Window::of_unit(unit)),
                 (Some(unit), Some(multiplier)) => Window::of_units(unit, multiplier.value).map_err(|error| {
-                    (multiplier.place, format!("`unit_multiplier: {}` cannot be: {error}", multiplier.value))
+                    (multiplier.place, format!("`unit_multiplier: {}` is not valid: {error}", multiplier.value))
                 }),
             },
             (None, None) => Err((node.place, unknown_unit(""))),
@@ -217,7 +220,7 @@ impl Compiler<'_> {
                 self.error(inherited.file, replaced.place, message);
             } else if cycle.is_some_and(|cycle| cycle.contains(name)) {
                 let message = format!(
-                    "this limit and {} replace each other, directly or in a circle, so neither goes: both stay in force. Remove one",
+                    "this limit and {} replace each other, directly or in a cycle, so both stay in force: remove one replacement",
                     quoted(name)
                 );
                 self.warning(inherited.file, replaced.place, message);

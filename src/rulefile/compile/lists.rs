@@ -35,13 +35,15 @@ impl Compiler<'_> {
             for node in &document.entries {
                 let (key, place) = (node.key.value.as_str(), node.key.place);
                 if !said.insert((domain, key)) {
-                    let message =
-                        format!("{} is in `entries` of an earlier file of this domain: say it once", quoted(key));
+                    let message = format!(
+                        "{} is already in `entries` of an earlier file of this domain: write it in one file only",
+                        quoted(key)
+                    );
                     self.error(*file, place, message);
                 }
                 if !keys.get(domain).is_some_and(|keys| keys.has(key)) {
                     let message = format!(
-                        "no descriptor of this domain has the key {}, so this is for nothing: check its spelling",
+                        "no descriptor of this domain has the key {}, so this entry has no effect: check the spelling",
                         quoted(key)
                     );
                     self.warning(*file, place, message);
@@ -68,7 +70,7 @@ impl Compiler<'_> {
                     self.error(
                         file,
                         prefix.place,
-                        format!("`{key}` belongs to addresses: write `as: ip` beside it, or remove it"),
+                        format!("`{key}` applies only to addresses: write `as: ip` beside it, or remove it"),
                     );
                 }
             }
@@ -77,19 +79,18 @@ impl Compiler<'_> {
             self.warning(
                 file,
                 node.key.place,
-                "`case` changes nothing beside `as: ip`: an address has one spelling".to_owned(),
+                "`case` has no effect beside `as: ip`, because an address has one spelling: remove it".to_owned(),
             );
         }
         let has_prefix = node.v4_prefix.is_some() || node.v6_prefix.is_some();
         if node.form.is_none() && !node.is_lower && node.sensitive.is_none() && !has_prefix {
-            let message =
-                "nothing is said of this entry: write `as: ip`, `as: path`, `case: lower` or `sensitive: true`";
+            let message = "the entry has no setting: write `as: ip`, `as: path`, `case: lower` or `sensitive: true`";
             self.warning(file, node.key.place, message.to_owned());
         }
         if let Some(place) = node.sensitive
             && self.options.key_secret.is_none()
         {
-            let message = "`sensitive: true` needs a secret, without which Tidegate does not start: set the environment variable KEY_SECRET_FILE to the path of a file with at least 16 random bytes".to_owned();
+            let message = "`sensitive: true` needs a secret, and Tidegate does not start without one: set the environment variable `KEY_SECRET_FILE` to the path of a file with at least 16 random bytes".to_owned();
             if self.options.needs_secret {
                 self.error(file, place, message);
             } else {
@@ -108,7 +109,11 @@ impl Compiler<'_> {
         match u8::try_from(*value).ok().filter(|bits| *bits <= most) {
             Some(bits) => bits,
             None => {
-                self.error(file, *place, format!("an address has no {value} bits: write a number from 0 to {most}"));
+                self.error(
+                    file,
+                    *place,
+                    format!("the prefix length {value} is too large: write a number from 0 to {most}"),
+                );
                 default
             }
         }
@@ -126,12 +131,15 @@ impl Compiler<'_> {
         let normalizer = normalizers.of(key.as_bytes()).map(AsRef::as_ref);
         if let Some(value_list) = value_list {
             if let Some(value) = &item.value {
-                let message = format!("`value` stands beside a list: write {} into `values` too", quoted(&value.value));
+                let message = format!(
+                    "the item has both `value` and a list: write {} into `values` instead",
+                    quoted(&value.value)
+                );
                 self.error(file, value.place, message);
             }
             if key.contains('*') {
                 let message = format!(
-                    "a list belongs to one key, and {} is a wildcard: write the whole key, or `value` in place of the list",
+                    "a list needs a key without a wildcard, but {} is a wildcard: write the whole key, or `value` instead of the list",
                     quoted(key)
                 );
                 self.error(file, item.place, message);
@@ -143,7 +151,7 @@ impl Compiler<'_> {
             && let Some(of) = normalizers.key_that_matches(&Pattern::new(key.to_owned()))
         {
             let message = format!(
-                "the key {} is a wildcard, and `entries` says how values of {} are read, so this value may never be met: write an item for that key",
+                "the wildcard key {} matches {}, whose values `entries` normalises, so this value may never match: write a separate item for that key",
                 quoted(key),
                 quoted(&of)
             );
@@ -161,7 +169,7 @@ impl Compiler<'_> {
                 }
                 Some(_) => {
                     let message = format!(
-                        "{} is a network: write `cidr: [{}]` in place of `value`",
+                        "{} is a network: write `cidr: [{}]` instead of `value`",
                         quoted(&value.value),
                         value.value
                     );
@@ -169,7 +177,7 @@ impl Compiler<'_> {
                 }
                 None => {
                     let message = format!(
-                        "{} is no address, and {} is read as one: write an address, or a list of networks as `cidr`",
+                        "{} is not an address, but values of {} are read as addresses: write an address, or a list of networks in `cidr`",
                         quoted(&value.value),
                         quoted(key)
                     );
@@ -200,7 +208,7 @@ impl Compiler<'_> {
                 Some(Err(error)) => self.error(file, *place, invalid(value, error)),
                 None => {
                     let message = format!(
-                        "{} is no network: write one like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`",
+                        "{} is not a network: write one like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`",
                         quoted(value)
                     );
                     self.error(file, *place, message);
@@ -210,7 +218,7 @@ impl Compiler<'_> {
         for Placed { value, place } in &value_list.values {
             if value.contains('*') {
                 let message = format!(
-                    "{} has a `*`, and `values` are taken as they stand: write an item with `value:` for a wildcard",
+                    "{} contains a `*`, but `values` has no wildcards: write a separate item with `value:` for the wildcard",
                     quoted(value)
                 );
                 self.error(file, *place, message);
@@ -236,8 +244,7 @@ impl Compiler<'_> {
             let line = earlier.place.line;
             let first =
                 self.files.get(usize::try_from(earlier.file).unwrap_or(usize::MAX)).map_or("", |file| &file.name);
-            let message =
-                format!("the item on line {line} of {first} answers for this value already: remove one of the two");
+            let message = format!("the item on line {line} of {first} already has this value: remove one of the two");
             self.error(file, place, message);
         }
     }
@@ -255,7 +262,8 @@ impl Compiler<'_> {
             Some(Ok(bytes)) => bytes,
             Some(Err(why)) => return self.error(file, named.place, format!("the list {} {why}", path.display())),
             None => {
-                let message = format!("the list {} cannot be read: these rules stand in no file", path.display());
+                let message =
+                    format!("the list {} cannot be read: these rules do not come from a file", path.display());
                 return self.error(file, named.place, message);
             }
         };
@@ -277,14 +285,17 @@ impl Compiler<'_> {
                 Err(InvalidNetwork::Beyond { masked }) => {
                     report.warning(Place { line, column: 1 }, || {
                         let taken = if is_hidden { "the network".to_owned() } else { format!("`{masked}`") };
-                        format!("{} is an address within a network: it is taken as {taken}", quoted(&shown()))
+                        format!(
+                            "{} is an address with a prefix length, not a network: it is read as {taken}",
+                            quoted(&shown())
+                        )
                     });
                     let _ = node.add_list_value(ListValue::Network(masked));
                 }
                 Err(InvalidNetwork::Zone { network }) => {
                     report.warning(Place { line, column: 1 }, || {
                         format!(
-                            "{} has a zone id, which is not part of a client's address: it is taken as `{network}`, on every interface",
+                            "{} has a zone id, which is not part of a client's address: it is read as `{network}`, which matches on every interface",
                             quoted(&shown())
                         )
                     });
@@ -294,7 +305,10 @@ impl Compiler<'_> {
             }
         }
         if is_empty {
-            let message = format!("{} has no values, so the item answers for nothing", quoted(&named.value));
+            let message = format!(
+                "{} has no values, so the item matches nothing: add values, or remove the item",
+                quoted(&named.value)
+            );
             self.warning(file, named.place, message);
         }
         if is_hidden {
@@ -362,26 +376,31 @@ fn listed(value_list: &ValueListNode, normalizer: Option<&Normalizer>) -> Listed
 
 /// Returns the warning for a value that is no address in a list of addresses.
 fn nobody_meets(text: &str) -> String {
-    format!("{} is no address and no network, and the list is one of addresses: nobody meets it", quoted(text))
+    format!(
+        "{} is neither an address nor a network, so it matches nothing in a list of addresses: correct it, or remove it",
+        quoted(text)
+    )
 }
 
 fn invalid(text: &str, error: InvalidNetwork) -> String {
     let text = quoted(text);
     match error {
         InvalidNetwork::Bits { most } => {
-            format!("{text} is no network: behind the slash stands a number from 0 to {most}")
+            format!("{text} is not a network: the prefix length after the slash must be a number from 0 to {most}")
         }
         InvalidNetwork::Mapped => {
             format!(
-                "{text} is larger than all of IPv4, for in IPv6 notation 96 bits stand before its address: write an IPv4 network like `10.0.0.0/8`"
+                "{text} is larger than all of IPv4, because the IPv4 address begins after 96 bits in IPv6 notation: write an IPv4 network like `10.0.0.0/8`"
             )
         }
         InvalidNetwork::Beyond { masked } => {
-            format!("{text} is an address within a network, not a network: write `{masked}`, or the address alone")
+            format!(
+                "{text} is an address with a prefix length, not a network: write the network `{masked}`, or the address without a prefix length"
+            )
         }
         InvalidNetwork::Zone { network } => {
             format!(
-                "{text} has a zone id, and the zone id of a client's address is cut off before it is compared: write `{network}`, which answers for that address on every interface"
+                "{text} has a zone id, but client addresses are compared without their zone id: write `{network}`, which matches on every interface"
             )
         }
     }

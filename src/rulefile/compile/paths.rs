@@ -1,7 +1,7 @@
 //! Check for wildcards that exempt or deny paths, and for path spellings with which a client bypasses them.
 //!
 //! Tidegate and the server behind it may read a path differently. `/static/..;/admin` is below `/static` here. Tomcat
-//! cuts off the `;` and serves `/admin`.
+//! removes the `;` and serves `/admin`.
 
 use super::{Compiler, Inherited};
 use crate::model::Entry;
@@ -13,7 +13,7 @@ use crate::rules::tree::{Child, Node};
 
 /// Effect of these spellings on other servers, for the message.
 const SPELLINGS: &str =
-    "Some servers cut off what follows a `;` (`/..;/` is `/../` there) and take `%2f` and `\\` for `/`";
+    "Some servers remove the text after a `;` (so `/..;/` becomes `/../`) and read `%2f` and `\\` as `/`";
 
 impl Compiler<'_> {
     /// Warns about each wildcard of this file that exempts or denies paths and does not cover other spellings.
@@ -38,11 +38,11 @@ impl Compiler<'_> {
             let spelled = if child.is_hidden { "another spelling".to_owned() } else { quoted(&spelled) };
             let is_read = normalizer.is_some_and(|normalizer| normalizer.form == Form::Path);
             let todo = if is_read {
-                "deny them in items before this one (`value: \"*;*\"`, `\"*%2F*\"` and `\"*%5C*\"` with `deny: true`), or have the gateway refuse them"
+                "deny these spellings in items before this one (`value: \"*;*\"`, `\"*%2F*\"` and `\"*%5C*\"` with `deny: true`), or make the gateway reject them"
                     .to_owned()
             } else {
                 format!(
-                    "write `entries: {{ \"{}\": {{ as: path }} }}`, so that `//`, `/../` and `%61` are resolved, and have the gateway refuse the others",
+                    "write `entries: {{ \"{}\": {{ as: path }} }}`, which normalises `//`, `/../` and `%61`, and make the gateway reject the other spellings",
                     child.key.text()
                 )
             };

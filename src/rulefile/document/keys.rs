@@ -82,11 +82,11 @@ static KEYS: [Key; 48] = [
 ];
 
 impl Level {
-    /// Returns the level's place as the end of a sentence, as in `` `x` does nothing ... ``.
+    /// Returns the level's place as the end of a sentence, as in `` `x` has no effect ... ``.
     pub(crate) const fn inside(self) -> &'static str {
         match self {
             Self::File => "at the top of the file",
-            Self::Descriptor => "beside `key`",
+            Self::Descriptor => "in a descriptor",
             Self::Limit => "inside `rate_limit`",
             Self::Replaced => "inside `replaces`",
             Self::Normalizer => "inside an item of `entries`",
@@ -114,9 +114,9 @@ impl Key {
     /// Returns the key's place as the end of a sentence that begins with `write it`.
     pub(crate) fn home(&self) -> &'static str {
         match self.levels {
-            [Level::File, Level::Descriptor] => "at the top of the file or beside `key`",
+            [Level::File, Level::Descriptor] => "at the top of the file or in a descriptor",
             [Level::Descriptor] if self.name == "key" => "in an item of `descriptors`",
-            [Level::Descriptor] => "beside `key` in an item of `descriptors`",
+            [Level::Descriptor] => "in a descriptor, beside `key`",
             [level, ..] => level.inside(),
             [] => "",
         }

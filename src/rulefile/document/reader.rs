@@ -66,7 +66,7 @@ impl<'t> Reader<'_> {
             Some(Content::Broken) => return None,
             Some(_) if root.is_some_and(|root| !root.is_null()) => {
                 self.report.error(place, || {
-                    "A rule file is a mapping: begin with `domain: NAME`, and write the rules under `descriptors:`."
+                    "A rule file must be a mapping: start with `domain: NAME`, and write the rules under `descriptors:`."
                         .to_owned()
                 });
                 return None;
@@ -98,11 +98,11 @@ impl<'t> Reader<'_> {
         }
         match domain_entry {
             None => self.report.error(place, || {
-                "The file has no `domain`, so no request would find its rules: write `domain: NAME` at its top."
+                "The file has no `domain`, so no request matches its rules: write `domain: NAME` at the top of the file."
                     .to_owned()
             }),
             Some(entry) if entry.value.is_blank() => self.report.error(entry.place, || {
-                "`domain` must not be empty, for no request would find the rules: write `domain: NAME`.".to_owned()
+                "`domain` is empty, so no request matches the rules: write `domain: NAME`.".to_owned()
             }),
             Some(_) => {}
         }
@@ -181,7 +181,7 @@ impl<'t> Reader<'_> {
                 "message" => node.message = self.text(entry),
                 "expose" => node.quiet = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
                 "rate_limit" if entry.value.is_null() => self.report.warning(entry.place, || {
-                    "`rate_limit` is empty, so nothing is limited here: write its keys below it, indented further than it.".to_owned()
+                    "`rate_limit` is empty, so the item has no limit: write the keys of the limit below it, with more indentation.".to_owned()
                 }),
                 "rate_limit" | "rate_limits" => {
                     let limits =
@@ -189,7 +189,7 @@ impl<'t> Reader<'_> {
                     if let Some(first) = limits_entry {
                         self.report.error(entry.place, || {
                             format!(
-                                "`{}` and `{}` stand on one descriptor: write all of its limits in one `rate_limits` list.",
+                                "The descriptor has both `{}` and `{}`: write all its limits in one `rate_limits` list.",
                                 first.name, entry.name
                             )
                         });
@@ -213,7 +213,7 @@ impl<'t> Reader<'_> {
         }
         if let Some(place) = empty_value.filter(|_| node.exempt.is_some()) {
             self.report.warning(place, || {
-                "an empty `value` is any value, so `exempt: true` exempts every request with this key, also of a client that sends the header empty: write the value that is exempt, or remove `value` if all of them are.".to_owned()
+                "An empty `value` matches any value, so `exempt: true` exempts every request with this key, even if the client sends an empty header: write the value to exempt, or remove `value` to exempt every value.".to_owned()
             });
         }
         node
@@ -249,7 +249,7 @@ impl<'t> Reader<'_> {
                 let first = entries.remove(first);
                 self.report.warning(entry.place, || {
                     format!(
-                        "`{name}` is already written in line {}; this one counts: remove one of them.",
+                        "`{name}` is already set on line {}, and this one overrides it: remove one of the two.",
                         first.place.line
                     )
                 });
@@ -292,13 +292,16 @@ impl<'t> Reader<'_> {
         if entry.place < key.place {
             self.report.warning(key.place, || {
                 format!(
-                    "`{name}` above keeps its own value; the reference would take the merged one, because `<<` comes \
-                     later: write `<<` first."
+                    "`{name}` above keeps its own value, but envoyproxy/ratelimit takes the merged value, because `<<` \
+                     comes later: write `<<` first."
                 )
             });
         } else if both_mappings {
             self.report.warning(entry.place, || {
-                format!("This `{name}` takes the place of the merged one; the reference would add the two together.")
+                format!(
+                    "This `{name}` replaces the merged one, but envoyproxy/ratelimit combines the keys of both: write all \
+                     its keys here."
+                )
             });
         }
     }
@@ -327,7 +330,7 @@ impl<'t> Reader<'_> {
             Content::List(_) | Content::Mapping(_) => {
                 self.report.error(key.place, || {
                     format!(
-                        "A key must be a word, but here is {}: write a key like `domain: NAME`.",
+                        "A key must be a word, but this one is {}: write a key like `domain: NAME`.",
                         values::found(key)
                     )
                 });
@@ -340,7 +343,7 @@ impl<'t> Reader<'_> {
             Some(known) => {
                 let (name, home) = (known.name, known.home());
                 if known.is_of_reference {
-                    self.report.warning(key.place, || format!("`{name}` does nothing {inside}: write it {home}."));
+                    self.report.warning(key.place, || format!("`{name}` has no effect {inside}: write it {home}."));
                 } else {
                     self.report.error(key.place, || format!("`{name}` does not belong {inside}: write it {home}."));
                 }
@@ -350,11 +353,11 @@ impl<'t> Reader<'_> {
                 self.report.error(key.place, || {
                     let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
                     let advice = if is_number {
-                        "a comma ends what stands before it, so write a large number without one.".to_owned()
+                        "a comma ends the value before it, so write a large number without commas.".to_owned()
                     } else {
                         advice(word, level.names())
                     };
-                    format!("{} is no key {inside}: {advice}", quoted(word))
+                    format!("{} is not a known key {inside}: {advice}", quoted(word))
                 });
                 nearest(word, level.names()).map(|name| (name, true))
             }
@@ -372,8 +375,8 @@ impl<'t> Reader<'_> {
             self.is_full = true;
             self.report.error(place, || {
                 format!(
-                    "The file is too large: the rules up to here take more than {} MiB of memory. Write fewer of them, \
-                     or less metadata.",
+                    "The file is too large: the rules up to this place need more than {} MiB of memory. Write fewer \
+                     rules, or less metadata.",
                     MAX_DOCUMENT_BYTES >> 20
                 )
             });

@@ -219,7 +219,7 @@ fn numbers_are_whole_and_unquoted() {
         ("[]", "a list"),
     ] {
         let found = refused(&limit(&format!("burst: {spelling}")));
-        assert_says(&found, &["4:25: `burst` takes a whole number from 1 to 4294967295"]);
+        assert_says(&found, &["4:25: `burst` must be a whole number from 1 to 4294967295"]);
         assert!(found.iter().all(|message| message.contains(said)), "{found:?}");
     }
 }
@@ -228,7 +228,7 @@ fn numbers_are_whole_and_unquoted() {
 fn a_leading_zero_is_octal_with_a_warning() {
     let text = limit("requests_per_unit: 010");
     assert_eq!(only_limit(first(&accepted(&text).0)).requests_per_unit, 8);
-    assert_says(&warned(&text), &["4:37: `010` is 8 because of its leading zero"]);
+    assert_says(&warned(&text), &["4:37: `010` is octal because of its leading zero, so it means 8"]);
     assert_eq!(only_limit(first(&clean(&limit("requests_per_unit: 07")))).requests_per_unit, 7);
 }
 
@@ -240,7 +240,7 @@ fn flags_are_booleans_of_yaml_1_1() {
     for spelling in ["'true'", "!!str true", "1", "yEs", "{}"] {
         let found = refused(&descriptor(&format!("shadow_mode: {spelling}")));
         assert!(
-            found.len() == 1 && found.iter().all(|said| said.contains("`shadow_mode` takes `true` or `false`")),
+            found.len() == 1 && found.iter().all(|said| said.contains("`shadow_mode` must be `true` or `false`")),
             "{found:?}"
         );
     }
@@ -250,15 +250,18 @@ fn flags_are_booleans_of_yaml_1_1() {
 fn an_unknown_key_is_an_error_that_names_the_nearest() {
     assert_says(
         &refused("domain: d\nversion: 1"),
-        &["2:1: `version` is no key at the top of the file: write one of `domain`"],
+        &["2:1: `version` is not a known key at the top of the file: write one of `domain`"],
     );
     let found = refused(&descriptor("ratelimit: {unit: day}"));
-    assert_says(&found, &["4:5: `ratelimit` is no key beside `key`: did you mean `rate_limit`?"]);
+    assert_says(&found, &["4:5: `ratelimit` is not a known key in a descriptor: did you mean `rate_limit`?"]);
     let found = refused(&limit("requestsPerUnit: 1"));
-    assert_says(&found, &["4:18: `requestsPerUnit` is no key inside `rate_limit`: did you mean `requests_per_unit`?"]);
-    assert_says(&refused("0.25: d\ndomain: d"), &["1:1: `0.25` is no key"]);
-    assert_says(&refused(&descriptor("on: b")), &["4:5: `on` is no key"]);
-    assert_says(&refused(&descriptor("? [b]\n    : c")), &["4:7: A key must be a word, but here is a list"]);
+    assert_says(
+        &found,
+        &["4:18: `requestsPerUnit` is not a known key inside `rate_limit`: did you mean `requests_per_unit`?"],
+    );
+    assert_says(&refused("0.25: d\ndomain: d"), &["1:1: `0.25` is not a known key"]);
+    assert_says(&refused(&descriptor("on: b")), &["4:5: `on` is not a known key"]);
+    assert_says(&refused(&descriptor("? [b]\n    : c")), &["4:7: A key must be a word, but this one is a list"]);
 }
 
 #[test]
@@ -275,11 +278,11 @@ descriptors:
     assert_says(
         &warned(text),
         &[
-            "2:1: `unit` does nothing at the top of the file: write it inside `rate_limit`.",
-            "5:5: `unlimited` does nothing beside `key`: write it inside `rate_limit`.",
-            "6:5: `name` does nothing beside `key`: write it inside `rate_limit`.",
-            "7:51: `shadow_mode` does nothing inside `rate_limit`: write it beside `key` in an item of `descriptors`.",
-            "7:67: `key` does nothing inside `rate_limit`: write it in an item of `descriptors`.",
+            "2:1: `unit` has no effect at the top of the file: write it inside `rate_limit`.",
+            "5:5: `unlimited` has no effect in a descriptor: write it inside `rate_limit`.",
+            "6:5: `name` has no effect in a descriptor: write it inside `rate_limit`.",
+            "7:51: `shadow_mode` has no effect inside `rate_limit`: write it in a descriptor, beside `key`.",
+            "7:67: `key` has no effect inside `rate_limit`: write it in an item of `descriptors`.",
         ],
     );
     assert_eq!(first(&accepted(text).0).key.as_ref().unwrap().value, "a");
@@ -294,9 +297,9 @@ fn an_own_key_in_the_wrong_place_is_an_error() {
         &found,
         &[
             "2:1: `burst` does not belong at the top of the file: write it inside `rate_limit`.",
-            "4:14: `algorithm` does not belong beside `key`: write it inside `rate_limit`.",
-            "4:44: `charging` does not belong inside `rate_limit`: write it at the top of the file or beside `key`.",
-            "4:61: `colocate` does not belong beside `key`: write it at the top of the file.",
+            "4:14: `algorithm` does not belong in a descriptor: write it inside `rate_limit`.",
+            "4:44: `charging` does not belong inside `rate_limit`: write it at the top of the file or in a descriptor.",
+            "4:61: `colocate` does not belong in a descriptor: write it at the top of the file.",
         ],
     );
 }
@@ -304,7 +307,7 @@ fn an_own_key_in_the_wrong_place_is_an_error() {
 #[test]
 fn a_key_written_twice_counts_once() {
     let text = "domain: d\ndescriptors:\n  - key: a\n    key: b\n    rate_limit: {requests_per_unit: x, requests_per_unit: 6}\n";
-    assert_says(&warned(text), &["4:5: `key` is already written in line 3", "5:40: `requests_per_unit` is already"]);
+    assert_says(&warned(text), &["4:5: `key` is already set on line 3", "5:40: `requests_per_unit` is already"]);
     let document = accepted(text).0;
     assert_eq!(first(&document).key.as_ref().unwrap().value, "b");
     assert_eq!(only_limit(first(&document)).requests_per_unit, 6);
@@ -326,7 +329,7 @@ descriptors:
     assert_eq!(merged.name.as_ref().unwrap().value, "b");
     let late = text.replace("{<<: [*a, *b], requests_per_unit: 6}", "{requests_per_unit: 6, <<: *a}");
     assert_says(&warned(&late), &["5:49: `requests_per_unit` above keeps its own value"]);
-    assert_says(&refused(&limit("<<: 5")), &["4:22: `<<` takes a mapping or a list of mappings"]);
+    assert_says(&refused(&limit("<<: 5")), &["4:22: `<<` must be a mapping or a list of mappings"]);
     assert!(
         first(&clean(&descriptor("metadata: {<<: {x: 1, y: 2}, x: 3}"))).metadata.as_ref().unwrap()["x"] == json!(3)
     );
@@ -337,50 +340,50 @@ fn aliases_stand_for_what_their_anchor_holds() {
     let document = clean("domain: &d e\ndescriptors: [{key: *d}, {key: a, value: *d}]");
     assert_eq!(first(&document).key.as_ref().unwrap().value, "e");
     assert_eq!(document.descriptors.last().unwrap().value.as_ref().unwrap().value, "e");
-    assert_says(&refused("domain: *none"), &["1:9: This alias stands for nothing: write its anchor `&none`"]);
+    assert_says(&refused("domain: *none"), &["1:9: This alias has no anchor: write the anchor `&none`"]);
     let found = refused("domain: d\ndescriptors: &a\n  - key: k\n    descriptors: *a\n");
-    assert_says(&found, &["4:18: This alias stands inside its own anchor"]);
+    assert_says(&found, &["4:18: This alias refers to a value that contains it"]);
 }
 
 #[test]
 fn a_wrong_kind_of_value_is_an_error() {
     for (text, said) in [
-        ("hello".to_owned(), "1:1: A rule file is a mapping"),
-        ("[a]".to_owned(), "1:1: A rule file is a mapping"),
-        ("domain: [d]".to_owned(), "1:9: `domain` takes a text, but here is a list."),
+        ("hello".to_owned(), "1:1: A rule file must be a mapping"),
+        ("[a]".to_owned(), "1:1: A rule file must be a mapping"),
+        ("domain: [d]".to_owned(), "1:9: `domain` must be a text, but is a list."),
         ("domain: d\ndescriptors: [x]".to_owned(), "2:15: Each item of `descriptors` must be a mapping"),
         ("domain: d\ndescriptors: [[{key: a}]]".to_owned(), "2:15: Each item of `descriptors` must be a mapping"),
-        ("domain: d\ndescriptors: {key: a}".to_owned(), "2:14: `descriptors` takes a list of mappings"),
+        ("domain: d\ndescriptors: {key: a}".to_owned(), "2:14: `descriptors` must be a list of mappings"),
         (
             "domain: d\ndescriptors: [~]".to_owned(),
-            "2:15: Each item of `descriptors` must be a mapping like `- key: NAME`, but here is nothing.",
+            "2:15: Each item of `descriptors` must be a mapping like `- key: NAME`, but this one is empty.",
         ),
-        (descriptor("rate_limit: []"), "4:17: `rate_limit` takes a mapping"),
+        (descriptor("rate_limit: []"), "4:17: `rate_limit` must be a mapping"),
         (descriptor("rate_limits: []"), "4:5: `rate_limits` is empty"),
-        (descriptor("rate_limits: ~"), "4:18: `rate_limits` takes a list"),
-        (descriptor("rate_limits: [{unlimited: true}]"), "4:20: `unlimited` cannot stand beside other limits"),
-        (descriptor("metadata: [1]"), "4:15: `metadata` takes a mapping"),
+        (descriptor("rate_limits: ~"), "4:18: `rate_limits` must be a list"),
+        (descriptor("rate_limits: [{unlimited: true}]"), "4:20: `unlimited` is not allowed in `rate_limits`"),
+        (descriptor("metadata: [1]"), "4:15: `metadata` must be a mapping"),
         (descriptor("metadata: {? [a] : 1}"), "4:18: A key of `metadata` must be a text"),
-        (descriptor("value: {a: b}"), "4:12: `value` takes a text, but here is a mapping."),
-        (descriptor("charging: eech"), "4:15: `eech` is no word for `charging`: did you mean `each`?"),
-        ("domain: d\ncolocate: rule".to_owned(), "2:11: `rule` is no word for `colocate`: write `domain`."),
+        (descriptor("value: {a: b}"), "4:12: `value` must be a text, but is a mapping."),
+        (descriptor("charging: eech"), "4:15: `eech` is not a valid value of `charging`: did you mean `each`?"),
+        ("domain: d\ncolocate: rule".to_owned(), "2:11: `rule` is not a valid value of `colocate`: write `domain`."),
         (
             descriptor("on_store_failure: off"),
-            "4:23: `off` is no word for `on_store_failure`: write one of `error`, `open`, `closed`, `local`.",
+            "4:23: `off` is not a valid value of `on_store_failure`: write one of `error`, `open`, `closed`, `local`.",
         ),
         (
             limit("replaces: [other]"),
-            "4:29: Each item of `replaces` must be a mapping like `- name: OTHER`, but here is the text `other`.",
+            "4:29: Each item of `replaces` must be a mapping like `- name: OTHER`, but this one is the text `other`.",
         ),
-        (limit("replaces: {name: n}"), "4:28: `replaces` takes a list of mappings"),
-        (limit("algorithm: gcr"), "4:29: `gcr` is no word for `algorithm`: did you mean `gcra`?"),
-        (limit("window: 250"), "4:26: `250` is no length of time for `window`"),
-        (limit("name: !!int x"), "4:30: `x` is no `!!int`"),
+        (limit("replaces: {name: n}"), "4:28: `replaces` must be a list of mappings"),
+        (limit("algorithm: gcr"), "4:29: `gcr` is not a valid value of `algorithm`: did you mean `gcra`?"),
+        (limit("window: 250"), "4:26: `250` is not a valid length of time for `window`"),
+        (limit("name: !!int x"), "4:30: `x` is not a valid `!!int`"),
     ] {
         assert_says(&refused(&text), &[said]);
     }
     let both = descriptor("rate_limit: {unit: day}\n    rate_limits: [{unit: day}]");
-    assert_says(&refused(&both), &["5:5: `rate_limit` and `rate_limits` stand on one descriptor"]);
+    assert_says(&refused(&both), &["5:5: The descriptor has both `rate_limit` and `rate_limits`"]);
 }
 
 #[test]
@@ -390,7 +393,7 @@ fn a_file_without_a_domain_is_refused() {
         assert!(found.iter().all(|message| message.contains("has no `domain`")), "{text:?}: {found:?}");
     }
     for text in ["domain: ''", "domain: ~", "domain:"] {
-        assert_says(&refused(text), &["1:1: `domain` must not be empty"]);
+        assert_says(&refused(text), &["1:1: `domain` is empty"]);
     }
 }
 
@@ -412,8 +415,8 @@ domain: ''
 #[test]
 fn a_second_document_is_not_enforced() {
     let found = warned("domain: d\n---\ndescriptors: [{domain: x}]\ndomain: e\n");
-    assert_says(&found, &["2:1: A second document begins here; its rules of domain `e` are not enforced"]);
-    assert_says(&warned("domain: d\n---\nx: [\n"), &["2:1: A second document begins here; its rules are not"]);
+    assert_says(&found, &["2:1: A second document begins here, and its rules of domain `e` are not enforced"]);
+    assert_says(&warned("domain: d\n---\nx: [\n"), &["2:1: A second document begins here, and its rules are not"]);
     for text in ["---\ndomain: d\n", "domain: d\n...\n", "domain: d\n---\n", "domain: d\n---\n# end\n"] {
         assert_eq!(clean(text).domain.value, "d");
     }
@@ -426,10 +429,10 @@ fn a_file_that_is_not_yaml_has_an_error_with_its_place() {
     assert_says(&refused("domain: d\n}\n"), &["2:"]);
     assert_says(&refused("domain: d\n\tkey: a\n"), &["1:9: This is not YAML"]);
     let (_, problems) = read_bytes(b"domain: d\nd\xc3\xa9scriptors: \xff[]\n");
-    assert_says(&listed(&problems), &["2:14: Here is a byte that is not UTF-8"]);
+    assert_says(&listed(&problems), &["2:14: This byte is not UTF-8"]);
     assert_eq!(problems.first().unwrap().excerpt.as_deref(), Some("déscriptors: "));
     let (_, problems) = read_bytes(b"\xff\xfed\0o\0");
-    assert_says(&listed(&problems), &["1:1: Here is a byte that is not UTF-8: it looks like UTF-16"]);
+    assert_says(&listed(&problems), &["1:1: This byte is not UTF-8: the file looks like UTF-16"]);
     let (_, problems) = read_bytes("\u{feff}x: 1".as_bytes());
     assert_eq!(problems.first().unwrap().excerpt.as_deref(), Some("x: 1"));
     assert_eq!(clean("\u{feff}domain: d\r\n").domain.place, Place { line: 1, column: 9 });
@@ -518,7 +521,7 @@ fn a_file_full_of_problems_is_cut_short_and_keeps_its_errors() {
     let warnings = "unit: 1\n".repeat(300);
     let found = refused(&format!("{warnings}domain: []\nx: 1\n"));
     assert_eq!(found.len(), 201);
-    assert!(found.iter().any(|message| message.starts_with("301:9: `domain` takes")), "{found:?}");
+    assert!(found.iter().any(|message| message.starts_with("301:9: `domain` must be")), "{found:?}");
     assert!(found.last().unwrap().contains("(102 not shown)"), "{:?}", found.last());
     let (document, problems) = accepted(&format!("{warnings}domain: d\n"));
     assert_eq!((document.domain.value.as_str(), problems.len()), ("d", 201));
@@ -529,7 +532,7 @@ fn a_file_full_of_problems_is_cut_short_and_keeps_its_errors() {
 #[test]
 fn an_alias_repeats_no_problem() {
     let text = "domain: d\ndescriptors:\n  - &a {key: a, x: 1}\n  - *a\n  - *a\n";
-    assert_says(&refused(text), &["3:17: `x` is no key beside `key`"]);
+    assert_says(&refused(text), &["3:17: `x` is not a known key in a descriptor"]);
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub enum UnreadableRules {
         error: Unreadable,
     },
     /// The rule files together are too large.
-    #[error("{}: the rule files up to this one are larger than {} MiB together, the most that one load reads", path.display(), MAX_BYTES >> 20)]
+    #[error("{}: with this file, the rule files of the load are larger than {} MiB together, which is the maximum", path.display(), MAX_BYTES >> 20)]
     TooLarge {
         /// Path of the file that exceeds the maximum.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum UnreadableRules {
     },
     /// The runtime directory does not exist.
     #[error(
-        "{}: there is no such directory; name rule files on the command line (tidegate serve rules.yaml), or set RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY", path.display()
+        "{}: this directory does not exist: name rule files on the command line (`tidegate serve rules.yaml`), or set `RUNTIME_ROOT`, `RUNTIME_SUBDIRECTORY` and `RUNTIME_APPDIRECTORY`", path.display()
     )]
     NoDirectory {
         /// Path of the directory.
@@ -172,7 +172,9 @@ impl FoundFiles {
                 if depth > 0 {
                     self.walk(&path, depth - 1, ignores_dot_files, counts);
                 } else {
-                    let error = io::Error::other(format!("directories of rule files nest at most {DEEPEST} deep"));
+                    let error = io::Error::other(format!(
+                        "directories of rule files can be nested at most {DEEPEST} levels deep"
+                    ));
                     self.wrong.push(UnreadableRules::Path { path, error: error.into() });
                 }
             } else if is_to_be_read(&path, &name) && counts(&path) {

@@ -104,7 +104,7 @@ descriptors: [{ key: k, values_file: list.txt, deny: true }]
     fs::write(at("secret"), "0123456789abcdef").expect("it is written");
     let secret = at("secret");
     let told = refused(&[&at("rules.yaml")], &[("KEY_SECRET_FILE", secret.to_str().expect("text"))]).await;
-    assert!(told.contains("list.txt:4:1: error: `***` is no network"), "{told}");
+    assert!(told.contains("list.txt:4:1: error: `***` is not a network"), "{told}");
     assert_clean("the list", &told);
     assert!(!told.contains("192.0.2") && !told.contains("10.67"), "{told}");
 }

@@ -30,7 +30,7 @@ impl<'t> Reader<'_> {
         };
         if items.clone().next().is_none() {
             self.report.error(entry.place, || {
-                format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or leave it out.")
+                format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or remove `rate_limits`.")
             });
         }
         let mut limits = self.room_for(&items);
@@ -46,8 +46,8 @@ impl<'t> Reader<'_> {
             let (limit, unlimited) = self.limit(item.place, mapping);
             if let Some((place, _)) = unlimited {
                 self.report.error(place, || {
-                    "`unlimited` cannot stand beside other limits: remove it, or write `rate_limit: {unlimited: true}` \
-                     in place of `rate_limits`."
+                    "`unlimited` is not allowed in `rate_limits`: remove it, or write `rate_limit: {unlimited: true}` \
+                     instead of `rate_limits`."
                         .to_owned()
                 });
             }
@@ -100,7 +100,7 @@ impl<'t> Reader<'_> {
         }
         if !has_number && unlimited.is_none() {
             self.report.warning(place, || {
-                "`requests_per_unit` is missing, so the limit is 0 and refuses everything: write how many hits a window has."
+                "`requests_per_unit` is missing, so the limit is 0 and refuses everything: write the number of hits per window."
                     .to_owned()
             });
         }

@@ -18,7 +18,7 @@ impl<'t> Reader<'_> {
         };
         if items.clone().next().is_none() {
             self.report.warning(entry.place, || {
-                format!("`{}` is empty, so the item answers for nothing: write a list like `{example}`.", entry.name)
+                format!("`{}` is empty, so the item matches nothing: write a list like `{example}`.", entry.name)
             });
         }
         let mut texts = self.room_for(&items);
@@ -49,7 +49,7 @@ impl<'t> Reader<'_> {
             Content::Plain(text) | Content::Text(text) if !item.is_blank() => Some(text),
             _ => {
                 self.wrong_value(item, || {
-                    format!("Each item of `{}` must be a text, but here is {}.", list.name, found(item))
+                    format!("Each item of `{}` must be a text, but this one is {}.", list.name, found(item))
                 });
                 None
             }
@@ -61,7 +61,7 @@ impl<'t> Reader<'_> {
         const EXAMPLE: &str = "`remote_address: {as: ip}`";
         let Content::Mapping(mut mapping) = entry.value.content() else {
             if !entry.value.is_null() {
-                self.wrong(entry.name, entry.value, &format!("a mapping of the keys of entries, like {EXAMPLE}"));
+                self.wrong(entry.name, entry.value, &format!("a mapping with the keys of entries, like {EXAMPLE}"));
             }
             return Vec::new();
         };
@@ -71,18 +71,23 @@ impl<'t> Reader<'_> {
             && let Some((key, value)) = mapping.next_pair()
         {
             let (Content::Plain(name) | Content::Text(name)) = key.content() else {
-                self.wrong_value(key, || format!("A key must be a word, but here is {}: write {EXAMPLE}.", found(key)));
+                self.wrong_value(key, || {
+                    format!("A key must be a word, but this one is {}: write {EXAMPLE}.", found(key))
+                });
                 continue;
             };
             let Content::Mapping(says) = value.content() else {
                 self.wrong_value(value, || {
-                    format!("Each item of `entries` must be a mapping like {EXAMPLE}, but here is {}.", found(value))
+                    format!(
+                        "Each item of `entries` must be a mapping like {EXAMPLE}, but this one is {}.",
+                        found(value)
+                    )
                 });
                 continue;
             };
             if let Some(line) = lines.insert(name, key.place.line) {
                 self.report.error(key.place, || {
-                    format!("This entry is already written in line {line}: write both in one item.")
+                    format!("This entry is already set on line {line}: write all its settings in one item.")
                 });
                 continue;
             }

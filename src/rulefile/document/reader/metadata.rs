@@ -45,7 +45,7 @@ impl<'t> Reader<'_> {
             let Some(name) = self.metadata_key(key) else { continue };
             if let Some(line) = keys.insert(name, key.place.line) {
                 self.report.warning(key.place, || {
-                    format!("This key is already written in line {line}; this one counts: remove one of them.")
+                    format!("This key is already set on line {line}, and this one overrides it: remove one of the two.")
                 });
             }
             self.take(ENTRY_BYTES.saturating_add(name.len()), key.place);
@@ -71,7 +71,7 @@ impl<'t> Reader<'_> {
             Content::Broken => None,
             Content::List(_) | Content::Mapping(_) => {
                 self.report.error(key.place, || {
-                    format!("A key of `metadata` must be a text, but here is {}: write a word.", found(key))
+                    format!("A key of `metadata` must be a text, but this one is {}: write a word.", found(key))
                 });
                 None
             }
@@ -82,7 +82,7 @@ impl<'t> Reader<'_> {
         if depth >= MAX_DEPTH && matches!(node.content(), Content::List(_) | Content::Mapping(_)) {
             self.report.error(node.place, || {
                 format!(
-                    "`metadata` is nested more than {MAX_DEPTH} levels deep, which receivers refuse: write it flatter."
+                    "`metadata` is nested more than {MAX_DEPTH} levels deep, and receivers reject that: use fewer levels."
                 )
             });
             return Value::Null;

@@ -28,8 +28,8 @@ impl<'t> Reader<'_> {
                         if leading_zero && text.parse() != Ok(value) {
                             self.report.warning(place, || {
                                 format!(
-                                    "{} is {value} because of its leading zero: write `{value}` if that is meant, else \
-                                     leave the zero out.",
+                                    "{} is octal because of its leading zero, so it means {value}: write `{value}`, or \
+                                     remove the zero if you mean a decimal number.",
                                     quoted(text)
                                 )
                             });
@@ -87,7 +87,7 @@ impl<'t> Reader<'_> {
         }
         self.report.error(place, || {
             let words = all.iter().map(|(word, _)| *word);
-            format!("{} is no word for `{}`: {}", quoted(text), entry.name, advice(text, words))
+            format!("{} is not a valid value of `{}`: {}", quoted(text), entry.name, advice(text, words))
         });
         None
     }
@@ -101,7 +101,7 @@ impl<'t> Reader<'_> {
         }
         self.report.error(place, || {
             format!(
-                "{} is no length of time for `{}`: write numbers with `ms`, `s`, `m`, `h` or `d` behind them, like `250ms`, `2s` or `1h30m`.",
+                "{} is not a valid length of time for `{}`: write numbers with the units `ms`, `s`, `m`, `h` or `d`, like `250ms`, `2s` or `1h30m`.",
                 quoted(text),
                 entry.name
             )
@@ -109,9 +109,9 @@ impl<'t> Reader<'_> {
         None
     }
 
-    /// Returns a share from 1% to 100%, in percent; `None` if null, empty or wrong.
+    /// Returns a percentage from 1% to 100%; `None` if null, empty or wrong.
     pub(crate) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
-        let text = self.spelled(entry, "a share like `80%`")?;
+        let text = self.spelled(entry, "a percentage like `80%`")?;
         let place = entry.value.place;
         let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
         if let Some(value) = digits.and_then(|digits| digits.parse().ok()).filter(|value| (1..=100).contains(value)) {
@@ -119,9 +119,9 @@ impl<'t> Reader<'_> {
         }
         self.report.error(place, || {
             let meant = text.parse().ok().filter(|percent| (1..=100_u8).contains(percent));
-            let advice =
-                meant.map_or("write one from `1%` to `100%`.".to_owned(), |meant| format!("did you mean `{meant}%`?"));
-            format!("{} is no share for `{}`: {advice}", quoted(text), entry.name)
+            let advice = meant
+                .map_or("write a value from `1%` to `100%`.".to_owned(), |meant| format!("did you mean `{meant}%`?"));
+            format!("{} is not a valid percentage for `{}`: {advice}", quoted(text), entry.name)
         });
         None
     }
@@ -139,13 +139,13 @@ impl<'t> Reader<'_> {
     /// Reports a list item that must be a mapping.
     pub(crate) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
         self.wrong_value(item, || {
-            format!("Each item of `{}` must be a mapping like {example}, but here is {}.", list.name, found(item))
+            format!("Each item of `{}` must be a mapping like {example}, but this one is {}.", list.name, found(item))
         });
     }
 
     /// Reports a value of a type that its key does not take.
     pub(crate) fn wrong(&mut self, name: &str, value: Node<'t>, expected: &str) {
-        self.wrong_value(value, || format!("`{name}` takes {expected}, but here is {}.", found(value)));
+        self.wrong_value(value, || format!("`{name}` must be {expected}, but is {}.", found(value)));
     }
 
     pub(crate) fn wrong_value(&mut self, value: Node<'t>, message: impl FnOnce() -> String) {
@@ -167,18 +167,18 @@ impl<'t> Reader<'_> {
     }
 }
 
-/// Returns a description of a node for the end of a sentence.
+/// Returns a description of a node, to follow `is` in a message.
 pub(crate) fn found(node: Node<'_>) -> String {
     match node.content() {
         Content::Text(text) => format!("the text {}", quoted(text)),
         Content::Plain(text) => match resolve(text) {
-            Scalar::Null => "nothing".to_owned(),
+            Scalar::Null => "empty".to_owned(),
             Scalar::Bool(flag) => format!("{}, which YAML reads as {flag}", quoted(text)),
             Scalar::Int { .. } | Scalar::Float(_) => format!("the number {}", quoted(text)),
             Scalar::Text => format!("the text {}", quoted(text)),
         },
         Content::List(_) => "a list".to_owned(),
         Content::Mapping(_) => "a mapping".to_owned(),
-        Content::Broken => "something that could not be read".to_owned(),
+        Content::Broken => "unreadable".to_owned(),
     }
 }
