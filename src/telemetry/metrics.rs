@@ -52,7 +52,7 @@ metrics! {
     WITHIN_LIMIT: Counter "ratelimit_service_rate_limit_within_limit" ["domain" "key1" "key2"] "Hits of charges within a rule's limit";
     SHADOW_MODE: Counter "ratelimit_service_rate_limit_shadow_mode" ["domain" "key1" "key2"] "Hits over the limit of a rule in shadow mode, which are not refused";
     GLOBAL_SHADOW_MODE: Counter "ratelimit_service_global_shadow_mode" [] "Requests admitted only because SHADOW_MODE is set";
-    ERRORS: Counter "ratelimit_service_should_rate_limit_error" ["err_type"] "Calls with an error; redis_error: a failure policy answered instead of the store; service_error: the request is invalid";
+    ERRORS: Counter "ratelimit_service_should_rate_limit_error" ["err_type"] "Calls that went wrong; redis_error: a failure policy answered instead of the store; service_error: the request is invalid";
     TOTAL_REQUESTS: Counter "ratelimit_service_total_requests" ["grpc_method"] "gRPC calls";
     CALLS_LIMITED: Counter "tidegate_calls_limited_total" ["cause"] "Calls that hit a bound of this process on size, time or memory, by bound";
     RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "Time from the message of a gRPC call to its answer";
