@@ -39,7 +39,7 @@ pub fn run() -> ExitCode {
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limit decision service for Envoy, API gateways and microservices")
         .after_help(
-            "Start here:\n  tidegate serve rules.yaml                                   answer ShouldRateLimit, counting in memory\n  tidegate call --domain edge --descriptor user=alice         ask it\n  tidegate check rules.yaml                                   say what is wrong with a rule file\n  tidegate explain --domain edge --descriptor user=alice rules.yaml   say which rule answers, and why",
+            "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml",
         )
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -78,7 +78,7 @@ fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRu
 fn files() -> Arg {
     Arg::new("FILE")
         .value_parser(clap::value_parser!(std::path::PathBuf))
-        .help("Rule files, or directories whose *.yaml and *.yml files are taken")
+        .help("Rule files, or directories that contain *.yaml and *.yml rule files")
 }
 
 fn paths(matches: &ArgMatches) -> Vec<std::path::PathBuf> {

@@ -107,52 +107,52 @@ macro_rules! settings {
 
 settings! {
     grpc_host: IpAddr = "GRPC_HOST", "0.0.0.0", "Address of the gRPC listener";
-    grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 takes a free one";
+    grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 picks a free port";
     host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
-    port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 takes a free one";
-    json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Most bytes of a body of /json; a larger one is answered with 413";
+    port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 picks a free port";
+    json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
-    debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 takes a free one";
-    workers: Workers = "WORKERS", "auto", "Threads that answer calls, each with a runtime of its own";
-    grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "After this long, give or take a tenth, a gRPC connection is told to go away; 0 is never";
-    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Open gRPC connections beyond which those without a call in flight are closed: first those that never had one, then the longest idle; auto is a quarter of the memory that the process may use, at 36 KiB each";
-    grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "How long such a connection may finish its calls; 0 is for ever";
-    drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "How long calls in flight may take to finish after SIGTERM";
-    drain_delay: Micros = "DRAIN_DELAY", "0s", "How long after SIGTERM calls are still taken while the health checks fail already, so that balancers go elsewhere first";
-    runtime_root: String = "RUNTIME_ROOT", "/srv/runtime_data/current", "Where rule files are looked for when none are named";
+    debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
+    workers: Workers = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
+    grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "Age (plus or minus a tenth) at which a gRPC connection gets a GOAWAY, so that its client reconnects; 0: never";
+    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Number of open gRPC connections above which connections without a call in flight are closed: first those that never had a call, then those that are idle longest; auto: a quarter of the memory that the process may use, at 36 KiB per connection";
+    grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "Time that calls on a connection have to finish after the GOAWAY of GRPC_MAX_CONNECTION_AGE; 0: no limit";
+    drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "Time that calls in flight have to finish after SIGTERM and DRAIN_DELAY";
+    drain_delay: Micros = "DRAIN_DELAY", "0s", "Time after SIGTERM during which calls are still accepted while the health checks already fail, so that load balancers send new calls elsewhere";
+    runtime_root: String = "RUNTIME_ROOT", "/srv/runtime_data/current", "Root directory of the rule files; used if the command line names no rule files";
     runtime_subdirectory: String = "RUNTIME_SUBDIRECTORY", "", "Directory below RUNTIME_ROOT";
     runtime_appdirectory: String = "RUNTIME_APPDIRECTORY", "config", "Directory of the rule files below RUNTIME_SUBDIRECTORY";
-    runtime_ignoredotfiles: bool = "RUNTIME_IGNOREDOTFILES", "false", "Whether files and directories whose name begins with a dot are passed over";
-    runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Whether every file below RUNTIME_SUBDIRECTORY whose path begins with the app directory's name is a rule file, or only those in the app directory";
-    merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Whether several files may extend one domain";
-    key_secret_file: String = "KEY_SECRET_FILE", "", "File with at least 16 random bytes, of which the digests of `sensitive` values are made; another secret starts their counters anew";
-    memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "About how many counters are held in memory; beyond it the counter whose loss changes the least is forgotten, of a sample";
-    cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Text in front of the name of every counter in Redis, to share one with others";
-    store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "How long Redis may take before the failure policy answers; auto is half of the caller's timeout, at most 25ms (for a Redis further away three of its round trips, at most 100ms), and 10ms for a caller without a timeout";
-    replicas: ReplicaCount = "REPLICAS", "auto", "How many instances share the limits: under the policy local each one counts its part; auto is the number that announce themselves in Redis";
-    redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Whether the health checks fail while there is no connection to Redis";
-    on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "What is answered while Redis or Tidegate itself is overloaded, where no rule says otherwise; unset, it is closed where ON_STORE_FAILURE is, and else local";
-    on_store_failure: Policy = "ON_STORE_FAILURE", "error", "What is answered while the store cannot be asked, where no rule says otherwise";
-    stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Whether charging is all_or_nothing where no rule file says otherwise";
-    local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "Taken from the reference, without effect: no answer here needs a cache of refusals";
-    shadow_mode: bool = "SHADOW_MODE", "false", "Whether nothing is refused: refusals show in the statuses only";
-    quota_mode: bool = "QUOTA_MODE", "false", "Whether every limit is a quota: a request is refused when all of its limits refuse";
-    response_headers: HeaderStyle = "RESPONSE_HEADERS", "", "Headers that tell clients of the limits, and Retry-After on a refusal";
-    refusal_body: BodyStyle = "REFUSAL_BODY", "", "Body of a refusal; unless it is set, only a rule with a message of its own gives one";
-    limit_response_headers_enabled: bool = "LIMIT_RESPONSE_HEADERS_ENABLED", "false", "Whether answers carry the three headers below and nothing else, as with the reference";
-    limit_limit_header: HeaderText = "LIMIT_LIMIT_HEADER", "RateLimit-Limit", "Header with the limit";
-    limit_remaining_header: HeaderText = "LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "Header with what remains of it";
-    limit_reset_header: HeaderText = "LIMIT_RESET_HEADER", "RateLimit-Reset", "Header with the seconds until its reset";
-    max_held_calls: usize = "MAX_HELD_CALLS", "256", "How many calls wait here at once because a limit has delivery: hold; what would wait beyond that is refused";
-    response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Whether answers carry the request and the metadata of its rules as dynamic metadata";
-    decision_metadata: bool = "DECISION_METADATA", "false", "Whether answers carry how they were decided, and by which rule, as dynamic metadata";
-    use_prometheus: bool = "USE_PROMETHEUS", "false", "Whether the metrics have a listener of their own; the HTTP listener has them on /metrics in any case";
-    prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Where that listener is";
-    prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on that listener";
-    near_limit_ratio: Ratio = "NEAR_LIMIT_RATIO", "0.8", "Share of a limit beyond which hits are counted as near it";
-    disable_stats: bool = "DISABLE_STATS", "false", "Whether calls and decisions are counted in no metric";
-    log_level: LogLevel = "LOG_LEVEL", "warn", "The least severity that is logged";
-    log_format: LogFormat = "LOG_FORMAT", "text", "How a log line is written";
+    runtime_ignoredotfiles: bool = "RUNTIME_IGNOREDOTFILES", "false", "Skips files and directories whose name begins with a dot";
+    runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Reads every file below RUNTIME_SUBDIRECTORY whose path begins with the name of the app directory as a rule file; false: reads only the files below the app directory";
+    merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Allows several files to extend one domain";
+    key_secret_file: String = "KEY_SECRET_FILE", "", "File with the secret for the digests of `sensitive` values, at least 16 random bytes; a new secret resets the counters of these values";
+    memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "Approximate maximum number of counters in memory; beyond it, the store evicts from a sample the counter whose loss changes the least";
+    cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Prefix of every counter name in Redis, for a Redis that other applications use too";
+    store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "Time that Redis has to answer before the failure policy answers; auto: half of the caller's timeout, at most 25ms (for a Redis further away: three round trips, at most 100ms), or 10ms for a caller without a timeout";
+    replicas: ReplicaCount = "REPLICAS", "auto", "Number of instances that share the limits; under the policy local, each instance counts its share of a limit; auto: the number of instances that announce themselves in Redis";
+    redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Fails the health checks while there is no connection to Redis";
+    on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "Policy that answers while Redis or Tidegate is overloaded, unless a rule sets another one; empty: closed if ON_STORE_FAILURE is closed, else local";
+    on_store_failure: Policy = "ON_STORE_FAILURE", "error", "Policy that answers while the store is unavailable, unless a rule sets another one";
+    stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Makes all_or_nothing the default of charging in rule files";
+    local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "No effect; accepted because envoyproxy/ratelimit has it. Tidegate needs no cache of refusals";
+    shadow_mode: bool = "SHADOW_MODE", "false", "Refuses no request; only the statuses in the answer show refusals";
+    quota_mode: bool = "QUOTA_MODE", "false", "Makes every limit a quota: a request is refused only if all of its limits refuse";
+    response_headers: HeaderStyle = "RESPONSE_HEADERS", "", "Style of the headers that report limits to clients; a refusal also gets Retry-After";
+    refusal_body: BodyStyle = "REFUSAL_BODY", "", "Format of the body of a refusal; empty: only rules with their own message send a body";
+    limit_response_headers_enabled: bool = "LIMIT_RESPONSE_HEADERS_ENABLED", "false", "Adds the headers of LIMIT_LIMIT_HEADER, LIMIT_REMAINING_HEADER and LIMIT_RESET_HEADER to answers, and no other, as envoyproxy/ratelimit does";
+    limit_limit_header: HeaderText = "LIMIT_LIMIT_HEADER", "RateLimit-Limit", "Name of the header with the limit";
+    limit_remaining_header: HeaderText = "LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "Name of the header with the remaining hits";
+    limit_reset_header: HeaderText = "LIMIT_RESET_HEADER", "RateLimit-Reset", "Name of the header with the seconds until the limit resets";
+    max_held_calls: usize = "MAX_HELD_CALLS", "256", "Maximum number of calls that are held at once because a limit has delivery: hold; further calls are refused";
+    response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Adds the request and the metadata of its rules to answers as dynamic metadata";
+    decision_metadata: bool = "DECISION_METADATA", "false", "Adds the provenance of the decision and the rule that decided to answers as dynamic metadata";
+    use_prometheus: bool = "USE_PROMETHEUS", "false", "Opens a separate listener for the metrics; the HTTP listener serves them on /metrics in any case";
+    prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Address of the metrics listener";
+    prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on the metrics listener";
+    near_limit_ratio: Ratio = "NEAR_LIMIT_RATIO", "0.8", "Share of a limit above which hits are counted as near the limit";
+    disable_stats: bool = "DISABLE_STATS", "false", "Turns off the metrics of calls and decisions";
+    log_level: LogLevel = "LOG_LEVEL", "warn", "Minimum severity of log lines";
+    log_format: LogFormat = "LOG_FORMAT", "text", "Format of log lines";
 }
 
 /// All invalid settings.
@@ -233,18 +233,18 @@ fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
         (
             "BACKEND_TYPE",
             &|text| text.eq_ignore_ascii_case("memcache"),
-            "Memcached cannot count exactly, so it is no store here; set memory, or redis and REDIS_URL",
+            "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
         ),
         (
             "CONFIG_TYPE",
             &|text| !text.eq_ignore_ascii_case("FILE"),
-            "this version reads rules from files only; unset it, or set FILE",
+            "this version reads rules only from files; unset it, or set FILE",
         ),
-        ("GRPC_UDS", &|_| true, "this version listens on TCP only; unset it"),
+        ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
         (
             "GRPC_SERVER_USE_TLS",
             &|text| bool::parse(text) != Some(false),
-            "this version serves plaintext only; unset it and end TLS in front",
+            "this version serves only plaintext; unset it, and terminate TLS in front of Tidegate",
         ),
     ];
     let asked = rows.into_iter().filter_map(|(variable, asks, why)| {
@@ -259,7 +259,7 @@ fn contradiction(given: Given<'_>) -> Option<InvalidSetting> {
     let (one, other) = ("RESPONSE_HEADERS", "LIMIT_RESPONSE_HEADERS_ENABLED");
     let has_style = given(one).is_some_and(|text| !text.trim().is_empty());
     let is_enabled = given(other).is_some_and(|text| bool::parse(text.trim()) == Some(true));
-    let why = "unset one; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After";
+    let why = "unset one of them; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After";
     (has_style && is_enabled).then_some(InvalidSetting::Contradiction { one, other, why })
 }
 
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(
             wrong(&[("BACKEND_TYPE", "memcache")]),
             [
-                r#"BACKEND_TYPE is "memcache": Memcached cannot count exactly, so it is no store here; set memory, or redis and REDIS_URL"#
+                r#"BACKEND_TYPE is "memcache": Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL"#
             ]
         );
         assert!(read(&[("GRPC_SERVER_USE_TLS", "true")]).is_err());
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(
             wrong(&[("RESPONSE_HEADERS", "ietf"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]),
             [
-                "RESPONSE_HEADERS and LIMIT_RESPONSE_HEADERS_ENABLED are both set: unset one; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After"
+                "RESPONSE_HEADERS and LIMIT_RESPONSE_HEADERS_ENABLED are both set: unset one of them; RESPONSE_HEADERS=reference sends the same three headers, and Retry-After"
             ]
         );
         assert!(read(&[("RESPONSE_HEADERS", "ietf"), ("LIMIT_RESPONSE_HEADERS_ENABLED", "false")]).is_ok());

@@ -48,16 +48,16 @@ impl fmt::Display for Summary<'_> {
         writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
         let StorePolicies { on_failure, on_overload } = settings.policies();
         let (failure, overload) = (on_failure.name(), on_overload.name());
-        writeln!(f, "  failure  {failure}, under overload {overload}, where no rule says otherwise")?;
+        writeln!(f, "  failure  {failure} (under overload: {overload}), unless a rule sets another policy")?;
         if settings.shadow_mode {
-            writeln!(f, "  mode     SHADOW_MODE: nothing is refused")?;
+            writeln!(f, "  mode     SHADOW_MODE: no request is refused")?;
         }
         if settings.quota_mode {
-            writeln!(f, "  mode     QUOTA_MODE: a request is refused when all of its limits refuse")?;
+            writeln!(f, "  mode     QUOTA_MODE: a request is refused only if all of its limits refuse")?;
         }
         match rules.example() {
             Some(example) => try_next(f, program, &example, reachable(grpc), reachable(http)),
-            None if rules.is_empty() => writeln!(f, "  nothing is limited: there is no rule"),
+            None if rules.is_empty() => writeln!(f, "  nothing is limited: there are no rules"),
             None => Ok(()),
         }
     }
@@ -74,8 +74,8 @@ pub fn counted(rules: &RuleSet, files: usize) -> String {
 fn store(settings: &Settings) -> String {
     match &settings.store {
         StoreChoice::Memory { is_asked } => {
-            let why = if *is_asked { "" } else { " (no REDIS_URL)" };
-            format!("memory, about {} counters at most{why}", settings.memory_max_counters.0)
+            let why = if *is_asked { "" } else { " (REDIS_URL is not set)" };
+            format!("memory, at most about {} counters{why}", settings.memory_max_counters.0)
         }
         StoreChoice::Redis { main, per_second: None } => main.to_string(),
         StoreChoice::Redis { main, per_second: Some(apart) } => format!("{main}; limits per second: {apart}"),
@@ -98,7 +98,7 @@ fn try_next(
     let body = quoted(&body.to_string());
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
-    writeln!(f, "try one of these (they share a limit of {limit}, so of {times} calls the last is refused)")?;
+    writeln!(f, "try one of these commands (they share a limit of {limit}: the last of {times} calls is refused)")?;
     writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }
@@ -136,8 +136,8 @@ mod tests {
                 |name: &str| given.iter().find(|(given, _)| *given == name).map(|(_, value)| (*value).to_owned());
             store(&Settings::read(find).unwrap())
         };
-        assert_eq!(told(&[]), "memory, about 1000000 counters at most (no REDIS_URL)");
-        assert_eq!(told(&[("BACKEND_TYPE", "memory")]), "memory, about 1000000 counters at most");
+        assert_eq!(told(&[]), "memory, at most about 1000000 counters (REDIS_URL is not set)");
+        assert_eq!(told(&[("BACKEND_TYPE", "memory")]), "memory, at most about 1000000 counters");
         assert_eq!(told(&[("REDIS_URL", "rediss://alice:hunter2@[::1]/3")]), "redis at [::1]:6379, database 3, TLS");
         let apart = [
             ("REDIS_TYPE", "CLUSTER"),
@@ -150,7 +150,7 @@ mod tests {
         ];
         assert_eq!(
             told(&apart),
-            "redis cluster at n1:6379,n2:6379; limits per second: redis master tide by the sentinels at s1:26379,s2:26379"
+            "redis cluster at n1:6379,n2:6379; limits per second: redis master tide, sentinels at s1:26379,s2:26379"
         );
     }
 

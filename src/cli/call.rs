@@ -22,34 +22,34 @@ const EXPLAIN: &str = "tidegate-explain";
 
 pub(super) fn command() -> Command {
     Command::new("call")
-        .about("Ask a running server; the exit code is 0 for admitted, 1 for refused, 2 for no answer")
+        .about("Send requests to a running server; exit code 0: admitted, 1: refused, 2: no answer")
         .arg(
             Arg::new("address")
                 .long("address")
                 .default_value("127.0.0.1:8081")
-                .help("Host and gRPC port of any ShouldRateLimit server"),
+                .help("Host and gRPC port of a ShouldRateLimit server"),
         )
-        .arg(Arg::new("domain").long("domain").required(true).help("The domain"))
+        .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
         .arg(descriptor::argument().action(ArgAction::Append))
         .arg(
             Arg::new("hits")
                 .long("hits")
                 .value_parser(value_parser!(u64))
-                .help("What each descriptor costs; 0 looks without spending [default: 1]"),
+                .help("Hits that each descriptor costs; 0 shows the counters and spends nothing [default: 1]"),
         )
         .arg(
             Arg::new("times")
                 .long("times")
                 .value_parser(value_parser!(u32).range(1..))
                 .default_value("1")
-                .help("How often to ask, one after the other; the exit code is that of the last answer"),
+                .help("Number of requests, sent one after the other; the last answer decides the exit code"),
         )
         .arg(
             Arg::new("timeout")
                 .long("timeout")
                 .default_value("1s")
                 .value_parser(|text: &str| Micros::parse(text).ok_or("write a duration such as 250ms"))
-                .help("How long to wait for a connection and for each answer"),
+                .help("Timeout of connecting, and of each answer"),
         )
 }
 
@@ -68,11 +68,11 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
 
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .with_context(|| format!("'{address}' is no address: write HOST:PORT"))?
+        .with_context(|| format!("'{address}' is not an address: write HOST:PORT"))?
         .connect_timeout(timeout)
         .timeout(timeout);
     let channel = endpoint.connect().await.with_context(|| {
-        format!("no ShouldRateLimit server answers at {address}: start one with `tidegate serve`, or give --address HOST:PORT")
+        format!("no ShouldRateLimit server answers at {address}: start one with `tidegate serve`, or set --address HOST:PORT")
     })?;
     let mut client = RateLimitServiceClient::new(channel);
     let request = RateLimitRequest {

@@ -10,9 +10,9 @@ use crate::rulefile::Loaded;
 
 pub(super) fn command() -> Command {
     Command::new("check")
-        .about("Say everything that is wrong with rule files, with file, line and column")
+        .about("Report every error in rule files, with file, line and column")
         .long_about(
-            "Reads rule files exactly as `tidegate serve` does and says everything that is wrong with them.\nExit code 0: they load, perhaps with warnings. 1: they do not. 2: they cannot be read.\nMERGE_DOMAIN_CONFIG=true lets several files extend one domain, here as there.",
+            "Reads rule files exactly as `tidegate serve` does, and reports every error and warning.\nExit code 0: the rules load, perhaps with warnings. 1: the rules do not load. 2: the files cannot be read.\nMERGE_DOMAIN_CONFIG=true allows several files to extend one domain, as in `tidegate serve`.",
         )
         .arg(files().num_args(1..).required(true))
 }

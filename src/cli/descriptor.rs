@@ -12,13 +12,14 @@ pub(super) fn argument() -> Arg {
         .value_name("KEY=VALUE,...")
         .required(true)
         .value_parser(parse)
-        .help("A descriptor: its entries from the outside in. A comma or backslash within a value is written \\, and \\\\")
+        .help("Descriptor: its entries, outermost first. In a value, write \\, for a comma and \\\\ for a backslash")
 }
 
 /// Parses a descriptor.
 fn parse(text: &str) -> Result<Descriptor, String> {
     let entries = split(text).into_iter().map(|entry| {
-        let (key, value) = entry.split_once('=').ok_or_else(|| format!("'{entry}' is no entry: write KEY=VALUE"))?;
+        let (key, value) =
+            entry.split_once('=').ok_or_else(|| format!("'{entry}' is not an entry: write KEY=VALUE"))?;
         if key.is_empty() {
             return Err(format!("'{entry}' has no key: write KEY=VALUE"));
         }

@@ -12,8 +12,10 @@ use crate::rules;
 
 pub(super) fn command() -> Command {
     Command::new("explain")
-        .about("Say which rule answers for a descriptor, which counter it charges, and why the others do not")
-        .arg(Arg::new("domain").long("domain").required(true).help("The domain that the caller sends"))
+        .about(
+            "Show which rule answers for a descriptor, which counter it charges, and why the other rules do not apply",
+        )
+        .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
         .arg(descriptor::argument())
         .arg(files().num_args(1..).required(true))
 }

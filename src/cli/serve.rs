@@ -16,22 +16,22 @@ pub(super) fn command() -> Command {
         let argument = Arg::new(row.variable)
             .long(flag)
             .value_name("VALUE")
-            .help_heading("Settings (each is an environment variable too)")
+            .help_heading("Settings (each is also an environment variable)")
             .hide_default_value(true)
-            .help(format!("{}. Takes {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable));
+            .help(format!("{}. Accepts {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable));
         Some(argument)
     });
     let secrets = Settings::table().filter(|row| row.is_secret);
-    let secrets = secrets.map(|row| format!("\n  {}. Takes {}. [env: {}]", row.does, row.takes, row.variable));
+    let secrets = secrets.map(|row| format!("\n  {}. Accepts {}. [env: {}]", row.does, row.takes, row.variable));
     Command::new("serve")
-        .about("Answer ShouldRateLimit over gRPC, and the same as JSON over HTTP")
+        .about("Run the service: answer ShouldRateLimit over gRPC, and as JSON over HTTP")
         .long_about(
-            "Answers ShouldRateLimit over gRPC, and the same as JSON over HTTP.\n\nRules come from the files and directories named here or, when none are, from\nRUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY, as with envoyproxy/ratelimit.\nSIGTERM stops it: not ready at once, calls in flight answered, exit code 0; a second one stops it at once.",
+            "Runs the service: answers ShouldRateLimit over gRPC, and as JSON over HTTP.\n\nReads rules from the files and directories on the command line. Without any, reads them from\nRUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY, as envoyproxy/ratelimit does.\nAt SIGTERM the health checks fail at once, calls in flight finish, and the exit code is 0. A second SIGTERM stops it\nat once.",
         )
         .arg(files().num_args(0..))
         .args(flags)
         .after_help(format!(
-            "Secrets (environment variables only, for everyone can read a command line):{}",
+            "Secrets (environment variables only, because every user of the machine can read command lines):{}",
             secrets.collect::<String>()
         ))
 }

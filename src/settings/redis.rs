@@ -114,7 +114,7 @@ const PORT: u16 = 6379;
 /// Accepted forms of a single server's URL.
 const SINGLE: &str = "HOST:PORT, the path of a socket, redis://[USER:PASSWORD@]HOST:PORT[/DATABASE], the same with rediss:// for TLS, or unix://PATH";
 /// Accepted form of the URL of servers under sentinels.
-const SENTINEL: &str = "MASTER,HOST:PORT,HOST:PORT,...: the name of the master and its sentinels";
+const SENTINEL: &str = "MASTER,HOST:PORT,HOST:PORT,...: the name of the master, then its sentinels";
 /// Accepted form of a cluster's URL.
 const CLUSTER: &str = "HOST:PORT,HOST:PORT,...: some nodes of the cluster";
 
@@ -122,14 +122,14 @@ macro_rules! group {
     ($prefix:literal, $of:literal) => {
         Group {
             rows: rows!(Variables {
-                kind: Kind = concat!($prefix, "TYPE"), "single", concat!("How the servers of ", $of, " stand together, and so what ", $prefix, "URL is");
-                socket: Socket = concat!($prefix, "SOCKET_TYPE"), "", concat!("How a single server of ", $of, " is reached; empty is unix when ", $prefix, "URL is a path, else tcp");
-                url: Url = concat!($prefix, "URL"), "", concat!("Where ", $of, " is");
-                auth: Option<Credentials> = concat!($prefix, "AUTH"), "", concat!("The password of ", $of, ", or user and password; goes before one in the URL");
-                auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is what ", $prefix, "AUTH would be; read again when it changes");
-                sentinel_auth: Option<Credentials> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("The password of the sentinels of ", $of, ", or user and password");
-                tls: bool = concat!($prefix, "TLS"), "false", concat!("Whether ", $of, " is spoken to under TLS");
-                timeout: ConnectTimeout = concat!($prefix, "TIMEOUT"), "1s", concat!("How long connecting to ", $of, " may take; STORE_DEADLINE bounds everything else");
+                kind: Kind = concat!($prefix, "TYPE"), "single", concat!("Topology of ", $of, "; decides the format of ", $prefix, "URL");
+                socket: Socket = concat!($prefix, "SOCKET_TYPE"), "", concat!("Socket type of a single server of ", $of, "; empty: unix if ", $prefix, "URL is a path, else tcp");
+                url: Url = concat!($prefix, "URL"), "", concat!("Address of ", $of);
+                auth: Option<Credentials> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
+                auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is used as ", $prefix, "AUTH; read again when it changes");
+                sentinel_auth: Option<Credentials> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("Password of the sentinels of ", $of, ", or user and password");
+                tls: bool = concat!($prefix, "TLS"), "false", concat!("Uses TLS for connections to ", $of);
+                timeout: ConnectTimeout = concat!($prefix, "TIMEOUT"), "1s", concat!("Timeout of connecting to ", $of, "; STORE_DEADLINE limits everything else");
             }),
             names: Names {
                 url: concat!($prefix, "URL"),
@@ -173,7 +173,7 @@ impl Variables {
             say(
                 names.auth_file,
                 &self.auth_file,
-                "nothing, for the variable without _FILE is set too: keep one of them",
+                "an empty value, because the variable without _FILE is set too; unset one of them",
             );
         }
         let url = self.url.0.as_str();
@@ -189,13 +189,13 @@ impl Variables {
         if let Servers::Single { address, .. } = &servers {
             let is_path = matches!(address, Address::Unix(_));
             if is_path && self.socket == Socket::Tcp {
-                say(names.socket_type, "tcp", "unix or nothing, for the URL is a path");
+                say(names.socket_type, "tcp", "unix or empty, because the URL is a path");
             }
             if !is_path && self.socket == Socket::Unix {
-                say(names.socket_type, "unix", "tcp or nothing, for the URL is no path");
+                say(names.socket_type, "unix", "tcp or empty, because the URL is not a path");
             }
             if is_path && is_tls {
-                say(names.tls, "true", "false, for the URL is the path of a socket");
+                say(names.tls, "true", "false, because the URL is the path of a socket");
             }
         }
         let auth = match self.auth.or(from_url.filter(|_| self.auth_file.is_empty())) {
@@ -215,7 +215,7 @@ impl fmt::Display for RedisSettings {
             Servers::Single { address, database: 0 } => write!(f, "redis at {address}")?,
             Servers::Single { address, database } => write!(f, "redis at {address}, database {database}")?,
             Servers::Sentinel { master, sentinels, .. } => {
-                write!(f, "redis master {master} by the sentinels at {}", list(sentinels))?;
+                write!(f, "redis master {master}, sentinels at {}", list(sentinels))?;
             }
             Servers::Cluster(nodes) => write!(f, "redis cluster at {}", list(nodes))?,
         }
@@ -263,7 +263,7 @@ enum Socket {
 }
 
 impl Setting for Socket {
-    const TAKES: &'static str = "tcp, unix or nothing";
+    const TAKES: &'static str = "tcp, unix or empty";
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "" => Some(Self::Auto),
@@ -278,7 +278,7 @@ impl Setting for Socket {
 struct Url(String);
 
 impl Setting for Url {
-    const TAKES: &'static str = "HOST:PORT, the path of a socket, or a URL with redis://, rediss:// or unix://; for a cluster several HOST:PORT with commas between; for sentinels the name of the master and then those";
+    const TAKES: &'static str = "HOST:PORT, the path of a socket, or a URL with redis://, rediss:// or unix://; for a cluster HOST:PORT,HOST:PORT,...; for sentinels MASTER,HOST:PORT,HOST:PORT,...";
     fn parse(text: &str) -> Option<Self> {
         Some(Self(text.to_owned()))
     }

@@ -56,7 +56,7 @@ impl Credentials {
 
 /// Credentials in a variable; an empty value means none.
 impl Setting for Option<Credentials> {
-    const TAKES: &'static str = "PASSWORD or USER:PASSWORD, of one line";
+    const TAKES: &'static str = "PASSWORD or USER:PASSWORD, on one line";
     const IS_SECRET: bool = true;
     fn parse(text: &str) -> Option<Self> {
         match text.strip_suffix('\n').unwrap_or(text) {

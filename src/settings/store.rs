@@ -45,12 +45,12 @@ struct Store {
 }
 
 const STORE: Rows<Store> = rows!(Store {
-    backend: Backend = "BACKEND_TYPE", "", "Where counters are kept: memory is this process; empty is redis when REDIS_URL or REDIS_PERSECOND_URL is given, else memory";
-    is_per_second_apart: bool = "REDIS_PERSECOND", "false", "Whether limits per second are counted in a Redis of their own";
-    client_certificate: String = "REDIS_TLS_CLIENT_CERT", "", "File with the certificate to show to Redis, PEM";
-    client_key: String = "REDIS_TLS_CLIENT_KEY", "", "File with its key, PEM";
-    authorities: String = "REDIS_TLS_CACERT", "", "File with the authorities to trust for Redis in place of those of the system, PEM";
-    skips_hostname: bool = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false", "Whether the certificate of Redis may be for another name";
+    backend: Backend = "BACKEND_TYPE", "", "Store for the counters; memory: the memory of this process; empty: redis if REDIS_URL or REDIS_PERSECOND_URL is set, else memory";
+    is_per_second_apart: bool = "REDIS_PERSECOND", "false", "Counts limits per second in a separate Redis";
+    client_certificate: String = "REDIS_TLS_CLIENT_CERT", "", "PEM file with the client certificate for Redis";
+    client_key: String = "REDIS_TLS_CLIENT_KEY", "", "PEM file with the private key of REDIS_TLS_CLIENT_CERT";
+    authorities: String = "REDIS_TLS_CACERT", "", "PEM file with the CA certificates to trust for Redis; empty: the CAs of the system";
+    skips_hostname: bool = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "false", "Accepts a Redis certificate for another host name";
 });
 
 /// Reads the settings of the store. Adds what is invalid to `wrong`.
@@ -98,7 +98,7 @@ impl Store {
     fn half_a_client(&self) -> Option<InvalidSetting> {
         let (variable, takes) = match (self.client_certificate.as_str(), self.client_key.as_str()) {
             ("", "") => return None,
-            ("", _) => ("REDIS_TLS_CLIENT_CERT", "the file with the certificate that REDIS_TLS_CLIENT_KEY is for"),
+            ("", _) => ("REDIS_TLS_CLIENT_CERT", "the file with the certificate of REDIS_TLS_CLIENT_KEY"),
             (_, "") => ("REDIS_TLS_CLIENT_KEY", "the file with the key of REDIS_TLS_CLIENT_CERT"),
             _ => return None,
         };
@@ -107,7 +107,7 @@ impl Store {
 }
 
 impl Setting for Backend {
-    const TAKES: &'static str = "memory, redis or nothing";
+    const TAKES: &'static str = "memory, redis or empty";
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
             "" => Some(Self::Auto),
@@ -201,7 +201,7 @@ mod tests {
         );
         assert_eq!(
             wrong(&given("REDIS_TLS_CLIENT_KEY")),
-            [r#"REDIS_TLS_CLIENT_CERT is "": expected the file with the certificate that REDIS_TLS_CLIENT_KEY is for"#]
+            [r#"REDIS_TLS_CLIENT_CERT is "": expected the file with the certificate of REDIS_TLS_CLIENT_KEY"#]
         );
     }
 }

@@ -51,12 +51,12 @@ struct Own {
 }
 
 const OWN: Rows<Own> = rows!(Own {
-    is_enabled: bool = "TRACING_ENABLED", "false", "Whether requests are recorded as spans of OpenTelemetry";
-    protocol: Protocol = "TRACING_EXPORTER_PROTOCOL", "http", "How spans are delivered: as OTLP over http or grpc";
-    service_name: String = "TRACING_SERVICE_NAME", "RateLimit", "The name of this service in traces";
-    service_namespace: String = "TRACING_SERVICE_NAMESPACE", "", "What the service belongs to";
-    service_instance_id: String = "TRACING_SERVICE_INSTANCE_ID", "", "The name of this instance; empty is a random UUID";
-    sampling_rate: Share = "TRACING_SAMPLING_RATE", "1", "Share of requests that is recorded, where the caller does not say whether it records its own part";
+    is_enabled: bool = "TRACING_ENABLED", "false", "Records requests as OpenTelemetry spans";
+    protocol: Protocol = "TRACING_EXPORTER_PROTOCOL", "http", "Protocol of the span export: OTLP over http or grpc";
+    service_name: String = "TRACING_SERVICE_NAME", "RateLimit", "Name of this service in traces";
+    service_namespace: String = "TRACING_SERVICE_NAMESPACE", "", "Namespace of this service in traces";
+    service_instance_id: String = "TRACING_SERVICE_INSTANCE_ID", "", "ID of this instance in traces; empty: a random UUID";
+    sampling_rate: Share = "TRACING_SAMPLING_RATE", "1", "Share of requests to record, for requests whose caller sends no sampling decision";
 });
 
 /// Values of OpenTelemetry's variables.
@@ -77,19 +77,19 @@ struct Standard {
 }
 
 const STANDARD: Rows<Standard> = rows!(Standard {
-    is_disabled: Switch = "OTEL_SDK_DISABLED", "false", "Whether nothing is recorded whatever the others say";
-    endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_ENDPOINT", "", "Where spans are delivered; empty is http://localhost:4318, or 4317 over grpc; http adds /v1/traces to it";
-    traces_endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "The same for spans alone; nothing is added to it";
-    protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_PROTOCOL", "", "How spans are delivered; empty is as TRACING_EXPORTER_PROTOCOL says";
-    traces_protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "The same for spans alone";
-    _headers: HeaderList = "OTEL_EXPORTER_OTLP_HEADERS", "", "Headers of each delivery";
-    _traces_headers: HeaderList = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "", "The same for spans alone";
-    timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TIMEOUT", "", "Milliseconds that a delivery may take; empty is 10000";
-    traces_timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", "The same for spans alone";
-    service_name: String = "OTEL_SERVICE_NAME", "", "The name of this service in traces; empty is as TRACING_SERVICE_NAME says";
-    attributes: Attributes = "OTEL_RESOURCE_ATTRIBUTES", "", "What else is said of this process in traces";
-    sampler: Option<Sampler> = "OTEL_TRACES_SAMPLER", "", "Which requests are recorded; empty is as TRACING_SAMPLING_RATE says";
-    sampler_arg: Option<Share> = "OTEL_TRACES_SAMPLER_ARG", "", "Share of requests for a sampler that takes one; empty is 1";
+    is_disabled: Switch = "OTEL_SDK_DISABLED", "false", "Turns tracing off, whatever the other settings are";
+    endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_ENDPOINT", "", "URL of the receiver of spans; http appends /v1/traces; empty: http://localhost:4318, or http://localhost:4317 for grpc";
+    traces_endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "Replaces OTEL_EXPORTER_OTLP_ENDPOINT for spans; used as it is, without a path appended";
+    protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_PROTOCOL", "", "Protocol of the span export; empty: TRACING_EXPORTER_PROTOCOL applies";
+    traces_protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "Replaces OTEL_EXPORTER_OTLP_PROTOCOL for spans";
+    _headers: HeaderList = "OTEL_EXPORTER_OTLP_HEADERS", "", "Headers of each export request";
+    _traces_headers: HeaderList = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "", "Replaces OTEL_EXPORTER_OTLP_HEADERS for spans";
+    timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TIMEOUT", "", "Timeout of an export request, in milliseconds; empty: 10000";
+    traces_timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", "Replaces OTEL_EXPORTER_OTLP_TIMEOUT for spans";
+    service_name: String = "OTEL_SERVICE_NAME", "", "Name of this service in traces; empty: TRACING_SERVICE_NAME applies";
+    attributes: Attributes = "OTEL_RESOURCE_ATTRIBUTES", "", "Further attributes of this process in traces";
+    sampler: Option<Sampler> = "OTEL_TRACES_SAMPLER", "", "Sampler that selects the requests to record; empty: TRACING_SAMPLING_RATE applies";
+    sampler_arg: Option<Share> = "OTEL_TRACES_SAMPLER_ARG", "", "Share of requests to record for a traceidratio sampler; empty: 1";
 });
 
 /// Reads the settings of traces. The inner `None` means that tracing is off.
@@ -197,7 +197,7 @@ impl Setting for Option<Share> {
 struct Endpoint(String);
 
 impl Setting for Option<Endpoint> {
-    const TAKES: &'static str = "a URL such as http://collector:4318, or with https://";
+    const TAKES: &'static str = "a URL such as http://collector:4318 or https://collector:4318";
     fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(None);
@@ -275,7 +275,7 @@ struct Sampler {
 }
 
 impl Setting for Option<Sampler> {
-    const TAKES: &'static str = "always_on, always_off or traceidratio, or one of them behind parentbased_";
+    const TAKES: &'static str = "always_on, always_off or traceidratio, each also with the prefix parentbased_";
     fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(None);

@@ -52,7 +52,7 @@ impl Setting for usize {
 pub struct CounterCount(pub usize);
 
 impl Setting for CounterCount {
-    const TAKES: &'static str = "a whole number of at least 6400";
+    const TAKES: &'static str = "a whole number from 6400";
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok().filter(|count| *count >= 6_400).map(Self)
     }
@@ -70,7 +70,7 @@ impl BodySize {
 }
 
 impl Setting for BodySize {
-    const TAKES: &'static str = "a size from 1KiB to 4MiB such as 256KiB, or a number of bytes";
+    const TAKES: &'static str = "a size from 1KiB to 4MiB, such as 256KiB, or a number of bytes";
     fn parse(text: &str) -> Option<Self> {
         let of_unit = |(unit, bytes): (&str, usize)| Some((text.strip_suffix(unit)?.trim_end(), bytes));
         let (number, unit) = Self::UNITS.into_iter().find_map(of_unit)?;
@@ -92,7 +92,7 @@ impl Setting for bool {
 }
 
 impl Setting for String {
-    const TAKES: &'static str = "a text";
+    const TAKES: &'static str = "any text";
     fn parse(text: &str) -> Option<Self> {
         Some(text.to_owned())
     }
@@ -124,7 +124,7 @@ impl Setting for Workers {
 pub struct IdleConnections(pub Option<usize>);
 
 impl Setting for IdleConnections {
-    const TAKES: &'static str = "a number of connections from 1 on, or auto for a quarter of the memory";
+    const TAKES: &'static str = "a number of connections from 1, or auto for a quarter of the memory";
     fn parse(text: &str) -> Option<Self> {
         if text == "auto" {
             return Some(Self(None));
@@ -138,7 +138,7 @@ impl Setting for IdleConnections {
 pub struct ListenAddress(pub SocketAddr);
 
 impl Setting for ListenAddress {
-    const TAKES: &'static str = "ADDRESS:PORT or :PORT, which is every address";
+    const TAKES: &'static str = "ADDRESS:PORT, or :PORT for all addresses";
     fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = match host {
@@ -177,7 +177,7 @@ impl Setting for Ratio {
 pub struct ReplicaCount(pub Option<NonZeroU32>);
 
 impl Setting for ReplicaCount {
-    const TAKES: &'static str = "auto, or a number from 1";
+    const TAKES: &'static str = "auto, or a whole number from 1";
     fn parse(text: &str) -> Option<Self> {
         if text == "auto" { Some(Self(None)) } else { text.parse().ok().map(|number| Self(Some(number))) }
     }
@@ -230,7 +230,7 @@ pub enum HeaderStyle {
 }
 
 impl Setting for HeaderStyle {
-    const TAKES: &'static str = "reference, x-ratelimit or ietf, or nothing for no such headers";
+    const TAKES: &'static str = "reference, x-ratelimit, ietf, or empty for none of them";
     fn parse(text: &str) -> Option<Self> {
         match text {
             "" => Some(Self::Unset),
@@ -254,7 +254,7 @@ pub enum BodyStyle {
 }
 
 impl Setting for BodyStyle {
-    const TAKES: &'static str = "json or text, or nothing for the message of the rule alone";
+    const TAKES: &'static str = "json, text, or empty for only the message of the rule";
     fn parse(text: &str) -> Option<Self> {
         match text {
             "" => Some(Self::Unset),
@@ -341,7 +341,7 @@ impl Setting for StoreDeadline {
 pub struct KeyPrefix(pub String);
 
 impl Setting for KeyPrefix {
-    const TAKES: &'static str = "a text without braces";
+    const TAKES: &'static str = "text without braces";
     fn parse(text: &str) -> Option<Self> {
         (!text.contains(['{', '}'])).then(|| Self(text.to_owned()))
     }

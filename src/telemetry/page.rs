@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(
             page.into_text(),
             "# HELP tidegate_rules Rules in force\n# TYPE tidegate_rules gauge\ntidegate_rules 7\n\
-             # HELP tidegate_decisions_total Requests decided, by the rule that decided, what was decided, and where that comes from\n\
+             # HELP tidegate_decisions_total Requests decided, by the rule that decided, the outcome and its provenance\n\
              # TYPE tidegate_decisions_total counter\n\
              tidegate_decisions_total{domain=\"a\\\"b\\\\c\\nd__\",outcome=\"admitted\",provenance=\"store\"} 3\n"
         );

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* At most 50 characters, so that what is put behind it stays within the 63 of a name. */ -}}
+{{- /* At most 50 characters, so that names with a suffix stay within 63 characters. */ -}}
 {{- define "tidegate.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
@@ -62,7 +62,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{- /* What the chart sets from values of their own; `settings` may name none of these. A JSON object, name to text. */ -}}
+{{- /* Settings that have their own chart values; `settings` must not contain them. A JSON object of name to text. */ -}}
 {{- define "tidegate.settings" -}}
 {{- $redis := .Values.redis -}}
 {{- $set := dict
@@ -101,12 +101,12 @@ capabilities:
 {{- toJson $set -}}
 {{- end -}}
 
-{{- /* A value as text: numbers are floats to Helm, which would write a million as 1e+06. */ -}}
+{{- /* A value as text. Helm treats numbers as floats and would print a million as 1e+06. */ -}}
 {{- define "tidegate.text" -}}
 {{- if kindIs "float64" . }}{{ ternary (printf "%.0f" .) (toString .) (eq . (floor .)) }}{{ else }}{{ toString . }}{{ end -}}
 {{- end -}}
 
-{{- /* The question of `test` as the JSON of /json, of a list: the root, and the hits it costs. */ -}}
+{{- /* The request of `test` as a body of /json. The argument is a list: the root context, and the hits. */ -}}
 {{- define "tidegate.testJson" -}}
 {{- $test := (index . 0).Values.test -}}
 {{- $entries := list -}}

@@ -64,7 +64,7 @@ fn the_variables_win_over_the_url_and_one_of_them_is_enough() {
     assert_eq!(
         wrong(&[url, ("REDIS_AUTH", "hunter3"), ("REDIS_AUTH_FILE", "/secret")]),
         [
-            r#"REDIS_AUTH_FILE is "/secret": expected nothing, for the variable without _FILE is set too: keep one of them"#
+            r#"REDIS_AUTH_FILE is "/secret": expected an empty value, because the variable without _FILE is set too; unset one of them"#
         ]
     );
 }
@@ -73,7 +73,7 @@ fn the_variables_win_over_the_url_and_one_of_them_is_enough() {
 fn sentinels_are_asked_for_a_master_by_its_name() {
     let given = [("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "tide, s1:26379,[::2]:26379"), ("REDIS_AUTH", "hunter2")];
     let settings = main(&[given[0], given[1], given[2], ("REDIS_SENTINEL_AUTH", "watch:hunter3")]);
-    assert_eq!(settings.to_string(), "redis master tide by the sentinels at s1:26379,[::2]:26379");
+    assert_eq!(settings.to_string(), "redis master tide, sentinels at s1:26379,[::2]:26379");
     assert_eq!(credentials(&settings.auth), Some((None, "hunter2")));
     let Servers::Sentinel { auth: Some(auth), .. } = settings.servers else { panic!("sentinels") };
     assert_eq!((auth.user.as_deref(), auth.password.expose()), (Some("watch"), "hunter3"));
@@ -101,13 +101,13 @@ fn a_bare_address_needs_no_socket_type_and_a_wrong_one_is_named() {
     assert_eq!(main(&[("REDIS_URL", "redis.sock"), ("REDIS_SOCKET_TYPE", "unix")]).to_string(), "redis at redis.sock");
     assert_eq!(
         wrong(&[("REDIS_URL", "h:1"), ("REDIS_SOCKET_TYPE", "unix")]),
-        [r#"REDIS_SOCKET_TYPE is "unix": expected tcp or nothing, for the URL is no path"#]
+        [r#"REDIS_SOCKET_TYPE is "unix": expected tcp or empty, because the URL is not a path"#]
     );
     assert_eq!(
         wrong(&[("REDIS_URL", "/run/redis.sock"), ("REDIS_SOCKET_TYPE", "TCP"), ("REDIS_TLS", "true")]),
         [
-            r#"REDIS_SOCKET_TYPE is "tcp": expected unix or nothing, for the URL is a path"#,
-            r#"REDIS_TLS is "true": expected false, for the URL is the path of a socket"#,
+            r#"REDIS_SOCKET_TYPE is "tcp": expected unix or empty, because the URL is a path"#,
+            r#"REDIS_TLS is "true": expected false, because the URL is the path of a socket"#,
         ]
     );
 }
@@ -177,8 +177,8 @@ fn no_password_is_in_an_error_or_in_what_is_printed() {
     assert_eq!(
         wrong,
         [
-            r#"REDIS_AUTH is "***": expected PASSWORD or USER:PASSWORD, of one line"#,
-            r#"REDIS_SENTINEL_AUTH is "***": expected PASSWORD or USER:PASSWORD, of one line"#,
+            r#"REDIS_AUTH is "***": expected PASSWORD or USER:PASSWORD, on one line"#,
+            r#"REDIS_SENTINEL_AUTH is "***": expected PASSWORD or USER:PASSWORD, on one line"#,
         ]
     );
     let settings = read(&[
