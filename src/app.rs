@@ -100,15 +100,16 @@ pub fn serve(settings: &Settings, location: &Location) -> anyhow::Result<ExitCod
             move || Read::all(&given, location),
             |passed| {
                 tracing::warn!(
-                    "reading the rule files and secrets has taken {} s and goes on: a file system may not answer; nothing is served before they are read",
-                    passed.as_secs()
+                    event = "start.slow",
+                    seconds = passed.as_secs(),
+                    "still reading rule files and secrets: their file system may be stuck; the service starts after they are read"
                 );
             },
         );
         let read = tokio::select! {
             read = read => read.context("reading the files has ended with a panic, which is a bug in this program")??,
             () = signals.wait() => {
-                tracing::info!(target: log::TARGET, "stopped before all files were read");
+                tracing::info!(target: log::TARGET, event = "stop.before_start", "stopped before all files were read");
                 return Ok(ExitCode::SUCCESS);
             }
         };
@@ -237,7 +238,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         announcer.leave().await;
     }
     signs.show(false).await;
-    tracing::info!(target: log::TARGET, "stopping: {}a second signal stops at once", stopping(settings));
+    tracing::info!(target: log::TARGET, event = "stop.begun", "stopping: {}; a second signal stops at once", stopping(settings));
     let drain = async {
         tokio::time::sleep(duration(settings.drain_delay)).await;
         stop.send_replace(true);
@@ -246,7 +247,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     };
     tokio::select! {
         _ = drain => {}
-        () = signals.wait() => tracing::info!(target: log::TARGET, "stopped at once"),
+        () = signals.wait() => tracing::info!(target: log::TARGET, event = "stop.forced", "stopped at once by a second signal"),
     }
     if let Some(exporting) = exporting {
         exporting.flush().await;
@@ -270,9 +271,9 @@ async fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpList
 fn stopping(settings: &Settings) -> String {
     let delay = match settings.drain_delay {
         Micros::ZERO => String::new(),
-        delay => format!("calls are taken for {delay} more, while the health checks fail already; "),
+        delay => format!("new calls are accepted for {delay} more, and health checks fail already; "),
     };
-    format!("{delay}calls in flight have {} to finish; ", settings.drain_timeout)
+    format!("{delay}calls in flight have {} to finish", settings.drain_timeout)
 }
 
 /// The health check and the readiness probe: both report whether this instance accepts calls.

@@ -1,9 +1,12 @@
 //! The command line: dispatches to the subcommands.
 
 use std::ffi::OsString;
+use std::fmt;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
 use crate::app::{self, read};
@@ -72,6 +75,17 @@ fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRu
     let settings =
         Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
     read::load(settings, Location::Paths(paths(matches)))
+}
+
+/// Writes `text` to standard output. A reader that has closed the pipe, such as `head`, has read enough: that is no error.
+///
+/// # Errors
+/// If standard output cannot be written for any other reason.
+fn print(text: &dyn fmt::Display) -> anyhow::Result<()> {
+    match write!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output cannot be written"),
+    }
 }
 
 /// Returns the argument for rule files.

@@ -44,7 +44,7 @@ pub enum Unreadable {
 }
 
 /// A file that a setting names.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     variable: &'static str,
     path: PathBuf,

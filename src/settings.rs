@@ -15,8 +15,7 @@ mod store;
 mod traces;
 mod values;
 
-pub use redis::{Address, Auth, RedisSettings, Servers, TlsSettings};
-pub use secret::{Credentials, Secret};
+pub use redis::{Auth, RedisSettings};
 pub use store::StoreChoice;
 pub use traces::{Protocol, TraceSettings};
 use values::Setting;

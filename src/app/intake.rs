@@ -61,7 +61,7 @@ impl Intake {
             *loaded =
                 Loaded { since: Instant::now(), what: what.clone(), rejected: None, slow_since: loaded.slow_since };
         });
-        tracing::info!(load, "other rules are in force: {what}");
+        tracing::info!(event = "rules.loaded", load, "new rules are in force: {what}");
         let surplus = retired.len().saturating_sub(MOST_RETIRED);
         retired.drain(..surplus);
         load
@@ -78,7 +78,7 @@ impl RuleSink for Intake {
         let files = documents.len();
         match rulefile::compile(documents, &self.options) {
             Ok(rulefile::Loaded { rules, warnings }) => {
-                warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+                warnings.iter().for_each(|warning| tracing::warn!(event = "rules.warning", "{warning}"));
                 Ok(self.put_in_force(rules, files))
             }
             Err(invalid) => {
@@ -90,13 +90,16 @@ impl RuleSink for Intake {
 
     fn unreadable(&self, error: &str) {
         self.rejected(error);
-        tracing::error!("the rules in force stay, for the files cannot be loaded as they are now:\n{error}");
+        tracing::error!(
+            event = "rules.rejected",
+            "the new rules are invalid, so the old rules stay in force:\n{error}"
+        );
     }
 
     fn restored(&self) {
         self.telemetry.rules_restored();
         self.page.send_modify(|loaded| loaded.rejected = None);
-        tracing::info!("the rule files say again what is in force");
+        tracing::info!(event = "rules.restored", "the rule files have the content of the rules in force again");
     }
 
     fn is_slow(&self, passed: Duration) {
@@ -104,17 +107,18 @@ impl RuleSink for Intake {
             loaded.slow_since.get_or_insert_with(|| Instant::now() - passed);
         });
         tracing::warn!(
-            "loading the rule files has taken {} s and goes on: their file system may not answer; the rules in force stay, and no other change is seen meanwhile",
-            passed.as_secs()
+            event = "rules.slow",
+            seconds = passed.as_secs(),
+            "still loading the rule files: their file system may be stuck; the old rules stay in force, and no other change is loaded meanwhile"
         );
     }
 
     fn ended(&self, error: Option<&str>) {
         self.page.send_if_modified(|loaded| loaded.slow_since.take().is_some());
         if let Some(error) = error {
-            let why = format!("loading them did not end well, which is a bug in this program: {error}");
+            let why = format!("the load panicked, which is a bug: {error}");
             self.rejected(&why);
-            tracing::error!("the rules in force stay: {why}");
+            tracing::error!(event = "rules.panicked", "the old rules stay in force: {why}");
         }
     }
 }

@@ -65,7 +65,13 @@ impl Log {
         std::panic::set_hook(Box::new(|panic| {
             let thread = std::thread::current().name().unwrap_or_default().to_owned();
             let place = panic.location().map(ToString::to_string).unwrap_or_default();
-            tracing::error!(thread, place, "a thread has panicked: {}", words(panic.payload()));
+            tracing::error!(
+                event = "process.panicked",
+                thread,
+                place,
+                "a thread panicked, which is a bug: {}",
+                words(panic.payload())
+            );
         }));
         let level = Arc::new(ChangingLevel { level: Mutex::new(level), filter });
         let (lines, level) = FIRST.get_or_init(|| (lines, level)).clone();
@@ -97,7 +103,7 @@ impl admin::LogLevel for ChangingLevel {
         let mut level = self.level.lock();
         self.filter.reload(targets(wanted)).map_err(|error| format!("the level of the log stays: {error}"))?;
         let was = std::mem::replace(&mut *level, wanted);
-        tracing::info!(target: TARGET, "lines from the level {wanted} on are logged; before, it was {was}");
+        tracing::info!(target: TARGET, event = "log.level_changed", "the log level is now {wanted}; it was {was}");
         Ok(())
     }
 }

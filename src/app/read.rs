@@ -74,7 +74,7 @@ pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Re
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(apart(load, |passed| {
-        eprintln!("reading the files has taken {} s and goes on: their file system may not answer", passed.as_secs());
+        eprintln!("still reading the files after {} s: their file system may be stuck", passed.as_secs());
     }))?
 }
 

@@ -5,16 +5,14 @@ use std::sync::atomic::AtomicUsize;
 
 use super::read::system_authorities;
 use super::{SystemClock, duration};
-use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
 use crate::model::Clock;
-use crate::settings::{self, Auth, RedisSettings, Settings, StoreChoice, TlsSettings};
+use crate::settings::{Auth, RedisSettings, Settings, StoreChoice};
 use crate::store::Store;
 use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
 use crate::store::redis::credentials::{Credentials, Login};
-use crate::store::redis::manager::{Access, Address};
-use crate::store::redis::servers::Topology;
-use crate::store::redis::tls::{Files, Tls};
+use crate::store::redis::manager::Access;
+use crate::store::redis::tls::{Tls, TlsFiles};
 use crate::store::redis::{Instance, Redis};
 use crate::store::replicas::Replicas;
 use crate::telemetry::servers::Servers;
@@ -50,17 +48,17 @@ impl RedisFiles {
     /// If a file cannot be used; names the variable and the path.
     pub(super) fn read(settings: &Settings) -> anyhow::Result<Option<Self>> {
         let StoreChoice::Redis { main, per_second } = &settings.store else { return Ok(None) };
-        let per_second = per_second.as_deref().map(|apart| Secrets::read(apart, "REDIS_PERSECOND_AUTH_FILE"));
-        Ok(Some(Self { main: Secrets::read(main, "REDIS_AUTH_FILE")?, per_second: per_second.transpose()? }))
+        let per_second = per_second.as_deref().map(Secrets::read);
+        Ok(Some(Self { main: Secrets::read(main)?, per_second: per_second.transpose()? }))
     }
 }
 
 impl Secrets {
-    fn read(redis: &RedisSettings, auth_file: &'static str) -> anyhow::Result<Self> {
+    fn read(redis: &RedisSettings) -> anyhow::Result<Self> {
         let credentials = match &redis.auth {
             Auth::None => Credentials::fixed(Login::default()),
-            Auth::Given(credentials) => Credentials::fixed(login(credentials)),
-            Auth::File(path) => Credentials::of_file(Named::new(auth_file, path.clone(), MAX_SECRET), parsed)?,
+            Auth::Given(login) => Credentials::fixed(login.clone()),
+            Auth::File(file) => Credentials::of_file(file.clone())?,
         };
         Ok(Self { credentials: Arc::new(credentials), tls: redis.tls.as_ref().map(tls).transpose()? })
     }
@@ -91,55 +89,21 @@ pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usiz
 }
 
 fn instance(redis: &RedisSettings, secrets: Secrets, watched: &Arc<Servers>) -> Instance {
-    let (topology, db) = match &redis.servers {
-        settings::Servers::Single { address: server, database } => (Topology::Single(address(server)), *database),
-        settings::Servers::Sentinel { master, sentinels, auth } => {
-            let login = auth.as_ref().map(login).unwrap_or_default();
-            let sentinels = sentinels.iter().map(address).collect();
-            (Topology::Sentinel { master: master.clone(), sentinels, login }, 0)
-        }
-        settings::Servers::Cluster(nodes) => (Topology::Cluster(nodes.iter().map(address).collect()), 0),
-    };
     let access = Access {
         credentials: secrets.credentials,
         tls: secrets.tls,
-        db,
+        db: redis.database,
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
         watched: Arc::clone(watched),
     };
-    Instance { topology, access }
+    Instance { topology: redis.topology.clone(), access }
 }
 
 /// Reads the TLS files for the first time.
-fn tls(settings: &TlsSettings) -> anyhow::Result<Arc<Tls>> {
+fn tls(files: &TlsFiles) -> anyhow::Result<Arc<Tls>> {
     system_authorities()?;
     // The Redis client uses the crypto provider of the process. A second start in one process keeps that of the first.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let authorities = settings.authorities.clone();
-    let files = Files {
-        authorities: authorities.map(|path| Named::new("REDIS_TLS_CACERT", path, MAX_CERTIFICATES)),
-        client: settings.client.clone().map(|(certificate, key)| {
-            (
-                Named::new("REDIS_TLS_CLIENT_CERT", certificate, MAX_CERTIFICATES),
-                Named::new("REDIS_TLS_CLIENT_KEY", key, MAX_SECRET),
-            )
-        }),
-    };
-    Ok(Arc::new(Tls::of_files(files, !settings.verifies_hostname)?))
-}
-
-fn parsed(text: &str) -> Option<Login> {
-    settings::Credentials::parse(text).as_ref().map(login)
-}
-
-fn login(credentials: &settings::Credentials) -> Login {
-    Login { user: credentials.user.clone(), password: Some(credentials.password.expose().to_owned()) }
-}
-
-fn address(address: &settings::Address) -> Address {
-    match address {
-        settings::Address::Tcp { host, port } => Address::Tcp(host.clone(), *port),
-        settings::Address::Unix(path) => Address::Unix(path.clone()),
-    }
+    Ok(Arc::new(Tls::of_files(files.clone())?))
 }

@@ -124,7 +124,11 @@ impl Delivery {
         };
         self.dropped.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
         if self.complaints.is_over() {
-            tracing::warn!(spans = count, "spans are lost, for they cannot be delivered: {error}");
+            tracing::warn!(
+                event = "traces.lost",
+                spans = count,
+                "spans were dropped, because the collector did not accept them: {error}"
+            );
         }
     }
 }

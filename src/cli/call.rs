@@ -1,5 +1,6 @@
 //! `tidegate call`: sends requests to a running server.
 
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -90,7 +91,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             Ok(response) => response.into_inner(),
             Err(status) => anyhow::bail!("{address} answered with the error {:?}: {}", status.code(), status.message()),
         };
-        print(&response, &descriptors);
+        super::print(&shown(&response, &descriptors))?;
         if response.overall_code() == Code::Unknown {
             anyhow::bail!("{address} answered with a code that is neither OK nor OVER_LIMIT");
         }
@@ -109,16 +110,18 @@ fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescriptor {
     }
 }
 
-fn print(response: &RateLimitResponse, descriptors: &[&Descriptor]) {
-    println!("{}", word(response.overall_code()));
+/// Returns the lines for an answer: the code of the request, then one line for each descriptor.
+fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
+    let mut shown = format!("{}\n", word(response.overall_code()));
     let decision = response.dynamic_metadata.as_ref().and_then(|metadata| object(metadata.fields.get("decision")?));
     for (index, (status, descriptor)) in response.statuses.iter().zip(descriptors).enumerate() {
         let entries = descriptor.entries.iter();
         let entries: Vec<_> =
             entries.map(|entry| format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())).collect();
         let limit = limit(status).unwrap_or_else(|| without_limit(decision, index));
-        println!("  {:10}  {}  {limit}", word(status.code()), entries.join(","));
+        let _ = writeln!(shown, "  {:10}  {}  {limit}", word(status.code()), entries.join(","));
     }
+    shown
 }
 
 /// Returns the reason why the status of descriptor `index` has no limit.

@@ -27,7 +27,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             } else {
                 format!(", with {}", counted(warnings.len(), "warning"))
             };
-            println!("ok{with}: {}", summary::counted(&rules, files));
+            super::print(&format_args!("ok{with}: {}\n", summary::counted(&rules, files)))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(invalid) => {

@@ -25,6 +25,6 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let domain = matches.get_one::<String>("domain").context("no domain")?;
     let descriptor = matches.get_one::<Descriptor>("descriptor").context("no descriptor")?;
-    print!("{}", rules::explain(&rules, domain, descriptor));
+    super::print(&rules::explain(&rules, domain, descriptor))?;
     Ok(ExitCode::SUCCESS)
 }

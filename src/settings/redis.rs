@@ -1,61 +1,29 @@
 //! Addresses and connection settings of Redis: one group of `REDIS_*` variables.
 
 use std::fmt;
-use std::path::PathBuf;
 
-use super::secret::{Credentials, HIDDEN};
+use super::secret::HIDDEN;
 use super::values::Setting;
 use super::{InvalidSetting, Rows, rows};
+use crate::file::{MAX_SECRET, Named};
 use crate::model::Micros;
+use crate::store::redis::address::{Address, Topology};
+use crate::store::redis::credentials::Login;
+use crate::store::redis::tls::TlsFiles;
 
 /// Settings of one Redis: a server, a group of servers under sentinels, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
     /// Addresses of its servers.
-    pub servers: Servers,
+    pub topology: Topology,
+    /// Number of the database; 0 unless it is a single server.
+    pub database: i64,
     /// Credentials for it.
     pub auth: Auth,
     /// TLS settings, if connections use TLS.
-    pub tls: Option<TlsSettings>,
+    pub tls: Option<TlsFiles>,
     /// Timeout for connecting.
     pub connect_timeout: Micros,
-}
-
-/// Addresses of a Redis.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Servers {
-    /// One server.
-    Single {
-        /// Address of the server.
-        address: Address,
-        /// Number of the database.
-        database: i64,
-    },
-    /// A master, found through sentinels.
-    Sentinel {
-        /// The name of the master.
-        master: String,
-        /// Addresses of the sentinels, at least one.
-        sentinels: Vec<Address>,
-        /// Credentials for the sentinels.
-        auth: Option<Credentials>,
-    },
-    /// Some nodes of a cluster, at least one. They name the others.
-    Cluster(Vec<Address>),
-}
-
-/// Address of one server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A host and a port.
-    Tcp {
-        /// Host name, or IP address without brackets.
-        host: String,
-        /// Port number.
-        port: u16,
-    },
-    /// Path of a Unix socket.
-    Unix(PathBuf),
 }
 
 /// Credentials for a Redis.
@@ -64,20 +32,9 @@ pub enum Auth {
     /// No credentials.
     None,
     /// Credentials from the settings.
-    Given(Credentials),
-    /// File with credentials in the format of [`Credentials::parse`].
-    File(PathBuf),
-}
-
-/// TLS settings of the connections to Redis. The files are named here and not yet read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsSettings {
-    /// PEM file with the authorities to trust in place of the system's.
-    pub authorities: Option<PathBuf>,
-    /// PEM files of the client certificate and its key.
-    pub client: Option<(PathBuf, PathBuf)>,
-    /// True if the certificate of Redis must match its host name.
-    pub verifies_hostname: bool,
+    Given(Login),
+    /// File with a login in the format of [`Login::parse`].
+    File(Named),
 }
 
 /// One group of variables.
@@ -101,9 +58,9 @@ pub(super) struct Variables {
     kind: Kind,
     socket: Socket,
     url: Url,
-    auth: Option<Credentials>,
+    auth: Option<Login>,
     auth_file: String,
-    sentinel_auth: Option<Credentials>,
+    sentinel_auth: Option<Login>,
     tls: bool,
     timeout: ConnectTimeout,
 }
@@ -125,9 +82,9 @@ macro_rules! group {
                 kind: Kind = concat!($prefix, "TYPE"), "single", concat!("Topology of ", $of, "; decides the format of ", $prefix, "URL");
                 socket: Socket = concat!($prefix, "SOCKET_TYPE"), "", concat!("Socket type of a single server of ", $of, "; empty: unix if ", $prefix, "URL is a path, else tcp");
                 url: Url = concat!($prefix, "URL"), "", concat!("Address of ", $of);
-                auth: Option<Credentials> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
+                auth: Option<Login> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
                 auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is used as ", $prefix, "AUTH; read again when it changes");
-                sentinel_auth: Option<Credentials> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("Password of the sentinels of ", $of, ", or user and password");
+                sentinel_auth: Option<Login> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("Password of the sentinels of ", $of, ", or user and password");
                 tls: bool = concat!($prefix, "TLS"), "false", concat!("Uses TLS for connections to ", $of);
                 timeout: ConnectTimeout = concat!($prefix, "TIMEOUT"), "1s", concat!("Timeout of connecting to ", $of, "; STORE_DEADLINE limits everything else");
             }),
@@ -161,7 +118,7 @@ impl Variables {
     pub(super) fn settings(
         self,
         names: &Names,
-        tls: &TlsSettings,
+        tls: &TlsFiles,
         wrong: &mut Vec<InvalidSetting>,
     ) -> Option<RedisSettings> {
         let is_tls = self.is_tls();
@@ -179,14 +136,14 @@ impl Variables {
         let url = self.url.0.as_str();
         let read = match self.kind {
             Kind::Single => single(url, self.socket).ok_or(SINGLE),
-            Kind::Sentinel => sentinel(url, self.sentinel_auth).ok_or(SENTINEL).map(|servers| (servers, None)),
-            Kind::Cluster => nodes(url).ok_or(CLUSTER).map(|nodes| (Servers::Cluster(nodes), None)),
+            Kind::Sentinel => sentinel(url, self.sentinel_auth).ok_or(SENTINEL).map(|topology| (topology, 0, None)),
+            Kind::Cluster => nodes(url).ok_or(CLUSTER).map(|nodes| (Topology::Cluster(nodes), 0, None)),
         };
         if let Err(takes) = read {
             say(names.url, &shown(url), takes);
         }
-        let (servers, from_url) = read.ok()?;
-        if let Servers::Single { address, .. } = &servers {
+        let (topology, database, from_url) = read.ok()?;
+        if let Topology::Single(address) = &topology {
             let is_path = matches!(address, Address::Unix(_));
             if is_path && self.socket == Socket::Tcp {
                 say(names.socket_type, "tcp", "unix or empty, because the URL is a path");
@@ -199,38 +156,33 @@ impl Variables {
             }
         }
         let auth = match self.auth.or(from_url.filter(|_| self.auth_file.is_empty())) {
-            Some(credentials) => Auth::Given(credentials),
+            Some(login) => Auth::Given(login),
             None if self.auth_file.is_empty() => Auth::None,
-            None => Auth::File(self.auth_file.into()),
+            None => Auth::File(Named::new(names.auth_file, self.auth_file.into(), MAX_SECRET)),
         };
         let tls = is_tls.then(|| tls.clone());
-        (wrong.len() == before).then_some(RedisSettings { servers, auth, tls, connect_timeout: self.timeout.0 })
+        (wrong.len() == before).then_some(RedisSettings {
+            topology,
+            database,
+            auth,
+            tls,
+            connect_timeout: self.timeout.0,
+        })
     }
 }
 
 /// Text for people, such as `redis cluster at n1:6379,n2:6379`. Contains no secret.
 impl fmt::Display for RedisSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.servers {
-            Servers::Single { address, database: 0 } => write!(f, "redis at {address}")?,
-            Servers::Single { address, database } => write!(f, "redis at {address}, database {database}")?,
-            Servers::Sentinel { master, sentinels, .. } => {
+        match (&self.topology, self.database) {
+            (Topology::Single(address), 0) => write!(f, "redis at {address}")?,
+            (Topology::Single(address), database) => write!(f, "redis at {address}, database {database}")?,
+            (Topology::Sentinel { master, sentinels, .. }, _) => {
                 write!(f, "redis master {master}, sentinels at {}", list(sentinels))?;
             }
-            Servers::Cluster(nodes) => write!(f, "redis cluster at {}", list(nodes))?,
+            (Topology::Cluster(nodes), _) => write!(f, "redis cluster at {}", list(nodes))?,
         }
         f.write_str(if self.tls.is_some() { ", TLS" } else { "" })
-    }
-}
-
-/// The address as in a setting: `redis:6379`, `[::1]:6379`, `/run/redis.sock`.
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
-        }
     }
 }
 
@@ -295,8 +247,11 @@ impl Setting for ConnectTimeout {
     }
 }
 
-fn single(text: &str, socket: Socket) -> Option<(Servers, Option<Credentials>)> {
-    let (address, database, credentials) = match text.split_once("://") {
+/// Address, database, and login from a URL.
+type Remote = (Address, i64, Option<Login>);
+
+fn single(text: &str, socket: Socket) -> Option<(Topology, i64, Option<Login>)> {
+    let (address, database, login) = match text.split_once("://") {
         Some(("redis" | "rediss", rest)) => remote(rest)?,
         Some(("unix", path)) if path.starts_with('/') => (Address::Unix(path.into()), 0, None),
         Some(_) => return None,
@@ -307,18 +262,18 @@ fn single(text: &str, socket: Socket) -> Option<(Servers, Option<Credentials>)> 
             None => return None,
         },
     };
-    Some((Servers::Single { address, database }, credentials))
+    Some((Topology::Single(address), database, login))
 }
 
 /// Parses the part after `redis://`: `[USER:PASSWORD@]HOST[:PORT][/DATABASE]`. User and password are percent-encoded where a
 /// character would end them.
-fn remote(rest: &str) -> Option<(Address, i64, Option<Credentials>)> {
+fn remote(rest: &str) -> Option<Remote> {
     let (authority, database) = rest.split_once('/').unwrap_or((rest, ""));
     let (credentials, host) = match authority.rsplit_once('@') {
         Some((credentials, _)) if credentials.contains(['?', '#']) => return None,
         Some((credentials, host)) => {
             let (user, password) = credentials.split_once(':')?;
-            (Some(Credentials::of(&decoded(user)?, &decoded(password)?)?), host)
+            (Some(Login::new(&decoded(user)?, &decoded(password)?)?), host)
         }
         None => (None, authority),
     };
@@ -326,11 +281,12 @@ fn remote(rest: &str) -> Option<(Address, i64, Option<Credentials>)> {
     Some((host_and_port(host, Some(PORT))?, database, credentials))
 }
 
-fn sentinel(text: &str, auth: Option<Credentials>) -> Option<Servers> {
+fn sentinel(text: &str, login: Option<Login>) -> Option<Topology> {
     let (master, sentinels) = text.split_once(',')?;
     let is_name = !master.trim().is_empty() && !master.contains([':', '/', '@']);
     let sentinels = nodes(sentinels)?;
-    is_name.then(|| Servers::Sentinel { master: master.trim().to_owned(), sentinels, auth })
+    let login = login.unwrap_or_default();
+    is_name.then(|| Topology::Sentinel { master: master.trim().to_owned(), sentinels, login })
 }
 
 fn nodes(text: &str) -> Option<Vec<Address>> {
@@ -355,7 +311,7 @@ fn host_and_port(text: &str, default: Option<u16>) -> Option<Address> {
         Some(port) => port.parse().ok().filter(|port| *port > 0)?,
         None => default?,
     };
-    Some(Address::Tcp { host: host.to_owned(), port })
+    Some(Address::Tcp(host.to_owned(), port))
 }
 
 /// Decodes percent-encoded text. Returns `None` if an escape is incomplete or the result is not UTF-8.

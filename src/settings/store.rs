@@ -1,10 +1,10 @@
 //! Choice of the store: the settings that determine it, and how they combine.
 
-use std::path::PathBuf;
-
-use super::redis::{MAIN, PER_SECOND, RedisSettings, TlsSettings};
+use super::redis::{MAIN, PER_SECOND, RedisSettings};
 use super::values::Setting;
 use super::{Given, InvalidSetting, Row, Rows, rows};
+use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
+use crate::store::redis::tls::TlsFiles;
 
 /// Rows of the settings that choose and configure the store.
 pub(super) const TABLES: [&[Row]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
@@ -85,12 +85,13 @@ pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<
 
 impl Store {
     /// Returns the TLS settings common to all connections.
-    fn tls(&self) -> TlsSettings {
-        let path = |text: &str| (!text.is_empty()).then(|| PathBuf::from(text));
-        TlsSettings {
-            authorities: path(&self.authorities),
-            client: path(&self.client_certificate).zip(path(&self.client_key)),
-            verifies_hostname: !self.skips_hostname,
+    fn tls(&self) -> TlsFiles {
+        let named = |variable, text: &str, most| (!text.is_empty()).then(|| Named::new(variable, text.into(), most));
+        let certificate = named("REDIS_TLS_CLIENT_CERT", &self.client_certificate, MAX_CERTIFICATES);
+        TlsFiles {
+            authorities: named("REDIS_TLS_CACERT", &self.authorities, MAX_CERTIFICATES),
+            client: certificate.zip(named("REDIS_TLS_CLIENT_KEY", &self.client_key, MAX_SECRET)),
+            any_hostname: self.skips_hostname,
         }
     }
 
@@ -121,10 +122,12 @@ impl Setting for Backend {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use super::StoreChoice;
+    use super::{MAX_CERTIFICATES, MAX_SECRET, Named, StoreChoice};
     use crate::settings::tests::{read, wrong};
+
+    fn named(variable: &'static str, path: &str, most: usize) -> Named {
+        Named::new(variable, path.into(), most)
+    }
 
     fn store(given: &[(&str, &str)]) -> StoreChoice {
         read(given).expect("settings").store
@@ -168,7 +171,7 @@ mod tests {
         };
         assert_eq!((main.to_string(), apart.to_string()), ("redis at a:1".to_owned(), "redis at b:2, TLS".to_owned()));
         assert_eq!((main.connect_timeout.get(), apart.connect_timeout.get()), (1_000_000, 300_000));
-        assert_eq!(apart.tls.expect("TLS").authorities.as_deref(), Some(Path::new("/ca.pem")));
+        assert_eq!(apart.tls.expect("TLS").authorities, Some(named("REDIS_TLS_CACERT", "/ca.pem", MAX_CERTIFICATES)));
     }
 
     #[test]
@@ -179,7 +182,7 @@ mod tests {
         };
         assert_eq!(tls(&[("REDIS_URL", "a:1"), ("REDIS_TLS_CACERT", "/ca.pem")]), None);
         let by_url = tls(&[("REDIS_URL", "rediss://a:1")]).expect("TLS");
-        assert!(by_url.verifies_hostname && by_url.client.is_none() && by_url.authorities.is_none());
+        assert!(!by_url.any_hostname && by_url.client.is_none() && by_url.authorities.is_none());
         let all = tls(&[
             ("REDIS_URL", "a:1"),
             ("REDIS_TLS", "true"),
@@ -188,8 +191,14 @@ mod tests {
             ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
         ]);
         let all = all.expect("TLS");
-        assert_eq!(all.client, Some(("/cert.pem".into(), "/key.pem".into())));
-        assert!(!all.verifies_hostname);
+        assert_eq!(
+            all.client,
+            Some((
+                named("REDIS_TLS_CLIENT_CERT", "/cert.pem", MAX_CERTIFICATES),
+                named("REDIS_TLS_CLIENT_KEY", "/key.pem", MAX_SECRET)
+            ))
+        );
+        assert!(all.any_hostname);
     }
 
     #[test]

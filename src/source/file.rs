@@ -46,7 +46,10 @@ impl RuleSource for FileSource {
     async fn follow(self, sink: Arc<dyn RuleSink>) {
         let (watch, error) = Watch::new();
         if let Some(error) = error {
-            tracing::warn!("changes of rule files are seen only every 10 seconds, for nothing tells of them: {error}");
+            tracing::warn!(
+                event = "rules.not_watched",
+                "file watching is unavailable, so rule files are polled every 10 s: {error}"
+            );
         }
         let watch = Arc::new(watch);
         let (loader, complaint) = (self.loader, None);
@@ -69,10 +72,15 @@ impl Reload {
     fn once(&mut self, trigger: Trigger) {
         let look = self.loader.look();
         if trigger == Trigger::Poll && !matches!(look, Look::Same) {
-            tracing::info!("nothing told of this change, so it was seen only by the look of every 10 seconds");
+            tracing::info!(
+                event = "rules.polled",
+                "polling found a change of the rule files that file watching did not report"
+            );
         }
         match look {
-            Look::Same => tracing::debug!("the rule files were read again and say the same"),
+            Look::Same => {
+                tracing::debug!(event = "rules.unchanged", "the rule files were read again and have not changed");
+            }
             Look::Changed(documents) => {
                 if self.sink.offer(documents).is_ok() {
                     self.loader.accepted();
@@ -83,7 +91,7 @@ impl Reload {
         }
         let complaint = self.watch.follow(&self.loader.places()).err().map(|error| error.to_string());
         if let Some(complaint) = complaint.as_ref().filter(|_| complaint != self.complaint) {
-            tracing::warn!("changes of some rule files are seen only every 10 seconds: {complaint}");
+            tracing::warn!(event = "rules.partly_watched", "some rule files are only polled every 10 s: {complaint}");
         }
         self.complaint = complaint;
     }

@@ -13,18 +13,20 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
+use self::address::Topology;
 use self::concurrency::Permit;
 use self::errand::Errand;
 use self::manager::Access;
 use self::node::Node;
 use self::script::{Mode, Rows};
-use self::servers::{Servers, Topology};
+use self::servers::Servers;
 use super::{Answers, Charged, Store, StoreError, Undo};
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
 use crate::telemetry::traces;
 
+pub mod address;
 pub mod advice;
 pub mod announce;
 pub mod backoff;

@@ -78,7 +78,13 @@ impl LimitedCalls {
         let Some(counted) = self.of(cause) else { return };
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         if let Some(count) = counted.add(now) {
-            tracing::warn!(cause = cause.name(), count, "calls met a bound: {}", cause.log());
+            tracing::warn!(
+                event = "calls.limited",
+                cause = cause.name(),
+                count,
+                "calls reached a bound: {}",
+                cause.log()
+            );
         }
     }
 

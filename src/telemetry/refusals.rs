@@ -41,12 +41,13 @@ impl Refusals {
         let refusals = self.unsaid.swap(0, Ordering::Relaxed);
         let rule = deciding.rule.map(|rule| rule.path.to_string()).unwrap_or_default();
         tracing::info!(
+            event = "requests.refused",
             refusals,
             domain = decision.domain.unwrap_or_default(),
             rule,
             provenance = deciding.origin.name(),
             generation = decision.generation,
-            "requests were refused; this is the last of them"
+            "requests were refused; domain, rule and provenance are those of the last one"
         );
     }
 }

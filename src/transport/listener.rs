@@ -180,7 +180,7 @@ impl Loop {
             return None;
         }
         if let Some(count) = self.errors.due() {
-            tracing::warn!(listener = self.name, count, %error, "connections cannot be accepted; trying again every 50 ms");
+            tracing::warn!(event = "connections.not_accepted", listener = self.name, count, %error, "connections cannot be accepted; trying again every 50 ms");
         }
         Some(ACCEPT_REST)
     }
@@ -192,11 +192,15 @@ impl Loop {
             Ok((_, Ending::Closed)) => None,
             Ok((_, Ending::Ended(how))) => Some(how),
             Ok((_, Ending::Failed(how, error))) => {
-                tracing::debug!(listener = name, how = how.name(), %error, "a connection failed");
+                tracing::debug!(event = "connection.failed", listener = name, how = how.name(), %error, "a connection failed");
                 Some(how)
             }
             Err(error) if error.is_panic() => {
-                tracing::error!(listener = name, "a connection was lost to a panic, which is a bug in this program");
+                tracing::error!(
+                    event = "connection.panicked",
+                    listener = name,
+                    "a connection ended with a panic, which is a bug"
+                );
                 Some(How::Failed)
             }
             Err(_) => Some(How::Cut),
@@ -216,7 +220,7 @@ impl Loop {
         self.tally.end(how, 1);
         let (Some(sentence), Some(number)) = (how.warning(), how.number()) else { return };
         if let Some(count) = self.warnings.get_mut(number).and_then(Warning::due) {
-            tracing::warn!(listener = self.name, how = how.name(), count, "{sentence}");
+            tracing::warn!(event = "connections.ended", listener = self.name, how = how.name(), count, "{sentence}");
         }
     }
 
@@ -241,6 +245,7 @@ impl Loop {
         self.tally.ended.fetch_add(stuck, Ordering::Relaxed);
         drained.cut += stuck;
         tracing::info!(
+            event = "listener.stopped",
             listener = self.name,
             closed = drained.closed,
             unopened = drained.unopened,

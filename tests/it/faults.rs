@@ -278,7 +278,7 @@ async fn metric(server: &Tidegate, name: &str) -> f64 {
 
 /// How often a breaker opened, by the log.
 fn openings(server: &Tidegate) -> usize {
-    server.log().matches("Redis does not answer").count()
+    server.log().matches("store.breaker.opened").count()
 }
 
 /// Stops a server and waits until it stands.

@@ -18,7 +18,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("source", &["model", "rules", "rulefile", "file"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
-    ("settings", &["model"]),
+    ("settings", &["model", "file", "store"]),
     (
         "app",
         &[
@@ -120,6 +120,50 @@ fn modules_import_only_from_the_floors_below_them() {
             );
         }
     }
+}
+
+/// The `event` and the level of each log line in `src`, sorted.
+fn events() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for path in files("src", "rs").iter().filter(|path| !name(path).ends_with("tests.rs")) {
+        let text = read(path);
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (at, _) in code.match_indices("tracing::") {
+            let rest = &code[at + "tracing::".len()..];
+            let Some((level, call)) = rest.split_once("!(").filter(|(level, _)| LEVELS.contains(level)) else {
+                continue;
+            };
+            let line = call.split_once(";").map_or(call, |(line, _)| line);
+            let event =
+                line.split_once("event = \"").and_then(|(_, rest)| rest.split_once('"')).map(|(event, _)| event);
+            let event = event.unwrap_or_else(|| {
+                panic!(
+                    "{} logs without an event: add `event = \"area.what\"`, and a row to docs/operations.md",
+                    name(path)
+                )
+            });
+            found.push((event.to_owned(), level.to_owned()));
+        }
+    }
+    found.sort();
+    found
+}
+
+const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
+
+#[test]
+fn each_log_event_has_its_row_in_the_documentation() {
+    let page = read(&root().join("docs/operations.md"));
+    let (_, section) = page.split_once("## Log events").expect("the section about log events");
+    let (section, _) = section.split_once("\n## ").expect("a section after it");
+    let mut rows: Vec<(String, String)> = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|row| row.split_once("` | "))
+        .map(|(event, rest)| (event.to_owned(), rest.split(' ').next().unwrap_or_default().to_owned()))
+        .collect();
+    rows.sort();
+    assert_eq!(rows, events(), "left: docs/operations.md, right: the log lines of src");
 }
 
 #[test]

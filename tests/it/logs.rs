@@ -120,7 +120,7 @@ async fn every_line_for_programs_is_an_object_to_the_last() {
             .iter()
             .any(|line| line["level"] == level && line["@message"].as_str().is_some_and(|text| text.contains(words)))
     };
-    assert!(has("error", "the rules in force stay") && has("debug", "a connection failed"), "{lines:?}");
+    assert!(has("error", "the old rules stay in force") && has("debug", "a connection failed"), "{lines:?}");
     assert!(has("info", "stopping: "), "{lines:?}");
     let stopped = lines.iter().filter(|line| line["@message"] == "the listener has stopped");
     assert_eq!(stopped.count(), 3, "the last lines are waited for: {lines:?}");
@@ -135,7 +135,7 @@ async fn what_would_reorder_or_forge_a_line_is_escaped_in_either_format() {
         std::fs::write(rules.path(), broken).expect("it is written");
         let log = eventually("the broken rules are told of", async || {
             let log = tidegate.log();
-            (log.contains("the rules in force stay") && log.contains("yad")).then_some(log)
+            (log.contains("rules.rejected") && log.contains("yad")).then_some(log)
         })
         .await;
         assert!(!log.lines().any(|line| line.chars().any(is_hidden)), "{log:?}");
@@ -170,22 +170,21 @@ async fn the_level_changes_while_the_process_runs() {
     let answer = said(tidegate.debug, &put(&host, "debug\n", "close")).await;
     assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("\r\n\r\ndebug\n"), "{answer}");
     assert_eq!(level(&tidegate).await, "debug\n");
-    eventually("the change is told of", async || tidegate.log().contains("from the level DEBUG on").then_some(()))
-        .await;
+    eventually("the change is told of", async || tidegate.log().contains("log.level_changed").then_some(())).await;
     babble(&tidegate).await;
     eventually("debug lines are there", async || tidegate.log().contains("a connection failed").then_some(())).await;
 
     said(tidegate.debug, &put("localhost", "error", "close")).await;
     let written = eventually("this change is told of, too", async || {
         let log = tidegate.log();
-        log.contains("from the level ERROR on").then_some(log)
+        log.contains("the log level is now ERROR").then_some(log)
     })
     .await;
     babble(&tidegate).await;
     said(tidegate.debug, &put("[::1]:6070", "error", "close")).await;
     let more = eventually("what comes after is told of", async || {
         let log = tidegate.log();
-        (log.matches("from the level ERROR on").count() == 2).then(|| log[written.len()..].to_owned())
+        (log.matches("the log level is now ERROR").count() == 2).then(|| log[written.len()..].to_owned())
     })
     .await;
     assert_eq!(more.lines().count(), 1, "{more}");

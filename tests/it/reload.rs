@@ -96,12 +96,12 @@ impl Scene {
         let what = format!("{expected:?} is in force");
         eventually(&what, async || (self.in_force().await == expected).then_some(())).await;
         // Else it would have taken ten seconds each time.
-        assert!(!self.server.log().contains("nothing told"), "{}", self.server.log());
+        assert!(!self.server.log().contains("rules.polled"), "{}", self.server.log());
     }
 
     /// How often the server has read the files again and found nothing new; told at the level `debug`.
     fn looks(&self) -> usize {
-        self.server.log().matches("read again and say the same").count()
+        self.server.log().matches("rules.unchanged").count()
     }
 
     /// Waits until the files have been read once more than so often. The first two looks follow the start: one before the
@@ -203,7 +203,7 @@ async fn a_file_that_is_edited_in_place_takes_over() {
         scene.shows(&[("d.one", limit), ("d.two", limit)]).await;
         assert_eq!(scene.load().await, load);
     }
-    scene.says("other rules are in force: 2 rules in 1 domain from 1 file").await;
+    scene.says("new rules are in force: 2 rules in 1 domain from 1 file").await;
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
     let debug = [("LOG_LEVEL", "debug")];
     let file = Tidegate::start(&at.join("rules.yaml"), &debug).await;
     let whole = Tidegate::start(at, &debug).await;
-    let looks = |server: &Tidegate| server.log().matches("read again and say the same").count();
+    let looks = |server: &Tidegate| server.log().matches("rules.unchanged").count();
     for (turn, (version, limit)) in [("..2026_11_22", 20), ("..2026_11_23", 30)].into_iter().enumerate() {
         // The turn is to be told of, and not to be found by the look at what is newly watched.
         let are_quiet = || [&file, &whole].iter().all(|server| looks(server) > 1 + turn);
@@ -259,7 +259,7 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
             let expected = [("d.one".to_owned(), limit), ("d.two".to_owned(), limit)];
             let what = format!("{version} is in force");
             eventually(&what, async || (limits(&page(server, "/rlconfig").await) == expected).then_some(())).await;
-            assert!(!server.log().contains("nothing told"), "{}", server.log());
+            assert!(!server.log().contains("rules.polled"), "{}", server.log());
         }
     }
 }
@@ -290,8 +290,8 @@ async fn a_change_that_nothing_tells_of_is_found_all_the_same() {
     let scene = Scene { directory: made, server };
     scene.looks_after(1).await;
     scene.edit("elsewhere", &rules(20));
-    scene.says("nothing told of this change").await;
-    scene.says("other rules are in force").await;
+    scene.says("rules.polled").await;
+    scene.says("rules.loaded").await;
     assert_eq!(scene.in_force().await, [("d.one".to_owned(), 20), ("d.two".to_owned(), 20)]);
 }
 
@@ -323,7 +323,7 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     scene.replace("rules.yaml", broken);
     scene.says("rules.yaml:4").await;
     let log = scene.server.log();
-    assert!(log.contains("ERROR") && log.contains("the rules in force stay"), "{log}");
+    assert!(log.contains("ERROR") && log.contains("rules.rejected"), "{log}");
     assert!(log.contains("rules.yaml:3") && log.contains("eon"), "{log}");
     assert_eq!(scene.in_force().await, [("d.one".to_owned(), 10), ("d.two".to_owned(), 10)]);
     let told = page(&scene.server, "/").await;
@@ -338,8 +338,8 @@ async fn a_broken_file_leaves_the_rules_in_force_and_says_once_all_that_is_wrong
     scene.replace("rules.yaml", broken);
     scene.looks_after(looks).await;
     scene.replace("rules.yaml", &rules(10));
-    scene.says("the rule files say again what is in force").await;
-    assert_eq!(scene.server.log().matches("the rules in force stay").count(), 1, "{}", scene.server.log());
+    scene.says("rules.restored").await;
+    assert_eq!(scene.server.log().matches("rules.rejected").count(), 1, "{}", scene.server.log());
     assert_eq!(scene.load().await, 1);
     assert!(!page(&scene.server, "/").await.contains("rejected"));
     assert!(scene.server.metrics().await.contains("\ntidegate_rules_rejected 0\n"));
@@ -395,7 +395,7 @@ async fn a_file_cut_anywhere_is_taken_whole_or_not_at_all() {
             Ok(loaded) => {
                 let rules = loaded.rules.rules();
                 let limit = |rule: &&Rule| (rule.path().to_string(), rule.limits()[0].limit.quota().limit());
-                says("other rules are in force").await;
+                says("rules.loaded").await;
                 in_force(&rules.iter().map(limit).collect::<Vec<_>>()).await;
                 scene.edit("rules.yaml", &whole);
                 in_force(&before).await;
@@ -406,7 +406,7 @@ async fn a_file_cut_anywhere_is_taken_whole_or_not_at_all() {
                 says(&invalid.to_string().replace('\n', "\n    ")).await;
                 assert_eq!(scene.in_force().await, before, "cut at {end}");
                 scene.edit("rules.yaml", &whole);
-                says("the rule files say again what is in force").await;
+                says("rules.restored").await;
                 refused += 1;
             }
         }
@@ -490,5 +490,5 @@ descriptors:
     assert!(is_denied().await, "a list with an error changes nothing");
     scene.replace("blocked.txt", "w\n");
     eventually("it is denied no longer", async || (!is_denied().await).then_some(())).await;
-    assert!(!scene.server.log().contains("nothing told"), "{}", scene.server.log());
+    assert!(!scene.server.log().contains("rules.polled"), "{}", scene.server.log());
 }

@@ -330,7 +330,7 @@ async fn a_receiver_that_is_away_or_silent_holds_up_no_decision_and_no_stop() {
             assert!((1..FLOOD).contains(&dropped), "{protocol}: {dropped}");
         } else {
             eventually("lost spans are counted, and said to be", async || {
-                let is_told = tidegate.log().contains("spans are lost");
+                let is_told = tidegate.log().contains("traces.lost");
                 let is_counted = tidegate.metrics().await.contains("\ntidegate_spans_dropped_total 100\n");
                 (is_told && is_counted).then_some(())
             })
@@ -356,7 +356,7 @@ async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
             if is_told {
                 receiver.of_kind(SERVER, 1).await;
             } else {
-                eventually("the span is lost", async || tidegate.log().contains("spans are lost").then_some(())).await;
+                eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
             }
             stop(tidegate).await;
             assert_eq!(receiver.spans().len(), usize::from(is_told), "{protocol}");

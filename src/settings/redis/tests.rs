@@ -1,6 +1,9 @@
-use super::{Address, Auth, RedisSettings, Servers};
+use super::{Auth, RedisSettings};
+use crate::file::{MAX_SECRET, Named};
 use crate::settings::StoreChoice;
 use crate::settings::tests::{read, wrong};
+use crate::store::redis::address::{Address, Topology};
+use crate::store::redis::credentials::{Login, Secret};
 
 fn main(given: &[(&str, &str)]) -> RedisSettings {
     match read(given).unwrap_or_else(|wrong| panic!("{given:?}: {wrong:?}")).store {
@@ -16,7 +19,7 @@ fn at(url: &str) -> RedisSettings {
 /// Returns the user and the password.
 fn credentials(auth: &Auth) -> Option<(Option<&str>, &str)> {
     match auth {
-        Auth::Given(credentials) => Some((credentials.user.as_deref(), credentials.password.expose())),
+        Auth::Given(Login { user, password }) => Some((user.as_deref(), password.as_ref()?.expose())),
         _ => None,
     }
 }
@@ -37,8 +40,8 @@ fn a_single_server_has_many_spellings() {
     ] {
         assert_eq!(at(url).to_string(), told, "{url}");
     }
-    let host = |url| match at(url).servers {
-        Servers::Single { address: Address::Tcp { host, port }, .. } => (host, port),
+    let host = |url| match at(url).topology {
+        Topology::Single(Address::Tcp(host, port)) => (host, port),
         other => panic!("{other:?}"),
     };
     assert_eq!(host("redis://[::1]:6380"), ("::1".to_owned(), 6380));
@@ -60,7 +63,10 @@ fn the_variables_win_over_the_url_and_one_of_them_is_enough() {
     assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", "bob:hunter3")]).auth), Some((Some("bob"), "hunter3")));
     assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", " pass ")]).auth), Some((None, " pass ")));
     assert_eq!(credentials(&main(&[url, ("REDIS_AUTH", "")]).auth), Some((Some("alice"), "hunter2")));
-    assert_eq!(main(&[url, ("REDIS_AUTH_FILE", "/secret")]).auth, Auth::File("/secret".into()));
+    assert_eq!(
+        main(&[url, ("REDIS_AUTH_FILE", "/secret")]).auth,
+        Auth::File(Named::new("REDIS_AUTH_FILE", "/secret".into(), MAX_SECRET))
+    );
     assert_eq!(
         wrong(&[url, ("REDIS_AUTH", "hunter3"), ("REDIS_AUTH_FILE", "/secret")]),
         [
@@ -75,8 +81,8 @@ fn sentinels_are_asked_for_a_master_by_its_name() {
     let settings = main(&[given[0], given[1], given[2], ("REDIS_SENTINEL_AUTH", "watch:hunter3")]);
     assert_eq!(settings.to_string(), "redis master tide, sentinels at s1:26379,[::2]:26379");
     assert_eq!(credentials(&settings.auth), Some((None, "hunter2")));
-    let Servers::Sentinel { auth: Some(auth), .. } = settings.servers else { panic!("sentinels") };
-    assert_eq!((auth.user.as_deref(), auth.password.expose()), (Some("watch"), "hunter3"));
+    let Topology::Sentinel { login: auth, .. } = settings.topology else { panic!("sentinels") };
+    assert_eq!((auth.user.as_deref(), auth.password.as_ref().map(Secret::expose)), (Some("watch"), Some("hunter3")));
     for url in ["tide", "tide,", "s1:26379,s2:26379", ",s1:26379", "tide,s1", "tide,/run/redis.sock"] {
         let wrong = wrong(&[given[0], ("REDIS_URL", url)]);
         assert!(wrong.len() == 1 && wrong[0].contains("expected MASTER,HOST:PORT"), "{wrong:?}");
@@ -190,5 +196,5 @@ fn no_password_is_in_an_error_or_in_what_is_printed() {
         ("REDIS_PERSECOND_SENTINEL_AUTH", "hunter2"),
     ]);
     let shown = format!("{:?}", settings.expect("settings"));
-    assert!(shown.contains("password: ***") && !shown.contains("hunter2"), "{shown}");
+    assert!(shown.contains("password: Some(***)") && !shown.contains("hunter2"), "{shown}");
 }

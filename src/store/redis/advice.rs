@@ -23,13 +23,14 @@ pub fn warn(answers: &[Value], server: &impl Display) {
     let about = answers.concat();
     if let Some(policy) = evicting_policy(&about) {
         tracing::warn!(
+            event = "store.advice.eviction",
             %server,
             policy,
-            "this Redis forgets counters when its memory is full, and then more is admitted than the limits say; maxmemory-policy noeviction does not"
+            "this Redis evicts counters when its memory is full, and then requests over their limit are admitted: set maxmemory-policy noeviction"
         );
     }
     if let Some(version) = too_old(&about) {
-        tracing::warn!(%server, version, "this Redis is older than 6.2, the oldest that is supported");
+        tracing::warn!(event = "store.advice.version", %server, version, "this Redis is older than 6.2, the oldest supported version");
     }
 }
 

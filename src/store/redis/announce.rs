@@ -54,9 +54,10 @@ impl Announcer {
             match &reply {
                 Some(Value::Int(counted)) => replicas.count(u32::try_from(*counted).unwrap_or(u32::MAX), clock.now()),
                 Some(Value::ServerError(error)) if self.quiet.is_over() => tracing::warn!(
+                    event = "store.replicas.not_counted",
                     code = error.code(),
                     assumed = replicas.get(),
-                    "Redis does not let instances count themselves; the policy local shares each limit among the assumed number: allow +zadd +zremrangebyscore +zcard +zrem +pexpire, or set REPLICAS"
+                    "Redis does not permit the commands that count the instances, so the policy `local` divides limits by the assumed number: allow +zadd +zremrangebyscore +zcard +zrem +pexpire, or set REPLICAS"
                 ),
                 _ => {}
             }

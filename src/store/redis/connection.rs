@@ -205,13 +205,14 @@ impl Connection {
             if let Some(user) = login.user {
                 auth.arg(user);
             }
-            auth.arg(password);
+            auth.arg(password.expose());
             let Ok(Value::ServerError(refusal)) = handle.send_packed_command(&auth).await else { return };
             static QUIET: Quiet = Quiet::new();
             if QUIET.is_over() {
                 tracing::warn!(
+                    event = "store.password.rejected",
                     code = refusal.code(),
-                    "Redis does not take the changed password yet; live connections stay who they were"
+                    "Redis does not accept the changed password yet; open connections keep the old one"
                 );
             }
             sleep(AUTHENTICATE_AGAIN).await;

@@ -1,5 +1,6 @@
 //! User and password for Redis, which may change while the process runs.
 
+use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -8,14 +9,8 @@ use crate::file::{Named, Unusable};
 
 /// Credentials that may be read again from their file, and are never printed.
 pub struct Credentials {
-    file: Option<File>,
+    file: Option<Named>,
     known: ArcSwap<Known>,
-}
-
-/// A password file, and the function that parses its text.
-struct File {
-    file: Named,
-    parse: fn(&str) -> Option<Login>,
 }
 
 /// The present and the previous login.
@@ -29,12 +24,50 @@ pub struct Known {
 }
 
 /// A user and a password. Without either, the server's default user without a password.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
     /// The user; `None`: the server's default user.
     pub user: Option<String>,
     /// The password.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
+}
+
+/// A text that `Debug` does not show.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps `text`.
+    pub const fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// Returns the text. Only the server it belongs to may get it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Login {
+    /// Parses `PASSWORD` or `USER:PASSWORD` from the first line of `text`. Everything after the first colon is the password,
+    /// further colons included, so `:PASSWORD` allows a password with colons. Returns `None` if there is no password.
+    pub fn parse(text: &str) -> Option<Self> {
+        let line = text.lines().next().unwrap_or_default();
+        let (user, password) = line.split_once(':').unwrap_or(("", line));
+        Self::new(user, password)
+    }
+
+    /// Returns a login without a user if `user` is empty, and `None` if `password` is empty.
+    pub fn new(user: &str, password: &str) -> Option<Self> {
+        let user = (!user.is_empty()).then(|| user.to_owned());
+        (!password.is_empty()).then(|| Self { user, password: Some(Secret::new(password.to_owned())) })
+    }
 }
 
 impl Credentials {
@@ -43,13 +76,12 @@ impl Credentials {
         Self { file: None, known: ArcSwap::from_pointee(Known { now: login, before: None, generation: 0 }) }
     }
 
-    /// Reads the credentials in `file`, whose text `parse` parses. Blocks while the file system does.
+    /// Reads the login in `file`, in the form of [`Login::parse`]. Blocks while the file system does.
     ///
     /// # Errors
     /// If the file cannot be read or has no password.
-    pub fn of_file(file: Named, parse: fn(&str) -> Option<Login>) -> Result<Self, Unusable> {
-        let file = File { file, parse };
-        let now = file.read()?;
+    pub fn of_file(file: Named) -> Result<Self, Unusable> {
+        let now = read(&file)?;
         Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
     }
 
@@ -75,7 +107,7 @@ impl Credentials {
     /// If the file cannot be read or has no password.
     pub fn read_again(&self) -> Result<bool, Unusable> {
         let Some(file) = &self.file else { return Ok(false) };
-        let now = file.read()?;
+        let now = read(file)?;
         let known = self.known.load();
         if now == known.now {
             return Ok(false);
@@ -86,11 +118,9 @@ impl Credentials {
     }
 }
 
-impl File {
-    fn read(&self) -> Result<Login, Unusable> {
-        let expected = "PASSWORD or USER:PASSWORD in the first line, in UTF-8";
-        self.file.read(expected, |bytes| std::str::from_utf8(bytes).ok().and_then(self.parse))
-    }
+fn read(file: &Named) -> Result<Login, Unusable> {
+    let expected = "PASSWORD or USER:PASSWORD in the first line, in UTF-8";
+    file.read(expected, |bytes| std::str::from_utf8(bytes).ok().and_then(Login::parse))
 }
 
 #[cfg(test)]
@@ -101,11 +131,7 @@ mod tests {
     use crate::file::{MAX_SECRET, Named};
 
     fn login(password: &str) -> Login {
-        Login { user: None, password: Some(password.to_owned()) }
-    }
-
-    fn parse(text: &str) -> Option<Login> {
-        (!text.is_empty()).then(|| login(text))
+        Login::new("", password).unwrap()
     }
 
     #[test]
@@ -114,7 +140,7 @@ mod tests {
         let file = directory.path().join("auth");
         write(&file, "one").unwrap();
         let named = || Named::new("REDIS_AUTH_FILE", file.clone(), MAX_SECRET);
-        let credentials = Credentials::of_file(named(), parse).unwrap();
+        let credentials = Credentials::of_file(named()).unwrap();
         assert!(!credentials.read_again().unwrap());
         write(&file, "two").unwrap();
         assert!(credentials.read_again().unwrap());
@@ -123,7 +149,7 @@ mod tests {
         assert!(known.before == Some(login("one")));
         write(&file, "").unwrap();
         assert!(credentials.read_again().is_err());
-        assert!(Credentials::of_file(named(), parse).is_err());
+        assert!(Credentials::of_file(named()).is_err());
         std::fs::remove_file(&file).unwrap();
         assert!(credentials.read_again().is_err());
         assert_eq!(credentials.generation(), 1);

@@ -323,6 +323,10 @@ impl Heard {
 fn complain(code: &str) {
     static QUIET: Quiet = Quiet::new();
     if QUIET.is_over() {
-        tracing::warn!(code, "Redis refuses to count; the policy answers for the counters concerned");
+        tracing::warn!(
+            event = "store.script.refused",
+            code,
+            "Redis rejects the script that counts, so the failure policy decides for these counters"
+        );
     }
 }

@@ -22,15 +22,16 @@ where
         sleep(EVERY).await;
         let read = apart(read_again.clone(), |passed| {
             tracing::warn!(
-                "reading {what} has taken {} s and goes on: its file system may not answer; the last content stays in use",
-                passed.as_secs()
+                event = "store.file.slow",
+                seconds = passed.as_secs(),
+                "still reading {what}: its file system may be stuck; the last content stays in use"
             );
         });
         match read.await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => changed(),
             Ok(Err(error)) if complaints.is_over() => {
-                tracing::warn!(%error, "{what} cannot be read; the last content stays in use");
+                tracing::warn!(event = "store.file.unreadable", %error, "{what} cannot be read; the last content stays in use");
             }
             Ok(Err(_)) => {}
             // The panic hook has logged it.

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,11 +14,12 @@ use redis::{
 };
 use tokio::time::{Instant, timeout};
 
+use super::address::Address;
 use super::advice;
 use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, Driver, Health};
-use super::credentials::{Credentials, Login};
+use super::credentials::{Credentials, Login, Secret};
 use super::hidden::hidden;
 use super::round_trip::RoundTrips;
 use super::script;
@@ -30,25 +30,6 @@ use crate::telemetry::servers::{Server, Servers};
 
 /// Capacity of the queue to the connection's writer: 1,024 calls. The client's default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
-
-/// Address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Address {
-    /// A host and a port.
-    Tcp(String, u16),
-    /// A Unix socket.
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(path) => path.display().fmt(f),
-        }
-    }
-}
 
 /// Location of the server that a connection is made to.
 #[derive(Clone)]
@@ -161,7 +142,7 @@ impl Manager {
             settings = settings.set_username(user);
         }
         if let Some(password) = &login.password {
-            settings = settings.set_password(password);
+            settings = settings.set_password(password.expose());
         }
         let socket = stream::connect(address, self.access.tls.as_deref()).await?;
         let guarded = Guarded::new(socket, address, report);
@@ -180,7 +161,7 @@ impl Manager {
             if was_ready {
                 backoff.failed();
                 if backoff.refused.is_over() {
-                    tracing::warn!(%server, sent = %refusal, "closed a connection to Redis because of what the server sent");
+                    tracing::warn!(event = "store.connection.closed", %server, sent = %refusal, "closed a connection to Redis, because the server sent an invalid reply");
                 }
             }
         }
@@ -231,7 +212,10 @@ impl Manager {
             Locate::Sentinel { login, .. } => Some(login),
         };
         let logins = [Some(&known.now), known.before.as_ref(), of_sentinels];
-        hidden(&error.to_string(), logins.into_iter().flatten().filter_map(|login| login.password.as_deref()))
+        hidden(
+            &error.to_string(),
+            logins.into_iter().flatten().filter_map(|login| login.password.as_ref().map(Secret::expose)),
+        )
     }
 
     /// Returns the address of the master from the first sentinel that knows it.
@@ -288,7 +272,7 @@ impl ManageConnection for Manager {
                 self.backoff.failed();
                 if self.backoff.quiet.is_over() {
                     let error = self.without_passwords(&error);
-                    tracing::warn!(%error, server = %self.locate, "cannot connect to Redis");
+                    tracing::warn!(event = "store.connection.failed", %error, server = %self.locate, "cannot connect to Redis");
                 }
                 Err(error)
             }

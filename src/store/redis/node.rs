@@ -10,12 +10,13 @@ use redis::{Cmd, Value, cmd};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::address::Address;
 use super::backoff::{Backoff, Quiet, chance};
 use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
 use super::concurrency::{Concurrency, Permit, Turn};
 use super::connection::Connection;
-use super::manager::{Access, Address, Locate, Manager};
+use super::manager::{Access, Locate, Manager};
 use super::round_trip::RoundTrips;
 use super::silence::Silence;
 use crate::model::Micros;
@@ -201,9 +202,10 @@ impl Node {
         if self.busy.is_over() {
             let limit = self.lane().concurrency.watched().limit.load(Ordering::Relaxed);
             tracing::warn!(
+                event = "store.overloaded",
                 server = self.name,
                 limit,
-                "Redis is too busy to answer all calls in time: it gets as many as it can answer, and the overload policy answers the rest"
+                "Redis is too busy to answer all calls in time: it gets the calls that it can answer, and the overload policy answers the rest"
             );
         }
     }
@@ -290,13 +292,17 @@ impl Node {
         // A server that was paused reads the probe after all that was sent before.
         if self.is_there().await {
             if self.breaker.passed() {
-                tracing::warn!(server = self.name, "Redis answers again");
+                tracing::warn!(event = "store.breaker.closed", server = self.name, "Redis answers again");
             }
             return;
         }
         let next = Instant::now() + Duration::from_millis(PROBE_MS + chance(PROBE_SPREAD_MS));
         if self.breaker.missed(Instant::now(), next) {
-            tracing::warn!(server = self.name, "Redis does not answer: the policy does until it does");
+            tracing::warn!(
+                event = "store.breaker.opened",
+                server = self.name,
+                "Redis does not answer: the failure policy decides until Redis answers again"
+            );
         }
     }
 

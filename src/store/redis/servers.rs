@@ -13,10 +13,10 @@ use redis::{Cmd, Value, cmd, from_redis_value_ref};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::address::{Address, Topology};
 use super::backoff::{Quiet, chance};
-use super::credentials::Login;
 use super::files;
-use super::manager::{Access, Address, Locate};
+use super::manager::{Access, Locate};
 use super::node::Node;
 use crate::store::StoreError;
 use crate::telemetry::servers::{Reason, Server};
@@ -41,24 +41,6 @@ const PROBES: Duration = Duration::from_millis(20);
 
 /// Label in metrics for slots without a known node.
 const UNMAPPED: &str = "unmapped";
-
-/// Topology of a Redis.
-#[derive(Clone)]
-pub enum Topology {
-    /// One server.
-    Single(Address),
-    /// A master that sentinels name.
-    Sentinel {
-        /// Its name.
-        master: String,
-        /// The sentinels.
-        sentinels: Vec<Address>,
-        /// Login for the sentinels.
-        login: Login,
-    },
-    /// The masters of a cluster; these are some of its nodes.
-    Cluster(Vec<Address>),
-}
 
 /// The servers of one Redis.
 pub struct Servers {
@@ -195,7 +177,10 @@ impl Servers {
             if credentials.is_of_file() {
                 let credentials = Arc::clone(credentials);
                 let changed = || {
-                    tracing::warn!("the password of Redis has changed; connections authenticate anew");
+                    tracing::warn!(
+                        event = "store.password.changed",
+                        "the password of Redis has changed; connections authenticate again"
+                    );
                     self.attention.notify_one();
                 };
                 files::follow("the file with the password of Redis", move || credentials.read_again(), changed).await;
@@ -203,7 +188,12 @@ impl Servers {
         };
         let certificates = async {
             if let Some(tls) = tls.clone().filter(|tls| tls.is_of_files()) {
-                let changed = || tracing::warn!("the TLS files of Redis have changed; new connections use them");
+                let changed = || {
+                    tracing::warn!(
+                        event = "store.tls.changed",
+                        "the TLS files of Redis have changed; new connections use them"
+                    );
+                };
                 files::follow("a TLS file of Redis", move || tls.read_again(), changed).await;
             }
         };
@@ -384,9 +374,16 @@ enum Untold {
 
 fn complain_of_no_map(is_no_cluster: bool, waited: Duration) {
     if is_no_cluster {
-        tracing::warn!("no node tells the map of the Redis cluster; are these servers in cluster mode?");
+        tracing::warn!(
+            event = "store.cluster.no_map",
+            "no server returns the slots of the Redis cluster: check that these servers are in cluster mode"
+        );
     } else {
-        tracing::warn!(?waited, "no node told the map of the Redis cluster in time; it is asked for again");
+        tracing::warn!(
+            event = "store.cluster.late_map",
+            ?waited,
+            "no server returned the slots of the Redis cluster in time; trying again"
+        );
     }
 }
 

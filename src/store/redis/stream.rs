@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::TlsConnector;
 
-use super::manager::Address;
+use super::address::Address;
 use super::replies::{Refusal, Replies};
 use super::tls::Tls;
 

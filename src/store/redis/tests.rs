@@ -4,9 +4,10 @@ use super::*;
 use crate::algorithm::{Algorithm, Limit};
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
+use crate::store::redis::address::Address;
 use crate::store::redis::concurrency::Turn;
 use crate::store::redis::credentials::{Credentials, Login};
-use crate::store::redis::manager::{Address, Locate};
+use crate::store::redis::manager::Locate;
 
 fn access() -> Access {
     Access {

@@ -16,17 +16,19 @@ use crate::file::{Named, Unusable};
 /// TLS settings of the connections to one Redis, and the last good content of their files. Connections use that content and do
 /// not wait for these files. The system's authorities are loaded for each connection.
 pub struct Tls {
-    files: Files,
-    any_hostname: bool,
+    files: TlsFiles,
     known: ArcSwap<Pem>,
 }
 
 /// Files that TLS needs.
-pub struct Files {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
     /// Certificates of the authorities to trust, in place of the system's.
     pub authorities: Option<Named>,
     /// Client certificate and its key.
     pub client: Option<(Named, Named)>,
+    /// True if the certificate of Redis may be for another host name.
+    pub any_hostname: bool,
 }
 
 /// Content of these files.
@@ -41,13 +43,13 @@ struct Pem {
 struct AnyHostname(Arc<WebPkiServerVerifier>);
 
 impl Tls {
-    /// Reads the files. With `any_hostname`, the certificate of Redis may be for another name. Blocks while the file system does.
+    /// Reads the files. Blocks while the file system does.
     ///
     /// # Errors
     /// If a file cannot be read or is not PEM of its kind.
-    pub fn of_files(files: Files, any_hostname: bool) -> Result<Self, Unusable> {
+    pub fn of_files(files: TlsFiles) -> Result<Self, Unusable> {
         let known = ArcSwap::from_pointee(files.read()?);
-        Ok(Self { files, any_hostname, known })
+        Ok(Self { files, known })
     }
 
     /// Returns true if there are files that may change.
@@ -63,7 +65,7 @@ impl Tls {
         let Pem { authorities, client } = &**self.known.load();
         let roots = Arc::new(roots(authorities.as_deref())?);
         let config = ClientConfig::builder();
-        let config = if self.any_hostname {
+        let config = if self.files.any_hostname {
             let verifier = WebPkiServerVerifier::builder(roots).build().map_err(io::Error::other)?;
             config.dangerous().with_custom_certificate_verifier(Arc::new(AnyHostname(verifier)))
         } else {
@@ -90,7 +92,7 @@ impl Tls {
     }
 }
 
-impl Files {
+impl TlsFiles {
     fn read(&self) -> Result<Pem, Unusable> {
         let client = self.client.as_ref().map(|(certificate, key)| Ok((certificates(certificate)?, private_key(key)?)));
         Ok(Pem { authorities: self.authorities.as_ref().map(certificates).transpose()?, client: client.transpose()? })

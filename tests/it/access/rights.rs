@@ -96,7 +96,7 @@ async fn a_missing_right_is_answered_by_policy_and_named_without_the_key() {
     let inside = Service::start(&[given[0], given[1], ("CACHE_KEY_PREFIX", PREFIX)]).await;
     inside.counts("a").await;
     assert_eq!(server.cli(&["ACL", "SETUSER", "alice", "-set"]).await, "OK");
-    inside.fails("Redis refuses to count").await;
+    inside.fails("store.script.refused").await;
     assert_eq!(server.cli(&["ACL", "SETUSER", "alice", "+set"]).await, "OK");
     inside.counts("a").await;
 
@@ -169,5 +169,5 @@ async fn without_the_rights_of_a_log_its_policy_answers_and_the_others_count_on(
         assert_eq!(server.cli(&["DEL", "tidegate:{d|sliding_log=b}sliding_log:7d"]).await, "1");
     }
     let log = service.log();
-    assert!(log.contains("Redis refuses to count"), "{log}");
+    assert!(log.contains("store.script.refused"), "{log}");
 }

@@ -109,8 +109,8 @@ async fn a_file_that_changes_before_its_server_costs_no_answer() {
     scene.server.cli(&["CLIENT", "KILL", "USER", &after.name]).await;
     scene.service.counts("after").await;
     let log = scene.service.log();
-    assert!(log.contains("the password of Redis has changed"), "{log}");
-    assert_eq!(log.matches("does not take the changed password yet").count(), 1, "{log}");
+    assert!(log.contains("store.password.changed"), "{log}");
+    assert_eq!(log.matches("store.password.rejected").count(), 1, "{log}");
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ const MAP: u64 = 160 << 20;
 /// How long it lies: the time in which the memory was taken.
 const LYING: Duration = Duration::from_millis(1_500);
 /// The log line, once in ten seconds.
-const CLOSED: &str = "closed a connection to Redis because of what the server sent";
+const CLOSED: &str = "store.connection.closed";
 const TOO_LARGE: &str = "a reply larger than its request allows";
 
 fn lie(word: &'static str, begin: &str, then: Then) -> Lie {

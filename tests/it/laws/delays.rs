@@ -8,9 +8,9 @@ use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Delay, Hits, Micros, Quota, Unit, Verdict, Window};
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
+use tidegate::store::redis::address::{Address, Topology};
 use tidegate::store::redis::credentials::{Credentials, Login};
-use tidegate::store::redis::manager::{Access, Address};
-use tidegate::store::redis::servers::Topology;
+use tidegate::store::redis::manager::Access;
 use tidegate::store::redis::{Instance, Redis};
 use tidegate::store::replicas::Replicas;
 

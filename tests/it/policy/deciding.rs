@@ -133,7 +133,7 @@ fn the_deciding_rule_is_the_one_that_the_documentation_defines() {
         // A shadow rule is described like any other, and refuses nothing.
         (&["watched=up", "three=last"], "d.watched store"),
         (&["watched=up", "three=last"], "d.watched store"),
-        (&["watched=up", "one=up"], "d.one store"),
+        (&["watched=up", "one=up"], "d.one known"),
     ] {
         assert_eq!(decided(&limiter, descriptors), expected, "{descriptors:?}");
     }

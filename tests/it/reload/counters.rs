@@ -27,11 +27,11 @@ async fn the_counters_of_every_algorithm_go_on_and_those_of_another_window_begin
     let raised = rules_of_all("year", 200).replace("unit: year", "name: raised, unit: year");
     let beside = "  - { key: beside, rate_limit: { unit: year, requests_per_unit: 1 } }\n";
     scene.edit("rules.yaml", &raised.replace("descriptors:\n", &format!("descriptors:\n{beside}")));
-    scene.says("other rules are in force: 7 rules").await;
+    scene.says("new rules are in force: 7 rules").await;
     assert_eq!(left(0).await, [(true, 120); 6]);
     assert_eq!(left(10).await, [(true, 110); 6]);
     scene.edit("rules.yaml", &rules_of_all("month", 200));
-    scene.says("other rules are in force: 6 rules").await;
+    scene.says("new rules are in force: 6 rules").await;
     assert_eq!(left(0).await, [(true, 200); 6]);
     // Who goes back finds what was counted before.
     scene.edit("rules.yaml", &rules_of_all("year", 200));

@@ -28,7 +28,7 @@ impl Scene {
     /// Waits until something was refused for this reason, once more than so often.
     async fn refuses(&self, words: &str, before: usize) {
         let what = format!("{words:?} is refused after {before} times");
-        let refused = || self.server.log().matches("the rules in force stay").count();
+        let refused = || self.server.log().matches("rules.rejected").count();
         eventually(&what, async || (refused() > before && self.server.log().contains(words)).then_some(())).await;
         assert_eq!(refused(), before + 1, "{}", self.server.log());
     }
@@ -86,7 +86,7 @@ async fn a_file_removed_and_made_again_is_loaded_if_it_says_something_else() {
         scene.refuses(missing, 0).await;
         scene.stays(10, 1).await;
         scene.edit("rules.yaml", &rules(10));
-        scene.says("the rule files say again what is in force").await;
+        scene.says("rules.restored").await;
         scene.stays(10, 1).await;
         scene.remove("rules.yaml");
         scene.refuses(missing, 1).await;

@@ -102,7 +102,7 @@ async fn a_file_system_that_stops_answering_is_reported_and_holds_up_neither_ans
     hang.begin();
     replace(&file, &rules(20));
     hang.is_met().await;
-    let said = "loading the rule files has taken 10 s";
+    let said = "rules.slow";
     eventually("it is reported", async || server.log().contains(said).then_some(())).await;
     let told = page(&server, "/").await;
     assert!(told.contains("the next load has been under way for "), "{told}");

@@ -101,11 +101,11 @@ async fn five_hundred_turns_of_a_config_map_under_load_are_five_hundred_loads_an
     // The first load was the start.
     assert_eq!(scene.load().await, u64::from(SWAPS) + 1);
     // A thread of its own writes the log, a moment later.
-    let loads = || scene.server.log().matches("other rules are in force").count();
+    let loads = || scene.server.log().matches("rules.loaded").count();
     eventually("every load is logged", async || (loads() >= 500).then_some(())).await;
     let log = scene.server.log();
     assert_eq!(loads(), 500, "{log}");
-    for trouble in ["ERROR", "WARN", "nothing told"] {
+    for trouble in ["ERROR", "WARN", "rules.polled"] {
         assert!(!log.contains(trouble), "{log}");
     }
     for client in steady {

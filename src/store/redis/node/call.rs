@@ -128,7 +128,7 @@ impl Owed {
             }
             Err(error) => {
                 if !self.connection.is_refused() && self.node.lost.is_over() {
-                    tracing::warn!(%error, server = self.node.name, "a Redis connection is lost");
+                    tracing::warn!(event = "store.connection.lost", %error, server = self.node.name, "a connection to Redis was lost");
                 }
                 self.connection.give_up();
             }
