@@ -37,17 +37,17 @@ use crate::transport::grpc::{Edge, Health, Services};
 use crate::transport::json::Readiness;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use crate::transport::{
-    ConnectionLimits, Http1, Http2, Listener, Slots, Workers, admin, connection_cap, json, limits as bounds, metrics,
-    raise_open_files, use_small_pages,
+    self, ConnectionLimits, ConnectionSlots, Http1, Http2, Listener, Workers, admin, connection_cap, json,
+    limits as bounds, raise_open_files, use_small_pages,
 };
 
 mod intake;
 mod log;
+mod metrics;
 pub mod read;
 mod store;
 pub mod summary;
 mod traces;
-mod watched;
 
 /// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
 /// for a store that gets no new counters.
@@ -128,7 +128,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let spare = HTTP_CONNECTIONS.min(room / 4);
     let apart = if settings.use_prometheus { 3 } else { 2 };
     let grpc_room = room - apart * spare;
-    let (grpc_slots, http_slots) = (Slots::new(grpc_room), || Slots::new(spare));
+    let (grpc_slots, http_slots) = (ConnectionSlots::new(grpc_room), || ConnectionSlots::new(spare));
     let memory_bytes = bounds::memory_bytes();
     let most_idle = match settings.grpc_max_idle_connections.0 {
         Some(connections) => bounds::below(connections, grpc_room),
@@ -153,28 +153,28 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let worker_count = worker_count(settings);
     // The workers and this thread, which supervises the servers, all call the store.
     let (traces, exporting) = spans.unzip();
-    let telemetry = watched::telemetry(settings, traces);
-    watched::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
+    let telemetry = metrics::telemetry(settings, traces);
+    metrics::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
     let Stores { guard, memory, redis, replicas } =
         store::open(settings, redis, worker_count.get() + 1, &telemetry.servers());
-    watched::stores(&telemetry, &memory, redis.as_ref());
+    metrics::stores(&telemetry, &memory, redis.as_ref());
     let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
     let live = Arc::new(LiveRules::new(rules));
-    watched::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
-    let (tell, loaded) = watch::channel(admin::Loaded {
+    metrics::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
+    let (tell, loaded) = watch::channel(admin::RulesStatus {
         since: Instant::now(),
         what: summary::counted(&live.snapshot(), files),
         rejected: None,
         slow_since: None,
     });
-    watched::slow_load(&telemetry, loaded.clone());
+    metrics::slow_load(&telemetry, loaded.clone());
     let guard = Arc::new(guard);
-    watched::guard(&telemetry, &guard, &replicas);
+    metrics::guard(&telemetry, &guard, &replicas);
     let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
     let answers = Arc::new(answers(settings)?);
     let edge = |most_held| Edge::new(Arc::clone(&limiter), Arc::clone(&answers), Arc::clone(&telemetry), most_held);
     let (grpc_edge, http_edge) = (edge(settings.max_held_calls), edge(spare / 4));
-    watched::held_calls(&telemetry, vec![Box::new(grpc_edge.held_calls()), Box::new(http_edge.held_calls())]);
+    metrics::held_calls(&telemetry, vec![Box::new(grpc_edge.held_calls()), Box::new(http_edge.held_calls())]);
     let (services, health) = Services::new(grpc_edge).await?;
     let readiness = Readiness::default();
     let workers = Workers::start(worker_count)?;
@@ -191,10 +191,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let http = listener("HTTP", http, http_slots());
     let debug = listener("debug", debug, http_slots());
     let prometheus = prometheus.map(|socket| listener("metrics", socket, http_slots()));
-    watched::connections(&telemetry, tallies);
+    metrics::connections(&telemetry, tallies);
     let http_routes = json::routes(http_edge, readiness.clone(), settings.json_max_body.0);
     let debug_routes = admin::routes(Arc::clone(&limiter), loaded, log.level.clone(), debug_at.ip());
-    let metrics_routes = metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
+    let metrics_routes = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(&telemetry));
     let mut serving = JoinSet::new();
     let process = Arc::new(ProcessAccount::new(memory_bytes));
     let calls = Http2::new(services, &limits).counting(telemetry.limited_calls()).within(process);
@@ -207,7 +207,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let intake = Arc::new(Intake::new(options, live, tell, Arc::clone(&telemetry)));
     let sweeper = tokio::spawn(sweep(memory, Arc::clone(&intake)));
     let reloader = tokio::spawn(source.follow(intake));
-    let signs = Signs { health, readiness };
+    let health_state = HealthState { health, readiness };
     let follows = settings.redis_health_check_active_connection;
     let supervisor = redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await }));
     let announcing = announcer
@@ -215,8 +215,9 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
         .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await }));
     let settler = tokio::spawn(async move { guard.settle().await });
     let is_connected = connected_at_first(redis.as_ref(), &workers).await;
-    signs.show(is_connected || !follows).await;
-    let follower = redis.filter(|_| follows).map(|redis| tokio::spawn(follow(redis, signs.clone(), is_connected)));
+    health_state.show(is_connected || !follows).await;
+    let follower =
+        redis.filter(|_| follows).map(|redis| tokio::spawn(follow(redis, health_state.clone(), is_connected)));
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
     let summary = Summary {
         settings,
@@ -237,7 +238,7 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     if let Some(announcer) = announcer {
         announcer.leave().await;
     }
-    signs.show(false).await;
+    health_state.show(false).await;
     tracing::info!(target: log::TARGET, event = "stop.begun", "stopping: {}; a second signal stops at once", stopping(settings));
     let drain = async {
         tokio::time::sleep(duration(settings.drain_delay)).await;
@@ -278,12 +279,12 @@ fn stopping(settings: &Settings) -> String {
 
 /// The health check and the readiness probe: both report whether this instance accepts calls.
 #[derive(Clone)]
-struct Signs {
+struct HealthState {
     health: Health,
     readiness: Readiness,
 }
 
-impl Signs {
+impl HealthState {
     async fn show(&self, is_ready: bool) {
         self.readiness.set(is_ready);
         self.health.set_serving(is_ready).await;
@@ -307,14 +308,14 @@ async fn connected_at_first(redis: Option<&Redis>, workers: &Workers) -> bool {
     tokio::time::timeout(FIRST_CONNECTION, connected).await.is_ok()
 }
 
-/// Updates the health signs when the connection to Redis is lost or comes back. `shown` is the state that they show now.
-async fn follow(redis: Redis, signs: Signs, mut shown: bool) {
+/// Updates the health state when the connection to Redis is lost or comes back. `shown` is the state that they show now.
+async fn follow(redis: Redis, health_state: HealthState, mut shown: bool) {
     let mut due = tokio::time::interval(FOLLOW_EVERY);
     loop {
         due.tick().await;
         let is_connected = redis.is_connected();
         if is_connected != shown {
-            signs.show(is_connected).await;
+            health_state.show(is_connected).await;
             shown = is_connected;
         }
     }

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
 use crate::app::{self, read};
-use crate::rulefile::{InvalidRules, Loaded};
+use crate::rulefile::{CompiledRules, InvalidRules};
 use crate::settings::Settings;
 use crate::source::file::find::Location;
 
@@ -71,7 +71,7 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
 
 /// Reads and compiles the rule files of a command as the service does. Uses only the settings for rules, because `check` must
 /// work even if the service would not start.
-fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
+fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
     let settings =
         Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
     read::load(settings, Location::Paths(paths(matches)))

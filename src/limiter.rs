@@ -6,15 +6,15 @@ use std::sync::Arc;
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{
-    Answered, Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, Verdict, Wait,
-    Warning,
+    Answered, Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, UsageWarning,
+    Verdict, Wait,
 };
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
-pub use crate::store::guard::Patience;
+pub use crate::store::guard::CallerTime;
 
 mod large;
 mod notable;
@@ -38,18 +38,18 @@ impl Limiter {
         self.rules.snapshot()
     }
 
-    /// Decides `request` by `rules`, within the `patience` of the caller.
+    /// Decides `request` by `rules`, within the `timeout` of the caller.
     pub async fn decide<'a>(
         &self,
         rules: &'a RuleSet,
         request: &Request,
-        patience: impl Into<Patience>,
+        timeout: impl Into<CallerTime>,
     ) -> Decision<'a> {
         let matched = rules.find(request);
         if let Some(ruling) = matched.ruling {
             return ruled(matched, ruling, rules.generation());
         }
-        let verdicts = self.guard.charge(&matched.charges, patience).await;
+        let verdicts = self.guard.charge(&matched.charges, timeout).await;
         fold(matched, &verdicts, rules.generation())
     }
 
@@ -70,7 +70,7 @@ impl Limiter {
             wait: Wait::default(),
             warnings: Vec::new(),
             hidden: Vec::new(),
-            is_refusal_watched: would_refuse && rules.is_shadowed(),
+            is_refusal_shadowed: would_refuse && rules.is_shadowed(),
             is_unread: true,
             generation: rules.generation(),
         }
@@ -90,7 +90,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: matched.hidden,
-        is_refusal_watched: ruling.is_denied && matched.is_shadowed,
+        is_refusal_shadowed: ruling.is_denied && matched.is_shadowed,
         is_unread: false,
         generation,
     }
@@ -98,12 +98,12 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
 
 fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decision<'a> {
     let answers = matched.charges.iter().zip(verdicts);
-    let ballots = answers.clone().map(|(charge, verdict)| charge.ballot(verdict.outcome));
+    let charge_outcomes = answers.clone().map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
     // Shadow charges neither refuse the request nor make the call fail.
     let mut enforced = answers.clone().filter(|(charge, _)| !charge.role.is_shadow());
     let outcome = if matched.is_shadowed {
         Outcome::Admitted
-    } else if is_request_refused(ballots.clone()) {
+    } else if is_request_refused(charge_outcomes.clone()) {
         Outcome::Refused
     } else if enforced.any(|(_, verdict)| verdict.outcome.is_failed()) {
         Outcome::Failed
@@ -112,7 +112,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     };
     let is_refused = outcome.is_refused();
     // Under the global shadow mode a refusal still spares the other charges.
-    let spares = is_request_refused(ballots);
+    let spares = is_request_refused(charge_outcomes);
     let unavailable_for = is_refused.then(|| unavailable_for(answers.clone())).flatten();
     // Under the global shadow mode waits and warnings do not apply either.
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
@@ -130,7 +130,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         wait,
         warnings,
         hidden: matched.hidden,
-        is_refusal_watched: matched.is_shadowed && spares,
+        is_refusal_shadowed: matched.is_shadowed && spares,
         is_unread: false,
         generation,
     }
@@ -178,12 +178,12 @@ fn answered<'a>(
         capacity: charge.limit.capacity(),
         role: charge.role,
         verdict: *verdict,
-        is_spared: spares && verdict.outcome == Outcome::Admitted && !charge.is_kept(),
+        is_unrecorded: spares && verdict.outcome == Outcome::Admitted && !charge.is_recorded_despite_refusal(),
     }
 }
 
 /// Returns the waits and the warnings of an admitted request.
-fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'a>>) {
+fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<UsageWarning<'a>>) {
     let (mut wait, mut warnings) = (Wait::default(), Vec::new());
     for (rule, limit, charge, verdict) in limits(matched, verdicts).filter(|(.., charge, _)| !charge.role.is_shadow()) {
         match limit.delivery {
@@ -196,7 +196,7 @@ fn asked<'a>(matched: &Matched<'a>, verdicts: &Verdicts) -> (Wait, Vec<Warning<'
         // No warnings for one instance's part of a limit.
         if !verdict.provenance.is_policy() && limit.warn_at.is_some_and(is_much) {
             let (rule, name) = (rule.about(), limit.name.as_deref());
-            warnings.push(Warning { rule, name, capacity, verdict: *verdict });
+            warnings.push(UsageWarning { rule, name, capacity, verdict: *verdict });
         }
     }
     (wait, warnings)
@@ -224,9 +224,9 @@ fn retry<'a>(
 /// checked let it pass.
 fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone) -> Option<Micros> {
     let is_unasked = |verdict: &Verdict| verdict.provenance == Provenance::Closed;
-    let asked = answers
-        .clone()
-        .map(|(charge, verdict)| charge.ballot(if is_unasked(verdict) { Outcome::Admitted } else { verdict.outcome }));
+    let asked = answers.clone().map(|(charge, verdict)| {
+        charge.charge_outcome(if is_unasked(verdict) { Outcome::Admitted } else { verdict.outcome })
+    });
     let unasked = answers.filter(|(charge, verdict)| is_unasked(verdict) && !charge.role.is_shadow());
     if is_request_refused(asked) { None } else { unasked.map(|(_, verdict)| verdict.duration_until_reset()).max() }
 }

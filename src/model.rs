@@ -22,11 +22,11 @@ pub mod time;
 pub mod verdict;
 
 pub use deciding::{Deciding, Origin};
-pub use decision::{Answered, Counted, Decision, Finding, Hidden, Part, Ruling, Tightest, Wait, Warning};
+pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Ruling, Tightest, UsageWarning, Wait};
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
-pub use policy::{Ballot, Charging, Colocation, FailurePolicy, Role, StorePolicies};
+pub use policy::{ChargeOutcome, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
 pub use rule::{About, Metadata, Path, RuleId, Series, Shown};
 pub use time::{Clock, Micros};

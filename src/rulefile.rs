@@ -8,13 +8,13 @@ mod yaml;
 
 mod documents;
 
-pub use compile::{InvalidRules, Loaded, Options, compile};
+pub use compile::{CompiledRules, InvalidRules, Options, compile};
 pub use documents::{Documents, File};
 
 /// Compiles rule files that name no lists, in the given order.
 ///
 /// # Errors
 /// Returns every error of every file with its place, and the warnings with them.
-pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
+pub fn load(files: &[File], options: Options) -> Result<CompiledRules, InvalidRules> {
     compile(Documents::parse(files.to_vec()), &options)
 }

@@ -20,7 +20,7 @@ pub(crate) mod tree;
 
 pub use explain::{Explanation, explain};
 pub use survey::Survey;
-use tree::Node;
+use tree::TreeLevel;
 
 /// All rules in force. Immutable.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ pub(crate) struct Domain {
     pub(crate) policies: StorePolicies,
     pub(crate) colocation: Colocation,
     pub(crate) normalizers: Normalizers,
-    pub(crate) root: Node,
+    pub(crate) root: TreeLevel,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,
 }

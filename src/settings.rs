@@ -17,16 +17,16 @@ mod values;
 
 pub use redis::{Auth, RedisSettings};
 pub use store::StoreChoice;
-pub use traces::{Protocol, TraceSettings};
+pub use traces::{ExportProtocol, TraceSettings};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
-    LogLevel, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, Workers,
+    LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, WorkerCount,
 };
 
 /// One row of the settings table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct SettingRow {
     /// Name of the environment variable.
     pub variable: &'static str,
     /// Value that applies when the variable is not set.
@@ -39,7 +39,7 @@ pub struct Row {
     pub is_secret: bool,
 }
 
-impl Row {
+impl SettingRow {
     /// Returns the flag of the same name, such as `--grpc-port`; `None` for a secret.
     pub fn flag(&self) -> Option<String> {
         (!self.is_secret).then(|| self.variable.to_ascii_lowercase().replace('_', "-"))
@@ -47,18 +47,18 @@ impl Row {
 }
 
 /// Lookup of a setting: returns the text that is given for a variable, if any.
-type Given<'a> = &'a dyn Fn(&str) -> Option<String>;
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// A group of settings that is read together, with its rows.
-struct Rows<T> {
-    table: &'static [Row],
-    read: fn(Given<'_>, &mut Vec<InvalidSetting>) -> Option<T>,
+struct SettingRows<T> {
+    table: &'static [SettingRow],
+    read: fn(Lookup<'_>, &mut Vec<InvalidSetting>) -> Option<T>,
 }
 
-/// Builds the [`Rows`] of a struct: one row for each field.
+/// Builds the [`SettingRows`] of a struct: one row for each field.
 macro_rules! rows {
     ($name:ident { $($field:ident: $type:ty = $variable:expr, $default:literal, $does:expr;)+ }) => {
-        crate::settings::Rows {
+        crate::settings::SettingRows {
             table: &[$(crate::settings::row::<$type>($variable, $default, $does),)+],
             read: |given, wrong| {
                 $(let $field = crate::settings::read_one::<$type>($variable, $default, given, wrong);)+
@@ -82,7 +82,7 @@ macro_rules! settings {
         }
 
         impl Settings {
-            const PROCESS: &'static [Row] = &[$(row::<$type>($variable, $default, $does),)+];
+            const PROCESS: &'static [SettingRow] = &[$(row::<$type>($variable, $default, $does),)+];
 
             /// Reads every setting through `given`.
             ///
@@ -112,7 +112,7 @@ settings! {
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
-    workers: Workers = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
+    workers: WorkerCount = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "Age (plus or minus a tenth) at which a gRPC connection gets a GOAWAY, so that its client reconnects; 0: never";
     grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Number of open gRPC connections above which connections without a call in flight are closed: first those that never had a call, then those that are idle longest; auto: a quarter of the memory that the process may use, at 36 KiB per connection";
     grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "Time that calls on a connection have to finish after the GOAWAY of GRPC_MAX_CONNECTION_AGE; 0: no limit";
@@ -150,7 +150,7 @@ settings! {
     prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on the metrics listener";
     near_limit_ratio: Ratio = "NEAR_LIMIT_RATIO", "0.8", "Share of a limit above which hits are counted as near the limit";
     disable_stats: bool = "DISABLE_STATS", "false", "Turns off the metrics of calls and decisions";
-    log_level: LogLevel = "LOG_LEVEL", "warn", "Minimum severity of log lines";
+    log_level: LogSeverity = "LOG_LEVEL", "warn", "Minimum severity of log lines";
     log_format: LogFormat = "LOG_FORMAT", "text", "Format of log lines";
 }
 
@@ -196,7 +196,7 @@ pub enum InvalidSetting {
 
 impl Settings {
     /// Returns the rows of all settings.
-    pub fn table() -> impl Iterator<Item = &'static Row> {
+    pub fn table() -> impl Iterator<Item = &'static SettingRow> {
         [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
     }
 
@@ -206,14 +206,14 @@ impl Settings {
     }
 }
 
-const fn row<T: Setting>(variable: &'static str, default: &'static str, does: &'static str) -> Row {
-    Row { variable, default, takes: T::TAKES, does, is_secret: T::IS_SECRET }
+const fn row<T: Setting>(variable: &'static str, default: &'static str, does: &'static str) -> SettingRow {
+    SettingRow { variable, default, takes: T::TAKES, does, is_secret: T::IS_SECRET }
 }
 
 fn read_one<T: Setting>(
     variable: &'static str,
     default: &'static str,
-    given: Given<'_>,
+    given: Lookup<'_>,
     wrong: &mut Vec<InvalidSetting>,
 ) -> Option<T> {
     let found = given(variable).unwrap_or_else(|| default.to_owned());
@@ -226,7 +226,7 @@ fn read_one<T: Setting>(
 
 /// Returns the reference's settings that would change decisions or safety and that this version cannot honour. To ignore one
 /// of them would silently do something else than the operator asked for.
-fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
+fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
     let rows: [(&'static str, Asks<'_>, &'static str); 4] = [
         (
@@ -254,7 +254,7 @@ fn unsupported(given: Given<'_>) -> Vec<InvalidSetting> {
 }
 
 /// Returns an error if both a header style and the reference's own three headers are set.
-fn contradiction(given: Given<'_>) -> Option<InvalidSetting> {
+fn contradiction(given: Lookup<'_>) -> Option<InvalidSetting> {
     let (one, other) = ("RESPONSE_HEADERS", "LIMIT_RESPONSE_HEADERS_ENABLED");
     let has_style = given(one).is_some_and(|text| !text.trim().is_empty());
     let is_enabled = given(other).is_some_and(|text| bool::parse(text.trim()) == Some(true));

@@ -12,7 +12,7 @@ use crate::algorithm::Charge;
 #[cfg(doc)]
 use crate::model::Charging;
 use crate::model::{Micros, Verdict};
-use crate::telemetry::servers::Reason;
+use crate::telemetry::servers::FailureReason;
 
 pub mod guard;
 pub mod known;
@@ -24,7 +24,7 @@ pub mod replicas;
 pub type Verdicts = SmallVec<[Verdict; 4]>;
 
 /// Verdicts or errors in the order of their charges.
-pub type Answers = SmallVec<[Result<Verdict, StoreError>; 4]>;
+pub type ChargeResults = SmallVec<[Result<Verdict, StoreError>; 4]>;
 
 /// Holds counters and charges them.
 ///
@@ -76,7 +76,7 @@ pub trait Store: Send + Sync {
 #[derive(Debug)]
 pub struct Taken {
     /// One answer per charge, in order.
-    pub answers: Answers,
+    pub answers: ChargeResults,
     /// For each charge, the time at which it was charged; `None` if a refusal of the request does not reverse it.
     pub taken: Vec<Option<Micros>>,
 }
@@ -85,7 +85,7 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct Charged {
     /// One answer per charge, in order.
-    pub answers: Answers,
+    pub answers: ChargeResults,
     /// Hits that were taken before the store could know whether the request would be admitted.
     pub undo: Option<Undo>,
 }
@@ -174,14 +174,14 @@ impl StoreError {
     const UNKNOWN_RETRY: Micros = Micros::from_secs(1);
 
     /// Returns the reason for the metrics of the server; `None` if the server is not to blame.
-    pub const fn reason(self) -> Option<Reason> {
+    pub const fn reason(self) -> Option<FailureReason> {
         match self {
-            Self::TimedOut => Some(Reason::TimedOut),
-            Self::Late => Some(Reason::Late),
-            Self::Unreachable => Some(Reason::Unreachable),
-            Self::Down { .. } => Some(Reason::Down),
-            Self::Overloaded => Some(Reason::Overloaded),
-            Self::Rejected => Some(Reason::Rejected),
+            Self::TimedOut => Some(FailureReason::TimedOut),
+            Self::Late => Some(FailureReason::Late),
+            Self::Unreachable => Some(FailureReason::Unreachable),
+            Self::Down { .. } => Some(FailureReason::Down),
+            Self::Overloaded => Some(FailureReason::Overloaded),
+            Self::Rejected => Some(FailureReason::Rejected),
             Self::NoTime | Self::Foreign => None,
         }
     }

@@ -20,7 +20,7 @@ use self::metrics::{
 use self::page::{Page, seconds};
 use self::refusals::Refusals;
 use self::series::Rules;
-use self::servers::Servers;
+use self::servers::ServerMetrics;
 use self::traces::{Span, Traces, Way};
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
@@ -36,13 +36,14 @@ mod refusals;
 mod series;
 pub mod servers;
 mod split;
+pub mod throttle;
 pub mod traces;
 
 /// Method name in the metrics of calls, as in the reference.
 const METHOD: &str = "ShouldRateLimit";
 
 /// Adds the metrics of another component to the page.
-type Reading = Box<dyn Fn(&mut Page) + Send + Sync>;
+type PageWriter = Box<dyn Fn(&mut Page) + Send + Sync>;
 
 /// Collector of all metrics and spans.
 pub struct Telemetry {
@@ -50,7 +51,7 @@ pub struct Telemetry {
     traces: Option<Arc<Traces>>,
     started: Micros,
     rules: Rules,
-    servers: Arc<Servers>,
+    servers: Arc<ServerMetrics>,
     refusals: Refusals,
     calls: AtomicU64,
     response_time: Histogram,
@@ -58,12 +59,12 @@ pub struct Telemetry {
     limited: Arc<LimitedCalls>,
     /// Decisions in which a failure policy answered for the store at least once.
     unasked: AtomicU64,
-    watched_refusals: AtomicU64,
+    shadowed_refusals: AtomicU64,
     /// Admitted requests with a delay: by a header to Envoy, and held here.
     delayed: [AtomicU64; 2],
     unknown_domains: AtomicU64,
     loads: Loads,
-    readings: Mutex<Vec<Reading>>,
+    page_writers: Mutex<Vec<PageWriter>>,
 }
 
 /// Results of loading the rule files.
@@ -78,9 +79,9 @@ struct Loads {
 }
 
 /// A call that is being answered. Dropping it records its duration.
-pub struct Call<'a>(Option<(&'a Histogram, Instant)>);
+pub struct CallTimer<'a>(Option<(&'a Histogram, Instant)>);
 
-impl Drop for Call<'_> {
+impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
         if let Some((histogram, began)) = self.0 {
             histogram.record(began.elapsed());
@@ -104,11 +105,11 @@ impl Telemetry {
             invalid: AtomicU64::new(0),
             limited: Arc::default(),
             unasked: AtomicU64::new(0),
-            watched_refusals: AtomicU64::new(0),
+            shadowed_refusals: AtomicU64::new(0),
             delayed: Default::default(),
             unknown_domains: AtomicU64::new(0),
             loads: Loads::default(),
-            readings: Mutex::default(),
+            page_writers: Mutex::default(),
         }
     }
 
@@ -128,12 +129,12 @@ impl Telemetry {
     }
 
     /// Counts a call that has arrived, and starts to measure its duration.
-    pub fn call(&self) -> Call<'_> {
+    pub fn call(&self) -> CallTimer<'_> {
         if !self.is_on {
-            return Call(None);
+            return CallTimer(None);
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Call(Some((&self.response_time, Instant::now())))
+        CallTimer(Some((&self.response_time, Instant::now())))
     }
 
     /// Starts the span of a request that arrived by `way` with these headers. Returns `None` if the request is not recorded.
@@ -209,8 +210,8 @@ impl Telemetry {
         if decision.answers.iter().any(is_unasked) {
             self.unasked.fetch_add(1, Ordering::Relaxed);
         }
-        if decision.is_refusal_watched {
-            self.watched_refusals.fetch_add(1, Ordering::Relaxed);
+        if decision.is_refusal_shadowed {
+            self.shadowed_refusals.fetch_add(1, Ordering::Relaxed);
         }
         let Wait { header, hold } = decision.wait;
         for (count, wait) in self.delayed.iter().zip([header, hold]) {
@@ -252,13 +253,13 @@ impl Telemetry {
     }
 
     /// Returns the metrics of the store's servers, for the stores to fill.
-    pub fn servers(&self) -> Arc<Servers> {
+    pub fn servers(&self) -> Arc<ServerMetrics> {
         Arc::clone(&self.servers)
     }
 
-    /// Registers `reading`, which adds the metrics of another component to every page.
-    pub fn also(&self, reading: impl Fn(&mut Page) + Send + Sync + 'static) {
-        self.readings.lock().push(Box::new(reading));
+    /// Registers `writer`, which adds the metrics of another component to every page.
+    pub fn also(&self, writer: impl Fn(&mut Page) + Send + Sync + 'static) {
+        self.page_writers.lock().push(Box::new(writer));
     }
 
     /// Returns the present metrics in Prometheus' text format.
@@ -267,7 +268,7 @@ impl Telemetry {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.rules.tell(&mut page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
-        page.single(&GLOBAL_SHADOW_MODE, read(&self.watched_refusals));
+        page.single(&GLOBAL_SHADOW_MODE, read(&self.shadowed_refusals));
         page.family(&DELAYED, |family| {
             let [header, hold] = &self.delayed;
             family.sample(&["header"], read(header));
@@ -288,7 +289,7 @@ impl Telemetry {
         page.single(&RULES_LOADED, seconds(read(loaded_us)));
         page.single(&RULES_REJECTED, u8::from(is_rejected.load(Ordering::Relaxed)));
         self.servers.tell(&mut page);
-        self.readings.lock().iter().for_each(|reading| reading(&mut page));
+        self.page_writers.lock().iter().for_each(|writer| writer(&mut page));
         page.family(&BUILD_INFO, |family| family.sample(&[env!("CARGO_PKG_VERSION")], 1));
         page.single(&START_TIME, seconds(self.started.get()));
         page.into_text()

@@ -34,8 +34,8 @@ pub mod wire;
 pub mod workers;
 
 pub use body::RequestBody;
-pub use limits::{ConnectionLimits, Slots, connection_cap, raise_open_files, use_small_pages};
+pub use limits::{ConnectionLimits, ConnectionSlots, connection_cap, raise_open_files, use_small_pages};
 pub use listener::{Drained, Listener};
 pub use protocol::{Http1, Http2};
-pub use tally::{Counts, How, Tally};
+pub use tally::{ConnectionCounts, EndCause, Tally};
 pub use workers::Workers;

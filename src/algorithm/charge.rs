@@ -1,7 +1,7 @@
 //! The input of a store: one counter charged with hits.
 
 use super::Limit;
-use crate::model::{Ballot, Charging, CounterKey, Hits, Outcome, Role, StorePolicies};
+use crate::model::{ChargeOutcome, Charging, CounterKey, Hits, Outcome, Role, StorePolicies};
 
 /// A request to one counter key to take hits against one limit.
 #[derive(Clone, Debug)]
@@ -25,14 +25,14 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Returns its ballot for the outcome of the request. `outcome` is the outcome of this charge.
-    pub const fn ballot(&self, outcome: Outcome) -> Ballot {
-        Ballot { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
+    /// Returns its part in the outcome of the request. `outcome` is the outcome of this charge.
+    pub const fn charge_outcome(&self, outcome: Outcome) -> ChargeOutcome {
+        ChargeOutcome { descriptor: self.descriptor, role: self.role, refused: outcome.is_refused() }
     }
 
-    /// Returns true if the charge stays although its request is refused: the limits are charged each on their own, the limit
+    /// Returns true if the charge is recorded although its request is refused: the limits are charged each on their own, the limit
     /// records refused charges, or the charge gives hits back.
-    pub fn is_kept(&self) -> bool {
-        self.charging == Charging::Each || self.limit.counts_refused() || self.hits.given_back() > 0
+    pub fn is_recorded_despite_refusal(&self) -> bool {
+        self.charging == Charging::Each || self.limit.records_every_charge() || self.hits.given_back() > 0
     }
 }

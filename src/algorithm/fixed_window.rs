@@ -4,7 +4,7 @@
 //! Up to twice the limit passes within one window's length across a border; never more than the limit in one window.
 //! Choose `sliding_window` where a burst at the border hurts.
 
-use super::{Count, MOST_COUNTED, hits32};
+use super::{Counting, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
 /// Counts the hits of each window.
@@ -17,7 +17,7 @@ pub struct State {
     count: u64,
 }
 
-impl Count for FixedWindow {
+impl Counting for FixedWindow {
     type State = State;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = true;

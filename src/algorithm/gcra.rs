@@ -4,7 +4,7 @@
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
 //! Choose `fixed_window` for quotas that restart with the hour or the day.
 
-use super::meter::{Ahead, Meter, Slots, above_the_highest};
+use super::meter::{Ahead, Meter, SlotDelay, above_the_highest};
 
 /// Evenly spaced hits. In whole ticks, the theoretical arrival time of the next hit is the level of a [`Meter`].
 pub type Gcra = Meter<Arrivals>;
@@ -13,7 +13,7 @@ pub type Gcra = Meter<Arrivals>;
 /// admitted without a delay. The level may exceed the burst, as far as the longest wait allows.
 pub struct Arrivals;
 
-impl Slots for Arrivals {
+impl SlotDelay for Arrivals {
     const ARE_THERE: bool = true;
 
     fn ahead(_: u64, wanted: u64, room: u64) -> Ahead {

@@ -4,16 +4,16 @@
 //! Exact to the tick: in any interval at most the burst plus the limit's share of the ticks that begin in it.
 //! Choose `sliding_window` if no window may have more than the limit, even when a bucket fills at once.
 
-use super::meter::{Ahead, Meter, Slots};
+use super::meter::{Ahead, Meter, SlotDelay};
 
 /// A leaky bucket. The level of a [`Meter`] is its content.
-pub type LeakyBucket = Meter<Queue>;
+pub type LeakyBucket = Meter<BucketQueue>;
 
 /// A charge waits until the hits before it in the bucket have leaked, so that hits pass evenly spaced. Hits that do not fit into
 /// the bucket are refused.
-pub struct Queue;
+pub struct BucketQueue;
 
-impl Slots for Queue {
+impl SlotDelay for BucketQueue {
     const ARE_THERE: bool = true;
 
     fn ahead(level: u64, wanted: u64, room: u64) -> Ahead {

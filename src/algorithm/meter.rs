@@ -13,7 +13,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Count, MOST_COUNTED, hits32};
+use super::{Counting, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
 /// Longest wait that a verdict promises: ten years.
@@ -23,7 +23,7 @@ const LONGEST_WAIT: Micros = Micros::from_secs(315_360_000);
 pub struct Meter<S>(PhantomData<S>);
 
 /// Wait of a charge for its slot.
-pub trait Slots {
+pub trait SlotDelay {
     /// True if there are slots to wait for.
     const ARE_THERE: bool;
 
@@ -53,7 +53,7 @@ pub struct State {
     slowest: u32,
 }
 
-impl Slots for NoSlots {
+impl SlotDelay for NoSlots {
     const ARE_THERE: bool = false;
 
     fn ahead(_: u64, wanted: u64, room: u64) -> Ahead {
@@ -67,7 +67,7 @@ impl Default for State {
     }
 }
 
-impl<S: Slots> Count for Meter<S> {
+impl<S: SlotDelay> Counting for Meter<S> {
     type State = State;
     const HAS_BURST: bool = true;
     const HAS_SLOTS: bool = S::ARE_THERE;
@@ -117,7 +117,7 @@ impl State {
 }
 
 /// Returns the verdict of a charge that waits for its slot, at most `max`.
-fn told<S: Slots>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+fn told<S: SlotDelay>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
     let (limit, burst, grains) = (u64::from(quota.limit()), u64::from(quota.burst()), quota.ticks());
     let State { tick, level, .. } = state.at(now, quota);
     let (room, cost) = (burst * grains, hits.taken() * grains);

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Count, MOST_LOGGED, hits32};
+use super::{Counting, MOST_LOGGED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
 /// Maximum number of hits in one log: 2^48, less than the range of the running numbers of the twin in Lua.
@@ -27,12 +27,12 @@ pub struct SlidingLog;
 pub struct State {
     /// Number of hits before the first entry. This number and those of the entries wrap around at 2^64.
     before: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<TimedHits>,
 }
 
 /// The hits of one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct TimedHits {
     at: Micros,
     /// Number of hits up to and including its last one.
     upto: u64,
@@ -48,7 +48,7 @@ struct Live<'a> {
     used: u64,
 }
 
-impl Count for SlidingLog {
+impl Counting for SlidingLog {
     /// Boxed, so that it is no larger than the states of other algorithms, which are many.
     type State = Box<State>;
     const HAS_BURST: bool = false;
@@ -158,7 +158,7 @@ impl State {
         if hits > self.upto().wrapping_sub(self.before) {
             match self.entries.back_mut() {
                 Some(last) if last.at == clock => last.upto = upto,
-                _ => self.entries.push_back(Entry { at: clock, upto }),
+                _ => self.entries.push_back(TimedHits { at: clock, upto }),
             }
         } else {
             let whole = self.entries.partition_point(|entry| entry.upto.wrapping_sub(self.before) < hits);
@@ -179,7 +179,7 @@ impl Live<'_> {
     /// Returns the time of the `hit`-th oldest hit (1 = oldest).
     fn moment_of(self, hit: u64) -> Micros {
         let before = self.state.upto().wrapping_sub(self.used);
-        let hits_upto = |entry: &Entry| entry.upto.wrapping_sub(before);
+        let hits_upto = |entry: &TimedHits| entry.upto.wrapping_sub(before);
         // Older entries have smaller numbers and are not read.
         let (mut low, mut high) = (self.first, self.state.entries.len());
         while low < high {

@@ -5,7 +5,7 @@
 //! within one window's length. If they came at its beginning, as many hits are refused that would have fitted.
 //! Choose `sliding_log` if the limit is small and no hit may be one too many.
 
-use super::{Count, MOST_COUNTED, hits32};
+use super::{Counting, MOST_COUNTED, hits32};
 use crate::model::{Hits, InvalidQuota, Micros, Outcome, Provenance, Quota, Verdict};
 
 /// Counts the hits of this window and a share of the previous window.
@@ -26,7 +26,7 @@ struct Elapsed {
     of: u64,
 }
 
-impl Count for SlidingWindow {
+impl Counting for SlidingWindow {
     type State = State;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;

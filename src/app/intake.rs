@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::metrics;
 use super::summary::counted;
-use super::watched;
 use crate::rulefile::{self, Documents, InvalidRules, Options};
 use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
 use crate::source::RuleSink;
 use crate::telemetry::Telemetry;
-use crate::transport::admin::Loaded;
+use crate::transport::admin::RulesStatus;
 
 /// Target of the log lines about reloads. They are written at every log level: a reload is as rare as a start, and an
 /// operator waits for its result.
@@ -28,7 +28,7 @@ pub(super) struct Intake {
     options: Options,
     live: Arc<LiveRules>,
     /// State of the rules for the debug page.
-    page: watch::Sender<Loaded>,
+    page: watch::Sender<RulesStatus>,
     telemetry: Arc<Telemetry>,
     /// Replaced rule sets that requests may still use. Its lock also orders offers of several sources.
     retired: Mutex<Vec<Arc<RuleSet>>>,
@@ -39,7 +39,7 @@ impl Intake {
     pub(super) fn new(
         options: Options,
         live: Arc<LiveRules>,
-        page: watch::Sender<Loaded>,
+        page: watch::Sender<RulesStatus>,
         telemetry: Arc<Telemetry>,
     ) -> Self {
         Self { options, live, page, telemetry, retired: Mutex::default() }
@@ -55,11 +55,15 @@ impl Intake {
         let mut retired = self.retired.lock();
         let load = self.live.next_generation();
         // Before the rules are in force, so that their first decision finds its counts.
-        watched::rules_loaded(&self.telemetry, &rules, load);
+        metrics::rules_loaded(&self.telemetry, &rules, load);
         retired.push(self.live.replace(rules));
         self.page.send_modify(|loaded| {
-            *loaded =
-                Loaded { since: Instant::now(), what: what.clone(), rejected: None, slow_since: loaded.slow_since };
+            *loaded = RulesStatus {
+                since: Instant::now(),
+                what: what.clone(),
+                rejected: None,
+                slow_since: loaded.slow_since,
+            };
         });
         tracing::info!(event = "rules.loaded", load, "new rules are in force: {what}");
         let surplus = retired.len().saturating_sub(MOST_RETIRED);
@@ -77,7 +81,7 @@ impl RuleSink for Intake {
     fn offer(&self, documents: Documents) -> Result<Generation, InvalidRules> {
         let files = documents.len();
         match rulefile::compile(documents, &self.options) {
-            Ok(rulefile::Loaded { rules, warnings }) => {
+            Ok(rulefile::CompiledRules { rules, warnings }) => {
                 warnings.iter().for_each(|warning| tracing::warn!(event = "rules.warning", "{warning}"));
                 Ok(self.put_in_force(rules, files))
             }

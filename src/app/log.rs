@@ -14,7 +14,7 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-use crate::settings::{LogFormat, LogLevel, Settings};
+use crate::settings::{LogFormat, LogSeverity, Settings};
 use crate::telemetry::json_lines::JsonLines;
 use crate::telemetry::lines::Lines;
 use crate::transport::admin;
@@ -97,8 +97,8 @@ impl admin::LogLevel for ChangingLevel {
     }
 
     fn set(&self, word: &str) -> Result<(), String> {
-        let Some(LogLevel(wanted)) = LogLevel::named(word) else {
-            return Err(format!("{word:?} is no level of the log: expected {}", LogLevel::NAMES));
+        let Some(LogSeverity(wanted)) = LogSeverity::named(word) else {
+            return Err(format!("{word:?} is no level of the log: expected {}", LogSeverity::NAMES));
         };
         let mut level = self.level.lock();
         self.filter.reload(targets(wanted)).map_err(|error| format!("the level of the log stays: {error}"))?;

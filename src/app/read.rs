@@ -9,7 +9,7 @@ use super::{SENT_TWICE, environment};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named, apart};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
-use crate::rulefile::{self, InvalidRules, Loaded, Options};
+use crate::rulefile::{self, CompiledRules, InvalidRules, Options};
 use crate::rules::RuleSet;
 use crate::settings::{HeaderStyle, Settings};
 use crate::source::file::FileSource;
@@ -52,7 +52,7 @@ impl Read {
         let options = Options { needs_secret: true, ..options(settings)? };
         let (source, documents) = FileSource::open(location)?;
         let files = documents.len();
-        let Loaded { rules, warnings } = rulefile::compile(documents, &options)?;
+        let CompiledRules { rules, warnings } = rulefile::compile(documents, &options)?;
         warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
         if settings.response_headers == HeaderStyle::XRateLimit {
             eprintln!("{SENT_TWICE}");
@@ -67,7 +67,7 @@ impl Read {
 ///
 /// # Errors
 /// If files cannot be read.
-pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Result<Loaded, InvalidRules>)> {
+pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
     let load = move || {
         let (_, documents) = FileSource::open(location)?;
         anyhow::Ok((documents.len(), rulefile::compile(documents, &options(&settings)?)))

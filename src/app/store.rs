@@ -15,7 +15,7 @@ use crate::store::redis::manager::Access;
 use crate::store::redis::tls::{Tls, TlsFiles};
 use crate::store::redis::{Instance, Redis};
 use crate::store::replicas::Replicas;
-use crate::telemetry::servers::Servers;
+use crate::telemetry::servers::ServerMetrics;
 
 /// The stores of the process.
 pub(super) struct Stores {
@@ -66,14 +66,19 @@ impl Secrets {
 
 /// Creates the stores for `threads` calling threads. `files` holds the contents of the files that the Redis settings
 /// name; `watched` records the metrics of each server.
-pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usize, watched: &Arc<Servers>) -> Stores {
+pub(super) fn open(
+    settings: &Settings,
+    files: Option<RedisFiles>,
+    threads: usize,
+    metrics: &Arc<ServerMetrics>,
+) -> Stores {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let memory = Arc::new(Memory::new(Arc::clone(&clock), settings.memory_max_counters.0));
     let redis = match (&settings.store, files) {
         (StoreChoice::Redis { main, per_second }, Some(files)) => {
             let per_second = per_second.as_deref().zip(files.per_second);
-            let per_second = per_second.map(|(apart, secrets)| instance(apart, secrets, watched));
-            let main = instance(main, files.main, watched);
+            let per_second = per_second.map(|(apart, secrets)| instance(apart, secrets, metrics));
+            let main = instance(main, files.main, metrics);
             Some(Redis::new(main, per_second, &settings.cache_key_prefix.0, threads))
         }
         _ => None,
@@ -88,14 +93,14 @@ pub(super) fn open(settings: &Settings, files: Option<RedisFiles>, threads: usiz
     Stores { guard, memory, redis, replicas }
 }
 
-fn instance(redis: &RedisSettings, secrets: Secrets, watched: &Arc<Servers>) -> Instance {
+fn instance(redis: &RedisSettings, secrets: Secrets, metrics: &Arc<ServerMetrics>) -> Instance {
     let access = Access {
         credentials: secrets.credentials,
         tls: secrets.tls,
         db: redis.database,
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
-        watched: Arc::clone(watched),
+        metrics: Arc::clone(metrics),
     };
     Instance { topology: redis.topology.clone(), access }
 }

@@ -19,8 +19,8 @@ use tokio::time::timeout;
 
 use super::SystemClock;
 use super::read::system_authorities;
-use crate::settings::{Protocol, Settings, TraceSettings};
-use crate::store::redis::backoff::Quiet;
+use crate::settings::{ExportProtocol, Settings, TraceSettings};
+use crate::telemetry::throttle::LogThrottle;
 use crate::telemetry::traces::{Sampler, Traces};
 
 /// Capacity of the queue of spans: 2,048, as in OpenTelemetry's own batch processors.
@@ -64,8 +64,9 @@ impl Exporting {
         let (dropped, (stop, stopped)) = (Arc::new(AtomicU64::new(0)), watch::channel(false));
         let sampler = Sampler { ratio: settings.ratio, follows_caller: settings.follows_caller };
         let traces = Traces::new(sampler, Arc::new(SystemClock), spans, Arc::clone(&dropped));
-        let patience = settings.timeout;
-        let delivery = Delivery { exporter, patience, dropped: Arc::clone(&dropped), complaints: Quiet::new() };
+        let timeout = settings.timeout;
+        let delivery =
+            SpanDelivery { exporter, timeout, dropped: Arc::clone(&dropped), complaints: LogThrottle::new() };
         let started = std::thread::Builder::new().name("spans".to_owned()).spawn(move || {
             runtime.block_on(delivery.run(waiting, stopped));
             runtime.shutdown_background();
@@ -87,15 +88,15 @@ impl Exporting {
 }
 
 /// State of the delivery thread.
-struct Delivery {
+struct SpanDelivery {
     exporter: SpanExporter,
     /// Timeout of one delivery.
-    patience: Duration,
+    timeout: Duration,
     dropped: Arc<AtomicU64>,
-    complaints: Quiet,
+    complaints: LogThrottle,
 }
 
-impl Delivery {
+impl SpanDelivery {
     /// Delivers spans until `stopped` is set and the queue is empty.
     async fn run(self, mut waiting: mpsc::Receiver<SpanData>, mut stopped: watch::Receiver<bool>) {
         let (mut batch, mut is_open) = (Vec::new(), true);
@@ -117,13 +118,13 @@ impl Delivery {
     async fn deliver(&self, batch: Vec<SpanData>) {
         let count = batch.len();
         // The exporter's own timeout covers the response, but over gRPC not the connection.
-        let error = match timeout(self.patience, self.exporter.export(batch)).await {
+        let error = match timeout(self.timeout, self.exporter.export(batch)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("nothing was taken within {:?}", self.patience),
+            Err(_) => format!("nothing was taken within {:?}", self.timeout),
         };
         self.dropped.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
-        if self.complaints.is_over() {
+        if self.complaints.is_due() {
             tracing::warn!(
                 event = "traces.lost",
                 spans = count,
@@ -161,13 +162,13 @@ fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
         system_authorities()?;
     }
     Ok(match protocol {
-        Protocol::Grpc => {
+        ExportProtocol::Grpc => {
             let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(*timeout);
             let builder =
                 if is_tls { builder.with_tls_config(ClientTlsConfig::new().with_enabled_roots()) } else { builder };
             builder.build()?
         }
-        Protocol::Http => {
+        ExportProtocol::Http => {
             let builder = SpanExporter::builder()
                 .with_http()
                 .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)

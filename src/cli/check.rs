@@ -6,7 +6,7 @@ use clap::{ArgMatches, Command};
 
 use super::files;
 use crate::app::summary;
-use crate::rulefile::Loaded;
+use crate::rulefile::CompiledRules;
 
 pub(super) fn command() -> Command {
     Command::new("check")
@@ -20,7 +20,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (files, loaded) = super::load(matches)?;
     match loaded {
-        Ok(Loaded { rules, warnings }) => {
+        Ok(CompiledRules { rules, warnings }) => {
             warnings.iter().for_each(|warning| eprintln!("{warning}"));
             let with = if warnings.is_empty() {
                 String::new()

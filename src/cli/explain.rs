@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::{descriptor, files};
 use crate::model::Descriptor;
-use crate::rulefile::Loaded;
+use crate::rulefile::CompiledRules;
 use crate::rules;
 
 pub(super) fn command() -> Command {
@@ -21,7 +21,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let Loaded { rules, warnings } = super::load(matches)?.1?;
+    let CompiledRules { rules, warnings } = super::load(matches)?.1?;
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let domain = matches.get_one::<String>("domain").context("no domain")?;
     let descriptor = matches.get_one::<Descriptor>("descriptor").context("no descriptor")?;

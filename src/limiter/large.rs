@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::notable::Notables;
 use super::{Limiter, asked, fold, ruled};
-use crate::model::policy::Count;
-use crate::model::{Decision, Descriptor, Micros, Outcome, Provenance, Request, Wait, Warning};
+use crate::model::policy::OutcomeCount;
+use crate::model::{Decision, Descriptor, Micros, Outcome, Provenance, Request, UsageWarning, Wait};
 use crate::rules::{Matched, Rule, RuleSet, Survey};
 use crate::store::Verdicts;
-use crate::store::guard::Given;
+use crate::store::guard::TakenCharge;
 
 /// Maximum number of warnings that are kept: 16, the number that fits in the header that lists them.
 const MOST_WARNINGS: usize = 16;
@@ -23,17 +23,17 @@ pub struct Large<'a> {
     survey: Survey<'a>,
     /// Number of descriptors that are decided.
     decided: usize,
-    ballots: Count,
-    /// The same ballots, with every charge that policy `closed` refused counted as admitted.
-    checked_ballots: Count,
+    charge_outcomes: OutcomeCount,
+    /// The same outcomes, with every charge that policy `closed` refused counted as admitted.
+    checked_outcomes: OutcomeCount,
     has_failed: bool,
     retry: Retry,
     unavailable_for: Option<Micros>,
     wait: Wait,
-    warnings: Vec<Warning<'a>>,
+    warnings: Vec<UsageWarning<'a>>,
     notables: Notables<'a>,
     /// Hits to give back if the request is refused: one item for each charge so far, in order.
-    taken: Vec<Option<Given>>,
+    taken: Vec<Option<TakenCharge>>,
     given_back: usize,
 }
 
@@ -56,8 +56,8 @@ impl Limiter {
             limiter: self,
             survey: rules.survey(domain),
             decided: 0,
-            ballots: Count::default(),
-            checked_ballots: Count::default(),
+            charge_outcomes: OutcomeCount::default(),
+            checked_outcomes: OutcomeCount::default(),
             has_failed: false,
             retry: Retry::default(),
             unavailable_for: None,
@@ -76,15 +76,15 @@ impl<'a> Large<'a> {
         self.survey.add(descriptors);
     }
 
-    /// Decides the next slice, within the timeout `patience` of the caller. The parts and answers of the returned decision belong
+    /// Decides the next slice, within the `timeout` of the caller. The parts and answers of the returned decision belong
     /// to the slice. Its outcome is that of the slice alone, not of the request.
-    pub async fn decide(&mut self, slice: &Request, patience: Option<Duration>) -> Decision<'a> {
+    pub async fn decide(&mut self, slice: &Request, timeout: Option<Duration>) -> Decision<'a> {
         let generation = self.survey.rules().generation();
         let matched = self.survey.find(slice);
         let decision = match matched.ruling {
             Some(ruling) => ruled(matched, ruling, generation),
             None => {
-                let (verdicts, taken) = self.limiter.guard.take(&matched.charges, patience.into()).await;
+                let (verdicts, taken) = self.limiter.guard.take(&matched.charges, timeout.into()).await;
                 self.taken.extend(taken);
                 self.add(&matched, &verdicts);
                 fold(matched, &verdicts, generation)
@@ -102,7 +102,7 @@ impl<'a> Large<'a> {
 
     /// Returns true if the slices decided so far refuse the request.
     pub fn is_refused(&self) -> bool {
-        self.ballots.is_refused()
+        self.charge_outcomes.is_refused()
     }
 
     /// Gives back the charges of the next slice. The slices must be the same as for [`Large::decide`], in the same order.
@@ -125,7 +125,16 @@ impl<'a> Large<'a> {
     /// body, metadata, metrics and spans. All other descriptors are left out.
     pub fn conclude(self, request: &Request) -> (Request, Decision<'a>) {
         let Self {
-            survey, notables, ballots, checked_ballots, has_failed, unavailable_for, wait, warnings, retry, ..
+            survey,
+            notables,
+            charge_outcomes,
+            checked_outcomes,
+            has_failed,
+            unavailable_for,
+            wait,
+            warnings,
+            retry,
+            ..
         } = self;
         let generation = survey.rules().generation();
         let (descriptors, parts, answers, hidden) = notables.into_parts();
@@ -136,7 +145,7 @@ impl<'a> Large<'a> {
         if let Some(ruling) = matched.ruling {
             return (request, ruled(matched, ruling, generation));
         }
-        let spares = ballots.is_refused();
+        let spares = charge_outcomes.is_refused();
         let outcome = match () {
             () if is_shadowed => Outcome::Admitted,
             () if spares => Outcome::Refused,
@@ -153,11 +162,11 @@ impl<'a> Large<'a> {
             answers,
             ruling: None,
             retry: is_refused.then(|| retry.wait()).flatten(),
-            unavailable_for: unavailable_for.filter(|_| is_refused && !checked_ballots.is_refused()),
+            unavailable_for: unavailable_for.filter(|_| is_refused && !checked_outcomes.is_refused()),
             wait,
             warnings,
             hidden,
-            is_refusal_watched: is_shadowed && spares,
+            is_refusal_shadowed: is_shadowed && spares,
             is_unread: false,
             generation,
         };
@@ -167,12 +176,12 @@ impl<'a> Large<'a> {
     /// Adds the charges of a slice to the result of the whole request.
     fn add(&mut self, matched: &Matched<'a>, verdicts: &Verdicts) {
         for (charge, verdict) in matched.charges.iter().zip(verdicts) {
-            let mut ballot = charge.ballot(verdict.outcome);
-            ballot.descriptor += self.decided;
-            self.ballots.add(ballot);
+            let mut charge_outcome = charge.charge_outcome(verdict.outcome);
+            charge_outcome.descriptor += self.decided;
+            self.charge_outcomes.add(charge_outcome);
             let is_unchecked = verdict.provenance == Provenance::Closed;
-            ballot.refused &= !is_unchecked;
-            self.checked_ballots.add(ballot);
+            charge_outcome.refused &= !is_unchecked;
+            self.checked_outcomes.add(charge_outcome);
             if charge.role.is_shadow() {
                 continue;
             }

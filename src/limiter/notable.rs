@@ -19,7 +19,7 @@ struct Notable<'a> {
 
 /// Reason why a descriptor is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Reason {
+enum KeepReason {
     /// The first descriptor of the request.
     First,
     /// The n-th descriptor whose limit may be listed.
@@ -49,7 +49,7 @@ enum Reason {
 /// The kept descriptors, by reason: at most 33, one for each reason.
 #[derive(Debug, Default)]
 pub(super) struct Notables<'a> {
-    kept: BTreeMap<Reason, (usize, Arc<Notable<'a>>)>,
+    kept: BTreeMap<KeepReason, (usize, Arc<Notable<'a>>)>,
     listed: usize,
     least: [Least; 2],
     longest: Option<Micros>,
@@ -113,10 +113,10 @@ impl<'a> Notables<'a> {
     }
 
     /// Adds the reasons to keep this descriptor in place of those kept before for the same reasons.
-    fn reasons(&mut self, part: &Part<'a>, answers: &[Answered<'a>], reasons: &mut Vec<Reason>) {
+    fn reasons(&mut self, part: &Part<'a>, answers: &[Answered<'a>], reasons: &mut Vec<KeepReason>) {
         let is_refused = part.outcome().is_refused();
-        self.once(true, Reason::First, reasons);
-        self.once(is_refused && !part.is_exposed(), Reason::RefusedUnexposed, reasons);
+        self.once(true, KeepReason::First, reasons);
+        self.once(is_refused && !part.is_exposed(), KeepReason::RefusedUnexposed, reasons);
         if let Finding::Limited(tightest) = &part.finding {
             self.limited(part, tightest, is_refused, reasons);
         }
@@ -125,20 +125,20 @@ impl<'a> Notables<'a> {
         }
     }
 
-    fn limited(&mut self, part: &Part<'a>, tightest: &Tightest<'a>, is_refused: bool, reasons: &mut Vec<Reason>) {
+    fn limited(&mut self, part: &Part<'a>, tightest: &Tightest<'a>, is_refused: bool, reasons: &mut Vec<KeepReason>) {
         let (verdict, is_quota) = (&tightest.verdict, tightest.role.is_quota());
-        self.once(true, Reason::Limited, reasons);
-        self.once(is_refused, Reason::Refused, reasons);
-        self.once(is_refused && !is_quota, Reason::RefusedAlone, reasons);
-        self.once(part.outcome().is_failed(), Reason::Failed, reasons);
+        self.once(true, KeepReason::Limited, reasons);
+        self.once(is_refused, KeepReason::Refused, reasons);
+        self.once(is_refused && !is_quota, KeepReason::RefusedAlone, reasons);
+        self.once(part.outcome().is_failed(), KeepReason::Failed, reasons);
         let is_policy = verdict.provenance.is_policy();
-        self.once(is_policy, Reason::Policy(verdict.provenance.name()), reasons);
+        self.once(is_policy, KeepReason::Policy(verdict.provenance.name()), reasons);
         if !verdict.provenance.is_counted() {
             return;
         }
         let is_refused_alone = is_refused && !is_quota;
         for (least, reason, is_eligible) in
-            [(0, Reason::DescribedUnexposed, true), (1, Reason::Described, part.is_exposed())]
+            [(0, KeepReason::DescribedUnexposed, true), (1, KeepReason::Described, part.is_exposed())]
         {
             let Least(best) = &mut self.least[least];
             if is_eligible && (verdict.remaining < *best || is_refused_alone) {
@@ -150,36 +150,36 @@ impl<'a> Notables<'a> {
             return;
         }
         if self.listed < MOST_LISTED {
-            reasons.push(Reason::Listed(self.listed));
+            reasons.push(KeepReason::Listed(self.listed));
             self.listed += 1;
         }
         let wait = verdict.retry.unwrap_or(Micros::new(u64::MAX));
         if is_refused_alone && self.longest.is_none_or(|longest| wait >= longest) {
             self.longest = Some(wait);
-            reasons.push(Reason::Longest);
+            reasons.push(KeepReason::Longest);
         }
         if is_refused && self.shortest.is_none_or(|shortest| wait < shortest) {
             self.shortest = Some(wait);
-            reasons.push(Reason::Shortest);
+            reasons.push(KeepReason::Shortest);
         }
     }
 
-    fn answered(&mut self, answer: &Answered<'a>, reasons: &mut Vec<Reason>) {
+    fn answered(&mut self, answer: &Answered<'a>, reasons: &mut Vec<KeepReason>) {
         let Answered { role, verdict, .. } = answer;
         let is_unasked = verdict.provenance.is_policy();
-        self.once(is_unasked, Reason::Unasked, reasons);
+        self.once(is_unasked, KeepReason::Unasked, reasons);
         if role.is_shadow() {
             return;
         }
-        self.once(is_unasked, Reason::EnforcedUnasked, reasons);
+        self.once(is_unasked, KeepReason::EnforcedUnasked, reasons);
         if self.delay.is_none_or(|delay| verdict.delay >= delay) && verdict.delay > Micros::ZERO {
             self.delay = Some(verdict.delay);
-            reasons.push(Reason::Delayed);
+            reasons.push(KeepReason::Delayed);
         }
     }
 
     /// Adds `reason` if `holds` is true and no descriptor is kept for it yet.
-    fn once(&self, holds: bool, reason: Reason, reasons: &mut Vec<Reason>) {
+    fn once(&self, holds: bool, reason: KeepReason, reasons: &mut Vec<KeepReason>) {
         if holds && !self.kept.contains_key(&reason) && !reasons.contains(&reason) {
             reasons.push(reason);
         }

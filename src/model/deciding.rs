@@ -1,6 +1,6 @@
 //! The rule, the limit and the origin that decided a request. Metadata, metrics, spans and the log line show this one value.
 
-use super::decision::{Answered, Counted, Decision};
+use super::decision::{Answered, Decision, LimitedPart};
 use super::rule::About;
 use super::time::Micros;
 use super::verdict::{Outcome, Provenance, Verdict};
@@ -96,7 +96,7 @@ impl<'a> Deciding<'a> {
         Self { descriptor: Some(descriptor), rule, limit, origin: provenance.into() }
     }
 
-    fn part(decision: &Decision<'a>, (part, tightest): Counted<'_, 'a>) -> Self {
+    fn part(decision: &Decision<'a>, (part, tightest): LimitedPart<'_, 'a>) -> Self {
         let descriptor = decision.parts.iter().position(|each| std::ptr::eq(each, part));
         Self { descriptor, rule: part.rule, limit: tightest.name, origin: tightest.verdict.provenance.into() }
     }
@@ -134,7 +134,7 @@ impl<'a> Decision<'a> {
 
 /// Returns the descriptor that headers describe, chosen as the reference does: the last refused one that is not a
 /// quota, or else the one with the least remaining, the first of equals.
-pub fn described<'d, 'a>(counted: impl Iterator<Item = Counted<'d, 'a>>) -> Option<Counted<'d, 'a>> {
+pub fn described<'d, 'a>(counted: impl Iterator<Item = LimitedPart<'d, 'a>>) -> Option<LimitedPart<'d, 'a>> {
     let mut best = u32::MAX;
     let mut chosen = None;
     for (part, tightest) in counted {
@@ -156,12 +156,12 @@ fn enforced<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = &'d Answ
 
 /// Returns the first descriptor that refuses the request by itself, or else the first of the quotas that refuse it
 /// together.
-fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
+fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<LimitedPart<'d, 'a>> {
     let mut refused = decision.limited().filter(|(part, _)| part.outcome().is_refused());
     let alone = refused.clone().find(|(_, tightest)| !tightest.role.is_quota());
     alone.or_else(|| refused.next())
 }
 
-fn is_failed((part, _): &Counted<'_, '_>) -> bool {
+fn is_failed((part, _): &LimitedPart<'_, '_>) -> bool {
     part.outcome().is_failed()
 }

@@ -30,11 +30,11 @@ pub struct Decision<'a> {
     /// Waits of an admitted request, by the place of the wait.
     pub wait: Wait,
     /// Limits of an admitted request whose use has reached the warning threshold of their rule.
-    pub warnings: Vec<Warning<'a>>,
+    pub warnings: Vec<UsageWarning<'a>>,
     /// Entries with sensitive values, in request order.
     pub hidden: Vec<Hidden>,
     /// True if the request was admitted only because of the global shadow mode.
-    pub is_refusal_watched: bool,
+    pub is_refusal_shadowed: bool,
     /// True if only the domain of the request was read, because its message is too large. Then there are no parts.
     pub is_unread: bool,
     /// Number of the rule load that decided, counted from 1.
@@ -59,7 +59,7 @@ pub struct Answered<'a> {
     /// Answer for the charge.
     pub verdict: Verdict,
     /// True if the charge was admitted but is not kept, because the request is refused.
-    pub is_spared: bool,
+    pub is_unrecorded: bool,
 }
 
 /// An entry whose value must not appear anywhere.
@@ -93,7 +93,7 @@ pub struct Wait {
 
 /// A limit whose use has reached its warning threshold.
 #[derive(Clone, Copy, Debug)]
-pub struct Warning<'a> {
+pub struct UsageWarning<'a> {
     /// Rule of the limit.
     pub rule: &'a About,
     /// Name of the limit, if it has one.
@@ -143,11 +143,11 @@ pub struct Tightest<'a> {
 }
 
 /// Descriptor and its tightest limit.
-pub type Counted<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
+pub type LimitedPart<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
 
 impl<'a> Decision<'a> {
     /// Returns the descriptors with limits.
-    pub fn limited(&self) -> impl Iterator<Item = Counted<'_, 'a>> + Clone {
+    pub fn limited(&self) -> impl Iterator<Item = LimitedPart<'_, 'a>> + Clone {
         self.parts.iter().filter_map(|part| match &part.finding {
             Finding::Limited(tightest) => Some((part, tightest)),
             _ => None,
@@ -155,7 +155,7 @@ impl<'a> Decision<'a> {
     }
 
     /// Returns the descriptors with limits that a store counted.
-    pub fn counted(&self) -> impl Iterator<Item = Counted<'_, 'a>> + Clone {
+    pub fn counted(&self) -> impl Iterator<Item = LimitedPart<'_, 'a>> + Clone {
         self.limited().filter(|(_, tightest)| tightest.verdict.provenance.is_counted())
     }
 }

@@ -146,7 +146,7 @@ impl Role {
 
 /// Role and result of one charge, for the outcome of the request.
 #[derive(Clone, Copy, Debug)]
-pub struct Ballot {
+pub struct ChargeOutcome {
     /// Index of its descriptor in the request. The charges of one descriptor are adjacent.
     pub descriptor: usize,
     /// Effect of a refusal on the request.
@@ -155,18 +155,18 @@ pub struct Ballot {
     pub refused: bool,
 }
 
-/// A running count of the ballots of one request.
+/// A running count of the outcomes of one request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Count {
+pub struct OutcomeCount {
     is_refused: bool,
-    /// The last quota: its descriptor, and true if any of its ballots refuses.
+    /// The last quota: its descriptor, and true if any of its outcomes refuses.
     quota: Option<(usize, bool)>,
     quota_has_room: bool,
 }
 
-impl Count {
-    /// Counts one more ballot, in the order of the request.
-    pub fn add(&mut self, Ballot { descriptor, role, refused }: Ballot) {
+impl OutcomeCount {
+    /// Counts one more outcome, in the order of the request.
+    pub fn add(&mut self, ChargeOutcome { descriptor, role, refused }: ChargeOutcome) {
         match role {
             Role::Enforce => self.is_refused |= refused,
             Role::Shadow => {}
@@ -184,7 +184,7 @@ impl Count {
         }
     }
 
-    /// Returns true if the ballots so far refuse the request: an enforced charge refuses, or there are quotas and all of them
+    /// Returns true if the outcomes so far refuse the request: an enforced charge refuses, or there are quotas and all of them
     /// refuse.
     pub fn is_refused(&self) -> bool {
         self.is_refused || self.quota.is_some_and(|(_, last_refused)| last_refused && !self.quota_has_room)
@@ -193,22 +193,22 @@ impl Count {
 
 /// Returns true if a request is refused: an enforced charge refuses, or there are quotas and all of them refuse.
 ///
-/// A quota refuses if any limit of its descriptor does. [`Count`] alone implements this rule; stores that charge all or nothing
+/// A quota refuses if any limit of its descriptor does. [`OutcomeCount`] alone implements this rule; stores that charge all or nothing
 /// use it too.
-pub fn is_request_refused(ballots: impl IntoIterator<Item = Ballot>) -> bool {
-    let mut count = Count::default();
-    for ballot in ballots {
-        if ballot.role == Role::Enforce && ballot.refused {
+pub fn is_request_refused(charge_outcomes: impl IntoIterator<Item = ChargeOutcome>) -> bool {
+    let mut count = OutcomeCount::default();
+    for charge_outcome in charge_outcomes {
+        if charge_outcome.role == Role::Enforce && charge_outcome.refused {
             return true;
         }
-        count.add(ballot);
+        count.add(charge_outcome);
     }
     count.is_refused()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Ballot, FailurePolicy, Role, StorePolicies, is_request_refused};
+    use super::{ChargeOutcome, FailurePolicy, Role, StorePolicies, is_request_refused};
 
     #[test]
     fn the_nearest_level_that_sets_either_policy_decides_overload() {
@@ -235,8 +235,12 @@ mod tests {
         assert_eq!(inner.on_failure, Closed, "overload says nothing of failure");
     }
 
-    fn refused<const N: usize>(ballots: [(usize, Role, bool); N]) -> bool {
-        is_request_refused(ballots.map(|(descriptor, role, refused)| Ballot { descriptor, role, refused }))
+    fn refused<const N: usize>(charge_outcomes: [(usize, Role, bool); N]) -> bool {
+        is_request_refused(charge_outcomes.map(|(descriptor, role, refused)| ChargeOutcome {
+            descriptor,
+            role,
+            refused,
+        }))
     }
 
     #[test]

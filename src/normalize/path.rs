@@ -19,7 +19,7 @@ pub fn canonical(path: &[u8]) -> Cow<'_, [u8]> {
 
 /// Role of a byte in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ByteKind {
     /// Needs no other spelling.
     Plain,
     /// Needs no other spelling, but must be resolved at the beginning of a segment.
@@ -31,19 +31,19 @@ enum Kind {
     Encoded,
 }
 
-static KINDS: [Kind; 256] = kinds();
+static KINDS: [ByteKind; 256] = kinds();
 
 #[expect(clippy::cast_possible_truncation, reason = "there are 256 bytes")]
-const fn kinds() -> [Kind; 256] {
-    let mut kinds = [Kind::Encoded; 256];
+const fn kinds() -> [ByteKind; 256] {
+    let mut kinds = [ByteKind::Encoded; 256];
     let mut byte = 0;
     while byte < 256 {
         kinds[byte] = match byte as u8 {
-            b'/' => Kind::Slash,
-            b'.' => Kind::Dot,
-            b'?' | b'#' => Kind::End,
-            plain if is_plain(plain) => Kind::Plain,
-            _ => Kind::Encoded,
+            b'/' => ByteKind::Slash,
+            b'.' => ByteKind::Dot,
+            b'?' | b'#' => ByteKind::End,
+            plain if is_plain(plain) => ByteKind::Plain,
+            _ => ByteKind::Encoded,
         };
         byte += 1;
     }
@@ -55,14 +55,14 @@ fn end_of_canonical(path: &[u8]) -> Option<usize> {
     if path.first() != Some(&b'/') {
         return None;
     }
-    let mut before = Kind::Plain;
+    let mut before = ByteKind::Plain;
     for (at, &byte) in path.iter().enumerate() {
         let kind = KINDS[usize::from(byte)];
         match kind {
-            Kind::Plain => {}
-            Kind::Dot | Kind::Slash if before != Kind::Slash => {}
-            Kind::End => return Some(at),
-            Kind::Dot | Kind::Slash | Kind::Encoded => return None,
+            ByteKind::Plain => {}
+            ByteKind::Dot | ByteKind::Slash if before != ByteKind::Slash => {}
+            ByteKind::End => return Some(at),
+            ByteKind::Dot | ByteKind::Slash | ByteKind::Encoded => return None,
         }
         before = kind;
     }

@@ -16,7 +16,7 @@ use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleI
 use crate::normalize::digest::KeySecret;
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{Normalizer, Normalizers};
-use crate::rules::tree::{Child, Node, Place, Values};
+use crate::rules::tree::{Child, Position, TreeLevel, Values};
 use crate::rules::{Action, Domain, Modes, Rule, RuleSet};
 
 mod limits;
@@ -47,7 +47,7 @@ pub struct Options {
 
 /// The rules of a load, and its warnings.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct CompiledRules {
     /// The rules.
     pub rules: RuleSet,
     /// Warnings: places where the files probably do not do what their author expects.
@@ -84,7 +84,7 @@ impl fmt::Display for InvalidRules {
 ///
 /// # Errors
 /// Returns every error of every document with its place, and the warnings with them.
-pub fn compile(documents: Documents, options: &Options) -> Result<Loaded, InvalidRules> {
+pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules, InvalidRules> {
     let Documents { files, documents, mut problems, lists } = documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
     let shape: HashSet<(Arc<str>, Option<u32>)> = problems
@@ -126,7 +126,7 @@ pub fn compile(documents: Documents, options: &Options) -> Result<Loaded, Invali
     }
     let files = files.iter().map(|file| Arc::clone(&file.name)).collect();
     let modes = Modes { shadow: options.shadow_mode, quota: options.quota_mode };
-    Ok(Loaded { rules: RuleSet::new(domains, files, rules, modes), warnings: problems })
+    Ok(CompiledRules { rules: RuleSet::new(domains, files, rules, modes), warnings: problems })
 }
 
 struct Compiler<'a> {
@@ -216,7 +216,7 @@ impl Compiler<'_> {
         let policies = self.options.policies.inside(wide.on_store_failure, wide.on_store_overload);
         let colocation = wide.colocate.unwrap_or_default();
         let new = || {
-            let (normalizers, root) = (Normalizers::default(), Node::default());
+            let (normalizers, root) = (Normalizers::default(), TreeLevel::default());
             Domain { charging, policies, colocation, normalizers, root, is_enforcing: false }
         };
         let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(new);
@@ -229,7 +229,7 @@ impl Compiler<'_> {
         self.domains.insert(name.into(), domain);
     }
 
-    fn level(&mut self, node: &mut Node, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
+    fn level(&mut self, node: &mut TreeLevel, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
         node.children.reserve_exact(items.len());
         for mut item in items {
             let place = item.place;
@@ -351,7 +351,7 @@ impl Compiler<'_> {
             self.warning(inherited.file, message.0, message.1);
         }
         if !item.descriptors.is_empty() {
-            let mut below = Box::<Node>::default();
+            let mut below = Box::<TreeLevel>::default();
             self.level(&mut below, item.descriptors, &path, inherited);
             child.below = Some(below);
         }
@@ -397,11 +397,11 @@ impl Compiler<'_> {
         })
     }
 
-    fn error(&mut self, file: usize, place: Place, message: String) {
+    fn error(&mut self, file: usize, place: Position, message: String) {
         self.reports[file].error(place, || message);
     }
 
-    fn warning(&mut self, file: usize, place: Place, message: String) {
+    fn warning(&mut self, file: usize, place: Position, message: String) {
         self.reports[file].warning(place, || message);
     }
 }

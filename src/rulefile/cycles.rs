@@ -12,7 +12,7 @@ pub(crate) struct Cycles(HashMap<String, HashMap<String, HashSet<String>>>);
 
 /// Graph of the limit names of one domain: an edge goes from a limit to each limit that it replaces.
 #[derive(Default)]
-struct Names<'a> {
+struct LimitGraph<'a> {
     numbers: HashMap<&'a str, usize>,
     names: Vec<&'a str>,
     replaced: Vec<Vec<usize>>,
@@ -21,7 +21,7 @@ struct Names<'a> {
 impl Cycles {
     /// Finds the cycles among the limits of each domain.
     pub(crate) fn of<'a>(documents: impl Iterator<Item = &'a Document>) -> Self {
-        let mut by_domain: HashMap<&str, Names<'_>> = HashMap::default();
+        let mut by_domain: HashMap<&str, LimitGraph<'_>> = HashMap::default();
         for document in documents {
             by_domain.entry(&document.domain.value).or_default().gather(&document.descriptors);
         }
@@ -35,7 +35,7 @@ impl Cycles {
     }
 }
 
-impl<'a> Names<'a> {
+impl<'a> LimitGraph<'a> {
     fn gather(&mut self, items: &'a [DescriptorNode]) {
         for item in items {
             let limits = match &item.limits {

@@ -6,7 +6,7 @@ use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros};
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 mod keys;
 mod reader;
@@ -45,8 +45,8 @@ pub struct EntryNode {
     pub v6_prefix: Option<Placed<u32>>,
     /// True if upper and lower case are equal (`case: lower`).
     pub is_lower: bool,
-    /// Place of `sensitive: true`, if written.
-    pub sensitive: Option<Place>,
+    /// Position of `sensitive: true`, if written.
+    pub sensitive: Option<Position>,
 }
 
 /// Form of the values of an entry.
@@ -66,24 +66,24 @@ impl FormWord {
 /// One item of a `descriptors` list as written.
 #[derive(Clone, Debug)]
 pub struct DescriptorNode {
-    /// Place of the item's first character.
-    pub place: Place,
+    /// Position of the item's first character.
+    pub place: Position,
     /// Key; `None` if missing or empty, which `compile` refuses.
     pub key: Option<Placed<String>>,
     /// Value; `None` (any value) if missing, null or empty.
     pub value: Option<Placed<String>>,
     /// Lists in place of a value, if any.
     pub value_list: Option<Box<ValueListNode>>,
-    /// Place of `deny: true`, if written.
-    pub deny: Option<Place>,
-    /// Place of `exempt: true`, if written.
-    pub exempt: Option<Place>,
+    /// Position of `deny: true`, if written.
+    pub deny: Option<Position>,
+    /// Position of `exempt: true`, if written.
+    pub exempt: Option<Position>,
     /// Factor for the hits of every limit of the request.
     pub request_cost: Option<Placed<u32>>,
     /// Message for a refused client.
     pub message: Option<Placed<String>>,
-    /// Place of `expose: false`, if written.
-    pub quiet: Option<Place>,
+    /// Position of `expose: false`, if written.
+    pub quiet: Option<Position>,
     /// Limits of the item: none, unlimited, or a list.
     pub limits: LimitsNode,
     /// True if a refusal is only recorded.
@@ -94,8 +94,8 @@ pub struct DescriptorNode {
     pub detailed_metric: bool,
     /// True if metrics carry the value of this entry.
     pub value_to_metric: bool,
-    /// Place of `share_threshold: true`, if written.
-    pub share_threshold: Option<Place>,
+    /// Position of `share_threshold: true`, if written.
+    pub share_threshold: Option<Position>,
     /// Free-form metadata for the answer.
     pub metadata: Option<Metadata>,
     /// Charging mode of this rule and the rules below it.
@@ -135,8 +135,8 @@ pub enum LimitsNode {
 /// One limit as written.
 #[derive(Clone, Debug)]
 pub struct LimitNode {
-    /// Place of the limit's first character.
-    pub place: Place,
+    /// Position of the limit's first character.
+    pub place: Position,
     /// Unit word as written; not validated yet.
     pub unit: Option<Placed<String>>,
     /// Number of units in the window.
@@ -166,14 +166,14 @@ pub struct LimitNode {
 /// A `delay` as written.
 #[derive(Clone, Debug)]
 pub struct DelayNode {
-    /// Place of the delay's first character.
-    pub place: Place,
+    /// Position of the delay's first character.
+    pub place: Position,
     /// Longest wait.
     pub max: Option<Placed<Micros>>,
     /// Wait for each hit over the limit.
     pub step: Option<Placed<Micros>>,
-    /// Place of `beyond: admit`, if written.
-    pub beyond: Option<Place>,
+    /// Position of `beyond: admit`, if written.
+    pub beyond: Option<Position>,
     /// Delivery of the delay: the request waits in Envoy or in Tidegate.
     pub delivery: Option<Delivery>,
 }
@@ -195,7 +195,7 @@ pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option
 /// Returns the text without its byte order mark, up to the first byte that is not UTF-8. Reports such a byte as an error.
 fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
     if bytes.len() > MAX_FILE_BYTES {
-        report.error(Place { line: 1, column: 1 }, || {
+        report.error(Position { line: 1, column: 1 }, || {
             format!(
                 "The file is too large: it has {} bytes, and the maximum is {MAX_FILE_BYTES}. Write fewer rules.",
                 bytes.len()
@@ -219,12 +219,12 @@ fn decode<'t>(bytes: &'t [u8], report: &mut Report) -> &'t str {
 }
 
 /// Returns the place after the last character.
-fn end_of(text: &str) -> Place {
+fn end_of(text: &str) -> Position {
     let normal = text.replace("\r\n", "\n");
     let mut lines = normal.split(['\n', '\r']);
     let last = lines.next_back().unwrap_or_default();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1);
-    Place { line: count(lines.count()), column: count(last.chars().count()) }
+    Position { line: count(lines.count()), column: count(last.chars().count()) }
 }
 
 #[cfg(test)]

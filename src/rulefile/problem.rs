@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 /// Maximum number of reported problems per file: 200. Nobody reads more at once; the next load shows the rest.
 const MAX_PROBLEMS: usize = 200;
@@ -23,8 +23,8 @@ const MAX_QUOTED: usize = 40;
 pub struct Placed<T> {
     /// Value as written.
     pub value: T,
-    /// Place of the value.
-    pub place: Place,
+    /// Position of the value.
+    pub place: Position,
 }
 
 /// Severity of a problem.
@@ -41,8 +41,8 @@ pub enum Severity {
 pub struct Problem {
     /// File name.
     pub file: Arc<str>,
-    /// Place in the file; `None` for the whole file.
-    pub place: Option<Place>,
+    /// Position in the file; `None` for the whole file.
+    pub place: Option<Position>,
     /// Severity of the problem.
     pub severity: Severity,
     /// Message: what is wrong, and what to write instead.
@@ -105,13 +105,13 @@ impl Report {
     }
 
     /// Adds an error. Calls `message` only if there is room for it.
-    pub(crate) fn error(&mut self, place: Place, message: impl FnOnce() -> String) {
+    pub(crate) fn error(&mut self, place: Position, message: impl FnOnce() -> String) {
         self.has_error = true;
         self.add(place, Severity::Error, message);
     }
 
     /// Adds a warning. Calls `message` only if there is room for it.
-    pub(crate) fn warning(&mut self, place: Place, message: impl FnOnce() -> String) {
+    pub(crate) fn warning(&mut self, place: Position, message: impl FnOnce() -> String) {
         self.add(place, Severity::Warning, message);
     }
 
@@ -143,7 +143,7 @@ impl Report {
         problems.iter_mut().skip(first).for_each(|problem| problem.excerpt = None);
     }
 
-    fn add(&mut self, place: Place, severity: Severity, message: impl FnOnce() -> String) {
+    fn add(&mut self, place: Position, severity: Severity, message: impl FnOnce() -> String) {
         let is_full = self.found.len() >= MAX_PROBLEMS && (severity == Severity::Warning || self.warnings == 0);
         if is_full || self.worded >= MAX_WORDED {
             self.left_out += 1;
@@ -220,12 +220,12 @@ fn add_excerpts(text: &str, problems: &mut [Problem]) {
 mod tests {
     use std::sync::Arc;
 
-    use super::{MAX_EXCERPT, Place, Problem, Report, quoted};
+    use super::{MAX_EXCERPT, Position, Problem, Report, quoted};
 
     fn reported(text: &str, places: &[(u32, u32)]) -> Vec<Problem> {
         let mut report = Report::new(&Arc::from("rules.yaml"));
         for (line, column) in places {
-            report.error(Place { line: *line, column: *column }, || "Wrong.".to_owned());
+            report.error(Position { line: *line, column: *column }, || "Wrong.".to_owned());
         }
         let mut problems = Vec::new();
         report.finish(text, &mut problems);

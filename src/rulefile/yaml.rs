@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, StrInput, Tag};
 
 use super::problem::{Report, quoted};
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 pub(crate) mod scalar;
 
@@ -33,7 +33,7 @@ const SECOND_DOCUMENT_EVENTS: usize = 1_000;
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     /// Nodes in file order; the content of a list or mapping follows it.
-    items: Vec<Item>,
+    items: Vec<YamlItem>,
     /// Texts of all scalars, concatenated.
     texts: String,
 }
@@ -41,8 +41,8 @@ pub(crate) struct Tree {
 /// A node at its place of use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node<'t> {
-    /// Place of the node, or of the alias that refers to it.
-    pub(crate) place: Place,
+    /// Position of the node, or of the alias that refers to it.
+    pub(crate) place: Position,
     tree: &'t Tree,
     index: usize,
 }
@@ -71,14 +71,14 @@ pub(crate) struct Nodes<'t> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Item {
-    place: Place,
-    kind: Kind,
+struct YamlItem {
+    place: Position,
+    kind: NodeKind,
 }
 
 /// Kind of an item. Its indexes fit in 32 bits, because [`MAX_NODES`] and the maximum file size bound them.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum NodeKind {
     Plain { from: u32, to: u32 },
     Text { from: u32, to: u32 },
     List { end: u32 },
@@ -108,7 +108,7 @@ enum Anchor {
 }
 
 /// Stops the parser. The reason is already reported.
-struct Stop;
+struct ParserStop;
 
 struct Builder<'r> {
     tree: Tree,
@@ -155,7 +155,7 @@ impl Tree {
     fn node(&self, index: usize) -> Option<Node<'_>> {
         let item = self.items.get(index)?;
         let index = match item.kind {
-            Kind::Alias { target } => wide(target),
+            NodeKind::Alias { target } => wide(target),
             _ => index,
         };
         Some(Node { place: item.place, tree: self, index })
@@ -172,11 +172,11 @@ impl<'t> Node<'t> {
         let tree = self.tree;
         let nodes = |end| Nodes { tree, next: self.index + 1, end: wide(end) };
         match tree.items.get(self.index).map(|item| item.kind) {
-            Some(Kind::Plain { from, to }) => Content::Plain(tree.text(from, to)),
-            Some(Kind::Text { from, to }) => Content::Text(tree.text(from, to)),
-            Some(Kind::List { end }) => Content::List(nodes(end)),
-            Some(Kind::Mapping { end }) => Content::Mapping(nodes(end)),
-            Some(Kind::Alias { .. } | Kind::Broken) | None => Content::Broken,
+            Some(NodeKind::Plain { from, to }) => Content::Plain(tree.text(from, to)),
+            Some(NodeKind::Text { from, to }) => Content::Text(tree.text(from, to)),
+            Some(NodeKind::List { end }) => Content::List(nodes(end)),
+            Some(NodeKind::Mapping { end }) => Content::Mapping(nodes(end)),
+            Some(NodeKind::Alias { .. } | NodeKind::Broken) | None => Content::Broken,
         }
     }
 
@@ -207,7 +207,7 @@ impl<'t> Iterator for Nodes<'t> {
         }
         let index = self.next;
         self.next = match self.tree.items.get(index)?.kind {
-            Kind::List { end } | Kind::Mapping { end } => wide(end),
+            NodeKind::List { end } | NodeKind::Mapping { end } => wide(end),
             _ => index + 1,
         };
         self.tree.node(index)
@@ -215,28 +215,28 @@ impl<'t> Iterator for Nodes<'t> {
 }
 
 impl Builder<'_> {
-    fn event(&mut self, event: Event<'_>, place: Place) -> Result<(), Stop> {
+    fn event(&mut self, event: Event<'_>, place: Position) -> Result<(), ParserStop> {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let kind = self.scalar(&text, style, tag.as_deref(), place);
                 let index = self.add(place, kind, 1, 0)?;
                 self.anchor(place, anchor, Anchor::Closed { index, nodes: 1, height: 0 })
             }
-            Event::SequenceStart(_, anchor, _) => self.start(place, anchor, Kind::List { end: u32::MAX }),
-            Event::MappingStart(_, anchor, _) => self.start(place, anchor, Kind::Mapping { end: u32::MAX }),
+            Event::SequenceStart(_, anchor, _) => self.start(place, anchor, NodeKind::List { end: u32::MAX }),
+            Event::MappingStart(_, anchor, _) => self.start(place, anchor, NodeKind::Mapping { end: u32::MAX }),
             Event::SequenceEnd | Event::MappingEnd => self.end(place),
             Event::Alias(anchor) => match self.anchors.get(&anchor).copied() {
                 Some(Anchor::Closed { index, nodes, height }) => {
-                    self.add(place, Kind::Alias { target: narrow(index) }, nodes, height).map(drop)
+                    self.add(place, NodeKind::Alias { target: narrow(index) }, nodes, height).map(drop)
                 }
                 Some(Anchor::Open) => {
                     self.report.error(place, || {
                         "This alias refers to a value that contains it, so it never ends: write the values here instead."
                             .to_owned()
                     });
-                    self.add(place, Kind::Broken, 1, 0).map(drop)
+                    self.add(place, NodeKind::Broken, 1, 0).map(drop)
                 }
-                None => self.add(place, Kind::Broken, 1, 0).map(drop),
+                None => self.add(place, NodeKind::Broken, 1, 0).map(drop),
             },
             Event::UnresolvedAlias(name) => {
                 self.report.error(place, || {
@@ -246,13 +246,13 @@ impl Builder<'_> {
                          around it: {text}."
                     )
                 });
-                self.add(place, Kind::Broken, 1, 0).map(drop)
+                self.add(place, NodeKind::Broken, 1, 0).map(drop)
             }
             _ => Ok(()),
         }
     }
 
-    fn scalar(&mut self, text: &str, style: ScalarStyle, tag: Option<&Tag>, place: Place) -> Kind {
+    fn scalar(&mut self, text: &str, style: ScalarStyle, tag: Option<&Tag>, place: Position) -> NodeKind {
         let from = narrow(self.tree.texts.len());
         self.tree.texts.push_str(text);
         let to = narrow(self.tree.texts.len());
@@ -267,7 +267,7 @@ impl Builder<'_> {
                                 quoted(text)
                             )
                         });
-                        return Kind::Broken;
+                        return NodeKind::Broken;
                     }
                     true
                 }
@@ -275,20 +275,20 @@ impl Builder<'_> {
                 _ => false,
             },
         };
-        if is_plain { Kind::Plain { from, to } } else { Kind::Text { from, to } }
+        if is_plain { NodeKind::Plain { from, to } } else { NodeKind::Text { from, to } }
     }
 
-    fn start(&mut self, place: Place, anchor: usize, kind: Kind) -> Result<(), Stop> {
+    fn start(&mut self, place: Position, anchor: usize, kind: NodeKind) -> Result<(), ParserStop> {
         let nodes_before = self.nodes;
         let index = self.add(place, kind, 1, 0)?;
         self.open.push(Open { index, anchor, nodes_before, height: 0 });
         self.anchor(place, anchor, Anchor::Open)
     }
 
-    fn end(&mut self, place: Place) -> Result<(), Stop> {
+    fn end(&mut self, place: Position) -> Result<(), ParserStop> {
         let Some(Open { index, anchor, nodes_before, height }) = self.open.pop() else { return Ok(()) };
         let ends_at = narrow(self.tree.items.len());
-        if let Some(Kind::List { end } | Kind::Mapping { end }) =
+        if let Some(NodeKind::List { end } | NodeKind::Mapping { end }) =
             self.tree.items.get_mut(index).map(|item| &mut item.kind)
         {
             *end = ends_at;
@@ -298,7 +298,7 @@ impl Builder<'_> {
     }
 
     /// Adds an item that counts as `nodes` nodes and is `height` levels high.
-    fn add(&mut self, place: Place, kind: Kind, nodes: usize, height: usize) -> Result<usize, Stop> {
+    fn add(&mut self, place: Position, kind: NodeKind, nodes: usize, height: usize) -> Result<usize, ParserStop> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > MAX_NODES {
             self.report.error(place, || {
@@ -307,15 +307,15 @@ impl Builder<'_> {
                      expanded. Write fewer rules, or fewer aliases."
                 )
             });
-            return Err(Stop);
+            return Err(ParserStop);
         }
         if self.open.len().saturating_add(height) >= MAX_DEPTH {
             self.report.error(place, too_deep);
-            return Err(Stop);
+            return Err(ParserStop);
         }
         self.raise(height);
         let index = self.tree.items.len();
-        self.tree.items.push(Item { place, kind });
+        self.tree.items.push(YamlItem { place, kind });
         Ok(index)
     }
 
@@ -326,7 +326,7 @@ impl Builder<'_> {
         }
     }
 
-    fn anchor(&mut self, place: Place, id: usize, anchor: Anchor) -> Result<(), Stop> {
+    fn anchor(&mut self, place: Position, id: usize, anchor: Anchor) -> Result<(), ParserStop> {
         // The parser uses 0 for no anchor.
         if id == 0 {
             return Ok(());
@@ -334,12 +334,12 @@ impl Builder<'_> {
         self.anchors.insert(id, anchor);
         if self.anchors.len() > MAX_ANCHORS {
             self.report.error(place, || format!("The file has more than {MAX_ANCHORS} anchors: use fewer."));
-            return Err(Stop);
+            return Err(ParserStop);
         }
         Ok(())
     }
 
-    fn syntax_error(&mut self, place: Place, error: &ErrorKind) {
+    fn syntax_error(&mut self, place: Position, error: &ErrorKind) {
         self.report.error(place, || match error {
             ErrorKind::RecursionLimitExceeded => too_deep(),
             error => format!("This is not YAML: {error}{}.", advice(error)),
@@ -381,7 +381,7 @@ fn advice(error: &ErrorKind) -> &'static str {
 }
 
 /// Warns about a second document. Only the first one is enforced, as in the reference, which reads no further.
-fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Report) -> Result<(), Stop> {
+fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Report) -> Result<(), ParserStop> {
     let place = match parser.next_event() {
         Some(Ok((Event::DocumentStart(..), span))) => place_of(&span.start),
         Some(Err(error)) => {
@@ -389,7 +389,7 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
                 let kind = error.kind();
                 format!("This is not YAML, so the rules below it cannot be read: {kind}{}.", advice(kind))
             });
-            return Err(Stop);
+            return Err(ParserStop);
         }
         _ => return Ok(()),
     };
@@ -442,8 +442,8 @@ fn is_of(scalar: Scalar, kind: &str) -> bool {
     }
 }
 
-fn place_of(marker: &Marker) -> Place {
-    Place { line: narrow(marker.line()), column: narrow(marker.col()).saturating_add(1) }
+fn place_of(marker: &Marker) -> Position {
+    Position { line: narrow(marker.line()), column: narrow(marker.col()).saturating_add(1) }
 }
 
 fn narrow(number: usize) -> u32 {

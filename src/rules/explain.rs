@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::tree::{self, Child, Node, Values};
+use super::tree::{self, Child, TreeLevel, Values};
 use super::{Action, Domain, Rule, RuleLimit, RuleSet};
 use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
 use crate::normalize::{NormalizedValue, Normalizers};
@@ -81,7 +81,7 @@ impl Explainer<'_> {
     fn level(
         &mut self,
         depth: usize,
-        node: &Node,
+        node: &TreeLevel,
         entry: &Entry,
         normalized: &NormalizedValue<'_>,
         chosen: Option<&Child>,
@@ -131,7 +131,7 @@ impl Explainer<'_> {
             self.limit(limit);
             let key = found.counter_key(domain_name, domain.colocation, descriptor, &limit.limit);
             self.line(1, format_args!("counter  {key}"));
-            if limit.limit.counts_refused() {
+            if limit.limit.records_every_charge() {
                 self.line(1, format_args!("         counts refused charges too"));
             }
             for replaced in &limit.replaces {

@@ -25,7 +25,7 @@ const TIME_TO_TRY: Micros = Micros::from_secs(10);
 
 /// One level of the descriptor tree. The lookup cost does not depend on the number of exact and key-only children.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
+pub(crate) struct TreeLevel {
     /// Children in file order.
     pub(crate) children: Vec<Child>,
     by_key: HashMap<Box<[u8]>, KeyChildren>,
@@ -44,15 +44,15 @@ pub(crate) struct Child {
     /// True if values of the entry are sensitive.
     pub(crate) is_hidden: bool,
     pub(crate) file: u32,
-    pub(crate) place: Place,
+    pub(crate) place: Position,
     pub(crate) rule: Option<Rule>,
     /// Next level, if any.
-    pub(crate) below: Option<Box<Node>>,
+    pub(crate) below: Option<Box<TreeLevel>>,
 }
 
 /// A place in a rule file; line and column count from 1, as in editors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Position {
     /// The line.
     pub line: u32,
     /// The column, in characters.
@@ -117,7 +117,7 @@ struct Chosen<'a> {
     bits: u8,
 }
 
-impl Node {
+impl TreeLevel {
     /// Adds an item after all earlier ones. Returns the index of an earlier item with the same key and value as the error.
     pub(crate) fn add(&mut self, child: Child, normalizer: Option<&Arc<Normalizer>>) -> Result<(), usize> {
         let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);

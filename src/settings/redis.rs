@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::secret::HIDDEN;
 use super::values::Setting;
-use super::{InvalidSetting, Rows, rows};
+use super::{InvalidSetting, SettingRows, rows};
 use crate::file::{MAX_SECRET, Named};
 use crate::model::Micros;
 use crate::store::redis::address::{Address, Topology};
@@ -38,15 +38,15 @@ pub enum Auth {
 }
 
 /// One group of variables.
-pub(super) struct Group {
+pub(super) struct VariableGroup {
     /// Rows of the group.
-    pub(super) rows: Rows<Variables>,
+    pub(super) rows: SettingRows<Variables>,
     /// Names of its variables that can contradict each other.
-    pub(super) names: Names,
+    pub(super) names: VariableNames,
 }
 
 /// Names of the variables that can contradict each other.
-pub(super) struct Names {
+pub(super) struct VariableNames {
     url: &'static str,
     socket_type: &'static str,
     auth_file: &'static str,
@@ -55,8 +55,8 @@ pub(super) struct Names {
 
 /// Values of one group of variables, not yet combined.
 pub(super) struct Variables {
-    kind: Kind,
-    socket: Socket,
+    kind: RedisType,
+    socket: SocketType,
     url: Url,
     auth: Option<Login>,
     auth_file: String,
@@ -77,10 +77,10 @@ const CLUSTER: &str = "HOST:PORT,HOST:PORT,...: some nodes of the cluster";
 
 macro_rules! group {
     ($prefix:literal, $of:literal) => {
-        Group {
+        VariableGroup {
             rows: rows!(Variables {
-                kind: Kind = concat!($prefix, "TYPE"), "single", concat!("Topology of ", $of, "; decides the format of ", $prefix, "URL");
-                socket: Socket = concat!($prefix, "SOCKET_TYPE"), "", concat!("Socket type of a single server of ", $of, "; empty: unix if ", $prefix, "URL is a path, else tcp");
+                kind: RedisType = concat!($prefix, "TYPE"), "single", concat!("Topology of ", $of, "; decides the format of ", $prefix, "URL");
+                socket: SocketType = concat!($prefix, "SOCKET_TYPE"), "", concat!("Socket type of a single server of ", $of, "; empty: unix if ", $prefix, "URL is a path, else tcp");
                 url: Url = concat!($prefix, "URL"), "", concat!("Address of ", $of);
                 auth: Option<Login> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
                 auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is used as ", $prefix, "AUTH; read again when it changes");
@@ -88,7 +88,7 @@ macro_rules! group {
                 tls: bool = concat!($prefix, "TLS"), "false", concat!("Uses TLS for connections to ", $of);
                 timeout: ConnectTimeout = concat!($prefix, "TIMEOUT"), "1s", concat!("Timeout of connecting to ", $of, "; STORE_DEADLINE limits everything else");
             }),
-            names: Names {
+            names: VariableNames {
                 url: concat!($prefix, "URL"),
                 socket_type: concat!($prefix, "SOCKET_TYPE"),
                 auth_file: concat!($prefix, "AUTH_FILE"),
@@ -99,9 +99,9 @@ macro_rules! group {
 }
 
 /// Variables of the main Redis, for all limits that have no Redis of their own.
-pub(super) const MAIN: Group = group!("REDIS_", "Redis");
+pub(super) const MAIN: VariableGroup = group!("REDIS_", "Redis");
 /// Variables of the Redis for limits per second.
-pub(super) const PER_SECOND: Group = group!("REDIS_PERSECOND_", "the Redis for limits per second");
+pub(super) const PER_SECOND: VariableGroup = group!("REDIS_PERSECOND_", "the Redis for limits per second");
 
 impl Variables {
     /// Returns true if an address is given.
@@ -111,13 +111,13 @@ impl Variables {
 
     /// Returns true if the variable or the URL asks for TLS.
     pub(super) fn is_tls(&self) -> bool {
-        self.tls || (self.kind == Kind::Single && self.url.0.starts_with("rediss://"))
+        self.tls || (self.kind == RedisType::Single && self.url.0.starts_with("rediss://"))
     }
 
     /// Combines the variables into settings. Adds each contradiction to `wrong`.
     pub(super) fn settings(
         self,
-        names: &Names,
+        names: &VariableNames,
         tls: &TlsFiles,
         wrong: &mut Vec<InvalidSetting>,
     ) -> Option<RedisSettings> {
@@ -135,9 +135,11 @@ impl Variables {
         }
         let url = self.url.0.as_str();
         let read = match self.kind {
-            Kind::Single => single(url, self.socket).ok_or(SINGLE),
-            Kind::Sentinel => sentinel(url, self.sentinel_auth).ok_or(SENTINEL).map(|topology| (topology, 0, None)),
-            Kind::Cluster => nodes(url).ok_or(CLUSTER).map(|nodes| (Topology::Cluster(nodes), 0, None)),
+            RedisType::Single => single(url, self.socket).ok_or(SINGLE),
+            RedisType::Sentinel => {
+                sentinel(url, self.sentinel_auth).ok_or(SENTINEL).map(|topology| (topology, 0, None))
+            }
+            RedisType::Cluster => nodes(url).ok_or(CLUSTER).map(|nodes| (Topology::Cluster(nodes), 0, None)),
         };
         if let Err(takes) = read {
             say(names.url, &shown(url), takes);
@@ -145,10 +147,10 @@ impl Variables {
         let (topology, database, from_url) = read.ok()?;
         if let Topology::Single(address) = &topology {
             let is_path = matches!(address, Address::Unix(_));
-            if is_path && self.socket == Socket::Tcp {
+            if is_path && self.socket == SocketType::Tcp {
                 say(names.socket_type, "tcp", "unix or empty, because the URL is a path");
             }
-            if !is_path && self.socket == Socket::Unix {
+            if !is_path && self.socket == SocketType::Unix {
                 say(names.socket_type, "unix", "tcp or empty, because the URL is not a path");
             }
             if is_path && is_tls {
@@ -188,13 +190,13 @@ impl fmt::Display for RedisSettings {
 
 /// Value of `REDIS_TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RedisType {
     Single,
     Sentinel,
     Cluster,
 }
 
-impl Setting for Kind {
+impl Setting for RedisType {
     const TAKES: &'static str = "single, cluster or sentinel";
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
@@ -208,13 +210,13 @@ impl Setting for Kind {
 
 /// Value of `REDIS_SOCKET_TYPE`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Socket {
+enum SocketType {
     Auto,
     Tcp,
     Unix,
 }
 
-impl Setting for Socket {
+impl Setting for SocketType {
     const TAKES: &'static str = "tcp, unix or empty";
     fn parse(text: &str) -> Option<Self> {
         match text.to_ascii_lowercase().as_str() {
@@ -250,7 +252,7 @@ impl Setting for ConnectTimeout {
 /// Address, database, and login from a URL.
 type Remote = (Address, i64, Option<Login>);
 
-fn single(text: &str, socket: Socket) -> Option<(Topology, i64, Option<Login>)> {
+fn single(text: &str, socket: SocketType) -> Option<(Topology, i64, Option<Login>)> {
     let (address, database, login) = match text.split_once("://") {
         Some(("redis" | "rediss", rest)) => remote(rest)?,
         Some(("unix", path)) if path.starts_with('/') => (Address::Unix(path.into()), 0, None),
@@ -258,7 +260,7 @@ fn single(text: &str, socket: Socket) -> Option<(Topology, i64, Option<Login>)> 
         None if text.starts_with('/') => (Address::Unix(text.into()), 0, None),
         None => match host_and_port(text, None) {
             Some(address) => (address, 0, None),
-            None if socket == Socket::Unix && !text.is_empty() => (Address::Unix(text.into()), 0, None),
+            None if socket == SocketType::Unix && !text.is_empty() => (Address::Unix(text.into()), 0, None),
             None => return None,
         },
     };

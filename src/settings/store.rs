@@ -2,12 +2,12 @@
 
 use super::redis::{MAIN, PER_SECOND, RedisSettings};
 use super::values::Setting;
-use super::{Given, InvalidSetting, Row, Rows, rows};
+use super::{InvalidSetting, Lookup, SettingRow, SettingRows, rows};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
 use crate::store::redis::tls::TlsFiles;
 
 /// Rows of the settings that choose and configure the store.
-pub(super) const TABLES: [&[Row]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
+pub(super) const TABLES: [&[SettingRow]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
 
 /// Store that holds the counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Backend {
 }
 
 /// Settings common to all Redis servers, not yet combined.
-struct Store {
+struct StoreVariables {
     backend: Backend,
     is_per_second_apart: bool,
     client_certificate: String,
@@ -44,7 +44,7 @@ struct Store {
     skips_hostname: bool,
 }
 
-const STORE: Rows<Store> = rows!(Store {
+const STORE: SettingRows<StoreVariables> = rows!(StoreVariables {
     backend: Backend = "BACKEND_TYPE", "", "Store for the counters; memory: the memory of this process; empty: redis if REDIS_URL or REDIS_PERSECOND_URL is set, else memory";
     is_per_second_apart: bool = "REDIS_PERSECOND", "false", "Counts limits per second in a separate Redis";
     client_certificate: String = "REDIS_TLS_CLIENT_CERT", "", "PEM file with the client certificate for Redis";
@@ -54,7 +54,7 @@ const STORE: Rows<Store> = rows!(Store {
 });
 
 /// Reads the settings of the store. Adds what is invalid to `wrong`.
-pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<StoreChoice> {
+pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<StoreChoice> {
     let store = (STORE.read)(given, wrong);
     let main = (MAIN.rows.read)(given, wrong);
     let per_second = (PER_SECOND.rows.read)(given, wrong);
@@ -83,7 +83,7 @@ pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<
     })
 }
 
-impl Store {
+impl StoreVariables {
     /// Returns the TLS settings common to all connections.
     fn tls(&self) -> TlsFiles {
         let named = |variable, text: &str, most| (!text.is_empty()).then(|| Named::new(variable, text.into(), most));

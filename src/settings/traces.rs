@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Uri};
 
 use super::values::Setting;
-use super::{Given, InvalidSetting, Row, Rows, redis, rows};
+use super::{InvalidSetting, Lookup, SettingRow, SettingRows, redis, rows};
 
 /// Rows of the settings of traces.
-pub(super) const TABLES: [&[Row]; 2] = [OWN.table, STANDARD.table];
+pub(super) const TABLES: [&[SettingRow]; 2] = [OWN.table, STANDARD.table];
 
 /// Path of traces, appended to an endpoint of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
@@ -18,7 +18,7 @@ const TRACES_PATH: &str = "/v1/traces";
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSettings {
     /// Protocol of the export.
-    pub protocol: Protocol,
+    pub protocol: ExportProtocol,
     /// URL of the receiver, with the path that HTTP needs.
     pub endpoint: String,
     /// Timeout of one delivery.
@@ -33,7 +33,7 @@ pub struct TraceSettings {
 
 /// Protocol for the export of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum ExportProtocol {
     /// OTLP as protobuf over HTTP.
     Http,
     /// OTLP over gRPC.
@@ -43,20 +43,20 @@ pub enum Protocol {
 /// Values of the reference's variables.
 struct Own {
     is_enabled: bool,
-    protocol: Protocol,
+    protocol: ExportProtocol,
     service_name: String,
     service_namespace: String,
     service_instance_id: String,
-    sampling_rate: Share,
+    sampling_rate: SampleShare,
 }
 
-const OWN: Rows<Own> = rows!(Own {
+const OWN: SettingRows<Own> = rows!(Own {
     is_enabled: bool = "TRACING_ENABLED", "false", "Records requests as OpenTelemetry spans";
-    protocol: Protocol = "TRACING_EXPORTER_PROTOCOL", "http", "Protocol of the span export: OTLP over http or grpc";
+    protocol: ExportProtocol = "TRACING_EXPORTER_PROTOCOL", "http", "Protocol of the span export: OTLP over http or grpc";
     service_name: String = "TRACING_SERVICE_NAME", "RateLimit", "Name of this service in traces";
     service_namespace: String = "TRACING_SERVICE_NAMESPACE", "", "Namespace of this service in traces";
     service_instance_id: String = "TRACING_SERVICE_INSTANCE_ID", "", "ID of this instance in traces; empty: a random UUID";
-    sampling_rate: Share = "TRACING_SAMPLING_RATE", "1", "Share of requests to record, for requests whose caller sends no sampling decision";
+    sampling_rate: SampleShare = "TRACING_SAMPLING_RATE", "1", "Share of requests to record, for requests whose caller sends no sampling decision";
 });
 
 /// Values of OpenTelemetry's variables.
@@ -64,36 +64,36 @@ struct Standard {
     is_disabled: Switch,
     endpoint: Option<Endpoint>,
     traces_endpoint: Option<Endpoint>,
-    protocol: Option<Protocol>,
-    traces_protocol: Option<Protocol>,
+    protocol: Option<ExportProtocol>,
+    traces_protocol: Option<ExportProtocol>,
     _headers: HeaderList,
     _traces_headers: HeaderList,
     timeout: Option<Millis>,
     traces_timeout: Option<Millis>,
     service_name: String,
     attributes: Attributes,
-    sampler: Option<Sampler>,
-    sampler_arg: Option<Share>,
+    sampler: Option<SamplerKind>,
+    sampler_arg: Option<SampleShare>,
 }
 
-const STANDARD: Rows<Standard> = rows!(Standard {
+const STANDARD: SettingRows<Standard> = rows!(Standard {
     is_disabled: Switch = "OTEL_SDK_DISABLED", "false", "Turns tracing off, whatever the other settings are";
     endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_ENDPOINT", "", "URL of the receiver of spans; http appends /v1/traces; empty: http://localhost:4318, or http://localhost:4317 for grpc";
     traces_endpoint: Option<Endpoint> = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "", "Replaces OTEL_EXPORTER_OTLP_ENDPOINT for spans; used as it is, without a path appended";
-    protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_PROTOCOL", "", "Protocol of the span export; empty: TRACING_EXPORTER_PROTOCOL applies";
-    traces_protocol: Option<Protocol> = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "Replaces OTEL_EXPORTER_OTLP_PROTOCOL for spans";
+    protocol: Option<ExportProtocol> = "OTEL_EXPORTER_OTLP_PROTOCOL", "", "Protocol of the span export; empty: TRACING_EXPORTER_PROTOCOL applies";
+    traces_protocol: Option<ExportProtocol> = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "", "Replaces OTEL_EXPORTER_OTLP_PROTOCOL for spans";
     _headers: HeaderList = "OTEL_EXPORTER_OTLP_HEADERS", "", "Headers of each export request";
     _traces_headers: HeaderList = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "", "Replaces OTEL_EXPORTER_OTLP_HEADERS for spans";
     timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TIMEOUT", "", "Timeout of an export request, in milliseconds; empty: 10000";
     traces_timeout: Option<Millis> = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", "Replaces OTEL_EXPORTER_OTLP_TIMEOUT for spans";
     service_name: String = "OTEL_SERVICE_NAME", "", "Name of this service in traces; empty: TRACING_SERVICE_NAME applies";
     attributes: Attributes = "OTEL_RESOURCE_ATTRIBUTES", "", "Further attributes of this process in traces";
-    sampler: Option<Sampler> = "OTEL_TRACES_SAMPLER", "", "Sampler that selects the requests to record; empty: TRACING_SAMPLING_RATE applies";
-    sampler_arg: Option<Share> = "OTEL_TRACES_SAMPLER_ARG", "", "Share of requests to record for a traceidratio sampler; empty: 1";
+    sampler: Option<SamplerKind> = "OTEL_TRACES_SAMPLER", "", "Sampler that selects the requests to record; empty: TRACING_SAMPLING_RATE applies";
+    sampler_arg: Option<SampleShare> = "OTEL_TRACES_SAMPLER_ARG", "", "Share of requests to record for a traceidratio sampler; empty: 1";
 });
 
 /// Reads the settings of traces. The inner `None` means that tracing is off.
-pub(super) fn read(given: Given<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<Option<TraceSettings>> {
+pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<Option<TraceSettings>> {
     let own = (OWN.read)(given, wrong)?;
     if !own.is_enabled {
         // The OpenTelemetry variables may be meant for other programs, with values that this one does not know.
@@ -107,16 +107,18 @@ impl Own {
     fn settings(self, standard: Standard) -> TraceSettings {
         let protocol = standard.traces_protocol.or(standard.protocol).unwrap_or(self.protocol);
         let endpoint = match (standard.traces_endpoint, standard.endpoint, protocol) {
-            (Some(Endpoint(exact)), ..) | (None, Some(Endpoint(exact)), Protocol::Grpc) => exact,
-            (None, Some(Endpoint(base)), Protocol::Http) => format!("{}{TRACES_PATH}", base.trim_end_matches('/')),
-            (None, None, Protocol::Grpc) => "http://localhost:4317".to_owned(),
-            (None, None, Protocol::Http) => format!("http://localhost:4318{TRACES_PATH}"),
+            (Some(Endpoint(exact)), ..) | (None, Some(Endpoint(exact)), ExportProtocol::Grpc) => exact,
+            (None, Some(Endpoint(base)), ExportProtocol::Http) => {
+                format!("{}{TRACES_PATH}", base.trim_end_matches('/'))
+            }
+            (None, None, ExportProtocol::Grpc) => "http://localhost:4317".to_owned(),
+            (None, None, ExportProtocol::Http) => format!("http://localhost:4318{TRACES_PATH}"),
         };
         let timeout = standard.traces_timeout.or(standard.timeout).map_or(Millis::DEFAULT, |given| given.0);
         let share = || standard.sampler_arg.map_or(1.0, |share| share.0);
         let (ratio, follows_caller) = match standard.sampler {
             None => (self.sampling_rate.0, true),
-            Some(Sampler { follows_caller, ratio }) => (ratio.unwrap_or_else(share), follows_caller),
+            Some(SamplerKind { follows_caller, ratio }) => (ratio.unwrap_or_else(share), follows_caller),
         };
         let mut resource = standard.attributes.0;
         let mut default = |key: &str, value: String| {
@@ -136,7 +138,7 @@ impl Own {
     }
 }
 
-impl Setting for Protocol {
+impl Setting for ExportProtocol {
     const TAKES: &'static str = "http or grpc";
     fn parse(text: &str) -> Option<Self> {
         match text {
@@ -148,13 +150,13 @@ impl Setting for Protocol {
 }
 
 /// Protocol names as in OpenTelemetry.
-impl Setting for Option<Protocol> {
+impl Setting for Option<ExportProtocol> {
     const TAKES: &'static str = "http/protobuf or grpc";
     fn parse(text: &str) -> Option<Self> {
         match text {
             "" => Some(None),
-            "http/protobuf" => Some(Some(Protocol::Http)),
-            "grpc" => Some(Some(Protocol::Grpc)),
+            "http/protobuf" => Some(Some(ExportProtocol::Http)),
+            "grpc" => Some(Some(ExportProtocol::Grpc)),
             _ => None,
         }
     }
@@ -177,19 +179,19 @@ impl Setting for Switch {
 
 /// Share of requests, from 0 to 1.
 #[derive(Clone, Copy)]
-struct Share(f64);
+struct SampleShare(f64);
 
-impl Setting for Share {
+impl Setting for SampleShare {
     const TAKES: &'static str = "a number from 0 to 1";
     fn parse(text: &str) -> Option<Self> {
         text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).map(Self)
     }
 }
 
-impl Setting for Option<Share> {
-    const TAKES: &'static str = Share::TAKES;
+impl Setting for Option<SampleShare> {
+    const TAKES: &'static str = SampleShare::TAKES;
     fn parse(text: &str) -> Option<Self> {
-        if text.is_empty() { Some(None) } else { Share::parse(text).map(Some) }
+        if text.is_empty() { Some(None) } else { SampleShare::parse(text).map(Some) }
     }
 }
 
@@ -268,13 +270,13 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
 
 /// Value of `OTEL_TRACES_SAMPLER`.
 #[derive(Clone, Copy)]
-struct Sampler {
+struct SamplerKind {
     follows_caller: bool,
     /// Share of requests to record; `None` if `OTEL_TRACES_SAMPLER_ARG` gives it.
     ratio: Option<f64>,
 }
 
-impl Setting for Option<Sampler> {
+impl Setting for Option<SamplerKind> {
     const TAKES: &'static str = "always_on, always_off or traceidratio, each also with the prefix parentbased_";
     fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
@@ -287,7 +289,7 @@ impl Setting for Option<Sampler> {
             "traceidratio" => None,
             _ => return None,
         };
-        Some(Some(Sampler { follows_caller, ratio }))
+        Some(Some(SamplerKind { follows_caller, ratio }))
     }
 }
 

@@ -107,9 +107,9 @@ impl Setting for Micros {
 
 /// Number of threads that answer calls; `None` for one per core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Workers(pub Option<usize>);
+pub struct WorkerCount(pub Option<usize>);
 
-impl Setting for Workers {
+impl Setting for WorkerCount {
     const TAKES: &'static str = "a number of threads from 1 to 1024, or auto for one per core";
     fn parse(text: &str) -> Option<Self> {
         if text == "auto" {
@@ -267,9 +267,9 @@ impl Setting for BodyStyle {
 
 /// Minimum severity that is logged, by the reference's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogLevel(pub tracing::Level);
+pub struct LogSeverity(pub tracing::Level);
 
-impl LogLevel {
+impl LogSeverity {
     /// Accepted names, in words.
     pub const NAMES: &'static str = "trace, debug, info, warn or error";
 
@@ -286,7 +286,7 @@ impl LogLevel {
     }
 }
 
-impl Setting for LogLevel {
+impl Setting for LogSeverity {
     const TAKES: &'static str = Self::NAMES;
     fn parse(text: &str) -> Option<Self> {
         Self::named(text)

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::known::Known;
 use super::memory::Memory;
 use super::replicas::Replicas;
-use super::{Answers, Charged, Store, StoreError, Taken, Verdicts};
+use super::{ChargeResults, Charged, Store, StoreError, Taken, Verdicts};
 use crate::algorithm::{Charge, Limit};
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
@@ -41,7 +41,7 @@ pub struct Guard {
 
 /// Time and store of a charge that is taken back if its request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct TakenCharge {
     at: Micros,
     /// True if the embedded store took it, in place of a store that failed.
     is_local: bool,
@@ -49,14 +49,14 @@ pub struct Given {
 
 /// The time that a caller waits for its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Patience {
+pub struct CallerTime {
     /// The caller's timeout, if it sent one.
     pub timeout: Option<Duration>,
     /// The part of it that the call has spent waiting for its thread.
     pub waited: Duration,
 }
 
-impl From<Option<Duration>> for Patience {
+impl From<Option<Duration>> for CallerTime {
     fn from(timeout: Option<Duration>) -> Self {
         Self { timeout, waited: Duration::ZERO }
     }
@@ -89,14 +89,14 @@ impl Deadline {
     /// Time for decoding, deciding and answering beside the store: 3 ms.
     const OWN: Duration = Duration::from_millis(3);
 
-    /// Returns the time that the store may take for a caller with this patience; `None` if there is no time for a call.
+    /// Returns the time that the store may take for a caller with this timeout; `None` if there is no time for a call.
     /// `round_trip` returns the smallest recent round trip to the store, if one is known.
     pub fn budget(
         self,
-        patience: impl Into<Patience>,
+        timeout: impl Into<CallerTime>,
         round_trip: impl FnOnce() -> Option<Duration>,
     ) -> Option<Duration> {
-        let Patience { timeout, waited } = patience.into();
+        let CallerTime { timeout, waited } = timeout.into();
         let wanted = match (self, timeout) {
             (Self::AtOnce, _) => return Some(Duration::MAX),
             (Self::Fixed(fixed), _) => fixed,
@@ -129,17 +129,17 @@ impl Guard {
         Self { store, deadline, known, local, replicas, clock, untimely: AtomicU64::new(0) }
     }
 
-    /// Charges the counters of one request and returns a verdict for each charge, for a caller with this `patience`.
-    pub async fn charge(&self, charges: &[Charge], patience: impl Into<Patience>) -> Verdicts {
-        let patience = patience.into();
+    /// Charges the counters of one request and returns a verdict for each charge, for a caller with this `timeout`.
+    pub async fn charge(&self, charges: &[Charge], timeout: impl Into<CallerTime>) -> Verdicts {
+        let timeout = timeout.into();
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, patience, None).await };
+        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None).await };
         match known_refusals(known, charges, now) {
-            None => self.charge_all(charges, patience, Some((known, now))).await,
+            None => self.charge_all(charges, timeout, Some((known, now))).await,
             // In a box, so that calls of which nothing is known do not have its size.
-            Some(answers) => Box::pin(self.charge_unknown(known, charges, answers, patience, now)).await,
+            Some(answers) => Box::pin(self.charge_unknown(known, charges, answers, timeout, now)).await,
         }
     }
 
@@ -149,7 +149,7 @@ impl Guard {
         known: &Known,
         charges: &[Charge],
         mut answers: KnownAnswers,
-        patience: Patience,
+        timeout: CallerTime,
         now: Micros,
     ) -> Verdicts {
         let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
@@ -157,7 +157,7 @@ impl Guard {
         let is_refused = enforced.any(|(_, answer)| answer.is_some());
         if is_whole && !is_refused {
             // The store decides together on all charges what it charges.
-            return self.charge_all(charges, patience, Some((known, now))).await;
+            return self.charge_all(charges, timeout, Some((known, now))).await;
         }
         for (charge, answer) in charges.iter().zip(&mut answers) {
             match answer {
@@ -165,7 +165,7 @@ impl Guard {
                     known.charge_later(charge, refusal, now);
                 }
                 Some(_) => {}
-                None if is_whole && !charge.is_kept() => {
+                None if is_whole && !charge.is_recorded_despite_refusal() => {
                     *answer = Some(known.spared(charge, now));
                 }
                 None => {}
@@ -175,7 +175,7 @@ impl Guard {
         let unknown: Vec<Charge> = unknown.map(|(charge, _)| charge.clone()).collect();
         let asked = match unknown.is_empty() {
             true => Verdicts::new(),
-            false => self.charge_all(&unknown, patience, Some((known, now))).await,
+            false => self.charge_all(&unknown, timeout, Some((known, now))).await,
         };
         let mut asked = asked.into_iter();
         answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
@@ -183,8 +183,8 @@ impl Guard {
 
     /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
     /// with the time beside it.
-    async fn charge_all(&self, charges: &[Charge], patience: Patience, known: Option<(&Known, Micros)>) -> Verdicts {
-        let Charged { mut answers, undo } = match self.deadline.budget(patience, || self.store.round_trip()) {
+    async fn charge_all(&self, charges: &[Charge], timeout: CallerTime, known: Option<(&Known, Micros)>) -> Verdicts {
+        let Charged { mut answers, undo } = match self.deadline.budget(timeout, || self.store.round_trip()) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: self.untimely(charges), undo: None },
         };
@@ -197,8 +197,9 @@ impl Guard {
         }
         let mut is_undone = false;
         if let Some(undo) = undo {
-            let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-            is_undone = is_request_refused(ballots);
+            let charge_outcomes =
+                charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+            is_undone = is_request_refused(charge_outcomes);
             if is_undone { undo.take_back(&mut verdicts) } else { undo.keep() }
         }
         learn(known, charges, &verdicts);
@@ -209,7 +210,7 @@ impl Guard {
     }
 
     /// Puts a refusal that still holds in the place of an error, where the store was too busy to answer.
-    fn recall(&self, charges: &[Charge], answers: &mut Answers) {
+    fn recall(&self, charges: &[Charge], answers: &mut ChargeResults) {
         let Some(known) = &self.known else { return };
         for (charge, answer) in charges.iter().zip(answers) {
             if answer.is_err_and(StoreError::is_overload)
@@ -235,19 +236,19 @@ impl Guard {
         self.untimely.load(Ordering::Relaxed)
     }
 
-    fn untimely(&self, charges: &[Charge]) -> Answers {
+    fn untimely(&self, charges: &[Charge]) -> ChargeResults {
         self.untimely.fetch_add(1, Ordering::Relaxed);
         charges.iter().map(|_| Err(StoreError::NoTime)).collect()
     }
 
     /// Charges a part of a request, as [`Guard::charge`] charges a whole one. If the request is refused, [`Guard::give_back`] gives the
     /// hits back.
-    pub async fn take(&self, charges: &[Charge], patience: Patience) -> (Verdicts, Vec<Option<Given>>) {
+    pub async fn take(&self, charges: &[Charge], timeout: CallerTime) -> (Verdicts, Vec<Option<TakenCharge>>) {
         if charges.iter().all(|charge| charge.charging == Charging::Each) {
-            return (self.charge(charges, patience).await, vec![None; charges.len()]);
+            return (self.charge(charges, timeout).await, vec![None; charges.len()]);
         }
         let known = self.known_now();
-        let Taken { mut answers, taken } = match self.deadline.budget(patience, || self.store.round_trip()) {
+        let Taken { mut answers, taken } = match self.deadline.budget(timeout, || self.store.round_trip()) {
             Some(budget) => self.store.take(charges, budget).await,
             None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
         };
@@ -255,7 +256,7 @@ impl Guard {
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
         learn(known, charges, &verdicts);
-        let given = |at: Option<Micros>| at.map(|at| Given { at, is_local: false });
+        let given = |at: Option<Micros>| at.map(|at| TakenCharge { at, is_local: false });
         let mut taken: Vec<_> = taken.into_iter().map(given).collect();
         let is_local = |index: usize| is_local(&charges[index], &answers[index]);
         let local: Vec<usize> = (0..charges.len()).filter(|&index| is_local(index)).collect();
@@ -265,14 +266,14 @@ impl Guard {
             let (decided, own) = self.local.take_now(&shared);
             for ((&index, verdict), at) in local.iter().zip(decided).zip(own) {
                 verdicts[index] = Verdict { provenance: Provenance::Local, ..verdict };
-                taken[index] = at.map(|at| Given { at, is_local: true });
+                taken[index] = at.map(|at| TakenCharge { at, is_local: true });
             }
         }
         (verdicts, taken)
     }
 
     /// Gives back the hits that [`Guard::take`] took.
-    pub async fn give_back(&self, charges: &[Charge], taken: &[Option<Given>]) {
+    pub async fn give_back(&self, charges: &[Charge], taken: &[Option<TakenCharge>]) {
         let of = |wanted: bool| -> Vec<Option<Micros>> {
             taken.iter().map(|given| given.filter(|given| given.is_local == wanted).map(|given| given.at)).collect()
         };
@@ -328,7 +329,7 @@ impl Guard {
 
     /// Decides the charges under `local` in the embedded store, in one step. Charges that are decided already take part as limits of 0,
     /// which have no counter: with one hit if they are refused, with none if they are admitted.
-    fn decide_locally(&self, charges: &[Charge], answers: &Answers, verdicts: &mut Verdicts) {
+    fn decide_locally(&self, charges: &[Charge], answers: &ChargeResults, verdicts: &mut Verdicts) {
         let nothing = Limit::closed();
         let stand_in = |charge: &Charge, verdict: &Verdict| Charge {
             limit: nothing,
@@ -365,15 +366,17 @@ impl Guard {
     }
 
     /// Remembers the hits that were admitted here under overload, to charge them in the store later.
-    fn charge_admitted_later(&self, charges: &[Charge], answers: &Answers, verdicts: &[Verdict]) {
+    fn charge_admitted_later(&self, charges: &[Charge], answers: &ChargeResults, verdicts: &[Verdict]) {
         let Some(known) = &self.known else { return };
         let now = self.clock.now();
-        let ballots = charges.iter().zip(verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-        let is_refused = is_request_refused(ballots);
+        let charge_outcomes =
+            charges.iter().zip(verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+        let is_refused = is_request_refused(charge_outcomes);
         for ((charge, answer), verdict) in charges.iter().zip(answers).zip(verdicts) {
             // What was sent may have been charged.
             let is_unsent = answer.is_err_and(StoreError::is_unsent) && is_local(charge, answer);
-            let is_charged = verdict.outcome == Outcome::Admitted && (charge.is_kept() || !is_refused);
+            let is_charged =
+                verdict.outcome == Outcome::Admitted && (charge.is_recorded_despite_refusal() || !is_refused);
             if is_unsent && is_charged && charge.hits.taken() > 0 {
                 known.charge_later(charge, verdict, now);
             }

@@ -9,7 +9,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
-use self::replies::{Fingerprint, Replies, Reply};
+use self::replies::{CounterHash, LastReplies, LastReply};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
 
@@ -34,22 +34,22 @@ const COLLECTED: Micros = Micros::from_secs(1);
 /// Knowledge of counters in the store.
 pub struct Known {
     hasher: RandomState,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<KnownShard>]>,
     refused: AtomicU64,
     backlog: AtomicUsize,
     dropped: AtomicU64,
 }
 
-struct Shard {
+struct KnownShard {
     /// The least recently refused is evicted first.
-    refusals: LruCache<CounterKey, SmallVec<[Refusal; 1]>>,
-    replies: Replies,
+    refusals: LruCache<CounterKey, SmallVec<[KnownRefusal; 1]>>,
+    replies: LastReplies,
     admitted: LruCache<CounterKey, Later>,
     refused: LruCache<CounterKey, Later>,
 }
 
 /// A refusal by the store.
-struct Refusal {
+struct KnownRefusal {
     limit: Limit,
     /// The smallest number of hits that was refused.
     hits: u64,
@@ -76,9 +76,9 @@ pub struct Later {
 impl Default for Known {
     fn default() -> Self {
         let shard = || {
-            Mutex::new(Shard {
+            Mutex::new(KnownShard {
                 refusals: table(),
-                replies: Replies::new(MOST_OF_SHARD.get()),
+                replies: LastReplies::new(MOST_OF_SHARD.get()),
                 admitted: table(),
                 refused: table(),
             })
@@ -124,19 +124,19 @@ impl Known {
         }
         let (shard, fingerprint) = self.place(key, limit);
         let mut shard = shard.lock();
-        let Shard { refusals, replies, .. } = &mut *shard;
+        let KnownShard { refusals, replies, .. } = &mut *shard;
         let refunded_until = match hits.given_back() {
             0 => replies.get(fingerprint).and_then(|before| before.refunded_until(at)),
             _ => Some(at.saturating_add(limit.quota().window().length())),
         };
-        replies.put(fingerprint, Reply::new(*hits, verdict, at, refunded_until));
+        replies.put(fingerprint, LastReply::new(*hits, verdict, at, refunded_until));
         if refunded_until.is_some() || !remembers_refusals(charge) {
             if !refusals.is_empty() {
                 refusals.pop(key);
             }
         } else if verdict.outcome.is_refused() {
             let until = at.saturating_add(verdict.retry.unwrap_or(Micros::YEAR));
-            let refusal = Refusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
+            let refusal = KnownRefusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
             match refusals.get_mut(key) {
                 Some(known) => remember(known, refusal),
                 None => {
@@ -186,7 +186,7 @@ impl Known {
             return due;
         }
         for shard in &self.shards {
-            let Shard { admitted, refused, .. } = &mut *shard.lock();
+            let KnownShard { admitted, refused, .. } = &mut *shard.lock();
             for queue in [admitted, refused] {
                 while due.len() < most && queue.peek_lru().is_some_and(|(_, later)| later.due <= now) {
                     let Some((_, later)) = queue.pop_lru() else { break };
@@ -245,33 +245,33 @@ impl Known {
         }
     }
 
-    fn shard(&self, key: &CounterKey) -> &Mutex<Shard> {
+    fn shard(&self, key: &CounterKey) -> &Mutex<KnownShard> {
         self.shard_of(self.hasher.hash_one(key))
     }
 
-    fn shard_of(&self, hash: u64) -> &Mutex<Shard> {
+    fn shard_of(&self, hash: u64) -> &Mutex<KnownShard> {
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 
     /// Returns the shard of a counter, and the fingerprint of the counter under a limit.
-    fn place(&self, key: &CounterKey, limit: &Limit) -> (&Mutex<Shard>, Fingerprint) {
+    fn place(&self, key: &CounterKey, limit: &Limit) -> (&Mutex<KnownShard>, CounterHash) {
         let mut hasher = self.hasher.build_hasher();
         key.hash(&mut hasher);
         let shard = self.shard_of(hasher.finish());
         limit.hash(&mut hasher);
-        (shard, Fingerprint(hasher.finish()))
+        (shard, CounterHash(hasher.finish()))
     }
 }
 
-impl Shard {
+impl KnownShard {
     /// Returns the refusal that holds for a charge at `now`.
-    fn refusal(&mut self, charge: &Charge, now: Micros) -> Option<&mut Refusal> {
+    fn refusal(&mut self, charge: &Charge, now: Micros) -> Option<&mut KnownRefusal> {
         if charge.hits.given_back() > 0 || !remembers_refusals(charge) {
             return None;
         }
         // After a step of the clock backwards, the age of a refusal is unknown.
-        let is_current = |refusal: &Refusal| refusal.at <= now && now < refusal.until;
-        let holds = |refusal: &Refusal| {
+        let is_current = |refusal: &KnownRefusal| refusal.at <= now && now < refusal.until;
+        let holds = |refusal: &KnownRefusal| {
             is_current(refusal) && refusal.limit == charge.limit && charge.hits.taken() >= refusal.hits
         };
         let place = self.refusals.peek(&charge.key)?.iter().position(holds)?;
@@ -279,7 +279,7 @@ impl Shard {
     }
 }
 
-impl Refusal {
+impl KnownRefusal {
     /// Returns the verdict at `now` for a charge of at least `self.hits`. For more hits the wait is that of `self.hits`, which is shorter.
     fn verdict(&self, charge: &Charge, now: Micros) -> Verdict {
         let verdict = aged(&self.verdict, self.at, now);
@@ -305,8 +305,8 @@ fn aged(verdict: &Verdict, at: Micros, now: Micros) -> Verdict {
 }
 
 /// Adds a refusal to those of the same counter. A known refusal of fewer hits that still holds says more, and stays.
-fn remember(known: &mut SmallVec<[Refusal; 1]>, refusal: Refusal) {
-    let is_known = |known: &Refusal| {
+fn remember(known: &mut SmallVec<[KnownRefusal; 1]>, refusal: KnownRefusal) {
+    let is_known = |known: &KnownRefusal| {
         let is_believed = refusal.at < known.until && refusal.at < known.at.saturating_add(BELIEVED);
         known.limit == refusal.limit && known.hits < refusal.hits && is_believed
     };
@@ -323,7 +323,7 @@ fn remember(known: &mut SmallVec<[Refusal; 1]>, refusal: Refusal) {
 /// Returns true if refusals of a charge are remembered. If the limit counts refused hits, each refusal changes the next reply, so they
 /// are not.
 fn remembers_refusals(charge: &Charge) -> bool {
-    charge.remembers_refusals && !charge.limit.counts_refused()
+    charge.remembers_refusals && !charge.limit.records_every_charge()
 }
 
 /// A table that grows to its share of [`MOST`] entries. Beyond it a new entry takes the place of the least recently used one.

@@ -266,10 +266,11 @@ impl Memory {
                 shard.decide(at, now)
             });
         }
-        let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-        let is_refused = is_request_refused(ballots);
+        let charge_outcomes =
+            charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+        let is_refused = is_request_refused(charge_outcomes);
         for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
-            if is_refused && !at.charge.is_kept() {
+            if is_refused && !at.charge.is_recorded_despite_refusal() {
                 continue;
             }
             let (told, _) = locked.charge(at, now, self);
@@ -291,8 +292,9 @@ impl Memory {
     /// took.
     fn charge_in_groups(&self, charges: &[Charge]) -> Verdicts {
         let (mut verdicts, taken) = self.take_now(charges);
-        let ballots = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-        if is_request_refused(ballots) {
+        let charge_outcomes =
+            charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+        if is_request_refused(charge_outcomes) {
             self.give_back_now(charges, &taken);
             for (charge, verdict) in charges.iter().zip(&mut verdicts) {
                 let at = self.locate(charge);
@@ -308,8 +310,8 @@ impl Memory {
         let mut locked = self.lock(&step);
         let now = self.clock.now();
         for &at in &step.located {
-            let (verdict, stays) = locked.charge(at, now, self);
-            let is_taken = stays && !at.charge.is_kept() && at.charge.hits.taken() > 0;
+            let (verdict, is_recorded) = locked.charge(at, now, self);
+            let is_taken = is_recorded && !at.charge.is_recorded_despite_refusal() && at.charge.hits.taken() > 0;
             verdicts.push(verdict);
             taken.push(is_taken.then_some(now));
         }
@@ -426,25 +428,25 @@ impl Shard {
         let Charge { key, hits, limit, charging, .. } = at.charge;
         let bucket = self.find(at);
         if let Some(slot) = bucket.and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
-            let (verdict, stays) = limit.charge(&mut slot.counter.state, now, *hits, *charging);
-            if stays {
+            let (verdict, is_recorded) = limit.charge(&mut slot.counter.state, now, *hits, *charging);
+            if is_recorded {
                 slot.standing = slot.standing.counting(limit.idle_at(&slot.counter.state), share(limit, &verdict));
             }
             if verdict.outcome.is_refused() {
                 slot.standing = slot.standing.refusing(now);
             }
-            return (verdict, stays);
+            return (verdict, is_recorded);
         }
         let mut state = limit.fresh();
-        let (verdict, stays) = limit.charge(&mut state, now, *hits, *charging);
-        if stays && hits.taken() > 0 {
+        let (verdict, is_recorded) = limit.charge(&mut state, now, *hits, *charging);
+        if is_recorded && hits.taken() > 0 {
             let standing = Standing::new(limit.idle_at(&state), share(limit, &verdict));
             let standing = if verdict.outcome.is_refused() { standing.refusing(now) } else { standing };
             self.make_room(now, memory, gone);
             let slot = Slot { standing, counter: Box::new(Counter { key: key.clone(), state }) };
             self.counters.insert_unique(at.hash, slot, |slot| memory.hash(slot));
         }
-        (verdict, stays)
+        (verdict, is_recorded)
     }
 
     fn remove(&mut self, bucket: usize, gone: &mut Gone) {

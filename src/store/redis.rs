@@ -15,12 +15,12 @@ use tokio::time::{Instant, sleep};
 
 use self::address::Topology;
 use self::concurrency::Permit;
-use self::errand::Errand;
 use self::manager::Access;
 use self::node::Node;
-use self::script::{Mode, Rows};
+use self::script::{ChargeRows, Mode};
+use self::script_call::ScriptCall;
 use self::servers::Servers;
-use super::{Answers, Charged, Store, StoreError, Undo};
+use super::{ChargeResults, Charged, Store, StoreError, Undo};
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
@@ -35,7 +35,6 @@ pub mod clock;
 mod concurrency;
 pub mod connection;
 pub mod credentials;
-mod errand;
 mod files;
 mod hidden;
 pub mod manager;
@@ -44,6 +43,7 @@ mod permits;
 pub mod replies;
 pub mod round_trip;
 pub mod script;
+mod script_call;
 pub mod servers;
 pub mod silence;
 mod stream;
@@ -81,7 +81,7 @@ pub struct Instance {
 }
 
 /// The charges of one request that one script charges: those of one slot.
-struct Group {
+struct SlotGroup {
     is_per_second: bool,
     slot: u16,
     /// Indices of the charges in the request.
@@ -89,17 +89,17 @@ struct Group {
 }
 
 /// For each group: the time of the charge by the node's clock and the script's row for each charge, or the error.
-type Outcomes = SmallVec<[Result<(Micros, Rows), StoreError>; 1]>;
+type Outcomes = SmallVec<[Result<(Micros, ChargeRows), StoreError>; 1]>;
 
 /// The groups of one node, each with its index in the request.
 struct Batch<'a> {
     servers: &'a Servers,
     node: Arc<Node>,
-    groups: SmallVec<[(usize, &'a Group); 4]>,
+    groups: SmallVec<[(usize, &'a SlotGroup); 4]>,
 }
 
 /// Hits that one script took and that may be given back.
-struct Taken {
+struct ScriptTaken {
     is_per_second: bool,
     slot: u16,
     charges: Vec<Charge>,
@@ -221,7 +221,7 @@ impl Redis {
     async fn take_by(&self, charges: &[Charge], until: Instant) -> super::Taken {
         let groups = self.0.groups(charges, true);
         let outcomes = self.0.ask(&groups, charges, Mode::Take, until).await;
-        let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut taken = vec![None; charges.len()];
         for (group, outcome) in groups.iter().zip(outcomes) {
             match outcome {
@@ -251,8 +251,8 @@ impl Redis {
         settled
     }
 
-    fn conclude(&self, groups: &[Group], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
-        let mut answers: Answers = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
+    fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
+        let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut left = SmallVec::new();
         let mut taken = Vec::new();
         for (group, outcome) in groups.iter().zip(outcomes) {
@@ -263,8 +263,8 @@ impl Redis {
                         let members = group.taken(charges, &rows, mode, &mut left);
                         if !members.is_empty() {
                             let charges = members.into_iter().map(|member| charges[member].clone()).collect();
-                            let Group { is_per_second, slot, .. } = *group;
-                            taken.push(Taken { is_per_second, slot, charges, at });
+                            let SlotGroup { is_per_second, slot, .. } = *group;
+                            taken.push(ScriptTaken { is_per_second, slot, charges, at });
                         }
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
@@ -287,9 +287,9 @@ impl Redis {
         Charged { answers, undo: Some(Undo::new(left, give_back)) }
     }
 
-    async fn give_back(&self, taken: Vec<Taken>) {
+    async fn give_back(&self, taken: Vec<ScriptTaken>) {
         let until = Instant::now() + UNDO_BUDGET;
-        let all = taken.iter().map(|Taken { is_per_second, slot, charges, at }| {
+        let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges, at }| {
             let charges: Vec<&Charge> = charges.iter().collect();
             let count = charges.len();
             let command = move |_| script::undo(&self.0.prefix, &charges, *at);
@@ -297,12 +297,12 @@ impl Redis {
                 let servers = self.0.servers(*is_per_second);
                 let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
                 // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
-                let errand = [Errand { command: &command, expects: None }];
+                let call = [ScriptCall { command: &command, expects: None }];
                 loop {
-                    match errand::run(servers, &node, None, &errand, until).await.as_slice() {
+                    match script_call::run(servers, &node, None, &call, until).await.as_slice() {
                         [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
                         [Ok(_)] => return,
-                        _ => return node.watched().lost_undo(count),
+                        _ => return node.metrics().lost_undo(count),
                     }
                     sleep(UNDO_AGAIN).await;
                 }
@@ -321,7 +321,7 @@ impl Instances {
     }
 
     /// Groups the charges by Redis instance and slot, in order. Limits of 0 have no counter and join any group.
-    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[Group; 4]> {
+    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[SlotGroup; 4]> {
         let mut key = Vec::new();
         let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
         for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
@@ -338,7 +338,7 @@ impl Instances {
         }
         places.sort_unstable();
         let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
-        let mut groups: SmallVec<[Group; 4]> = SmallVec::new();
+        let mut groups: SmallVec<[SlotGroup; 4]> = SmallVec::new();
         for places in places.chunk_by(same) {
             // A bounded script does not hold up others for long.
             let most = if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT };
@@ -346,7 +346,7 @@ impl Instances {
             for &(is_per_second, slot, member) in places {
                 let cost = if is_together { charges[member].limit.algorithm().script_cost() } else { 1 };
                 if cost_of_script + cost > most {
-                    groups.push(Group { is_per_second, slot, members: SmallVec::new() });
+                    groups.push(SlotGroup { is_per_second, slot, members: SmallVec::new() });
                     cost_of_script = 0;
                 }
                 cost_of_script += cost;
@@ -359,23 +359,23 @@ impl Instances {
     }
 
     /// Groups charges to give back by the time at which they were taken, and by slot.
-    fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<Taken> {
+    fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<ScriptTaken> {
         let mut dated: Vec<(Micros, Charge)> =
             charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (at, charge.clone()))).collect();
         dated.sort_by_key(|(at, _)| *at);
         let mut all = Vec::new();
         for of_moment in dated.chunk_by(|one, other| one.0 == other.0) {
             let charges: Vec<Charge> = of_moment.iter().map(|(_, charge)| charge.clone()).collect();
-            for Group { is_per_second, slot, members } in self.groups(&charges, true) {
+            for SlotGroup { is_per_second, slot, members } in self.groups(&charges, true) {
                 let charges = members.iter().map(|&member| charges[member].clone()).collect();
-                all.push(Taken { is_per_second, slot, charges, at: of_moment[0].0 });
+                all.push(ScriptTaken { is_per_second, slot, charges, at: of_moment[0].0 });
             }
         }
         all
     }
 
     /// Calls all nodes at once, each with one write. The outcomes are in the order of `groups`.
-    async fn ask(&self, groups: &[Group], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
+    async fn ask(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
         if let [group] = groups {
             // The common case: one slot.
             let servers = self.servers(group.is_per_second);
@@ -398,12 +398,12 @@ impl Instances {
         }
         let permits = permits::take(&mut batches, mode, until).await;
         let asked = join_all(batches.iter().zip(permits).map(async |(Batch { servers, node, groups }, permit)| {
-            let groups: SmallVec<[&Group; 4]> = groups.iter().map(|(_, group)| *group).collect();
+            let groups: SmallVec<[&SlotGroup; 4]> = groups.iter().map(|(_, group)| *group).collect();
             match permit {
                 Ok(permit) => self.ask_node(servers, node, Some(permit), &groups, charges, (mode, until)).await,
                 Err(error) => {
                     if let Some(reason) = error.reason().filter(|_| mode != Mode::Later) {
-                        node.watched().failed(reason, groups.iter().map(|group| group.members.len()).sum());
+                        node.metrics().failed(reason, groups.iter().map(|group| group.members.len()).sum());
                     }
                     groups.iter().map(|_| Err(error)).collect()
                 }
@@ -422,7 +422,7 @@ impl Instances {
         servers: &Servers,
         node: &Arc<Node>,
         permit: Option<Permit>,
-        groups: &[&Group],
+        groups: &[&SlotGroup],
         charges: &[Charge],
         (mode, until): (Mode, Instant),
     ) -> Outcomes {
@@ -430,22 +430,22 @@ impl Instances {
             groups.iter().map(|group| group.members.iter().map(|&member| &charges[member]).collect()).collect();
         let commands: SmallVec<[_; 1]> =
             members.iter().map(|members| |deadline| script::charge(&self.prefix, members, mode, deadline)).collect();
-        let errands: SmallVec<[Errand<'_>; 1]> = commands
+        let calls: SmallVec<[ScriptCall<'_>; 1]> = commands
             .iter()
             .zip(&members)
-            .map(|(command, members)| Errand { command, expects: Some((members.len(), mode)) })
+            .map(|(command, members)| ScriptCall { command, expects: Some((members.len(), mode)) })
             .collect();
-        errand::run(servers, node, permit, &errands, until).await
+        script_call::run(servers, node, permit, &calls, until).await
     }
 }
 
-impl Group {
+impl SlotGroup {
     /// Returns the charges that the script of this group has taken and that have to be given back if the request is refused; adds to
     /// `left` the remaining hits after that.
     fn taken(
         &self,
         charges: &[Charge],
-        rows: &Rows,
+        rows: &ChargeRows,
         mode: Mode,
         left: &mut SmallVec<[(usize, u32, Micros); 4]>,
     ) -> SmallVec<[usize; 4]> {
@@ -453,7 +453,7 @@ impl Group {
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
             Mode::Each | Mode::Later => false,
-            Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.ballot(verdict.outcome))),
+            Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.charge_outcome(verdict.outcome))),
             Mode::Take => {
                 verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())
             }
@@ -463,7 +463,7 @@ impl Group {
             return taken;
         }
         for ((member, charge), row) in members() {
-            if charge.limit.is_closed() || charge.is_kept() {
+            if charge.limit.is_closed() || charge.is_recorded_despite_refusal() {
                 continue;
             }
             if let Some((remaining, reset)) = row.left {

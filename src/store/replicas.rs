@@ -17,7 +17,7 @@ pub const FALL: Micros = Micros::from_secs(3);
 pub struct Replicas {
     number: AtomicU32,
     source: Source,
-    state: Mutex<State>,
+    state: Mutex<ReplicaState>,
 }
 
 /// The origin of the number.
@@ -32,7 +32,7 @@ pub enum Source {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReplicaState {
     /// The number that may fall to half, and the time from which it may; `None` before the first count.
     high: Option<(u32, Micros)>,
 }

@@ -31,7 +31,7 @@ where
 }
 
 fn line(time: &str, event: &Event<'_>) -> String {
-    let mut fields = Fields::default();
+    let mut fields = EventFields::default();
     event.record(&mut fields);
     let about = event.metadata();
     let mut line = String::from("{");
@@ -55,13 +55,13 @@ fn level(level: Level) -> &'static str {
 
 /// Fields of an event.
 #[derive(Default)]
-struct Fields {
+struct EventFields {
     message: String,
     /// Fields other than the message, as JSON.
     others: String,
 }
 
-impl Fields {
+impl EventFields {
     fn add(&mut self, field: &Field, value: &str) {
         let name = field.name();
         self.others.push(',');
@@ -73,7 +73,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.record_str(field, &format!("{value:?}"));
     }

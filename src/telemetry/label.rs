@@ -12,13 +12,13 @@ const OTHER: &str = "other";
 
 /// Identity of a series, as printed: two names that print the same are the same series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Name {
+pub(super) struct SeriesName {
     domain: String,
     /// One word per level, joined by dots; empty for requests that no rule of the domain matches.
     rule: String,
 }
 
-impl Name {
+impl SeriesName {
     /// Returns the name for requests of a domain that none of its rules matches.
     pub(super) fn of_domain(domain: &str) -> Self {
         Self { domain: printed(domain), rule: String::new() }

@@ -2,13 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::time::Instant;
-
 use super::metrics::CALLS_LIMITED;
 use super::page::Page;
-
-/// Interval between two log lines about one cause, in milliseconds: 10 s, as for the listeners' warnings.
-const LINE_EVERY_MS: u64 = 10_000;
+use super::throttle::LogThrottle;
 
 macro_rules! causes {
     ($($(#[$about:meta])+ $cause:ident $name:literal, $log:literal;)+) => {
@@ -50,34 +46,24 @@ causes! {
 }
 
 /// Counts of calls that hit a bound, by cause. All threads may count at once; clones of the `Arc` share the counts.
-#[derive(Debug)]
-pub struct LimitedCalls {
-    began: Instant,
-    causes: [Counted; Cause::ALL.len()],
-}
-
-/// Counts for one cause.
 #[derive(Debug, Default)]
-struct Counted {
-    calls: AtomicU64,
-    /// Calls that log lines have reported.
-    logged: AtomicU64,
-    /// The time of the next log line, in milliseconds since `began`.
-    due_ms: AtomicU64,
+pub struct LimitedCalls {
+    causes: [CauseCount; Cause::ALL.len()],
 }
 
-impl Default for LimitedCalls {
-    fn default() -> Self {
-        Self { began: Instant::now(), causes: Default::default() }
-    }
+/// Calls of one cause.
+#[derive(Debug, Default)]
+struct CauseCount {
+    calls: AtomicU64,
+    throttle: LogThrottle,
 }
 
 impl LimitedCalls {
     /// Counts one call, and writes a log line at most every 10 s for each cause.
     pub fn count(&self, cause: Cause) {
         let Some(counted) = self.of(cause) else { return };
-        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        if let Some(count) = counted.add(now) {
+        counted.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = counted.throttle.due() {
             tracing::warn!(
                 event = "calls.limited",
                 cause = cause.name(),
@@ -93,7 +79,7 @@ impl LimitedCalls {
         self.of(cause).map_or(0, |counted| counted.calls.load(Ordering::Relaxed))
     }
 
-    fn of(&self, cause: Cause) -> Option<&Counted> {
+    fn of(&self, cause: Cause) -> Option<&CauseCount> {
         let number = Cause::ALL.iter().position(|other| *other == cause);
         number.and_then(|number| self.causes.get(number))
     }
@@ -103,19 +89,6 @@ impl LimitedCalls {
         page.family(&CALLS_LIMITED, |family| {
             Cause::ALL.into_iter().for_each(|cause| family.sample(&[cause.name()], self.calls(cause)));
         });
-    }
-}
-
-impl Counted {
-    /// Adds one call at `now_ms`. If a log line is due, returns the number of calls since the last line.
-    fn add(&self, now_ms: u64) -> Option<u64> {
-        let calls = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        let due = self.due_ms.load(Ordering::Relaxed);
-        let next = now_ms.saturating_add(LINE_EVERY_MS);
-        if now_ms < due || self.due_ms.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return None;
-        }
-        Some(calls.saturating_sub(self.logged.swap(calls, Ordering::Relaxed)))
     }
 }
 
@@ -132,14 +105,5 @@ mod tests {
         let counts = Cause::ALL.map(|cause| limited.calls(cause));
         assert_eq!(counts.iter().sum::<u64>(), 3);
         assert_eq!((limited.calls(Cause::LateBody), limited.calls(Cause::TooLarge)), (2, 1));
-    }
-
-    #[test]
-    fn a_cause_has_one_log_line_in_ten_seconds_with_the_calls_since_the_last_line() {
-        let counted = Counted::default();
-        assert_eq!(counted.add(5), Some(1));
-        assert_eq!((0..1_000).find_map(|_| counted.add(LINE_EVERY_MS + 4)), None);
-        assert_eq!(counted.add(LINE_EVERY_MS + 5), Some(1_001));
-        assert_eq!(counted.add(LINE_EVERY_MS + 6), None);
     }
 }

@@ -15,14 +15,14 @@ const MOST_BYTES: usize = 1 << 20;
 /// Queue of log lines that are not yet written.
 #[derive(Debug, Default)]
 pub struct Lines {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueuedLines>,
     changed: Condvar,
     dropped: AtomicU64,
     is_colored: bool,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct QueuedLines {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     is_writing: bool,
@@ -73,7 +73,7 @@ impl Lines {
 
     /// Waits until all lines are written, for at most `bound`.
     pub fn flush(&self, bound: Duration) {
-        let is_busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
+        let is_busy = |waiting: &mut QueuedLines| waiting.is_writing || !waiting.lines.is_empty();
         self.changed.wait_while_for(&mut self.waiting.lock(), is_busy, bound);
     }
 

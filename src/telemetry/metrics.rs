@@ -6,7 +6,7 @@ pub struct Metric {
     /// Name on the page.
     pub name: &'static str,
     /// Type of the metric.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Names of its labels.
     pub labels: &'static [&'static str],
     /// Meaning, for the `HELP` line.
@@ -15,7 +15,7 @@ pub struct Metric {
 
 /// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A value that only grows.
     Counter,
     /// A value that rises and falls.
@@ -24,7 +24,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// Returns the name of the type on the page.
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Kind {
 macro_rules! metrics {
     ($($constant:ident: $kind:ident $name:literal [$($label:literal)*] $help:literal;)+) => {
         $(#[doc = $help] pub const $constant: Metric =
-            Metric { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };)+
+            Metric { name: $name, kind: MetricKind::$kind, labels: &[$($label),*], help: $help };)+
 
         /// All metrics.
         pub const TABLE: &[&Metric] = &[$(&$constant),+];

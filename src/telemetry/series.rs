@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use foldhash::{HashMap, HashSet};
 use parking_lot::RwLock;
 
-use super::label::Name;
+use super::label::SeriesName;
 use super::metrics::{DECISIONS, Metric, NEAR_LIMIT, OVER_LIMIT, SHADOW_MODE, TOTAL_HITS, WITHIN_LIMIT};
 use super::page::Page;
 use super::split::Split;
@@ -20,7 +20,7 @@ pub(super) const MOST_OF_VALUES: usize = 1_000;
 
 /// Counts of one series.
 #[derive(Debug, Default)]
-struct Counts {
+struct RuleCounts {
     /// Digest of the rule's name, if a client's value created the series.
     of_values: Option<u64>,
     total: AtomicU64,
@@ -32,7 +32,7 @@ struct Counts {
 }
 
 /// Selects one of the counts.
-type Of = fn(&Counts) -> &AtomicU64;
+type Of = fn(&RuleCounts) -> &AtomicU64;
 
 /// Counts of all rules.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub(super) struct Rules {
 
 #[derive(Debug, Default)]
 struct All {
-    counts: HashMap<Arc<Name>, Arc<Counts>>,
+    counts: HashMap<Arc<SeriesName>, Arc<RuleCounts>>,
     /// Number of series that clients' values created.
     of_values: usize,
 }
@@ -53,8 +53,8 @@ struct All {
 #[derive(Debug, Default)]
 struct Table {
     generation: u64,
-    rules: Box<[OnceLock<Arc<Counts>>]>,
-    domains: HashMap<Box<str>, OnceLock<Arc<Counts>>>,
+    rules: Box<[OnceLock<Arc<RuleCounts>>]>,
+    domains: HashMap<Box<str>, OnceLock<Arc<RuleCounts>>>,
     /// Table of the rules before these; requests that started earlier still use it.
     before: Option<Arc<Table>>,
 }
@@ -68,10 +68,10 @@ impl Rules {
     /// Prepares for rules that are about to be in force. Drops the counts of removed rules and keeps those of the others.
     pub(super) fn replace<'a>(&self, generation: u64, domains: &[&str], rules: impl Iterator<Item = &'a About>) {
         // Digests instead of names: the names of a large rule set would take more memory than the rules.
-        let mut kept: HashSet<u64> = domains.iter().map(|domain| Name::of_domain(domain).digest()).collect();
+        let mut kept: HashSet<u64> = domains.iter().map(|domain| SeriesName::of_domain(domain).digest()).collect();
         let mut count = 0;
         for about in rules {
-            kept.insert(Name::of_rule(about).digest());
+            kept.insert(SeriesName::of_rule(about).digest());
             count += 1;
         }
         let now = self.table.load();
@@ -118,7 +118,7 @@ impl Rules {
     fn charged(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>) {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {
-                let charged = |counts: &Counts| counts.charged(answer, self.near_ratio);
+                let charged = |counts: &RuleCounts| counts.charged(answer, self.near_ratio);
                 self.with(table, rule, Some(answer.descriptor), request, decision, charged);
             }
         }
@@ -126,12 +126,12 @@ impl Rules {
 
     fn decided(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         let Some(domain) = decision.domain else { return };
-        let decided = |counts: &Counts| counts.decided(decision.outcome, deciding.origin);
+        let decided = |counts: &RuleCounts| counts.decided(decision.outcome, deciding.origin);
         match deciding.rule {
             Some(rule) => self.with(table, rule, deciding.descriptor, request, decision, decided),
             None => match table.and_then(|table| table.domains.get(domain)) {
-                Some(slot) => decided(slot.get_or_init(|| self.named(Name::of_domain(domain), None))),
-                None => self.known(&Name::of_domain(domain)).iter().for_each(|counts| decided(counts)),
+                Some(slot) => decided(slot.get_or_init(|| self.named(SeriesName::of_domain(domain), None))),
+                None => self.known(&SeriesName::of_domain(domain)).iter().for_each(|counts| decided(counts)),
             },
         }
     }
@@ -144,29 +144,29 @@ impl Rules {
         descriptor: Option<usize>,
         request: &Request,
         decision: &Decision<'_>,
-        count: impl Fn(&Counts),
+        count: impl Fn(&RuleCounts),
     ) {
         if rule.series != Series::Rule
             && let Some(descriptor) = descriptor
         {
-            let name = Name::of_values(rule, descriptor, request, decision);
+            let name = SeriesName::of_values(rule, descriptor, request, decision);
             return count(&self.named(name, Some(rule)));
         }
         let id = usize::try_from(rule.id.0).unwrap_or(usize::MAX);
         match table.and_then(|table| table.rules.get(id)) {
-            Some(slot) => count(slot.get_or_init(|| self.named(Name::of_rule(rule), None))),
+            Some(slot) => count(slot.get_or_init(|| self.named(SeriesName::of_rule(rule), None))),
             // The decision used rules of long ago: counts that were dropped are not created again.
-            None => self.known(&Name::of_rule(rule)).iter().for_each(|counts| count(counts)),
+            None => self.known(&SeriesName::of_rule(rule)).iter().for_each(|counts| count(counts)),
         }
     }
 
-    fn known(&self, name: &Name) -> Option<Arc<Counts>> {
+    fn known(&self, name: &SeriesName) -> Option<Arc<RuleCounts>> {
         self.all.read().counts.get(name).cloned()
     }
 
     /// Returns the counts named `name`, creating them if needed. `rule` is set if a client's value made the name. Returns the
     /// shared counts if there are too many series.
-    fn named(&self, name: Name, rule: Option<&About>) -> Arc<Counts> {
+    fn named(&self, name: SeriesName, rule: Option<&About>) -> Arc<RuleCounts> {
         let found = {
             let all = self.all.read();
             let other = || all.other_than(&name, rule.is_some());
@@ -175,7 +175,7 @@ impl Rules {
         if let Some(counts) = found {
             return counts;
         }
-        let of_values = rule.map(|rule| Name::of_rule(rule).digest());
+        let of_values = rule.map(|rule| SeriesName::of_rule(rule).digest());
         let mut all = self.all.write();
         let (name, of_values) = match all.other_than(&name, of_values.is_some()) {
             // A shared series belongs to no single rule.
@@ -186,14 +186,14 @@ impl Rules {
             return Arc::clone(counts);
         }
         all.of_values += usize::from(of_values.is_some());
-        let counts = Arc::new(Counts { of_values, ..Counts::default() });
+        let counts = Arc::new(RuleCounts { of_values, ..RuleCounts::default() });
         all.counts.insert(Arc::new(name), Arc::clone(&counts));
         counts
     }
 
     /// Adds the counts to the page.
     pub(super) fn tell(&self, page: &mut Page) {
-        let mut all: Vec<(Arc<Name>, Arc<Counts>)> = {
+        let mut all: Vec<(Arc<SeriesName>, Arc<RuleCounts>)> = {
             let all = self.all.read();
             all.counts.iter().map(|(name, counts)| (Arc::clone(name), Arc::clone(counts))).collect()
         };
@@ -230,11 +230,11 @@ impl Rules {
 
 impl All {
     /// Returns the name of the shared series for a new name, if there is no room for a series of its own.
-    fn other_than(&self, name: &Name, is_of_values: bool) -> Option<Name> {
+    fn other_than(&self, name: &SeriesName, is_of_values: bool) -> Option<SeriesName> {
         if self.counts.len() >= MOST_SERIES {
-            Some(Name::other(""))
+            Some(SeriesName::other(""))
         } else if is_of_values && self.of_values >= MOST_OF_VALUES {
-            Some(Name::other(name.domain()))
+            Some(SeriesName::other(name.domain()))
         } else {
             None
         }
@@ -254,7 +254,7 @@ impl Table {
     }
 }
 
-impl Counts {
+impl RuleCounts {
     fn decided(&self, outcome: Outcome, origin: Origin) {
         self.decisions[outcome as usize][origin as usize].fetch_add(1, Ordering::Relaxed);
     }

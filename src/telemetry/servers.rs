@@ -16,7 +16,7 @@ use super::page::{Page, seconds};
 
 /// Reason why a server did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum FailureReason {
     /// No reply in time, to this call or any other.
     TimedOut,
     /// No reply in time, but replies to other calls: the server is busy.
@@ -31,7 +31,7 @@ pub enum Reason {
     Rejected,
 }
 
-impl Reason {
+impl FailureReason {
     const ALL: [(Self, &'static str); 6] = [
         (Self::TimedOut, "timed_out"),
         (Self::Late, "late"),
@@ -49,7 +49,7 @@ impl Reason {
 
 /// Calls of one worker to a server, for the metrics.
 #[derive(Debug, Default)]
-pub struct Calls {
+pub struct WorkerCalls {
     /// Calls without a reply.
     pub in_flight: AtomicUsize,
     /// Maximum number of calls in flight.
@@ -78,18 +78,18 @@ impl BadReply {
 #[derive(Debug, Default)]
 pub struct Server {
     round_trips: Histogram,
-    failures: [AtomicU64; Reason::ALL.len()],
+    failures: [AtomicU64; FailureReason::ALL.len()],
     lost_undos: AtomicU64,
     bad_replies: [AtomicU64; BadReply::ALL.len()],
     /// Breakers of all callers, each true while it is open.
     breakers: Mutex<Vec<Weak<AtomicBool>>>,
     /// Calls of all workers.
-    calls: Mutex<Vec<Weak<Calls>>>,
+    calls: Mutex<Vec<Weak<WorkerCalls>>>,
 }
 
 /// Metrics of all servers in use, by name.
 #[derive(Debug, Default)]
-pub struct Servers(Mutex<HashMap<String, Weak<Server>>>);
+pub struct ServerMetrics(Mutex<HashMap<String, Weak<Server>>>);
 
 impl Server {
     /// Records the round trip of one write.
@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Counts `charges` charges without a reply.
-    pub fn failed(&self, reason: Reason, charges: usize) {
+    pub fn failed(&self, reason: FailureReason, charges: usize) {
         self.failures[reason as usize].fetch_add(charges as u64, Ordering::Relaxed);
     }
 
@@ -120,7 +120,7 @@ impl Server {
     }
 
     /// Adds the calls of one worker.
-    pub fn watch_calls(&self, calls: &Arc<Calls>) {
+    pub fn watch_calls(&self, calls: &Arc<WorkerCalls>) {
         let mut all = self.calls.lock();
         all.retain(|calls| calls.strong_count() > 0);
         all.push(Arc::downgrade(calls));
@@ -150,7 +150,7 @@ impl Server {
     }
 }
 
-impl Servers {
+impl ServerMetrics {
     /// Returns the metrics of the server `name`. They stay on the page as long as a caller keeps them, so servers that leave
     /// a cluster disappear.
     pub fn named(&self, name: &str) -> Arc<Server> {
@@ -177,7 +177,7 @@ impl Servers {
         });
         page.family(&STORE_FAILURES, |family| {
             for (name, server) in &servers {
-                for ((_, reason), count) in Reason::ALL.iter().zip(&server.failures) {
+                for ((_, reason), count) in FailureReason::ALL.iter().zip(&server.failures) {
                     family.sample(&[name, reason], count.load(Ordering::Relaxed));
                 }
             }
@@ -214,7 +214,7 @@ impl Servers {
 mod tests {
     use super::*;
 
-    fn told(servers: &Servers) -> String {
+    fn told(servers: &ServerMetrics) -> String {
         let mut page = Page::default();
         servers.tell(&mut page);
         page.into_text()
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn reasons_are_counted_where_their_names_stand() {
-        for (index, (reason, _)) in Reason::ALL.into_iter().enumerate() {
+        for (index, (reason, _)) in FailureReason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, index);
         }
         for (index, (reason, _)) in BadReply::ALL.into_iter().enumerate() {
@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn a_server_is_told_of_for_as_long_as_somebody_asks_it() {
-        let servers = Servers::default();
+        let servers = ServerMetrics::default();
         let (first, again) = (servers.named("10.0.0.1:6379"), servers.named("10.0.0.1:6379"));
         assert!(!told(&servers).contains("10.0.0.1"), "nobody has asked it yet");
-        first.failed(Reason::TimedOut, 1);
-        again.failed(Reason::TimedOut, 2);
+        first.failed(FailureReason::TimedOut, 1);
+        again.failed(FailureReason::TimedOut, 2);
         let (one, other) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         [(&first, &one), (&again, &other)].iter().for_each(|(server, breaker)| server.watch_breaker(breaker));
         let text = told(&servers);

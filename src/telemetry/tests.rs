@@ -43,7 +43,16 @@ fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: C
     };
     let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
     let hits = Hits::take(hits.into());
-    Answered { descriptor: 0, rule, hits, capacity: limit, limit: None, role: Role::Enforce, verdict, is_spared: false }
+    Answered {
+        descriptor: 0,
+        rule,
+        hits,
+        capacity: limit,
+        limit: None,
+        role: Role::Enforce,
+        verdict,
+        is_unrecorded: false,
+    }
 }
 
 /// Returns the part of a descriptor with one limit.
@@ -66,7 +75,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: Vec::new(),
-        is_refusal_watched: false,
+        is_refusal_shadowed: false,
         is_unread: false,
         generation: 1,
     }
@@ -126,7 +135,7 @@ fn what_is_near_is_computed_in_32_bits() {
 
 #[test]
 fn a_charge_that_was_spared_counts_where_it_would_have_fallen() {
-    let spared = Answered { is_spared: true, ..asked(None, 20, 15, 3) };
+    let spared = Answered { is_unrecorded: true, ..asked(None, 20, 15, 3) };
     let unspent = Answered { verdict: Verdict { remaining: 5, ..spared.verdict }, ..spared };
     assert_eq!(Split::of(&unspent, 0.8), Split { within: 3, near: 2, over: 0 });
 }
@@ -281,8 +290,8 @@ fn who_refuses_is_the_limit_that_made_the_request_fail() {
     assert_eq!(refused.deciding().rule.map(|rule| rule.id), Some(enforced.id));
     let quotas = decision(&[over(&quota, Role::Quota)]);
     assert_eq!(quotas.deciding().rule.map(|rule| rule.id), Some(quota.id));
-    let watched = decision(&[over(&quota, Role::Shadow), over(&enforced, Role::Enforce)]);
-    assert_eq!(watched.deciding().rule.map(|rule| rule.id), Some(enforced.id));
+    let metrics = decision(&[over(&quota, Role::Shadow), over(&enforced, Role::Enforce)]);
+    assert_eq!(metrics.deciding().rule.map(|rule| rule.id), Some(enforced.id));
     let slow = Verdict { delay: Micros::from_secs(2), ..asked(None, 5, 0, 1).verdict };
     let answers = [asked(Some(&quota), 5, 0, 1), Answered { verdict: slow, ..asked(Some(&enforced), 5, 0, 1) }];
     let wait = Wait { hold: Micros::from_secs(2), ..Wait::default() };
@@ -306,7 +315,11 @@ fn whatever_a_policy_answers_is_an_error_of_the_store_and_what_is_only_watched_i
     let unasked = verdict(Outcome::Admitted, 0, Provenance::Open);
     let open = decision(&[Answered { verdict: unasked, ..asked(None, 5, 0, 1) }]);
     telemetry.observe(&request(&[]), &open, None);
-    telemetry.observe(&request(&[]), &Decision { is_refusal_watched: true, ..decision(&[asked(None, 5, 0, 1)]) }, None);
+    telemetry.observe(
+        &request(&[]),
+        &Decision { is_refusal_shadowed: true, ..decision(&[asked(None, 5, 0, 1)]) },
+        None,
+    );
     let text = telemetry.page();
     assert!(text.contains("should_rate_limit_error{err_type=\"redis_error\"} 1\n"), "{text}");
     assert!(text.contains("ratelimit_service_global_shadow_mode 1\n"), "{text}");

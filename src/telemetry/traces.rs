@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 pub use self::incoming::CALLER_HEADERS;
-use self::incoming::Incoming;
+use self::incoming::CallerTrace;
 use crate::model::{Clock, Deciding, Decision};
 
 mod incoming;
@@ -112,7 +112,7 @@ impl Traces {
 
     /// Starts the span of a request. Returns `None` if the request is not recorded.
     pub(super) fn request(self: &Arc<Self>, way: Way, headers: &HeaderMap) -> Option<Span> {
-        let caller = Incoming::read(headers);
+        let caller = CallerTrace::read(headers);
         let is_wanted = caller.is_sampled.filter(|_| self.sampler.follows_caller);
         if is_wanted == Some(false) || (is_wanted.is_none() && self.sampler.ratio <= 0.0) {
             return None;

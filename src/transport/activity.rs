@@ -11,10 +11,10 @@ use tokio::time::Instant;
 ///
 /// The calls of a connection run on one thread, so its counters are never contended.
 #[derive(Clone, Debug)]
-pub struct Activity(Arc<State>);
+pub struct Activity(Arc<ActivityState>);
 
 #[derive(Debug)]
-struct State {
+struct ActivityState {
     /// Start of the listener. The times below are relative to it.
     began: Instant,
     calls: AtomicU32,
@@ -43,7 +43,7 @@ impl Activity {
         let idle_since_ms = AtomicU64::new(accepted_ms);
         let (endless, calls, is_leaving, leave) =
             (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false), Notify::new());
-        Self(Arc::new(State { began, calls, endless, accepted_ms, idle_since_ms, is_leaving, leave }))
+        Self(Arc::new(ActivityState { began, calls, endless, accepted_ms, idle_since_ms, is_leaving, leave }))
     }
 
     /// Counts a call in flight until the returned guard is dropped.

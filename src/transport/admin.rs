@@ -18,7 +18,7 @@ use crate::limiter::Limiter;
 
 /// State of the rule files: the load in force, a rejection, and a slow load.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct RulesStatus {
     /// Time at which the rules in force were loaded.
     pub since: Instant,
     /// Number and source of the rules in force, as text for people.
@@ -53,7 +53,12 @@ struct Levels {
 }
 
 /// Returns the routes of the debug listener; `at` is its address.
-pub fn routes(limiter: Arc<Limiter>, loaded: watch::Receiver<Loaded>, level: Arc<dyn LogLevel>, at: IpAddr) -> Router {
+pub fn routes(
+    limiter: Arc<Limiter>,
+    loaded: watch::Receiver<RulesStatus>,
+    level: Arc<dyn LogLevel>,
+    at: IpAddr,
+) -> Router {
     let about = get(index).with_state((Arc::clone(&limiter), loaded));
     let levels = Levels { level, is_local: at.is_loopback() };
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
@@ -71,8 +76,8 @@ async fn addressed_directly(request: Request, next: Next) -> Response {
     (StatusCode::FORBIDDEN, why).into_response()
 }
 
-async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Loaded>)>) -> String {
-    let Loaded { since, what, rejected, slow_since } = loaded.borrow().clone();
+async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<RulesStatus>)>) -> String {
+    let RulesStatus { since, what, rejected, slow_since } = loaded.borrow().clone();
     let (load, age) = (limiter.rules().generation(), since.elapsed().as_secs());
     let rejected = rejected.map_or_else(String::new, |why| {
         format!("the rule files as they are now were rejected, so these rules stay:\n{}\n", why.trim_end())

@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 16 * 1_024;
 
 /// Body of an answer. Large parts are cut into pieces and counted until the peer has taken them.
 #[derive(Debug)]
-pub struct Answer<B> {
+pub struct AnswerBody<B> {
     body: B,
     rest: Bytes,
     taken: Option<oneshot::Receiver<()>>,
@@ -39,7 +39,7 @@ impl AsRef<[u8]> for Untaken {
     }
 }
 
-impl<B> Answer<B> {
+impl<B> AnswerBody<B> {
     pub(super) fn new(body: B) -> Self {
         Self { body, rest: Bytes::new(), taken: None }
     }
@@ -51,7 +51,7 @@ impl<B> Answer<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 

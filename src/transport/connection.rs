@@ -16,7 +16,7 @@ use super::ending::Ending;
 use super::limits::ConnectionLimits;
 use super::protocol::Connection;
 use super::socket::State;
-use super::tally::How;
+use super::tally::EndCause;
 
 /// Time that an idle connection has to close when others need its memory: 1 s. It still answers the calls that were on
 /// their way.
@@ -26,7 +26,7 @@ pub const UNUSED_GRACE: Duration = Duration::from_millis(100);
 
 /// Phase of a connection's life.
 #[derive(Clone, Copy, Debug)]
-enum Phase {
+enum ConnectionPhase {
     /// The peer has a limited time to open the connection.
     Opening,
     /// The connection takes calls.
@@ -41,9 +41,9 @@ enum Phase {
 
 /// Stop signal of the service, as one connection or listener receives it.
 #[derive(Clone, Debug)]
-pub(super) struct Stop(pub(super) watch::Receiver<bool>);
+pub(super) struct StopNotice(pub(super) watch::Receiver<bool>);
 
-impl Stop {
+impl StopNotice {
     /// Returns true after the signal, or if its sender is gone.
     pub(super) fn is_set(&self) -> bool {
         *self.0.borrow() || self.0.has_changed().is_err()
@@ -68,35 +68,35 @@ pub(super) async fn live<C: Connection>(
     state: State,
     activity: Activity,
     limits: ConnectionLimits,
-    mut stop: Stop,
+    mut stop: StopNotice,
 ) -> Ending {
-    let mut phase = Phase::Opening;
+    let mut phase = ConnectionPhase::Opening;
     // A single place that waits, so that the future has space for one wait only.
     loop {
         let over = phase.over(&limits, &activity, &mut stop);
         if let Some(ending) = until(connection.as_mut(), &state, over).await {
-            return if activity.is_leaving() { Ending::Ended(How::Idle) } else { ending };
+            return if activity.is_leaving() { Ending::Ended(EndCause::Idle) } else { ending };
         }
         phase = match phase {
-            Phase::Opening if !state.is_opened() => {
-                return Ending::Ended(if activity.is_leaving() { How::Idle } else { How::Unopened });
+            ConnectionPhase::Opening if !state.is_opened() => {
+                return Ending::Ended(if activity.is_leaving() { EndCause::Idle } else { EndCause::Unopened });
             }
-            Phase::Opening if !activity.is_leaving() && !stop.is_set() => Phase::Serving,
-            Phase::Opening | Phase::Serving => {
+            ConnectionPhase::Opening if !activity.is_leaving() && !stop.is_set() => ConnectionPhase::Serving,
+            ConnectionPhase::Opening | ConnectionPhase::Serving => {
                 connection.as_mut().finish();
-                if activity.is_leaving() { Phase::Leaving } else { Phase::Finishing }
+                if activity.is_leaving() { ConnectionPhase::Leaving } else { ConnectionPhase::Finishing }
             }
-            Phase::Leaving if !activity.is_busy() && !stop.is_set() => return Ending::Ended(How::Idle),
-            Phase::Leaving => Phase::Finishing,
-            Phase::Finishing if stop.is_set() => Phase::Draining,
-            Phase::Finishing | Phase::Draining => return Ending::Ended(How::Cut),
+            ConnectionPhase::Leaving if !activity.is_busy() && !stop.is_set() => return Ending::Ended(EndCause::Idle),
+            ConnectionPhase::Leaving => ConnectionPhase::Finishing,
+            ConnectionPhase::Finishing if stop.is_set() => ConnectionPhase::Draining,
+            ConnectionPhase::Finishing | ConnectionPhase::Draining => return Ending::Ended(EndCause::Cut),
         };
     }
 }
 
-impl Phase {
+impl ConnectionPhase {
     /// Waits until this phase is over: by its timeout, the stop signal, or [`Activity::leave`].
-    async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut Stop) {
+    async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut StopNotice) {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
             Self::Serving => (limits.age, true),

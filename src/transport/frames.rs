@@ -31,7 +31,7 @@ const PUSH_PROMISE: u8 = 5;
 
 /// Position in the sequence of frames after the bytes that were read so far.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct FrameReader {
     /// Bytes of the preface that were read; all of them before the first frame.
     preface_bytes: usize,
     /// Bytes of a frame's payload to skip.
@@ -42,10 +42,10 @@ pub(super) struct Frames {
     fields: Option<IsLast>,
     /// Highest stream so far. Fields of a stream that is not higher are trailers.
     last_stream: u32,
-    begun: Option<Begun>,
+    begun: Option<BegunHead>,
     /// True while the payload is data of a body.
     is_data: bool,
-    /// Bytes that are not data of a body, since the last [`Frames::take_around`].
+    /// Bytes that are not data of a body, since the last [`FrameReader::take_around`].
     around: usize,
 }
 
@@ -53,7 +53,7 @@ type IsLast = bool;
 
 /// Fields whose end has not arrived.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct BegunHead {
     bytes: usize,
     is_trailers: bool,
     since: Instant,
@@ -76,7 +76,7 @@ pub(super) enum FrameError {
     Http1,
 }
 
-impl Frames {
+impl FrameReader {
     /// Creates the state for a peer that has sent nothing yet.
     pub(super) fn new() -> Self {
         let (head, head_bytes) = ([0; FRAME_HEAD_BYTES], 0);
@@ -163,7 +163,7 @@ impl Frames {
             let stream = u32::from_be_bytes(stream) & u32::MAX >> 1;
             let is_trailers = stream <= self.last_stream;
             self.last_stream = self.last_stream.max(stream);
-            self.begun = Some(Begun { bytes: 0, is_trailers, since: Instant::now() });
+            self.begun = Some(BegunHead { bytes: 0, is_trailers, since: Instant::now() });
         }
         if kind == PUSH_PROMISE { Err(FrameError::PushPromise) } else { Ok(()) }
     }
@@ -195,8 +195,8 @@ mod tests {
     }
 
     /// Passes a preface and the frames `sent`, in parts of `cut` bytes.
-    fn passed(sent: &[Vec<u8>], cut: usize) -> Result<Frames, FrameError> {
-        let mut frames = Frames::new();
+    fn passed(sent: &[Vec<u8>], cut: usize) -> Result<FrameReader, FrameError> {
+        let mut frames = FrameReader::new();
         let bytes = [PREFACE, &sent.concat()].concat();
         bytes.chunks(cut).try_for_each(|part| frames.pass(part))?;
         Ok(frames)
@@ -226,14 +226,14 @@ mod tests {
         for method in ["GET", "POST", "PUT", "PRI", "PRINT", "OPTIONS"] {
             let request = format!("{method} /json HTTP/1.1\r\nhost: tidegate\r\n\r\n");
             for cut in [1, 2, 7, 8_192] {
-                let mut frames = Frames::new();
+                let mut frames = FrameReader::new();
                 let read = request.as_bytes().chunks(cut).try_for_each(|part| frames.pass(part));
                 assert_eq!(read, Err(FrameError::Http1), "{method} {cut}");
             }
         }
         let hello = [0x16, 3, 1, 2, 0, 1];
-        assert_eq!(Frames::new().pass(&hello), Ok(()), "TLS is left to h2");
-        let mut whole = Frames::new();
+        assert_eq!(FrameReader::new().pass(&hello), Ok(()), "TLS is left to h2");
+        let mut whole = FrameReader::new();
         assert_eq!((whole.pass(PREFACE), whole.take_around()), (Ok(()), PREFACE.len()));
     }
 

@@ -24,10 +24,10 @@ mod large;
 
 use super::budget;
 use super::head::EXPLAIN;
-use super::hold::{Caller, Held, Seats};
-use super::message::{Beginning, LARGEST_MESSAGE, Unopened, Unread};
+use super::hold::{Caller, Held, Permits};
+use super::message::{Beginning, LARGEST_MESSAGE, Unopened, UnreadMessage};
 use super::wire::{Answers, StoreUnavailable};
-use crate::limiter::{Limiter, Patience};
+use crate::limiter::{CallerTime, Limiter};
 use crate::model::{InvalidRequest, Request};
 use crate::proto::DESCRIPTORS;
 use crate::proto::codec::{Decisions, Incoming, Outgoing};
@@ -49,7 +49,7 @@ pub struct Edge {
     limiter: Arc<Limiter>,
     answers: Arc<Answers>,
     telemetry: Arc<Telemetry>,
-    seats: Arc<Seats>,
+    permits: Arc<Permits>,
     /// Maximum number of descriptors in one slice of a large request.
     slice: usize,
 }
@@ -58,7 +58,7 @@ impl Edge {
     /// Creates an edge that decides with `limiter`, formats with `answers` and reports to `telemetry`. It delays at
     /// most `most_held` calls at a time.
     pub fn new(limiter: Arc<Limiter>, answers: Arc<Answers>, telemetry: Arc<Telemetry>, most_held: usize) -> Self {
-        Self { limiter, answers, telemetry, seats: Seats::new(most_held), slice: SLICE_DESCRIPTORS }
+        Self { limiter, answers, telemetry, permits: Permits::new(most_held), slice: SLICE_DESCRIPTORS }
     }
 
     /// Sets the maximum number of descriptors in one slice of a large request to `slice`.
@@ -80,11 +80,11 @@ impl Edge {
 
     /// Returns a function that counts the calls delayed at the time it is called.
     pub fn held_calls(&self) -> impl Fn() -> usize + use<> {
-        let seats = Arc::clone(&self.seats);
-        move || seats.taken()
+        let permits = Arc::clone(&self.permits);
+        move || permits.taken()
     }
 
-    /// Decides one request of the wire. `patience` is the time that the caller waits; `span` records the decision.
+    /// Decides one request of the wire. `timeout` is the time that the caller waits; `span` records the decision.
     ///
     /// # Errors
     /// Returns an error if the request is invalid, or if the store is unavailable and the decision is left to the
@@ -92,20 +92,20 @@ impl Edge {
     pub async fn decide(
         &self,
         wire: RateLimitRequest,
-        patience: impl Into<Patience>,
+        timeout: impl Into<CallerTime>,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
-        let patience = patience.into();
-        let caller = Caller::who_waits(patience.timeout);
+        let timeout = timeout.into();
+        let caller = Caller::who_waits(timeout.timeout);
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
             let mut decision = match &span {
-                None => self.limiter.decide(&rules, &request, patience).await,
+                None => self.limiter.decide(&rules, &request, timeout).await,
                 // Boxed, so that calls without a span do not carry it.
-                Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, patience))).await,
+                Some(span) => span.around(Box::pin(self.limiter.decide(&rules, &request, timeout))).await,
             };
-            let hold = caller.hold(&mut decision, &self.seats);
+            let hold = caller.hold(&mut decision, &self.permits);
             self.telemetry.observe(&request, &decision, span);
             Held { response: self.answers.respond(&request, &decision)?, hold }
         };
@@ -118,7 +118,7 @@ impl Edge {
     fn decide_unread(
         &self,
         domain: String,
-        unread: Unread,
+        unread: UnreadMessage,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
         self.telemetry.call_limited(Cause::TooLarge);
@@ -138,12 +138,12 @@ impl Edge {
     pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
         let _call = self.telemetry.call();
         let waited = budget::waited();
-        let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| patience(timeout.as_bytes()));
+        let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
-        let unread = wire.extensions().get::<Unread>().copied();
+        let unread = wire.extensions().get::<UnreadMessage>().copied();
         let answer = match (wire.into_inner(), unread) {
             (Incoming::Small(request), None) => {
-                self.decide(request, Patience { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
+                self.decide(request, CallerTime { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
             }
             // Boxed, so that ordinary calls do not carry it.
             (Incoming::Large(message), None) => {
@@ -168,9 +168,9 @@ impl Edge {
 }
 
 /// Handler of one call of `ShouldRateLimit`.
-struct Asked(Arc<Edge>);
+struct DecisionHandler(Arc<Edge>);
 
-impl UnaryService<Incoming> for Asked {
+impl UnaryService<Incoming> for DecisionHandler {
     type Response = Outgoing;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
 
@@ -209,7 +209,7 @@ impl From<Undecided> for Status {
 
 /// Parses the time that a caller waits, gRPC's `grpc-timeout`: at most eight digits and a unit. `None` for any other
 /// text.
-fn patience(text: &[u8]) -> Option<Duration> {
+fn parse_timeout(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -271,7 +271,7 @@ impl Services {
     }
 
     /// Answers a call whose message has not arrived, or is above [`LARGEST_MESSAGE`].
-    fn open<B>(&self, mut head: Parts, body: Unopened<B>) -> Answer
+    fn open<B>(&self, mut head: Parts, body: Unopened<B>) -> AnswerFuture
     where
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -286,7 +286,7 @@ impl Services {
     }
 
     /// Counts the call if its body does not arrive in time.
-    fn counted(&self, answer: Answer) -> Answer {
+    fn counted(&self, answer: AnswerFuture) -> AnswerFuture {
         let telemetry = Arc::clone(&self.decisions.telemetry);
         Box::pin(async move {
             let answer = answer.await?;
@@ -305,10 +305,10 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
 {
-    Ok(Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(Asked(edge), request).await)
+    Ok(Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(DecisionHandler(edge), request).await)
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
+type AnswerFuture = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
 
 impl<B> Service<http::Request<B>> for Services
 where
@@ -317,13 +317,13 @@ where
 {
     type Response = http::Response<tonic::body::Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = AnswerFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<B>) -> Answer {
+    fn call(&mut self, request: http::Request<B>) -> AnswerFuture {
         if request.uri().path() != SHOULD_RATE_LIMIT {
             return Box::pin(self.others.call(request));
         }
@@ -332,7 +332,7 @@ where
             Ok(Beginning::Ordinary(body)) => {
                 let has_arrived = body.has_arrived();
                 let request = http::Request::from_parts(head, body);
-                let answered: Answer = Box::pin(answer(Arc::clone(&self.decisions), request));
+                let answered: AnswerFuture = Box::pin(answer(Arc::clone(&self.decisions), request));
                 if has_arrived { answered } else { self.counted(answered) }
             }
             Ok(Beginning::Other(body)) => self.open(head, body),
@@ -343,18 +343,18 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{Duration, patience};
+    use super::{Duration, parse_timeout};
 
     #[test]
     fn a_callers_time_out_is_read_in_every_unit_of_the_protocol() {
-        assert_eq!(patience(b"20m"), Some(Duration::from_millis(20)));
-        assert_eq!(patience(b"1H"), Some(Duration::from_secs(3_600)));
-        assert_eq!(patience(b"2M"), Some(Duration::from_secs(120)));
-        assert_eq!(patience(b"3S"), Some(Duration::from_secs(3)));
-        assert_eq!(patience(b"250000u"), Some(Duration::from_millis(250)));
-        assert_eq!(patience(b"99999999n"), Some(Duration::from_nanos(99_999_999)));
+        assert_eq!(parse_timeout(b"20m"), Some(Duration::from_millis(20)));
+        assert_eq!(parse_timeout(b"1H"), Some(Duration::from_secs(3_600)));
+        assert_eq!(parse_timeout(b"2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse_timeout(b"3S"), Some(Duration::from_secs(3)));
+        assert_eq!(parse_timeout(b"250000u"), Some(Duration::from_millis(250)));
+        assert_eq!(parse_timeout(b"99999999n"), Some(Duration::from_nanos(99_999_999)));
         for wrong in ["", "m", "20", "20x", "123456789m", "-5m", "1.5S", "2 m"] {
-            assert_eq!(patience(wrong.as_bytes()), None, "{wrong:?}");
+            assert_eq!(parse_timeout(wrong.as_bytes()), None, "{wrong:?}");
         }
     }
 }

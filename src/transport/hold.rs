@@ -24,71 +24,71 @@ pub(super) struct Held {
     pub(super) hold: Hold,
 }
 
-/// Delay of a call, and its seat during the delay.
+/// Delay of a call, and its permit during the delay.
 #[derive(Debug, Default)]
 pub(super) struct Hold {
     length: Duration,
-    _seat: Option<Seat>,
+    _seat: Option<Permit>,
 }
 
-/// Seats for delayed calls. Each delayed call is a stream of its connection and one of its caller's calls in flight.
+/// Permits for delayed calls. Each delayed call is a stream of its connection and one of its caller's calls in flight.
 /// Without a bound, one client could take all of them, and the calls of others would fail.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct Permits {
     taken: AtomicUsize,
     most: usize,
 }
 
 #[derive(Debug)]
-struct Seat(Arc<Seats>);
+struct Permit(Arc<Permits>);
 
-impl Drop for Seat {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Seats {
-    /// Creates `most` seats.
+impl Permits {
+    /// Creates `most` permits.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { taken: AtomicUsize::new(0), most })
     }
 
-    /// Returns the number of taken seats.
+    /// Returns the number of taken permits.
     pub(super) fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
-    fn take(self: &Arc<Self>) -> Option<Seat> {
-        let seat = |taken: usize| (taken < self.most).then_some(taken + 1);
-        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, seat);
-        taken.is_ok().then(|| Seat(Arc::clone(self)))
+    fn take(self: &Arc<Self>) -> Option<Permit> {
+        let permit = |taken: usize| (taken < self.most).then_some(taken + 1);
+        let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, permit);
+        taken.is_ok().then(|| Permit(Arc::clone(self)))
     }
 }
 
 impl Caller {
-    /// Creates a caller whose call has just arrived. It waits at most for `patience`.
-    pub(super) fn who_waits(patience: Option<Duration>) -> Self {
-        Self(patience.map(|patience| (Instant::now(), patience)))
+    /// Creates a caller whose call has just arrived. It waits at most for `timeout`.
+    pub(super) fn who_waits(timeout: Option<Duration>) -> Self {
+        Self(timeout.map(|timeout| (Instant::now(), timeout)))
     }
 
     /// Returns the delay of `decision`: the delay that it asks for, but not longer than the caller waits. Subtracts it
-    /// from the delay that Envoy adds. Turns the decision into a refusal if no seat is free.
-    pub(super) fn hold(self, decision: &mut Decision<'_>, seats: &Arc<Seats>) -> Hold {
+    /// from the delay that Envoy adds. Turns the decision into a refusal if no permit is free.
+    pub(super) fn hold(self, decision: &mut Decision<'_>, permits: &Arc<Permits>) -> Hold {
         if decision.wait.hold == Micros::ZERO || decision.outcome != Outcome::Admitted {
             return Hold::default();
         }
-        let Some(seat) = seats.take() else {
+        let Some(permit) = permits.take() else {
             decision.outcome = Outcome::Refused;
             decision.retry = Some(decision.wait.hold);
             return Hold::default();
         };
         let asked = Duration::from_micros(decision.wait.hold.get());
-        let left = |(arrived, patience): (Instant, Duration)| patience.saturating_sub(arrived.elapsed() + OWN);
+        let left = |(arrived, timeout): (Instant, Duration)| timeout.saturating_sub(arrived.elapsed() + OWN);
         let length = self.0.map_or(asked, |caller| asked.min(left(caller)));
         let waited = Micros::new(u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
         decision.wait.header = decision.wait.header.saturating_sub(waited);
-        Hold { length, _seat: Some(seat) }
+        Hold { length, _seat: Some(permit) }
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
             wait: Wait { header: Micros::from_secs(3), hold: Micros::from_secs(2) },
             warnings: Vec::new(),
             hidden: Vec::new(),
-            is_refusal_watched: false,
+            is_refusal_shadowed: false,
             is_unread: false,
             generation: 1,
         }
@@ -141,11 +141,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_is_held_as_long_as_its_limit_asks_and_envoy_waits_for_the_rest() {
         let mut decision = waiting(Outcome::Admitted);
-        let seats = Seats::new(8);
-        let hold = Caller::who_waits(None).hold(&mut decision, &seats);
+        let permits = Permits::new(8);
+        let hold = Caller::who_waits(None).hold(&mut decision, &permits);
         assert_eq!((hold.length, decision.wait.header), (2_000 * MS, Micros::from_secs(1)));
         decision.wait = Wait { header: Micros::from_secs(1), hold: Micros::from_secs(2) };
-        assert_eq!(Caller::who_waits(None).hold(&mut decision, &seats).length, 2_000 * MS);
+        assert_eq!(Caller::who_waits(None).hold(&mut decision, &permits).length, 2_000 * MS);
         assert_eq!(decision.wait.header, Micros::ZERO, "it has waited longer than that");
         let began = Instant::now();
         let response = RateLimitResponse { overall_code: 1, ..RateLimitResponse::default() };
@@ -158,24 +158,24 @@ mod tests {
         let caller = Caller::who_waits(Some(500 * MS));
         advance(100 * MS).await;
         let mut decision = waiting(Outcome::Admitted);
-        let seats = Seats::new(8);
-        assert_eq!(caller.hold(&mut decision, &seats).length, 397 * MS);
+        let permits = Permits::new(8);
+        assert_eq!(caller.hold(&mut decision, &permits).length, 397 * MS);
         assert_eq!(decision.wait.header, Micros::from_millis(2_603), "Envoy waits for what is not waited here");
         for waited in [397, 3, 1_000] {
             advance(waited * MS).await;
             let mut decision = waiting(Outcome::Admitted);
-            let hold = caller.hold(&mut decision, &seats);
+            let hold = caller.hold(&mut decision, &permits);
             assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         }
         let patient = Caller::who_waits(Some(60_000 * MS));
-        assert_eq!(patient.hold(&mut waiting(Outcome::Admitted), &seats).length, 2_000 * MS);
+        assert_eq!(patient.hold(&mut waiting(Outcome::Admitted), &permits).length, 2_000 * MS);
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_is_refused_is_told_at_once() {
         let caller = Caller::who_waits(None);
         let mut decision = waiting(Outcome::Refused);
-        let hold = caller.hold(&mut decision, &Seats::new(8));
+        let hold = caller.hold(&mut decision, &Permits::new(8));
         assert_eq!((hold.length, decision.wait.header), (Duration::ZERO, Micros::from_secs(3)));
         let began = Instant::now();
         Held { response: RateLimitResponse::default(), hold }.over().await;
@@ -184,8 +184,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_would_wait_beyond_the_room_there_is_is_refused_and_not_let_pass_early() {
-        let seats = Seats::new(2);
-        let hold = |decision: &mut Decision<'_>| Caller::who_waits(None).hold(decision, &seats);
+        let permits = Permits::new(2);
+        let hold = |decision: &mut Decision<'_>| Caller::who_waits(None).hold(decision, &permits);
         let first = hold(&mut waiting(Outcome::Admitted));
         let second = hold(&mut waiting(Outcome::Admitted));
         assert_eq!([first.length, second.length], [2_000 * MS; 2]);
@@ -193,6 +193,10 @@ mod tests {
         assert_eq!(hold(&mut third).length, Duration::ZERO);
         assert_eq!((third.outcome, third.retry), (Outcome::Refused, Some(Micros::from_secs(2))));
         drop(first);
-        assert_eq!(hold(&mut waiting(Outcome::Admitted)).length, 2_000 * MS, "a caller that went away leaves its seat");
+        assert_eq!(
+            hold(&mut waiting(Outcome::Admitted)).length,
+            2_000 * MS,
+            "a caller that went away leaves its permit"
+        );
     }
 }

@@ -33,16 +33,16 @@ const LEAST_CROWD: usize = 2_000;
 const MOST_CROWD: usize = 4_000;
 
 /// Place in an order: the time since which the connection is idle, as last checked, and a sequence number.
-type Place = (u64, u64);
+type IdlePosition = (u64, u64);
 
 /// Connections of one listener.
 #[derive(Debug)]
 pub(super) struct Idle {
     most: usize,
     /// Connections that never had a call, as last checked.
-    unused: BTreeMap<Place, (Id, Activity)>,
-    used: BTreeMap<Place, (Id, Activity)>,
-    places: HashMap<Id, Place>,
+    unused: BTreeMap<IdlePosition, (Id, Activity)>,
+    used: BTreeMap<IdlePosition, (Id, Activity)>,
+    places: HashMap<Id, IdlePosition>,
     /// Number of connections on which [`Activity::leave`] was called and that have not ended.
     leaving: usize,
     number: u64,
@@ -110,7 +110,7 @@ impl Idle {
     }
 
     /// Checks the first connection of an order, which was taken out of the order.
-    fn look(&mut self, ((since_ms, _), (id, activity)): (Place, (Id, Activity))) -> Looked {
+    fn look(&mut self, ((since_ms, _), (id, activity)): (IdlePosition, (Id, Activity))) -> Looked {
         let idle_since_ms = if activity.is_busy() { activity.now_ms() } else { activity.idle_since_ms() };
         let is_young = activity.now_ms().saturating_sub(idle_since_ms) < LEAST_IDLE_MS;
         if activity.is_busy() || idle_since_ms > since_ms || is_young {

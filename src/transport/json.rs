@@ -20,7 +20,7 @@ use self::room::{Room, SMALL_BODY_BYTES, Seated};
 use super::grpc::{Edge, Undecided};
 use super::metrics;
 use super::waiting::ReadEmpty;
-use crate::limiter::Patience;
+use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::proto::large::is_large;
@@ -74,7 +74,7 @@ struct Door {
 }
 
 /// Reasons for which a body was not read.
-enum Unread {
+enum UnreadBody {
     /// It has more bytes than it may have; the rest is here.
     TooLarge(BodyDataStream),
     /// It ended with an error, or did not arrive in time.
@@ -89,7 +89,7 @@ struct Decided {
 }
 
 /// An answer: its status and its text.
-struct Answer {
+struct JsonAnswer {
     status: StatusCode,
     text: Vec<u8>,
 }
@@ -118,7 +118,7 @@ impl Door {
         };
         let mut span = self.span(head);
         let response = match self.decide(head, message, &mut span).await {
-            Ok(decided) => Answer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
+            Ok(decided) => JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
             Err(response) => response,
         };
         told(span, response)
@@ -147,7 +147,7 @@ impl Door {
             Ok(decided) => {
                 let turn = self.room.turn().await;
                 let answer = self.room.run(move || {
-                    let answer = Answer::of(&decided);
+                    let answer = JsonAnswer::of(&decided);
                     drop((decided, turn));
                     answer
                 });
@@ -164,8 +164,8 @@ impl Door {
         if !is_large(&message) {
             let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
             let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
-            let patience = Patience { timeout: None, waited };
-            let response = self.edge.decide(request, patience, span.as_mut()).await;
+            let timeout = CallerTime { timeout: None, waited };
+            let response = self.edge.decide(request, timeout, span.as_mut()).await;
             return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.
@@ -180,14 +180,14 @@ impl Door {
     }
 
     /// Reads a body whole.
-    async fn whole(&self, body: Body) -> Result<Bytes, Unread> {
+    async fn whole(&self, body: Body) -> Result<Bytes, UnreadBody> {
         let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         let mut whole = Vec::with_capacity(expected.min(self.most_bytes));
         let mut data = body.into_data_stream();
         while let Some(part) = data.next().await {
             let part = part.map_err(|error| self.broken_off(error))?;
             if whole.len() + part.len() > self.most_bytes {
-                return Err(Unread::TooLarge(data));
+                return Err(UnreadBody::TooLarge(data));
             }
             whole.extend_from_slice(&part);
         }
@@ -195,17 +195,17 @@ impl Door {
     }
 
     /// Counts a body that did not arrive in time.
-    fn broken_off(&self, error: axum::Error) -> Unread {
+    fn broken_off(&self, error: axum::Error) -> UnreadBody {
         if tonic::Status::from_error(error.into_inner()).code() == tonic::Code::DeadlineExceeded {
             self.edge.telemetry().call_limited(Cause::LateBody);
         }
-        Unread::Broken
+        UnreadBody::Broken
     }
 
-    async fn unread(&self, head: &Parts, unread: Unread) -> Response {
+    async fn unread(&self, head: &Parts, unread: UnreadBody) -> Response {
         match unread {
-            Unread::TooLarge(rest) => self.too_large(head, rest).await,
-            Unread::Broken => bad_request(&"the body did not arrive whole"),
+            UnreadBody::TooLarge(rest) => self.too_large(head, rest).await,
+            UnreadBody::Broken => bad_request(&"the body did not arrive whole"),
         }
     }
 
@@ -228,7 +228,7 @@ impl Door {
     }
 }
 
-impl Answer {
+impl JsonAnswer {
     /// `None` where the answer has no form as JSON, which is a fault of this program.
     fn of(Decided { response, statuses }: &Decided) -> Option<Self> {
         let status = match response.overall_code() {

@@ -61,11 +61,11 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// Connection slots. Clones share them: listeners with one `Slots` have one cap together.
+/// Connection slots. Clones share them: listeners with one `ConnectionSlots` have one cap together.
 #[derive(Clone, Debug)]
-pub struct Slots(Arc<Semaphore>);
+pub struct ConnectionSlots(Arc<Semaphore>);
 
-impl Slots {
+impl ConnectionSlots {
     /// Creates `cap` slots.
     pub fn new(cap: usize) -> Self {
         Self(Arc::new(Semaphore::new(cap.min(Semaphore::MAX_PERMITS))))

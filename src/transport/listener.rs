@@ -12,14 +12,15 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::activity::Activity;
-use super::connection::{Stop, live};
+use super::connection::{StopNotice, live};
 use super::ending::Ending;
 use super::idle::{Idle, LOOK_EVERY, LOOKS, LOOKS_AT_REST};
-use super::limits::{ConnectionLimits, Slots};
+use super::limits::{ConnectionLimits, ConnectionSlots};
 use super::protocol::Protocol;
 use super::socket::{Socket, State};
-use super::tally::{How, Tally};
-use super::workers::{Seats, Workers};
+use super::tally::{EndCause, Tally};
+use super::workers::{WorkerSlots, Workers};
+use crate::telemetry::throttle::LogThrottle;
 
 /// Pause after a failed accept: 50 ms (`docs/decisions/0003`). Without it, a process out of descriptors uses a whole
 /// core.
@@ -29,8 +30,6 @@ pub const ACCEPT_REST: Duration = Duration::from_millis(50);
 pub const REFUSAL_REST: Duration = Duration::from_millis(1);
 /// Pause after an accept while too many connections are leaving: 1 ms.
 pub const IDLE_REST: Duration = Duration::from_millis(1);
-/// Time between two warnings of one kind: 10 s.
-pub const WARNING_EVERY: Duration = Duration::from_secs(10);
 /// Time that the stop of a listener may take beyond `ConnectionLimits::drain`: 500 ms.
 pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
@@ -39,7 +38,7 @@ pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 pub struct Listener {
     name: &'static str,
     socket: TcpListener,
-    slots: Slots,
+    slots: ConnectionSlots,
     limits: ConnectionLimits,
     most_idle: usize,
     tally: Arc<Tally>,
@@ -58,7 +57,7 @@ pub struct Drained {
 
 impl Listener {
     /// Creates a listener on the bound `socket`; `name` appears in the log.
-    pub fn new(name: &'static str, socket: TcpListener, slots: Slots, limits: ConnectionLimits) -> Self {
+    pub fn new(name: &'static str, socket: TcpListener, slots: ConnectionSlots, limits: ConnectionLimits) -> Self {
         Self { name, socket, slots, limits, most_idle: usize::MAX, tally: Arc::default() }
     }
 
@@ -81,8 +80,8 @@ impl Listener {
     /// elsewhere.
     pub async fn serve<P: Protocol>(self, protocol: P, workers: Workers, stop: watch::Receiver<bool>) -> Drained {
         let Self { name, socket, slots, limits, most_idle, tally } = self;
-        let mut stop = Stop(stop);
-        let seats = workers.seats();
+        let mut stop = StopNotice(stop);
+        let slots_of_workers = workers.slots();
         let mut loops = Loop {
             name,
             tally,
@@ -90,8 +89,8 @@ impl Listener {
             idle: Idle::new(most_idle),
             began: Instant::now(),
             ages: Ages::new(limits.age),
-            errors: Warning::new(),
-            warnings: How::ALL.map(|_| Warning::new()),
+            errors: LogThrottle::new(),
+            warnings: EndCause::ALL.map(|_| LogThrottle::new()),
         };
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -102,7 +101,7 @@ impl Listener {
                 Some(ended) = loops.connections.join_next_with_id() => { loops.ended(ended); None }
                 _ = look.tick(), if loops.idle.is_over() => { loops.idle.make_room(LOOKS_AT_REST); None }
                 accepted = socket.accept() => match accepted {
-                    Ok((stream, _)) => loops.accepted(stream, &slots, &seats, &protocol, limits, &stop),
+                    Ok((stream, _)) => loops.accepted(stream, &slots, &slots_of_workers, &protocol, limits, &stop),
                     Err(error) => loops.not_accepted(&error),
                 }
             };
@@ -123,8 +122,8 @@ struct Loop {
     idle: Idle,
     began: Instant,
     ages: Ages,
-    errors: Warning,
-    warnings: [Warning; How::ALL.len()],
+    errors: LogThrottle,
+    warnings: [LogThrottle; EndCause::ALL.len()],
 }
 
 impl Loop {
@@ -132,14 +131,14 @@ impl Loop {
     fn accepted<P: Protocol>(
         &mut self,
         stream: TcpStream,
-        slots: &Slots,
-        seats: &Seats,
+        slots: &ConnectionSlots,
+        slots_of_workers: &WorkerSlots,
         protocol: &P,
         limits: ConnectionLimits,
-        stop: &Stop,
+        stop: &StopNotice,
     ) -> Option<Duration> {
         let Some(slot) = slots.take() else {
-            self.count(How::Refused);
+            self.count(EndCause::Refused);
             return Some(REFUSAL_REST);
         };
         // Without TCP_NODELAY, an answer would wait for the acknowledgement of the one before. A socket that refuses
@@ -150,7 +149,7 @@ impl Loop {
             Err(error) => return self.not_accepted(&error),
         };
         self.tally.accepted.fetch_add(1, Ordering::Relaxed);
-        let (worker, seat) = seats.take();
+        let (worker, seat) = slots_of_workers.take();
         let (protocol, stop) = (protocol.clone(), stop.clone());
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
         let activity = Activity::new(self.began);
@@ -163,7 +162,7 @@ impl Loop {
                     let socket = Socket::new(stream, P::OPENING_BYTES, state.clone(), limits.stall);
                     live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop).await
                 }
-                Err(error) => Ending::Failed(How::Io, error.into()),
+                Err(error) => Ending::Failed(EndCause::Io, error.into()),
             }
         };
         let id = self.connections.spawn_on(connection, &worker).id();
@@ -175,7 +174,7 @@ impl Loop {
     /// Counts a failed accept. Returns the pause before the next one; `None` if the error concerns that one peer only.
     fn not_accepted(&mut self, error: &io::Error) -> Option<Duration> {
         use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-        self.tally.end(How::NotAccepted, 1);
+        self.tally.end(EndCause::NotAccepted, 1);
         if matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted) {
             return None;
         }
@@ -201,25 +200,25 @@ impl Loop {
                     listener = name,
                     "a connection ended with a panic, which is a bug"
                 );
-                Some(How::Failed)
+                Some(EndCause::Failed)
             }
-            Err(_) => Some(How::Cut),
+            Err(_) => Some(EndCause::Cut),
         };
         how.into_iter().for_each(|how| self.count(how));
         // Counted after the cause, so that a reader that sees no open connection sees why each ended.
         self.tally.ended.fetch_add(1, Ordering::Release);
         match how {
-            Some(How::Unopened) => Drained { unopened: 1, ..Drained::default() },
-            Some(How::Cut) => Drained { cut: 1, ..Drained::default() },
+            Some(EndCause::Unopened) => Drained { unopened: 1, ..Drained::default() },
+            Some(EndCause::Cut) => Drained { cut: 1, ..Drained::default() },
             _ => Drained { closed: 1, ..Drained::default() },
         }
     }
 
     /// Counts a connection that ended abnormally. Logs a rate-limited warning for causes that an operator should know.
-    fn count(&mut self, how: How) {
+    fn count(&mut self, how: EndCause) {
         self.tally.end(how, 1);
         let (Some(sentence), Some(number)) = (how.warning(), how.number()) else { return };
-        if let Some(count) = self.warnings.get_mut(number).and_then(Warning::due) {
+        if let Some(count) = self.warnings.get(number).and_then(LogThrottle::due) {
             tracing::warn!(event = "connections.ended", listener = self.name, how = how.name(), count, "{sentence}");
         }
     }
@@ -241,7 +240,7 @@ impl Loop {
         }
         // The rest are connections of a worker that is stuck in a call. They end with the process.
         let stuck = u64::try_from(self.connections.len()).unwrap_or(u64::MAX);
-        self.tally.end(How::Cut, stuck);
+        self.tally.end(EndCause::Cut, stuck);
         self.tally.ended.fetch_add(stuck, Ordering::Relaxed);
         drained.cut += stuck;
         tracing::info!(
@@ -278,28 +277,6 @@ impl Ages {
     }
 }
 
-/// Rate-limited warning with a count of its occurrences.
-struct Warning {
-    last: Option<Instant>,
-    count: u64,
-}
-
-impl Warning {
-    fn new() -> Self {
-        Self { last: None, count: 0 }
-    }
-
-    /// Counts one occurrence. Returns the number since the last warning if the next one is due.
-    fn due(&mut self) -> Option<u64> {
-        self.count += 1;
-        if self.last.is_some_and(|last| last.elapsed() < WARNING_EVERY) {
-            return None;
-        }
-        self.last = Some(Instant::now());
-        Some(std::mem::take(&mut self.count))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,14 +288,5 @@ mod tests {
         assert!(drawn.iter().all(|age| (900..=1_100).contains(age)), "{drawn:?}");
         assert!(drawn.iter().any(|age| *age < 910) && drawn.iter().any(|age| *age > 1_090), "{drawn:?}");
         assert!(Ages::new(Duration::MAX).next() > Duration::from_secs(u64::MAX / 10 * 8));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_warning_comes_once_in_ten_seconds_with_a_count() {
-        let mut warning = Warning::new();
-        assert_eq!(warning.due(), Some(1));
-        assert_eq!((0..1_000).find_map(|_| warning.due()), None);
-        tokio::time::advance(WARNING_EVERY).await;
-        assert_eq!(warning.due(), Some(1_001));
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! tonic answers a message above its bound with an error, and an error is an admission to Envoy. So the prefix of the
 //! message is read here first. Of a message above the bound only the domain is kept. tonic gets a substitute that
-//! contains only this domain, and the extensions of the call get the mark [`Unread`].
+//! contains only this domain, and the extensions of the call get the mark [`UnreadMessage`].
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -27,14 +27,14 @@ const PREFIX_BYTES: usize = 5;
 
 /// Mark of a call whose message was above the bound. The message that comes with it has only the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unread {
+pub(super) struct UnreadMessage {
     /// True if the request may have brought its own limits.
     pub(super) may_bring_limit: bool,
 }
 
 /// Body whose beginning was already read.
 #[derive(Debug)]
-pub(super) struct Begun<B> {
+pub(super) struct BegunMessage<B> {
     first: Option<Bytes>,
     rest: B,
 }
@@ -42,7 +42,7 @@ pub(super) struct Begun<B> {
 /// Beginning of a body.
 pub(super) enum Beginning<B> {
     /// The message is within the bound, and the body is unchanged.
-    Ordinary(Begun<B>),
+    Ordinary(BegunMessage<B>),
     /// The message is above the bound, or its length is not known yet.
     Other(Unopened<B>),
 }
@@ -87,13 +87,13 @@ where
             Poll::Ready(None) | Poll::Pending => Bytes::new(),
         };
         if Prefix::of(&read).is_some_and(Prefix::is_ordinary) {
-            return Ok(Self::Ordinary(Begun { first: Some(read), rest: body }));
+            return Ok(Self::Ordinary(BegunMessage { first: Some(read), rest: body }));
         }
         Ok(Self::Other(Unopened { read, rest: body }))
     }
 }
 
-impl<B: Body> Begun<B> {
+impl<B: Body> BegunMessage<B> {
     /// Returns true if the whole body has arrived.
     pub(super) fn has_arrived(&self) -> bool {
         self.rest.is_end_stream()
@@ -114,7 +114,7 @@ where
         mut self,
         head: &mut Parts,
         longest_domain: impl FnOnce() -> usize,
-    ) -> Result<Begun<B>, Status> {
+    ) -> Result<BegunMessage<B>, Status> {
         let prefix = loop {
             if let Some(prefix) = Prefix::of(&self.read) {
                 break prefix;
@@ -127,7 +127,7 @@ where
         }
         self.read = self.read.split_off(PREFIX_BYTES);
         let Skimmed { domain, may_bring_limit } = self.skim(prefix.length, Skimmer::new(longest_domain())).await?;
-        head.extensions.insert(Unread { may_bring_limit });
+        head.extensions.insert(UnreadMessage { may_bring_limit });
         let substitute = RateLimitRequest { domain, ..RateLimitRequest::default() }.encode_to_vec();
         let length = u32::try_from(substitute.len()).unwrap_or(u32::MAX).to_be_bytes();
         self.read = [&[0][..], &length, &substitute, &self.read].concat().into();
@@ -158,12 +158,12 @@ where
         }
     }
 
-    fn begun(self) -> Begun<B> {
-        Begun { first: Some(self.read), rest: self.rest }
+    fn begun(self) -> BegunMessage<B> {
+        BegunMessage { first: Some(self.read), rest: self.rest }
     }
 }
 
-impl<B> Body for Begun<B>
+impl<B> Body for BegunMessage<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {

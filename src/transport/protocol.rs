@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tower::Service;
 
 use super::activity::Activity;
-use super::answer::Answer;
+use super::answer::AnswerBody;
 use super::body::RequestBody;
 use super::budget::process::ProcessAccount;
 use super::budget::runner::Runner;
@@ -223,7 +223,7 @@ impl<S> HyperService<Request<Incoming>> for Calls<S>
 where
     S: Answering,
 {
-    type Response = Response<Answer<<S as Answering>::Body>>;
+    type Response = Response<AnswerBody<<S as Answering>::Body>>;
     type Error = Infallible;
     type Future = Answered<S::Future>;
 
@@ -251,12 +251,12 @@ impl<F, B, E> Future for Answered<F>
 where
     F: Future<Output = Result<Response<B>, E>> + Unpin,
 {
-    type Output = Result<Response<Answer<B>>, E>;
+    type Output = Result<Response<AnswerBody<B>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if mem::take(&mut self.is_endless) {
             budget::need_not_end();
         }
-        Pin::new(&mut self.answer).poll(cx).map_ok(|response| response.map(Answer::new))
+        Pin::new(&mut self.answer).poll(cx).map_ok(|response| response.map(AnswerBody::new))
     }
 }

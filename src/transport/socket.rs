@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::budget::Account;
 use super::budget::process::Pace;
-use super::frames::{FrameError, Frames};
+use super::frames::{FrameError, FrameReader};
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::Cause;
 
@@ -56,7 +56,7 @@ pub struct Socket {
 #[derive(Debug)]
 struct Http2 {
     account: Arc<Account>,
-    frames: Frames,
+    frames: FrameReader,
     /// Bytes in the account for a head whose end has not arrived. `late_head` is the timer of its deadline.
     head_bytes: usize,
     late_head: Option<Pin<Box<Sleep>>>,
@@ -126,7 +126,7 @@ impl Socket {
 
     /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.
     pub(super) fn within(self, account: Arc<Account>) -> Self {
-        let http2 = Http2 { account, frames: Frames::new(), head_bytes: 0, late_head: None };
+        let http2 = Http2 { account, frames: FrameReader::new(), head_bytes: 0, late_head: None };
         Self { http2: Some(http2), ..self }
     }
 

@@ -6,11 +6,11 @@ macro_rules! endings {
     ($($(#[$about:meta])+ $how:ident $name:literal $(warn $log:literal)?;)+) => {
         /// Cause of an abnormal end of a connection.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum How {
+        pub enum EndCause {
             $($(#[$about])+ $how,)+
         }
 
-        impl How {
+        impl EndCause {
             /// All causes, in the order of the metric's series.
             pub const ALL: [Self; [$(Self::$how),+].len()] = [$(Self::$how),+];
 
@@ -80,45 +80,45 @@ endings! {
 pub struct Tally {
     pub(super) accepted: AtomicU64,
     pub(super) ended: AtomicU64,
-    hows: [AtomicU64; How::ALL.len()],
+    hows: [AtomicU64; EndCause::ALL.len()],
 }
 
 /// Snapshot of a [`Tally`]. Each value is a number of connections since the start, except `open`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ConnectionCounts {
     /// Connections open now.
     pub open: u64,
     /// Connections that were accepted and served.
     pub accepted: u64,
-    hows: [u64; How::ALL.len()],
+    hows: [u64; EndCause::ALL.len()],
 }
 
 impl Tally {
     /// Adds `connections` that ended abnormally by the cause `how`.
-    pub(super) fn end(&self, how: How, connections: u64) {
+    pub(super) fn end(&self, how: EndCause, connections: u64) {
         if let Some(count) = how.number().and_then(|number| self.hows.get(number)) {
             count.fetch_add(connections, Ordering::Relaxed);
         }
     }
 
     /// Returns the counts so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ConnectionCounts {
         let ended = self.ended.load(Ordering::Acquire);
         let accepted = self.accepted.load(Ordering::Relaxed);
         let hows = std::array::from_fn(|number| self.hows.get(number).map_or(0, |how| how.load(Ordering::Relaxed)));
-        Counts { open: accepted.saturating_sub(ended), accepted, hows }
+        ConnectionCounts { open: accepted.saturating_sub(ended), accepted, hows }
     }
 }
 
-impl Counts {
+impl ConnectionCounts {
     /// Returns the number of connections that ended by the cause `how`.
-    pub fn ended(&self, how: How) -> u64 {
+    pub fn ended(&self, how: EndCause) -> u64 {
         how.number().and_then(|number| self.hows.get(number)).copied().unwrap_or(0)
     }
 }
 
-impl How {
-    /// Returns the index in [`How::ALL`].
+impl EndCause {
+    /// Returns the index in [`EndCause::ALL`].
     pub(super) fn number(self) -> Option<usize> {
         Self::ALL.iter().position(|other| *other == self)
     }

@@ -55,9 +55,9 @@ impl Workers {
         tokio::time::timeout(bound, self.stop.closed()).await.is_ok()
     }
 
-    /// Creates seats for the connections of one listener.
-    pub(super) fn seats(&self) -> Seats {
-        Seats {
+    /// Creates slots for the connections of one listener.
+    pub(super) fn slots(&self) -> WorkerSlots {
+        WorkerSlots {
             runtimes: Arc::clone(&self.runtimes),
             taken: self.runtimes.iter().map(|_| AtomicUsize::new(0)).collect(),
         }
@@ -65,15 +65,15 @@ impl Workers {
 }
 
 /// Number of one listener's connections on each worker.
-pub(super) struct Seats {
+pub(super) struct WorkerSlots {
     runtimes: Arc<[Handle]>,
     taken: Arc<[AtomicUsize]>,
 }
 
-impl Seats {
-    /// Takes a seat at the worker with the fewest connections: in turn while none leaves, and even again after some
+impl WorkerSlots {
+    /// Takes a slot at the worker with the fewest connections: in turn while none leaves, and even again after some
     /// did.
-    pub(super) fn take(&self) -> (Handle, Seat) {
+    pub(super) fn take(&self) -> (Handle, WorkerSlot) {
         let fewest = self.taken.iter().zip(self.runtimes.iter()).enumerate();
         let fewest = fewest.min_by_key(|(_, (taken, _))| taken.load(Ordering::Relaxed));
         let (worker, runtime) =
@@ -81,17 +81,17 @@ impl Seats {
         if let Some(taken) = self.taken.get(worker) {
             taken.fetch_add(1, Ordering::Relaxed);
         }
-        (runtime, Seat { taken: Arc::clone(&self.taken), worker })
+        (runtime, WorkerSlot { taken: Arc::clone(&self.taken), worker })
     }
 }
 
 /// Place of one connection at a worker, which is free again when this is dropped.
-pub(super) struct Seat {
+pub(super) struct WorkerSlot {
     taken: Arc<[AtomicUsize]>,
     worker: usize,
 }
 
-impl Drop for Seat {
+impl Drop for WorkerSlot {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.get(self.worker) {
             taken.fetch_sub(1, Ordering::Relaxed);
@@ -118,15 +118,15 @@ mod tests {
     #[tokio::test]
     async fn connections_are_seated_evenly_and_a_free_seat_is_taken_first() {
         let workers = Workers::start(NonZeroUsize::new(2).unwrap()).unwrap();
-        let seats = workers.seats();
-        let (_, first) = seats.take();
-        let (_, second) = seats.take();
-        let (_, third) = seats.take();
+        let slots = workers.slots();
+        let (_, first) = slots.take();
+        let (_, second) = slots.take();
+        let (_, third) = slots.take();
         assert_eq!((first.worker, second.worker, third.worker), (0, 1, 0));
         drop(first);
         drop(third);
-        let (_, fourth) = seats.take();
-        let (_, fifth) = seats.take();
+        let (_, fourth) = slots.take();
+        let (_, fifth) = slots.take();
         assert_eq!((fourth.worker, fifth.worker), (0, 0));
         assert!(workers.stop(Duration::from_secs(30)).await);
     }
@@ -135,7 +135,7 @@ mod tests {
     async fn a_worker_that_is_stuck_does_not_hold_up_the_stop() {
         let workers = Workers::start(NonZeroUsize::MIN).unwrap();
         let (release, stuck) = std::sync::mpsc::channel::<()>();
-        let (runtime, _seat) = workers.seats().take();
+        let (runtime, _seat) = workers.slots().take();
         let (started, is_stuck) = tokio::sync::oneshot::channel();
         runtime.spawn(async move {
             started.send(()).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use tidegate::transport::{ConnectionLimits, How};
+use tidegate::transport::{ConnectionLimits, EndCause};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -129,7 +129,7 @@ async fn a_connection_without_a_preface_is_closed_and_an_idle_client_is_not() {
     let mut said = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, slow_reading.read_to_end(&mut said)).await.expect("closed");
     assert!(!dribble.is_finished(), "closed long before its preface was whole");
-    eventually("both are counted", || edge.tally.counts().ended(How::Unopened) == 2).await;
+    eventually("both are counted", || edge.tally.counts().ended(EndCause::Unopened) == 2).await;
     client.check(order("")).await.unwrap();
     assert_eq!(edge.tally.counts().open, 1);
     dribble.abort();
@@ -226,7 +226,7 @@ async fn a_connection_over_the_cap_is_closed_at_once_and_one_that_leaves_makes_r
     eventually("three are open", || edge.tally.counts().open == 3).await;
     let mut fourth = edge.socket().await;
     assert_eq!(until_closed(&mut fourth).await, b"");
-    assert_eq!(edge.tally.counts().ended(How::Refused), 1);
+    assert_eq!(edge.tally.counts().ended(EndCause::Refused), 1);
     first.check(order("")).await.unwrap();
     drop(second);
     eventually("there is room again", || edge.tally.counts().open == 2).await;
@@ -283,7 +283,7 @@ async fn child_with_few_descriptors() {
         .await
         .unwrap()
         .unwrap();
-    println!("accept errors: {}", edge.tally.counts().ended(How::NotAccepted));
+    println!("accept errors: {}", edge.tally.counts().ended(EndCause::NotAccepted));
 }
 
 /// A client that opens a new connection when the server says that it will not take more on the old one.
@@ -355,7 +355,7 @@ async fn old_connections_are_replaced_without_a_failed_call() {
     });
     let calls: u64 = join_all(callers).await.into_iter().map(Result::unwrap).sum();
     assert!(calls > 100, "{calls} calls were made");
-    assert_eq!(edge.tally.counts().ended(How::Cut), 0);
+    assert_eq!(edge.tally.counts().ended(EndCause::Cut), 0);
 }
 
 #[tokio::test]
@@ -364,7 +364,7 @@ async fn a_connection_that_outlives_its_grace_is_cut() {
     let mut client = edge.client().await;
     let cut = tokio::time::timeout(PATIENCE, client.check(order("wait 60000"))).await.expect("it is cut");
     assert!(cut.is_err());
-    eventually("it is counted", || edge.tally.counts().ended(How::Cut) == 1).await;
+    eventually("it is counted", || edge.tally.counts().ended(EndCause::Cut) == 1).await;
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tidegate::rulefile::{File, InvalidRules, Loaded, Options, load};
+use tidegate::rulefile::{CompiledRules, File, InvalidRules, Options, load};
 use tidegate::rules::live::LiveRules;
 use tidegate::store::Store;
 use tidegate::store::memory::Memory;
@@ -42,7 +42,7 @@ descriptors:
     descriptors: [{ key: k, rate_limit: { unit: year, requests_per_unit: 1 } }]
 ";
 
-fn read(bytes: &[u8]) -> Result<Loaded, InvalidRules> {
+fn read(bytes: &[u8]) -> Result<CompiledRules, InvalidRules> {
     load(&[File { name: "rules.yaml".into(), bytes: bytes.to_vec() }], Options::default())
 }
 

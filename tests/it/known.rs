@@ -17,7 +17,7 @@ use tidegate::model::{
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
-use tidegate::store::{Answers, Charged, Store, StoreError, Taken};
+use tidegate::store::{ChargeResults, Charged, Store, StoreError, Taken};
 
 use crate::histories::{
     Amount, Pause, Waiting, algorithm, burst, charge, charging, hits_per_window, limit, slot, window,
@@ -75,7 +75,7 @@ impl Store for Counting {
         *self.calls.lock() += 1;
         let error = *self.error.lock();
         let answer = |charge| error.map_or_else(|| Ok(self.charge_now(charge)), Err);
-        let answers: Answers = charges.iter().map(answer).collect();
+        let answers: ChargeResults = charges.iter().map(answer).collect();
         Box::pin(ready(Charged { answers, undo: None }))
     }
 
@@ -217,7 +217,7 @@ proptest! {
                 continue;
             }
             prop_assert_eq!((told.outcome, told.provenance), (Outcome::Refused, Provenance::Known));
-            prop_assert!(!limit.counts_refused(), "each of its refusals is counted");
+            prop_assert!(!limit.records_every_charge(), "each of its refusals is counted");
             // An answer may be a second old.
             if is_stepped_back || now.get() <= changed[instance].get() + BELIEVED {
                 continue;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::policy::is_request_refused;
-use tidegate::model::{Ballot, Charging, Hits, Micros, Role, Unit, Verdict, Window};
+use tidegate::model::{ChargeOutcome, Charging, Hits, Micros, Role, Unit, Verdict, Window};
 
 use crate::histories::{
     Amount, Pause, any_limit, charge, charging, history, hits_per_window, limit, limit_of, moment, pause, role, taken,
@@ -554,7 +554,7 @@ fn tiers(algorithm: Algorithm) -> impl Strategy<Value = Vec<(Limit, Role)>> {
 }
 
 fn is_refused(charges: &[Charge], verdicts: &[Verdict]) -> bool {
-    is_request_refused(charges.iter().zip(verdicts).map(|(charge, verdict)| Ballot {
+    is_request_refused(charges.iter().zip(verdicts).map(|(charge, verdict)| ChargeOutcome {
         descriptor: charge.descriptor,
         role: charge.role,
         refused: verdict.outcome.is_refused(),

@@ -118,13 +118,13 @@ impl Case {
 
     /// What is left of its counter after the request.
     fn left(self, limit: u32, charging: Charging, is_request_refused: bool) -> u32 {
-        let is_spared = match charging {
+        let is_unrecorded = match charging {
             // The reference counts refused hits.
             Charging::Each => false,
             Charging::AllOrNothing => is_request_refused || self.own().0 == Outcome::Refused,
         };
         let used = match self.ask {
-            Ask::Take if !is_spared => self.used_before() + 1,
+            Ask::Take if !is_unrecorded => self.used_before() + 1,
             Ask::Take | Ask::Look => self.used_before(),
             Ask::Refund => self.used_before().saturating_sub(1),
         };

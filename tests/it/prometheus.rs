@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use serde_json::Value;
-use tidegate::telemetry::metrics::{Kind, TABLE};
+use tidegate::telemetry::metrics::{MetricKind, TABLE};
 use tokio::process::Command;
 
 use crate::support::{output, repository, tool};
@@ -65,7 +65,7 @@ fn metrics(query: &str) -> BTreeSet<&str> {
 
 fn histogram<'a>(series: &'a str, suffix: &str) -> Option<&'a str> {
     let name = series.strip_suffix(suffix)?;
-    TABLE.iter().any(|metric| metric.kind == Kind::Histogram && metric.name == name).then_some(name)
+    TABLE.iter().any(|metric| metric.kind == MetricKind::Histogram && metric.name == name).then_some(name)
 }
 
 /// The files of the alerts' own tests.

@@ -203,8 +203,8 @@ impl Burst {
         for (status, tally) in answer.statuses.iter().zip(&self.tallies[index]) {
             let code = if self.layout.is_each() { status.code() } else { answer.overall_code() };
             // A descriptor that a known refusal of another one spares has no limit in its status, and was not charged.
-            let is_spared = !self.layout.is_each() && code == Code::OverLimit;
-            tally.note(hits.into(), (status.current_limit.is_some() || is_spared).then_some(code == Code::Ok));
+            let is_unrecorded = !self.layout.is_each() && code == Code::OverLimit;
+            tally.note(hits.into(), (status.current_limit.is_some() || is_unrecorded).then_some(code == Code::Ok));
         }
     }
 

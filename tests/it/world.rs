@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate::algorithm::Charge;
 use tidegate::model::{Clock, Decision, Descriptor, Entry, Finding, Micros, Override, Request, Tightest, Verdict};
-use tidegate::rulefile::{Documents, File, InvalidRules, Loaded, Options, compile};
+use tidegate::rulefile::{CompiledRules, Documents, File, InvalidRules, Options, compile};
 use tidegate::rules::RuleSet;
 use tidegate::rules::live::{LiveRules, Snapshot};
 use tidegate::store::Store;
@@ -155,7 +155,7 @@ impl Limiter {
 }
 
 /// Compiles rule files and reads the lists that they name.
-pub fn load(files: &[File], options: Options) -> Result<Loaded, InvalidRules> {
+pub fn load(files: &[File], options: Options) -> Result<CompiledRules, InvalidRules> {
     let mut documents = Documents::parse(files.to_vec());
     documents.read_lists(|path| std::fs::read(path).map_err(|error| error.to_string()));
     compile(documents, &options)

@@ -187,7 +187,7 @@ impl Case {
     }
 
     fn limit_records(&self) -> bool {
-        (self.limit)(self.window()).counts_refused()
+        (self.limit)(self.window()).records_every_charge()
     }
 }
 

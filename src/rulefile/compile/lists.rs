@@ -13,7 +13,7 @@ use crate::rulefile::document::{DescriptorNode, Document, EntryNode, FormWord, V
 use crate::rulefile::documents::list_path;
 use crate::rulefile::problem::{Placed, Report, quoted};
 use crate::rules::list::{self, ListValue};
-use crate::rules::tree::{Listed, Node, Place, Values};
+use crate::rules::tree::{Listed, Position, TreeLevel, Values};
 
 /// Maximum number of list values that a rule's name shows: 3.
 const MOST_SHOWN: usize = 3;
@@ -196,7 +196,7 @@ impl Compiler<'_> {
     /// Registers the list values of the item that was added last.
     pub(crate) fn list_values(
         &mut self,
-        node: &mut Node,
+        node: &mut TreeLevel,
         value_list: &ValueListNode,
         normalizer: Option<&Normalizer>,
         inherited: Inherited<'_>,
@@ -237,7 +237,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn list_value(&mut self, node: &mut Node, list_value: ListValue, place: Place, file: usize) {
+    fn list_value(&mut self, node: &mut TreeLevel, list_value: ListValue, place: Position, file: usize) {
         if let Err(earlier) = node.add_list_value(list_value)
             && let Some(earlier) = node.children.get(earlier)
         {
@@ -251,7 +251,7 @@ impl Compiler<'_> {
 
     fn list_values_of_file(
         &mut self,
-        node: &mut Node,
+        node: &mut TreeLevel,
         named: &Placed<String>,
         normalizer: Option<&Normalizer>,
         file: usize,
@@ -276,14 +276,14 @@ impl Compiler<'_> {
             let shown = || if is_hidden { "***".to_owned() } else { String::from_utf8_lossy(text).into_owned() };
             match ListValue::parse(text, normalizer) {
                 Ok(ListValue::Text(_)) if normalizer.is_some_and(Normalizer::is_of_addresses) => {
-                    report.warning(Place { line, column: 1 }, || nobody_meets(&shown()));
+                    report.warning(Position { line, column: 1 }, || nobody_meets(&shown()));
                 }
                 // Duplicates are no error here: other people and tools produce these files.
                 Ok(list_value) => {
                     let _ = node.add_list_value(list_value);
                 }
                 Err(InvalidNetwork::Beyond { masked }) => {
-                    report.warning(Place { line, column: 1 }, || {
+                    report.warning(Position { line, column: 1 }, || {
                         let taken = if is_hidden { "the network".to_owned() } else { format!("`{masked}`") };
                         format!(
                             "{} is an address with a prefix length, not a network: it is read as {taken}",
@@ -293,7 +293,7 @@ impl Compiler<'_> {
                     let _ = node.add_list_value(ListValue::Network(masked));
                 }
                 Err(InvalidNetwork::Zone { network }) => {
-                    report.warning(Place { line, column: 1 }, || {
+                    report.warning(Position { line, column: 1 }, || {
                         format!(
                             "{} has a zone id, which is not part of a client's address: it is read as `{network}`, which matches on every interface",
                             quoted(&shown())
@@ -301,7 +301,7 @@ impl Compiler<'_> {
                     });
                     let _ = node.add_list_value(ListValue::Network(network));
                 }
-                Err(error) => report.error(Place { line, column: 1 }, || invalid(&shown(), error)),
+                Err(error) => report.error(Position { line, column: 1 }, || invalid(&shown(), error)),
             }
         }
         if is_empty {

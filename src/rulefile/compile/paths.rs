@@ -9,7 +9,7 @@ use crate::normalize::pattern::Pattern;
 use crate::normalize::{Form, Normalizer};
 use crate::rulefile::problem::quoted;
 use crate::rules::Action;
-use crate::rules::tree::{Child, Node};
+use crate::rules::tree::{Child, TreeLevel};
 
 /// Effect of these spellings on other servers, for the message.
 const SPELLINGS: &str =
@@ -17,7 +17,7 @@ const SPELLINGS: &str =
 
 impl Compiler<'_> {
     /// Warns about each wildcard of this file that exempts or denies paths and does not cover other spellings.
-    pub(crate) fn other_spellings(&mut self, node: &Node, inherited: Inherited<'_>) {
+    pub(crate) fn other_spellings(&mut self, node: &TreeLevel, inherited: Inherited<'_>) {
         let is_of_file = |child: &&Child| usize::try_from(child.file) == Ok(inherited.file);
         for child in node.children.iter().filter(is_of_file) {
             let (Some(action), Some(pattern)) = (child.action(), child.pattern()) else { continue };

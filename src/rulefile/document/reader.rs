@@ -11,7 +11,7 @@ use super::{DescriptorNode, Document, LimitsNode};
 use crate::model::{Charging, Colocation, FailurePolicy};
 use crate::rulefile::problem::{Report, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 mod limits;
 mod lists;
@@ -30,9 +30,9 @@ const TEXT_BYTES: usize = 16;
 
 /// A key at a valid place, and its value.
 #[derive(Clone, Copy)]
-struct Entry<'t> {
+struct MapEntry<'t> {
     name: &'static str,
-    place: Place,
+    place: Position,
     value: Node<'t>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<
 impl<'t> Reader<'_> {
     fn file(&mut self, file: &Arc<str>, tree: &'t Tree) -> Option<Document> {
         let root = tree.root();
-        let place = root.map_or(Place { line: 1, column: 1 }, |root| root.place);
+        let place = root.map_or(Position { line: 1, column: 1 }, |root| root.place);
         let mapping = match root.map(Node::content) {
             Some(Content::Mapping(mapping)) => Some(mapping),
             Some(Content::Broken) => return None,
@@ -119,7 +119,7 @@ impl<'t> Reader<'_> {
         })
     }
 
-    fn descriptors(&mut self, entry: Entry<'t>) -> Vec<DescriptorNode> {
+    fn descriptors(&mut self, entry: MapEntry<'t>) -> Vec<DescriptorNode> {
         let Some(items) = self.list(entry, "`- key: NAME`") else { return Vec::new() };
         let mut descriptors = self.room_for(&items);
         for item in items {
@@ -139,7 +139,7 @@ impl<'t> Reader<'_> {
         descriptors
     }
 
-    fn descriptor(&mut self, place: Place, mapping: Nodes<'t>) -> DescriptorNode {
+    fn descriptor(&mut self, place: Position, mapping: Nodes<'t>) -> DescriptorNode {
         let mut node = DescriptorNode {
             place,
             key: None,
@@ -163,8 +163,8 @@ impl<'t> Reader<'_> {
             remember_refusals: None,
             descriptors: Vec::new(),
         };
-        let mut limits_entry: Option<Entry<'t>> = None;
-        let mut empty_value: Option<Place> = None;
+        let mut limits_entry: Option<MapEntry<'t>> = None;
+        let mut empty_value: Option<Position> = None;
         for entry in self.entries(mapping, Level::Descriptor) {
             match entry.name {
                 "key" => node.key = self.text(entry),
@@ -219,17 +219,17 @@ impl<'t> Reader<'_> {
         node
     }
 
-    fn charging(&mut self, entry: Entry<'t>) -> Option<Charging> {
+    fn charging(&mut self, entry: MapEntry<'t>) -> Option<Charging> {
         self.word(entry, &Charging::ALL).map(|word| word.value)
     }
 
-    fn policy(&mut self, entry: Entry<'t>) -> Option<FailurePolicy> {
+    fn policy(&mut self, entry: MapEntry<'t>) -> Option<FailurePolicy> {
         self.word(entry, &FailurePolicy::ALL).map(|word| word.value)
     }
 
     /// Returns the entries that belong at `level`, each key once, including those that `<<` merges in.
-    fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<Entry<'t>> {
-        let mut entries: Vec<Entry<'t>> = Vec::new();
+    fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<MapEntry<'t>> {
+        let mut entries: Vec<MapEntry<'t>> = Vec::new();
         let mut merges = Vec::new();
         let mut guesses = Vec::new();
         while !self.is_full
@@ -240,7 +240,7 @@ impl<'t> Reader<'_> {
                 continue;
             }
             let Some((name, is_guess)) = self.key(key, level) else { continue };
-            let entry = Entry { name, place: key.place, value };
+            let entry = MapEntry { name, place: key.place, value };
             if is_guess {
                 guesses.push(entry);
                 continue;
@@ -272,7 +272,7 @@ impl<'t> Reader<'_> {
 
     /// Adds the entries that a `<<` merges in. The first `written` entries come from the mapping itself and win over merged ones,
     /// as do entries merged earlier.
-    fn merge(&mut self, key: Node<'t>, value: Node<'t>, level: Level, entries: &mut Vec<Entry<'t>>, written: usize) {
+    fn merge(&mut self, key: Node<'t>, value: Node<'t>, level: Level, entries: &mut Vec<MapEntry<'t>>, written: usize) {
         for mapping in self.merged(value) {
             for merged in self.entries(mapping, level) {
                 match entries.iter().position(|entry| entry.name == merged.name) {
@@ -285,7 +285,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Warns about a merge in which yaml.v2, and so the reference, differs from the YAML specification.
-    fn overridden(&mut self, key: Node<'t>, entry: Option<&Entry<'t>>, merged: Entry<'t>) {
+    fn overridden(&mut self, key: Node<'t>, entry: Option<&MapEntry<'t>>, merged: MapEntry<'t>) {
         let Some(entry) = entry else { return };
         let name = entry.name;
         let both_mappings = [entry.value, merged.value].iter().all(|v| matches!(v.content(), Content::Mapping(_)));
@@ -369,7 +369,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Adds `bytes` to the memory of the document. Reports an error above the maximum.
-    fn take(&mut self, bytes: usize, place: Place) {
+    fn take(&mut self, bytes: usize, place: Position) {
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > MAX_DOCUMENT_BYTES && !self.is_full {
             self.is_full = true;

@@ -10,7 +10,7 @@ use super::{DescriptorNode, Document, LimitNode, LimitsNode, read};
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, FailurePolicy, Micros};
 use crate::rulefile::problem::{Problem, Severity};
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 /// A file with every key and most of the notations.
 const EVERYTHING: &str = "\
@@ -132,7 +132,7 @@ fn only_limit(node: &DescriptorNode) -> &LimitNode {
 #[test]
 fn every_key_is_read() {
     let document = clean(EVERYTHING);
-    assert_eq!((document.domain.value.as_str(), document.domain.place), ("edge", Place { line: 1, column: 9 }));
+    assert_eq!((document.domain.value.as_str(), document.domain.place), ("edge", Position { line: 1, column: 9 }));
     assert_eq!(
         (document.charging, document.on_store_failure),
         (Some(Charging::AllOrNothing), Some(FailurePolicy::Open))
@@ -140,7 +140,7 @@ fn every_key_is_read() {
     assert_eq!(document.colocate, None);
     assert_eq!(clean("domain: d\ncolocate: domain").colocate, Some(Colocation::Domain));
     let plan = first(&document);
-    assert_eq!(plan.place, Place { line: 5, column: 5 });
+    assert_eq!(plan.place, Position { line: 5, column: 5 });
     assert_eq!(plan.value.as_ref().unwrap().value, "free");
     assert!(plan.shadow_mode && plan.quota_mode && plan.detailed_metric && !plan.value_to_metric);
     assert_eq!((plan.charging, plan.on_store_failure), (Some(Charging::Each), Some(FailurePolicy::Closed)));
@@ -148,7 +148,7 @@ fn every_key_is_read() {
     assert_eq!(serde_json::Value::Object(plan.metadata.clone().unwrap()), metadata);
 
     let [user, path, free] = plan.descriptors.as_slice() else { panic!("{plan:?}") };
-    assert_eq!(user.share_threshold, Some(Place { line: 16, column: 9 }));
+    assert_eq!(user.share_threshold, Some(Position { line: 16, column: 9 }));
     let LimitsNode::Limited(limits) = &user.limits else { panic!("{user:?}") };
     let [second, day] = limits.as_slice() else { panic!("{limits:?}") };
     assert_eq!(second.algorithm.as_ref().unwrap().value, Algorithm::Gcra);
@@ -435,7 +435,7 @@ fn a_file_that_is_not_yaml_has_an_error_with_its_place() {
     assert_says(&listed(&problems), &["1:1: This byte is not UTF-8: the file looks like UTF-16"]);
     let (_, problems) = read_bytes("\u{feff}x: 1".as_bytes());
     assert_eq!(problems.first().unwrap().excerpt.as_deref(), Some("x: 1"));
-    assert_eq!(clean("\u{feff}domain: d\r\n").domain.place, Place { line: 1, column: 9 });
+    assert_eq!(clean("\u{feff}domain: d\r\n").domain.place, Position { line: 1, column: 9 });
 }
 
 #[test]

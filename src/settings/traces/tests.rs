@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Protocol, TraceSettings};
+use super::{ExportProtocol, TraceSettings};
 use crate::settings::tests::{read, wrong};
 
 const ON: (&str, &str) = ("TRACING_ENABLED", "true");
@@ -24,7 +24,7 @@ fn nothing_is_recorded_unless_somebody_asks() {
 #[test]
 fn the_defaults_are_the_references() {
     let expected = TraceSettings {
-        protocol: Protocol::Http,
+        protocol: ExportProtocol::Http,
         endpoint: "http://localhost:4318/v1/traces".to_owned(),
         timeout: Duration::from_secs(10),
         ratio: 1.0,
@@ -66,10 +66,10 @@ fn a_variable_of_opentelemetry_goes_before_the_references() {
         ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
     ]);
-    assert_eq!((given.protocol, given.ratio, given.follows_caller), (Protocol::Grpc, 0.25, false));
+    assert_eq!((given.protocol, given.ratio, given.follows_caller), (ExportProtocol::Grpc, 0.25, false));
     assert_eq!(given.timeout, Duration::from_millis(1_500));
     let spans = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")];
-    assert_eq!(traces(&spans).protocol, Protocol::Http);
+    assert_eq!(traces(&spans).protocol, ExportProtocol::Http);
 }
 
 #[test]

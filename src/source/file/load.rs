@@ -50,11 +50,11 @@ pub enum Look {
 pub struct NotLoaded(String);
 
 /// Directories, and the names in each whose change may change the rules.
-pub type Places = BTreeMap<PathBuf, Names>;
+pub type Places = BTreeMap<PathBuf, WatchedNames>;
 
 /// Names in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum WatchedNames {
     /// Every name.
     All,
     /// Only these names.
@@ -186,7 +186,7 @@ fn hash_of(files: &[File]) -> blake3::Hash {
 
 /// Returns the directories that were searched, and the places of everything that was named or is a link.
 fn places(location: &Location, found: &FoundFiles) -> Places {
-    let mut places: Places = found.directories.iter().map(|directory| (directory.clone(), Names::All)).collect();
+    let mut places: Places = found.directories.iter().map(|directory| (directory.clone(), WatchedNames::All)).collect();
     location.roots().iter().for_each(|root| trace(root, &mut places));
     found.files.iter().filter(|file| file.is_symlink()).for_each(|file| trace(file, &mut places));
     places
@@ -218,8 +218,8 @@ fn trace(path: &Path, places: &mut Places) {
 fn add(path: &Path, places: &mut Places) {
     let there = path.ancestors().find(|at| at.parent().is_some_and(Path::is_dir));
     let Some((directory, name)) = there.and_then(|at| Some((at.parent()?, at.file_name()?))) else { return };
-    let names = places.entry(directory.to_owned()).or_insert_with(|| Names::These(BTreeSet::new()));
-    if let Names::These(names) = names {
+    let names = places.entry(directory.to_owned()).or_insert_with(|| WatchedNames::These(BTreeSet::new()));
+    if let WatchedNames::These(names) = names {
         names.insert(name.to_owned());
     }
 }
@@ -313,14 +313,14 @@ mod tests {
         let mut places = Places::new();
         trace(&at("etc/rules.yaml"), &mut places);
         let names = |directory: &str, name: &str| match places.get(&at(directory)) {
-            Some(Names::These(names)) => names.contains(&OsString::from(name)),
+            Some(WatchedNames::These(names)) => names.contains(&OsString::from(name)),
             _ => false,
         };
         assert!(names("etc", "rules.yaml"), "{places:?}");
         assert!(
-            places
-                .iter()
-                .any(|(_, named)| matches!(named, Names::These(names) if names.contains(&OsString::from("current")))),
+            places.iter().any(
+                |(_, named)| matches!(named, WatchedNames::These(names) if names.contains(&OsString::from("current")))
+            ),
             "{places:?}"
         );
         assert!(places.keys().any(|place| place.ends_with("current")), "{places:?}");
@@ -341,7 +341,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut places = Places::new();
         add(&directory.path().join("config/deep/rules.yaml"), &mut places);
-        let expected = Names::These(BTreeSet::from([OsString::from("config")]));
+        let expected = WatchedNames::These(BTreeSet::from([OsString::from("config")]));
         assert_eq!(places, Places::from([(directory.path().to_owned(), expected)]));
     }
 }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::load::{Names, Places};
+use super::load::{Places, WatchedNames};
 
 /// Debounce: reload after 100 ms without file events. A file that is written in several steps is complete by then.
 const DEBOUNCE: Duration = Duration::from_millis(100);
@@ -58,7 +58,7 @@ struct EventSink {
 struct Watched {
     /// `None` once the directory may have left its path. The watcher then no longer watches it.
     directory: Option<Directory>,
-    names: Names,
+    names: WatchedNames,
 }
 
 /// Device and inode number. They distinguish a directory from another one that replaces it at its path.
@@ -133,7 +133,7 @@ impl Watch {
 
 impl EventSink {
     /// Sets the names that count as changes in a directory. Returns true if the watcher does not watch the directory yet.
-    fn expect(&self, path: &Path, directory: Directory, names: Names) -> bool {
+    fn expect(&self, path: &Path, directory: Directory, names: WatchedNames) -> bool {
         let mut watched = self.watched.lock();
         if let Some(known) = watched.get_mut(path) {
             // If an event has reported the directory gone meanwhile, it stays unwatched until the next call of `follow`.
@@ -175,8 +175,8 @@ impl EventSink {
             }
             let watched = path.parent().and_then(|parent| watched.get(parent));
             watched.is_some_and(|watched| match &watched.names {
-                Names::All => true,
-                Names::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
+                WatchedNames::All => true,
+                WatchedNames::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
             })
         };
         // A lost event or one matching path makes a change. Every path is examined, because `is_relevant` also marks directories
@@ -187,8 +187,8 @@ impl EventSink {
 
 /// Returns the directories in `places`, each under one path, with the names of all its paths. A watcher that gets two paths
 /// of one directory stops watching it when one of them is removed.
-fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, Names)>, io::Result<()>) {
-    let mut wanted = HashMap::<Directory, (PathBuf, Names)>::new();
+fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, WatchedNames)>, io::Result<()>) {
+    let mut wanted = HashMap::<Directory, (PathBuf, WatchedNames)>::new();
     let mut outcome = Ok(());
     for (path, names) in places {
         let found = absolute(path).and_then(|path| fs::metadata(&path).map(|found| (path, found)));
@@ -204,8 +204,8 @@ fn wanted(places: &Places) -> (HashMap<Directory, (PathBuf, Names)>, io::Result<
         let directory = (found.dev(), found.ino());
         if let Some((_, known)) = wanted.get_mut(&directory) {
             match (&mut *known, names) {
-                (Names::These(known), Names::These(names)) => known.extend(names.iter().cloned()),
-                _ => *known = Names::All,
+                (WatchedNames::These(known), WatchedNames::These(names)) => known.extend(names.iter().cloned()),
+                _ => *known = WatchedNames::All,
             }
         } else if wanted.len() < MOST_DIRECTORIES {
             wanted.insert(directory, (path, names.clone()));
@@ -233,7 +233,10 @@ mod tests {
 
     fn place(directory: &Path, names: &[&str]) -> Places {
         let names: BTreeSet<_> = names.iter().map(Into::into).collect();
-        Places::from([(directory.to_owned(), if names.is_empty() { Names::All } else { Names::These(names) })])
+        Places::from([(
+            directory.to_owned(),
+            if names.is_empty() { WatchedNames::All } else { WatchedNames::These(names) },
+        )])
     }
 
     /// A watch whose events are handled only when the test asks for them.

@@ -11,11 +11,11 @@ const COUNTERS_OF_SET: usize = 4;
 /// A keyed hash (SipHash) of a counter's key and its limit, in place of both: clients choose the names of counters, and must find no two
 /// with the same hash. The chance that any two of 65,536 counters have it is 1 in 8 billion (2^31 pairs, 2^64 hashes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fingerprint(pub u64);
+pub struct CounterHash(pub u64);
 
 /// The parts of a store's reply that are needed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct LastReply {
     /// Time at which the call was sent that it answers.
     at: Micros,
     reset: Micros,
@@ -31,25 +31,25 @@ pub struct Reply {
 }
 
 /// The last replies of one shard.
-pub struct Replies {
+pub struct LastReplies {
     sets: Box<[Set]>,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Set {
     /// Zero in a free place. A search reads nothing else.
-    counters: [Fingerprint; COUNTERS_OF_SET],
-    replies: [Reply; COUNTERS_OF_SET],
+    counters: [CounterHash; COUNTERS_OF_SET],
+    replies: [LastReply; COUNTERS_OF_SET],
 }
 
-impl Default for Reply {
+impl Default for LastReply {
     fn default() -> Self {
         let nothing = Verdict::uncounted(Outcome::Failed, Provenance::Store);
         Self::new(Hits::LOOK, &nothing, Micros::ZERO, None)
     }
 }
 
-impl Reply {
+impl LastReply {
     /// Keeps the reply `verdict` to a charge of `hits` that was sent at `at`. `refunded_until` is the end of the window in which hits were
     /// given back, if any were.
     pub fn new(hits: Hits, verdict: &Verdict, at: Micros, refunded_until: Option<Micros>) -> Self {
@@ -88,27 +88,27 @@ impl Reply {
     }
 }
 
-impl Replies {
+impl LastReplies {
     /// Creates room for `most` replies, or up to twice as many: the number of sets is a power of 2.
     pub fn new(most: usize) -> Self {
         Self { sets: vec![Set::default(); most.div_ceil(COUNTERS_OF_SET).next_power_of_two()].into_boxed_slice() }
     }
 
     /// Returns the last reply to a charge of a counter, if it is known.
-    pub fn get(&self, counter: Fingerprint) -> Option<&Reply> {
+    pub fn get(&self, counter: CounterHash) -> Option<&LastReply> {
         let set = &self.sets[self.place(counter)];
         Some(&set.replies[set.find(counter)?])
     }
 
-    /// As [`Replies::get`].
-    pub fn get_mut(&mut self, counter: Fingerprint) -> Option<&mut Reply> {
+    /// As [`LastReplies::get`].
+    pub fn get_mut(&mut self, counter: CounterHash) -> Option<&mut LastReply> {
         let place = self.place(counter);
         let set = &mut self.sets[place];
         Some(&mut set.replies[set.find(counter)?])
     }
 
     /// Stores a reply in place of the counter's last one, or else of the oldest in the set.
-    pub fn put(&mut self, counter: Fingerprint, reply: Reply) {
+    pub fn put(&mut self, counter: CounterHash, reply: LastReply) {
         let place = self.place(counter);
         let set = &mut self.sets[place];
         let place = set.find(counter).unwrap_or_else(|| set.oldest());
@@ -116,13 +116,13 @@ impl Replies {
     }
 
     /// The high bits choose the set.
-    fn place(&self, counter: Fingerprint) -> usize {
+    fn place(&self, counter: CounterHash) -> usize {
         usize::try_from(counter.0 >> 32).unwrap_or(0) & (self.sets.len() - 1)
     }
 }
 
 impl Set {
-    fn find(&self, counter: Fingerprint) -> Option<usize> {
+    fn find(&self, counter: CounterHash) -> Option<usize> {
         self.counters.iter().position(|known| *known == counter)
     }
 
@@ -136,28 +136,28 @@ impl Set {
 mod tests {
     use super::*;
 
-    fn reply(secs: u64) -> Reply {
+    fn reply(secs: u64) -> LastReply {
         let verdict = Verdict::uncounted(Outcome::Admitted, Provenance::Store);
-        Reply::new(Hits::take(1), &verdict, Micros::from_secs(secs), None)
+        LastReply::new(Hits::take(1), &verdict, Micros::from_secs(secs), None)
     }
 
     #[test]
     fn a_fifth_counter_of_a_set_takes_the_place_of_the_one_with_the_oldest_reply() {
-        let mut replies = Replies::new(COUNTERS_OF_SET);
-        let known = |replies: &Replies| {
-            (1..=6).filter_map(|counter| Some((counter, replies.get(Fingerprint(counter))?.at))).collect::<Vec<_>>()
+        let mut replies = LastReplies::new(COUNTERS_OF_SET);
+        let known = |replies: &LastReplies| {
+            (1..=6).filter_map(|counter| Some((counter, replies.get(CounterHash(counter))?.at))).collect::<Vec<_>>()
         };
-        (1..=4).for_each(|counter| replies.put(Fingerprint(counter), reply(counter)));
-        replies.put(Fingerprint(1), reply(5));
-        replies.put(Fingerprint(5), reply(6));
+        (1..=4).for_each(|counter| replies.put(CounterHash(counter), reply(counter)));
+        replies.put(CounterHash(1), reply(5));
+        replies.put(CounterHash(5), reply(6));
         let expected = [(1, 5), (3, 3), (4, 4), (5, 6)].map(|(counter, secs)| (counter, Micros::from_secs(secs)));
         assert_eq!(known(&replies), expected);
     }
 
     #[test]
     fn counters_are_spread_over_the_sets() {
-        let mut replies = Replies::new(400);
-        let counter = |number: u64| Fingerprint(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut replies = LastReplies::new(400);
+        let counter = |number: u64| CounterHash(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         (1..=200).for_each(|number| replies.put(counter(number), reply(number)));
         let known = (1..=200).filter(|&number| replies.get(counter(number)).is_some()).count();
         assert!(known > 180, "{known} of 200 in 128 sets");
@@ -167,7 +167,7 @@ mod tests {
     fn what_remained_is_shared_once_and_within_one_window() {
         let verdict = Verdict { remaining: 7, ..Verdict::uncounted(Outcome::Refused, Provenance::Store) };
         let (now, window) = (Micros::from_secs(10), Micros::from_secs(60));
-        let mut reply = Reply::new(Hits::take(1), &verdict, now, None);
+        let mut reply = LastReply::new(Hits::take(1), &verdict, now, None);
         assert_eq!(reply.take_remaining(now.saturating_add(window), window), None, "it is a window old");
         assert_eq!([(); 2].map(|()| reply.take_remaining(now, window)), [Some(7), None]);
     }
@@ -178,7 +178,7 @@ mod tests {
         let verdict =
             Verdict { remaining: 7, room: 2, retry, ..Verdict::uncounted(Outcome::Refused, Provenance::Store) };
         let (now, believed, hits) = (Micros::from_secs(10), Micros::from_secs(1), Hits::take(8));
-        let reply = Reply::new(hits, &verdict, now, None);
+        let reply = LastReply::new(hits, &verdict, now, None);
         assert_eq!(reply.verdict(hits, now, believed), Some(verdict));
         assert_eq!(reply.verdict(Hits::take(1), now, believed), None);
         assert_eq!(reply.verdict(hits, Micros::from_secs(11), believed), None);

@@ -6,9 +6,10 @@ use redis::{Cmd, Script, Value, cmd};
 use tokio::time::{Instant, sleep};
 
 use super::Redis;
-use super::backoff::{Quiet, chance};
+use super::backoff::chance;
 use crate::model::Clock;
 use crate::store::replicas::{FALL, Replicas};
+use crate::telemetry::throttle::LogThrottle;
 
 /// Interval between two announcements: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub struct Announcer {
     key: Vec<u8>,
     id: String,
     script: Script,
-    quiet: Quiet,
+    refused: LogThrottle,
 }
 
 impl Announcer {
@@ -44,7 +45,7 @@ impl Announcer {
     pub fn new(redis: Redis) -> Self {
         let id = format!("{:016x}{:016x}", chance(u64::MAX), chance(u64::MAX));
         let key = [redis.prefix(), KEY.as_bytes()].concat();
-        Self { redis, key, id, script: Script::new(SCRIPT), quiet: Quiet::new() }
+        Self { redis, key, id, script: Script::new(SCRIPT), refused: LogThrottle::new() }
     }
 
     /// Announces the instance once a second, for ever, and passes the number of instances to `replicas`.
@@ -53,7 +54,7 @@ impl Announcer {
             let reply = self.run(&FALL.get().to_string()).await;
             match &reply {
                 Some(Value::Int(counted)) => replicas.count(u32::try_from(*counted).unwrap_or(u32::MAX), clock.now()),
-                Some(Value::ServerError(error)) if self.quiet.is_over() => tracing::warn!(
+                Some(Value::ServerError(error)) if self.refused.is_due() => tracing::warn!(
                     event = "store.replicas.not_counted",
                     code = error.code(),
                     assumed = replicas.get(),

@@ -1,4 +1,4 @@
-//! Backoff with jitter for failed attempts, and rate limits for log lines.
+//! Backoff with jitter for failed attempts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::telemetry::throttle::LogThrottle;
+
 /// Backoff between failed attempts: 400 to 600 ms with jitter, so that many instances do not retry at once, and each retries
 /// about twice a second.
 #[derive(Debug, Default)]
@@ -14,9 +16,9 @@ pub struct Backoff {
     until: Mutex<Option<Instant>>,
     failures: Notify,
     /// Rate limit of log lines about failures.
-    pub quiet: Quiet,
+    pub failed: LogThrottle,
     /// Rate limit of log lines about refused replies.
-    pub refused: Quiet,
+    pub refused: LogThrottle,
 }
 
 impl Backoff {
@@ -43,41 +45,6 @@ impl Backoff {
     /// Notes that an attempt succeeded.
     pub fn clear(&self) {
         *self.until.lock() = None;
-    }
-}
-
-/// Allows an event at most once per interval, ten seconds for log lines.
-#[derive(Debug)]
-pub struct Quiet {
-    length: Duration,
-    until: Mutex<Option<Instant>>,
-}
-
-impl Default for Quiet {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Quiet {
-    /// Creates a rate limit for log lines. The first is allowed.
-    pub const fn new() -> Self {
-        Self::every(Duration::from_secs(10))
-    }
-
-    /// Creates a rate limit of one event per `length`. The first is allowed.
-    pub const fn every(length: Duration) -> Self {
-        Self { length, until: Mutex::new(None) }
-    }
-
-    /// Returns true if the event is allowed now. Then a new interval begins.
-    pub fn is_over(&self) -> bool {
-        let (now, mut until) = (Instant::now(), self.until.lock());
-        let is_over = until.is_none_or(|until| until <= now);
-        if is_over {
-            *until = Some(now + self.length);
-        }
-        is_over
     }
 }
 

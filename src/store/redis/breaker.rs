@@ -30,14 +30,14 @@ pub struct Breaker {
 
 #[derive(Debug, Default)]
 struct Inner {
-    phase: Phase,
+    phase: BreakerPhase,
     failures: u32,
     /// The longest time that one of the failed calls waited.
     needed: Duration,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-enum Phase {
+enum BreakerPhase {
     #[default]
     Closed,
     Failing {
@@ -61,7 +61,7 @@ impl Breaker {
         }
         let inner = self.inner.lock();
         match inner.phase {
-            Phase::Open { next_probe } if budget <= inner.needed * 2 => Some(next_probe),
+            BreakerPhase::Open { next_probe } if budget <= inner.needed * 2 => Some(next_probe),
             _ => None,
         }
     }
@@ -73,7 +73,7 @@ impl Breaker {
 
     /// Returns true if the node is not suspected and the breaker is not open.
     pub fn is_trusted(&self) -> bool {
-        matches!(self.inner.lock().phase, Phase::Closed | Phase::Failing { .. })
+        matches!(self.inner.lock().phase, BreakerPhase::Closed | BreakerPhase::Failing { .. })
     }
 
     /// Notes that a charge was answered after the time `took`. An answer of any age shows that the node is not silent, but an open
@@ -82,7 +82,7 @@ impl Breaker {
     pub fn answered(&self, took: Duration) {
         if self.is_failing.load(Ordering::Relaxed) {
             let mut inner = self.inner.lock();
-            if took <= IN_TIME || !matches!(inner.phase, Phase::Open { .. }) {
+            if took <= IN_TIME || !matches!(inner.phase, BreakerPhase::Open { .. }) {
                 self.rest(&mut inner);
             }
         }
@@ -100,31 +100,31 @@ impl Breaker {
         inner.failures = inner.failures.saturating_add(1);
         inner.needed = inner.needed.max(waited);
         match inner.phase {
-            Phase::Closed => {
-                inner.phase = Phase::Failing { since: now };
+            BreakerPhase::Closed => {
+                inner.phase = BreakerPhase::Failing { since: now };
                 false
             }
-            Phase::Failing { since } if inner.failures >= FAILURES && now.duration_since(since) >= FAILING => {
-                inner.phase = Phase::Suspected { until: now + CHECKING };
+            BreakerPhase::Failing { since } if inner.failures >= FAILURES && now.duration_since(since) >= FAILING => {
+                inner.phase = BreakerPhase::Suspected { until: now + CHECKING };
                 true
             }
-            Phase::Failing { .. } | Phase::Suspected { .. } | Phase::Open { .. } => false,
+            BreakerPhase::Failing { .. } | BreakerPhase::Suspected { .. } | BreakerPhase::Open { .. } => false,
         }
     }
 
     /// Returns true if a probe is due.
     pub fn is_probe_due(&self, now: Instant) -> bool {
         match self.inner.lock().phase {
-            Phase::Closed | Phase::Failing { .. } => false,
-            Phase::Suspected { .. } => true,
-            Phase::Open { next_probe } => next_probe <= now,
+            BreakerPhase::Closed | BreakerPhase::Failing { .. } => false,
+            BreakerPhase::Suspected { .. } => true,
+            BreakerPhase::Open { next_probe } => next_probe <= now,
         }
     }
 
     /// Notes that a probe was answered in time. Returns true if this closes an open breaker.
     pub fn passed(&self) -> bool {
         let mut inner = self.inner.lock();
-        let was_open = matches!(inner.phase, Phase::Open { .. });
+        let was_open = matches!(inner.phase, BreakerPhase::Open { .. });
         self.rest(&mut inner);
         was_open
     }
@@ -133,13 +133,13 @@ impl Breaker {
     pub fn missed(&self, now: Instant, next_probe: Instant) -> bool {
         let mut inner = self.inner.lock();
         let opens = match inner.phase {
-            Phase::Suspected { until } => until <= now,
-            Phase::Open { .. } => true,
-            Phase::Closed | Phase::Failing { .. } => false,
+            BreakerPhase::Suspected { until } => until <= now,
+            BreakerPhase::Open { .. } => true,
+            BreakerPhase::Closed | BreakerPhase::Failing { .. } => false,
         };
-        let was_open = matches!(inner.phase, Phase::Open { .. });
+        let was_open = matches!(inner.phase, BreakerPhase::Open { .. });
         if opens {
-            inner.phase = Phase::Open { next_probe };
+            inner.phase = BreakerPhase::Open { next_probe };
             self.is_open.store(true, Ordering::Release);
         }
         opens && !was_open

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use crate::telemetry::servers::Calls as Watched;
+use crate::telemetry::servers::WorkerCalls;
 
 /// The limit at the beginning: 16 scripts. A server without delay raises it by half in each window.
 const BEGIN: f64 = 16.0;
@@ -53,7 +53,7 @@ const MARGIN_TO_SEND: f64 = 1.25;
 
 /// The place of a call among those that ask for a permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum CallPriority {
     /// Behind those that wait. It is shed if it would not be answered in time.
     InOrder,
     /// Behind those that wait, and it does not wait itself.
@@ -67,8 +67,8 @@ pub enum Turn {
 /// The calls of one worker to one server.
 #[derive(Debug)]
 pub struct Concurrency {
-    calls: Mutex<Calls<oneshot::Sender<Permit>>>,
-    watched: Arc<Watched>,
+    calls: Mutex<CallQueue<oneshot::Sender<Permit>>>,
+    metrics: Arc<WorkerCalls>,
 }
 
 /// A place among the calls in flight. When it is dropped, the next waiting call gets it.
@@ -87,25 +87,31 @@ pub struct Permit {
 impl Concurrency {
     /// Creates the calls to a server, none of them in flight.
     pub fn new(now: Instant) -> Self {
-        let (calls, watched) = (Mutex::new(Calls::new(now)), Arc::<Watched>::default());
-        let concurrency = Self { calls, watched };
+        let (calls, metrics) = (Mutex::new(CallQueue::new(now)), Arc::<WorkerCalls>::default());
+        let concurrency = Self { calls, metrics };
         concurrency.show(&concurrency.calls.lock());
         concurrency
     }
 
     /// Returns its metrics.
-    pub fn watched(&self) -> &Arc<Watched> {
-        &self.watched
+    pub fn metrics(&self) -> &Arc<WorkerCalls> {
+        &self.metrics
     }
 
-    fn show<W>(&self, calls: &Calls<W>) {
-        self.watched.in_flight.store(calls.in_flight, Ordering::Relaxed);
-        self.watched.limit.store(calls.whole_limit(), Ordering::Relaxed);
+    fn show<W>(&self, calls: &CallQueue<W>) {
+        self.metrics.in_flight.store(calls.in_flight, Ordering::Relaxed);
+        self.metrics.limit.store(calls.whole_limit(), Ordering::Relaxed);
     }
 
     /// Returns a permit for a call that asks at `now`, runs `scripts` scripts and has to be answered before `until`. `None` when the
     /// call would not be answered in time, or waited in vain.
-    pub async fn permit(self: &Arc<Self>, now: Instant, scripts: usize, until: Instant, turn: Turn) -> Option<Permit> {
+    pub async fn permit(
+        self: &Arc<Self>,
+        now: Instant,
+        scripts: usize,
+        until: Instant,
+        turn: CallPriority,
+    ) -> Option<Permit> {
         // Only a call that waits needs a channel.
         let mut told = None;
         let asked = {
@@ -119,12 +125,12 @@ impl Concurrency {
             asked
         };
         match asked {
-            Asked::Permitted => Some(Permit::new(self, scripts, now)),
-            Asked::Shed => None,
-            Asked::Waits => timeout_at(until, told?).await.ok()?.ok(),
+            PermitState::Permitted => Some(Permit::new(self, scripts, now)),
+            PermitState::Shed => None,
+            PermitState::Waits => timeout_at(until, told?).await.ok()?.ok(),
         }
         .map(|mut permit| {
-            permit.has_caller = matches!(turn, Turn::InOrder | Turn::AtOnce);
+            permit.has_caller = matches!(turn, CallPriority::InOrder | CallPriority::AtOnce);
             permit
         })
     }
@@ -142,7 +148,7 @@ impl Concurrency {
 
     fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
         let delay_us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
-        self.watched.queue_delay_us.store(delay_us, Ordering::Relaxed);
+        self.metrics.queue_delay_us.store(delay_us, Ordering::Relaxed);
         let mut calls = self.calls.lock();
         calls.learn(now, delay, budget, is_late);
         self.show(&calls);
@@ -197,31 +203,31 @@ impl Drop for Permit {
 
 /// The calls in flight and those that wait, without a clock of their own.
 #[derive(Debug)]
-struct Calls<W> {
+struct CallQueue<W> {
     /// In scripts, as `in_flight`.
     limit: f64,
     in_flight: usize,
-    undos: Queue<W>,
-    waiting: Queue<W>,
+    undos: WaitQueue<W>,
+    waiting: WaitQueue<W>,
     /// The mean time from a permit to its return.
     mean: Duration,
     /// The end of the pause after the last call, at a limit below 1.
     paused_until: Instant,
     /// The end of the time for which it counts as full.
     full_until: Instant,
-    window: Window,
+    window: MeasureWindow,
 }
 
 /// Calls that wait, in the order in which they came.
 #[derive(Debug)]
-struct Queue<W> {
-    calls: VecDeque<Waiting<W>>,
+struct WaitQueue<W> {
+    calls: VecDeque<WaitingCall<W>>,
     /// The scripts of all of them.
     scripts: usize,
 }
 
 #[derive(Debug)]
-struct Waiting<W> {
+struct WaitingCall<W> {
     until: Instant,
     scripts: usize,
     who: W,
@@ -229,7 +235,7 @@ struct Waiting<W> {
 
 /// Measurements from the replies of one window.
 #[derive(Debug)]
-struct Window {
+struct MeasureWindow {
     ends: Instant,
     least_delay: Duration,
     /// The least time that one of these calls had.
@@ -242,56 +248,63 @@ struct Window {
 
 /// The result of asking for a permit.
 #[derive(Debug, PartialEq, Eq)]
-enum Asked {
+enum PermitState {
     Permitted,
     Waits,
     Shed,
 }
 
-impl<W> Calls<W> {
+impl<W> CallQueue<W> {
     fn new(now: Instant) -> Self {
         Self {
             limit: BEGIN,
             in_flight: 0,
-            undos: Queue::new(),
-            waiting: Queue::new(),
+            undos: WaitQueue::new(),
+            waiting: WaitQueue::new(),
             mean: Duration::ZERO,
             paused_until: now,
             full_until: now,
-            window: Window::new(now + WINDOW),
+            window: MeasureWindow::new(now + WINDOW),
         }
     }
 
-    fn ask(&mut self, now: Instant, scripts: usize, until: Instant, turn: Turn, who: impl FnOnce() -> W) -> Asked {
+    fn ask(
+        &mut self,
+        now: Instant,
+        scripts: usize,
+        until: Instant,
+        turn: CallPriority,
+        who: impl FnOnce() -> W,
+    ) -> PermitState {
         self.undos.drop_ended(now);
         self.waiting.drop_ended(now);
         let is_next = match turn {
-            Turn::First => true,
-            Turn::InOrder | Turn::AtOnce => self.waiting.is_empty() && !self.is_paused(now),
-            Turn::Spare => self.waiting.is_empty() && !self.is_paused(now) && self.undos.is_empty(),
+            CallPriority::First => true,
+            CallPriority::InOrder | CallPriority::AtOnce => self.waiting.is_empty() && !self.is_paused(now),
+            CallPriority::Spare => self.waiting.is_empty() && !self.is_paused(now) && self.undos.is_empty(),
         };
         if is_next && self.fits(scripts) {
             self.in_flight += scripts;
             if !self.fits(1) {
                 self.is_full(now);
             }
-            return Asked::Permitted;
+            return PermitState::Permitted;
         }
-        if turn != Turn::Spare {
+        if turn != CallPriority::Spare {
             self.is_full(now);
         }
         let can_wait = match turn {
-            Turn::First => true,
+            CallPriority::First => true,
             // Below 1, a pause follows the call that is in flight.
-            Turn::InOrder => self.limit >= 1.0 && now + self.expected(scripts) <= until,
-            Turn::AtOnce | Turn::Spare => false,
+            CallPriority::InOrder => self.limit >= 1.0 && now + self.expected(scripts) <= until,
+            CallPriority::AtOnce | CallPriority::Spare => false,
         };
         if !can_wait {
-            return Asked::Shed;
+            return PermitState::Shed;
         }
-        let queue = if turn == Turn::First { &mut self.undos } else { &mut self.waiting };
-        queue.push(Waiting { until, scripts, who: who() });
-        Asked::Waits
+        let queue = if turn == CallPriority::First { &mut self.undos } else { &mut self.waiting };
+        queue.push(WaitingCall { until, scripts, who: who() });
+        PermitState::Waits
     }
 
     fn is_full(&mut self, now: Instant) {
@@ -310,7 +323,7 @@ impl<W> Calls<W> {
     ) {
         self.in_flight -= scripts;
         if self.limit < 1.0 {
-            self.waiting = Queue::new();
+            self.waiting = WaitQueue::new();
         }
         if let Some(took) = took {
             if self.limit < 1.0 {
@@ -356,7 +369,7 @@ impl<W> Calls<W> {
             () => limit + 1.0,
         }
         .clamp(LEAST, MOST);
-        self.window = Window::new(now + WINDOW.max(self.mean));
+        self.window = MeasureWindow::new(now + WINDOW.max(self.mean));
     }
 
     /// Returns the limit in whole scripts.
@@ -382,7 +395,7 @@ impl<W> Calls<W> {
     }
 }
 
-impl<W> Queue<W> {
+impl<W> WaitQueue<W> {
     const fn new() -> Self {
         Self { calls: VecDeque::new(), scripts: 0 }
     }
@@ -391,12 +404,12 @@ impl<W> Queue<W> {
         self.calls.is_empty()
     }
 
-    fn push(&mut self, call: Waiting<W>) {
+    fn push(&mut self, call: WaitingCall<W>) {
         self.scripts += call.scripts;
         self.calls.push_back(call);
     }
 
-    fn pop(&mut self) -> Option<Waiting<W>> {
+    fn pop(&mut self) -> Option<WaitingCall<W>> {
         let next = self.calls.pop_front()?;
         self.scripts -= next.scripts;
         Some(next)
@@ -410,7 +423,7 @@ impl<W> Queue<W> {
     }
 }
 
-impl Window {
+impl MeasureWindow {
     const fn new(ends: Instant) -> Self {
         Self {
             ends,

@@ -13,10 +13,11 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
-use super::backoff::{Backoff, Quiet};
+use super::backoff::Backoff;
 use super::credentials::Credentials;
 use super::silence::Silence;
-use super::stream::Refused;
+use super::stream::RejectedReply;
+use crate::telemetry::throttle::LogThrottle;
 
 /// Timeouts in a row after which a silent connection is replaced: 3. Nothing else reveals a path that drops packets before the
 /// kernel gives up.
@@ -33,19 +34,19 @@ const AUTHENTICATE_AGAIN: Duration = Duration::from_secs(1);
 pub struct Connection {
     handle: MultiplexedConnection,
     _driver: Arc<Driver>,
-    health: Arc<Health>,
+    health: Arc<ConnectionHealth>,
 }
 
 /// The task that reads and writes for a connection. Dropping it closes the connection.
 pub struct Driver(AbortHandle);
 
 /// Health state of a connection.
-pub struct Health {
+pub struct ConnectionHealth {
     is_broken: AtomicBool,
     /// True once the connection has been ready for calls.
     was_established: AtomicBool,
     /// The refused reply that ended the connection, if any.
-    refused: OnceLock<Refused>,
+    refused: OnceLock<RejectedReply>,
     timeouts: AtomicU32,
     /// Generation of the credentials of its last authentication.
     generation: AtomicU64,
@@ -68,7 +69,7 @@ impl Drop for Driver {
     }
 }
 
-impl Health {
+impl ConnectionHealth {
     /// Creates the health state of a connection that is being made with credentials of `generation`. `alive` counts live
     /// connections.
     pub fn new(generation: u64, alive: Arc<AtomicUsize>) -> Self {
@@ -102,14 +103,14 @@ impl Health {
     }
 
     /// Marks the connection for replacement because of a refused reply. Returns true if it was ready for calls before.
-    pub fn refuse(&self, refused: Refused) -> bool {
+    pub fn refuse(&self, refused: RejectedReply) -> bool {
         self.refused.get_or_init(|| refused);
         self.give_up();
         self.was_established.load(Ordering::Acquire)
     }
 }
 
-impl Drop for Health {
+impl Drop for ConnectionHealth {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -117,7 +118,7 @@ impl Drop for Health {
 
 impl Connection {
     /// Creates a connection from its handle, driver and health state.
-    pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<Health>) -> Self {
+    pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<ConnectionHealth>) -> Self {
         Self { handle, _driver: Arc::new(driver), health }
     }
 
@@ -207,8 +208,8 @@ impl Connection {
             }
             auth.arg(password.expose());
             let Ok(Value::ServerError(refusal)) = handle.send_packed_command(&auth).await else { return };
-            static QUIET: Quiet = Quiet::new();
-            if QUIET.is_over() {
+            static THROTTLE: LogThrottle = LogThrottle::new();
+            if THROTTLE.is_due() {
                 tracing::warn!(
                     event = "store.password.rejected",
                     code = refusal.code(),

@@ -10,11 +10,11 @@ use crate::file::{Named, Unusable};
 /// Credentials that may be read again from their file, and are never printed.
 pub struct Credentials {
     file: Option<Named>,
-    known: ArcSwap<Known>,
+    known: ArcSwap<LoginPair>,
 }
 
 /// The present and the previous login.
-pub struct Known {
+pub struct LoginPair {
     /// The present login.
     pub now: Login,
     /// The login before the last change: the server may not have changed yet.
@@ -73,7 +73,7 @@ impl Login {
 impl Credentials {
     /// Creates credentials that do not change.
     pub fn fixed(login: Login) -> Self {
-        Self { file: None, known: ArcSwap::from_pointee(Known { now: login, before: None, generation: 0 }) }
+        Self { file: None, known: ArcSwap::from_pointee(LoginPair { now: login, before: None, generation: 0 }) }
     }
 
     /// Reads the login in `file`, in the form of [`Login::parse`]. Blocks while the file system does.
@@ -82,11 +82,11 @@ impl Credentials {
     /// If the file cannot be read or has no password.
     pub fn of_file(file: Named) -> Result<Self, Unusable> {
         let now = read(&file)?;
-        Ok(Self { file: Some(file), known: ArcSwap::from_pointee(Known { now, before: None, generation: 0 }) })
+        Ok(Self { file: Some(file), known: ArcSwap::from_pointee(LoginPair { now, before: None, generation: 0 }) })
     }
 
     /// Returns the present and the previous login.
-    pub fn known(&self) -> Arc<Known> {
+    pub fn known(&self) -> Arc<LoginPair> {
         self.known.load_full()
     }
 
@@ -113,7 +113,7 @@ impl Credentials {
             return Ok(false);
         }
         let generation = known.generation + 1;
-        self.known.store(Arc::new(Known { now, before: Some(known.now.clone()), generation }));
+        self.known.store(Arc::new(LoginPair { now, before: Some(known.now.clone()), generation }));
         Ok(true)
     }
 }

@@ -23,12 +23,12 @@
 -- KEYS are the counters, each once. ARGV: a moment in the clock of this node, which is the deadline, or to `undo` that of
 -- the charges; the mode; and the charges, packed as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
 -- has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back, descriptor, role, records (1: a
--- refused charge stays), kept (1: the charge stays although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one
+-- refused charge is recorded), always (1: the charge is recorded although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one
 -- that grows). Behind a 1 stands the longest wait, as `slot` says; behind a 2 the longest wait, the wait for each hit over
 -- the limit, and the most hits the limit admits at once, as `growing` says: its limit, or its burst where the algorithm has
 -- one, is the largest number then, so that what remains of it tells how many hits stand on the counter.
 --
--- each: no charge is taken back. all: these are all charges of the request, and when it is refused only what is kept stays.
+-- each: no charge is taken back. all: these are all charges of the request, and when it is refused only charges with `always` are recorded.
 -- take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and otherwise
 -- the caller undoes them if he must. later: these were decided without this server, each on its own: of hits that were
 -- admitted (records: 0) as many are charged as still fit; hits that were refused (records: 1) are charged where nothing
@@ -157,8 +157,8 @@ local loaded, states, firsts = {}, {}, {}
 
 local at = 1
 while at <= #packed do
-  local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, delay
-  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, kept, delay, at =
+  local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
+  key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
     unpacked(record, packed, at)
   local algorithm = twins[name]
   if not algorithm then
@@ -167,7 +167,7 @@ while at <= #packed do
   end
   local charge = {
     key = key, algorithm = algorithm, limit = limit, burst = burst, window = window, tick = tick, hits = hits,
-    back = back, descriptor = descriptor, role = role, records = records, kept = kept,
+    back = back, descriptor = descriptor, role = role, records = records, always = always,
   }
   if delay == 1 then
     charge.max, at = unpacked(slot, packed, at)
@@ -313,7 +313,7 @@ if is_refused or mode == 'take' then
     states[key] = loaded[key]
   end
   for index = 1, count do
-    if charges[index].kept == 1 then
+    if charges[index].always == 1 then
       take(charges[index])
     end
   end

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::backoff::Quiet;
 use crate::file::{Unusable, apart};
+use crate::telemetry::throttle::LogThrottle;
 
 /// Interval between two reads of a file: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ pub async fn follow<R>(what: &str, read_again: R, changed: impl Fn())
 where
     R: Fn() -> Result<bool, Unusable> + Clone + Send + 'static,
 {
-    let complaints = Quiet::new();
+    let complaints = LogThrottle::new();
     loop {
         sleep(EVERY).await;
         let read = apart(read_again.clone(), |passed| {
@@ -30,7 +30,7 @@ where
         match read.await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => changed(),
-            Ok(Err(error)) if complaints.is_over() => {
+            Ok(Err(error)) if complaints.is_due() => {
                 tracing::warn!(event = "store.file.unreadable", %error, "{what} cannot be read; the last content stays in use");
             }
             Ok(Err(_)) => {}

@@ -18,15 +18,15 @@ use super::address::Address;
 use super::advice;
 use super::backoff::Backoff;
 use super::clock::NodeClock;
-use super::connection::{Connection, Driver, Health};
+use super::connection::{Connection, ConnectionHealth, Driver};
 use super::credentials::{Credentials, Login, Secret};
 use super::hidden::hidden;
 use super::round_trip::RoundTrips;
 use super::script;
-use super::stream::{self, Guarded, Refused};
+use super::stream::{self, Guarded, RejectedReply};
 use super::tls::Tls;
 use crate::model::Micros;
-use crate::telemetry::servers::{Server, Servers};
+use crate::telemetry::servers::{Server, ServerMetrics};
 
 /// Capacity of the queue to the connection's writer: 1,024 calls. The client's default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
@@ -61,7 +61,7 @@ pub struct Access {
     /// Number of live connections.
     pub alive: Arc<AtomicUsize>,
     /// Metrics of the servers.
-    pub watched: Arc<Servers>,
+    pub metrics: Arc<ServerMetrics>,
 }
 
 /// Makes connections to one node.
@@ -73,7 +73,7 @@ pub struct Manager {
     backoff: Arc<Backoff>,
     /// True once a connection has inspected the node.
     is_inspected: Arc<AtomicBool>,
-    watched: Arc<Server>,
+    metrics: Arc<Server>,
 }
 
 impl Manager {
@@ -86,8 +86,8 @@ impl Manager {
         backoff: Arc<Backoff>,
         is_inspected: Arc<AtomicBool>,
     ) -> Self {
-        let watched = access.watched.named(&locate.to_string());
-        Self { locate, access, clock, round_trips, backoff, is_inspected, watched }
+        let metrics = access.metrics.named(&locate.to_string());
+        Self { locate, access, clock, round_trips, backoff, is_inspected, metrics }
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -108,7 +108,7 @@ impl Manager {
     }
 
     async fn connect_to(&self, address: &Address, login: &Login, generation: u64) -> RedisResult<Connection> {
-        let health = Arc::new(Health::new(generation, Arc::clone(&self.access.alive)));
+        let health = Arc::new(ConnectionHealth::new(generation, Arc::clone(&self.access.alive)));
         let watcher = Arc::downgrade(&health);
         let config = AsyncConnectionConfig::new()
             // Every call has a deadline of its own.
@@ -134,7 +134,7 @@ impl Manager {
         login: &Login,
         db: i64,
         config: AsyncConnectionConfig,
-        report: impl Fn(&Refused) + Send + 'static,
+        report: impl Fn(&RejectedReply) + Send + 'static,
     ) -> RedisResult<(MultiplexedConnection, Driver)> {
         let mut settings =
             RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
@@ -152,15 +152,15 @@ impl Manager {
 
     /// Returns a function that counts a refused reply. For a connection in use it also starts the backoff and logs the reply. A
     /// failure while connecting is logged as such.
-    fn report(&self, health: Weak<Health>) -> impl Fn(&Refused) + Send + use<> {
-        let (watched, backoff) = (Arc::clone(&self.watched), Arc::clone(&self.backoff));
+    fn report(&self, health: Weak<ConnectionHealth>) -> impl Fn(&RejectedReply) + Send + use<> {
+        let (metrics, backoff) = (Arc::clone(&self.metrics), Arc::clone(&self.backoff));
         move |refused| {
-            let Refused { server, refusal } = refused;
-            watched.bad_reply(refusal.reason());
+            let RejectedReply { server, refusal } = refused;
+            metrics.bad_reply(refusal.reason());
             let was_ready = health.upgrade().is_some_and(|health| health.refuse(refused.clone()));
             if was_ready {
                 backoff.failed();
-                if backoff.refused.is_over() {
+                if backoff.refused.is_due() {
                     tracing::warn!(event = "store.connection.closed", %server, sent = %refusal, "closed a connection to Redis, because the server sent an invalid reply");
                 }
             }
@@ -270,7 +270,7 @@ impl ManageConnection for Manager {
             }
             Err(error) => {
                 self.backoff.failed();
-                if self.backoff.quiet.is_over() {
+                if self.backoff.failed.is_due() {
                     let error = self.without_passwords(&error);
                     tracing::warn!(event = "store.connection.failed", %error, server = %self.locate, "cannot connect to Redis");
                 }

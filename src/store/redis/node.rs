@@ -11,10 +11,10 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::address::Address;
-use super::backoff::{Backoff, Quiet, chance};
+use super::backoff::{Backoff, chance};
 use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
-use super::concurrency::{Concurrency, Permit, Turn};
+use super::concurrency::{CallPriority, Concurrency, Permit};
 use super::connection::Connection;
 use super::manager::{Access, Locate, Manager};
 use super::round_trip::RoundTrips;
@@ -22,6 +22,7 @@ use super::silence::Silence;
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::telemetry::servers::Server;
+use crate::telemetry::throttle::LogThrottle;
 
 mod call;
 
@@ -49,15 +50,15 @@ pub struct Node {
     is_inspected: Arc<AtomicBool>,
     breaker: Breaker,
     silence: Silence,
-    far_probes: Quiet,
+    far_probes: LogThrottle,
     /// Wakes the task that sends probes.
     attention: Arc<Notify>,
     /// Lets one call at a time load the script.
     loading: Mutex<()>,
     loads: AtomicUsize,
-    lost: Quiet,
-    busy: Quiet,
-    watched: Arc<Server>,
+    lost: LogThrottle,
+    busy: LogThrottle,
+    metrics: Arc<Server>,
 }
 
 /// The connection and the concurrency limit of one thread. Its calls and replies never change threads, and calls of one moment share a
@@ -90,11 +91,11 @@ impl Node {
     /// Creates a node at `locate` with a connection for each of `lanes` threads. No connection is opened yet.
     pub fn new(locate: Locate, access: Access, lanes: usize, attention: Arc<Notify>) -> Self {
         let name = locate.to_string();
-        let (watched, breaker) = (access.watched.named(&name), Breaker::default());
-        watched.watch_breaker(breaker.is_open());
+        let (metrics, breaker) = (access.metrics.named(&name), Breaker::default());
+        metrics.watch_breaker(breaker.is_open());
         static NUMBERS: AtomicUsize = AtomicUsize::new(0);
         let lanes: Box<[Lane]> = std::iter::repeat_with(Lane::new).take(lanes.max(1)).collect();
-        lanes.iter().for_each(|lane| watched.watch_calls(lane.concurrency.watched()));
+        lanes.iter().for_each(|lane| metrics.watch_calls(lane.concurrency.metrics()));
         Self {
             name,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
@@ -107,13 +108,13 @@ impl Node {
             is_inspected: Arc::default(),
             breaker,
             silence: Silence::default(),
-            far_probes: Quiet::every(PROBE_FAR),
+            far_probes: LogThrottle::every(PROBE_FAR),
             attention,
             loading: Mutex::new(()),
             loads: AtomicUsize::new(0),
-            lost: Quiet::new(),
-            busy: Quiet::new(),
-            watched,
+            lost: LogThrottle::new(),
+            busy: LogThrottle::new(),
+            metrics,
         }
     }
 
@@ -136,20 +137,25 @@ impl Node {
     }
 
     /// Returns its metrics.
-    pub fn watched(&self) -> &Server {
-        &self.watched
+    pub fn metrics(&self) -> &Server {
+        &self.metrics
     }
 
     /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`.
     ///
     /// # Errors
     /// If it is down, is too far away, or has too many calls to answer one more in time.
-    pub async fn permit(self: &Arc<Self>, scripts: usize, until: Instant, turn: Turn) -> Result<Permit, StoreError> {
+    pub async fn permit(
+        self: &Arc<Self>,
+        scripts: usize,
+        until: Instant,
+        turn: CallPriority,
+    ) -> Result<Permit, StoreError> {
         let began = Instant::now();
         let budget = until.saturating_duration_since(began);
         // What is charged later has more time than any caller, and waits all the same until the breaker is closed.
-        let patience = if turn == Turn::Spare { Duration::ZERO } else { budget };
-        if let Some(next_probe) = self.breaker.next_probe(patience) {
+        let timeout = if turn == CallPriority::Spare { Duration::ZERO } else { budget };
+        if let Some(next_probe) = self.breaker.next_probe(timeout) {
             let wait = next_probe.saturating_duration_since(began);
             let retry = Micros::new(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
             return Err(StoreError::Down { retry });
@@ -161,7 +167,7 @@ impl Node {
         if let Some(permit) = self.lane().concurrency.permit(began, scripts, until, turn).await {
             return Ok(permit);
         }
-        if turn == Turn::Spare {
+        if turn == CallPriority::Spare {
             return Err(StoreError::Overloaded);
         }
         let now = Instant::now();
@@ -199,8 +205,8 @@ impl Node {
 
     /// Logs that calls are not sent, at most every ten seconds.
     fn complain_of_load(&self) {
-        if self.busy.is_over() {
-            let limit = self.lane().concurrency.watched().limit.load(Ordering::Relaxed);
+        if self.busy.is_due() {
+            let limit = self.lane().concurrency.metrics().limit.load(Ordering::Relaxed);
             tracing::warn!(
                 event = "store.overloaded",
                 server = self.name,
@@ -212,7 +218,7 @@ impl Node {
 
     /// Measures the round trip to a server that is too far away to be called, every 200 ms.
     fn probe_far(self: &Arc<Self>) {
-        if self.far_probes.is_over() {
+        if self.far_probes.is_due() {
             let node = Arc::clone(self);
             tokio::spawn(async move { node.is_there().await });
         }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::Batch;
-use super::concurrency::{Permit, Turn};
+use super::concurrency::{CallPriority, Permit};
 use super::script::Mode;
 use crate::store::StoreError;
 
@@ -25,7 +25,7 @@ pub(super) async fn take(batches: &mut SmallVec<[Batch<'_>; 4]>, mode: Mode, unt
     let mut permits = Permits::new();
     let mut is_shed = false;
     for Batch { node, groups, .. } in batches.iter() {
-        let turn = if is_shed { Turn::AtOnce } else { Turn::InOrder };
+        let turn = if is_shed { CallPriority::AtOnce } else { CallPriority::InOrder };
         let permit = node.permit(groups.len(), until, turn).await;
         is_shed |= matches!(permit, Err(StoreError::Overloaded));
         if is_shed && mode == Mode::Take {
@@ -48,7 +48,7 @@ async fn take_spare(batches: &mut [Batch<'_>], until: Instant) -> Permits {
     let mut permits = Permits::new();
     for Batch { node, groups, .. } in batches {
         groups.truncate(node.room().max(1));
-        permits.push(node.permit(groups.len(), until, Turn::Spare).await);
+        permits.push(node.permit(groups.len(), until, CallPriority::Spare).await);
     }
     permits
 }

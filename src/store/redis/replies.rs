@@ -34,7 +34,7 @@ const NAME: usize = 8;
 
 /// The reason for which a reply is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Refusal {
+pub enum InvalidReply {
     /// It is larger than its request allows, or announces that it will be.
     #[error("a reply larger than its request allows")]
     TooLarge,
@@ -48,16 +48,16 @@ pub enum Refusal {
 
 /// The requests and replies of one connection.
 #[derive(Debug, Default)]
-pub struct Replies {
-    requests: Frames,
-    replies: Frames,
+pub struct ReplyStream {
+    requests: ReplyFrames,
+    replies: ReplyFrames,
     /// The requests without a complete reply, in order.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RequestKind>,
 }
 
 /// Kind of a request, which bounds its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum RequestKind {
     /// A call of the script with charges of `packed_bytes` bytes.
     Script { packed_bytes: u32 },
     /// A request for the map or the state of the cluster.
@@ -77,8 +77,8 @@ struct Limits {
 
 /// Follows a stream of values of the Redis protocol (RESP 3): parses their headers and skips their content.
 #[derive(Debug, Default)]
-struct Frames {
-    place: Place,
+struct ReplyFrames {
+    place: ReplyPosition,
     /// Number of values still to come in each array or map around the present one.
     open: SmallVec<[usize; DEEPEST]>,
     frame: Frame,
@@ -101,7 +101,7 @@ struct Frame {
 
 /// Position of the next byte.
 #[derive(Clone, Copy, Debug, Default)]
-enum Place {
+enum ReplyPosition {
     /// Start of a new value.
     #[default]
     Begin,
@@ -113,7 +113,7 @@ enum Place {
     Content(usize),
 }
 
-impl Refusal {
+impl InvalidReply {
     /// Returns the reason for the metrics.
     pub const fn reason(self) -> BadReply {
         match self {
@@ -124,12 +124,12 @@ impl Refusal {
     }
 }
 
-impl Replies {
+impl ReplyStream {
     /// Notes bytes that were sent.
     pub fn sent(&mut self, mut bytes: &[u8]) {
         // Our own requests are well formed.
         while let Ok(Some(request)) = self.requests.read(&mut bytes, Limits::NONE) {
-            self.asked.push_back(Asked::by(&request));
+            self.asked.push_back(RequestKind::by(&request));
         }
     }
 
@@ -137,9 +137,9 @@ impl Replies {
     ///
     /// # Errors
     /// If no Redis server would have sent them. The connection must not be used any more.
-    pub fn received(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+    pub fn received(&mut self, mut bytes: &[u8]) -> Result<(), InvalidReply> {
         while !bytes.is_empty() {
-            let asked = self.asked.front().ok_or(Refusal::Unasked)?;
+            let asked = self.asked.front().ok_or(InvalidReply::Unasked)?;
             if self.replies.read(&mut bytes, asked.limits())?.is_some() {
                 self.asked.pop_front();
             }
@@ -148,7 +148,7 @@ impl Replies {
     }
 }
 
-impl Asked {
+impl RequestKind {
     fn by(request: &Frame) -> Self {
         match request.name.as_slice() {
             b"EVALSHA" => Self::Script { packed_bytes: u32::try_from(request.last_bytes).unwrap_or(u32::MAX) },
@@ -173,16 +173,16 @@ impl Limits {
     const NONE: Self = Self { bytes: usize::MAX, values: usize::MAX };
 }
 
-impl Frames {
+impl ReplyFrames {
     /// Reads up to the end of the outermost value or of `bytes`. Returns the value if it is complete.
-    fn read(&mut self, bytes: &mut &[u8], limits: Limits) -> Result<Option<Frame>, Refusal> {
+    fn read(&mut self, bytes: &mut &[u8], limits: Limits) -> Result<Option<Frame>, InvalidReply> {
         while !bytes.is_empty() {
             let is_value_whole = self.step(bytes)?;
             if self.frame.bytes > limits.bytes || self.frame.values > limits.values {
-                return Err(Refusal::TooLarge);
+                return Err(InvalidReply::TooLarge);
             }
             if self.open.len() > DEEPEST {
-                return Err(Refusal::Malformed);
+                return Err(InvalidReply::Malformed);
             }
             if is_value_whole && self.is_whole() {
                 return Ok(Some(std::mem::take(&mut self.frame)));
@@ -192,41 +192,41 @@ impl Frames {
     }
 
     /// Reads the next piece. Returns true if it completes a value without elements.
-    fn step(&mut self, bytes: &mut &[u8]) -> Result<bool, Refusal> {
+    fn step(&mut self, bytes: &mut &[u8]) -> Result<bool, InvalidReply> {
         match self.place {
-            Place::Begin => {
+            ReplyPosition::Begin => {
                 let kind = self.next(bytes);
                 self.place = match kind {
-                    b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => Place::Line { last: 0 },
+                    b'+' | b'-' | b':' | b'_' | b',' | b'#' | b'(' => ReplyPosition::Line { last: 0 },
                     b'$' | b'!' | b'=' | b'*' | b'~' | b'%' => {
                         if let Some((length, line)) = whole_length(bytes) {
                             self.frame.bytes += split(bytes, line).len();
                             return self.announced(kind, length, false);
                         }
-                        Place::Length { kind, length: 0, is_negative: false, last: 0 }
+                        ReplyPosition::Length { kind, length: 0, is_negative: false, last: 0 }
                     }
                     // Servers send pushes and attributes only on request.
-                    _ => return Err(Refusal::Malformed),
+                    _ => return Err(InvalidReply::Malformed),
                 };
                 Ok(false)
             }
-            Place::Line { last } => {
+            ReplyPosition::Line { last } => {
                 let line = match memchr::memchr(b'\n', bytes) {
                     Some(end) => split(bytes, end + 1),
                     None => split(bytes, bytes.len()),
                 };
                 self.frame.bytes += line.len();
                 match *line {
-                    [.., b'\r', b'\n'] => self.place = Place::Begin,
-                    [b'\n'] if last == b'\r' => self.place = Place::Begin,
+                    [.., b'\r', b'\n'] => self.place = ReplyPosition::Begin,
+                    [b'\n'] if last == b'\r' => self.place = ReplyPosition::Begin,
                     // The parser would read on and find another end of the reply.
-                    [.., b'\n'] => return Err(Refusal::Malformed),
-                    [.., last] => self.place = Place::Line { last },
+                    [.., b'\n'] => return Err(InvalidReply::Malformed),
+                    [.., last] => self.place = ReplyPosition::Line { last },
                     [] => {}
                 }
-                Ok(matches!(self.place, Place::Begin))
+                Ok(matches!(self.place, ReplyPosition::Begin))
             }
-            Place::Length { kind, length, is_negative, last } => {
+            ReplyPosition::Length { kind, length, is_negative, last } => {
                 let byte = self.next(bytes);
                 let (length, is_negative) = match (last, byte) {
                     (0, b'-') => (length, true),
@@ -235,32 +235,32 @@ impl Frames {
                     }
                     (b'0'..=b'9', b'\r') => (length, is_negative),
                     (b'\r', b'\n') => return self.announced(kind, length, is_negative),
-                    _ => return Err(Refusal::Malformed),
+                    _ => return Err(InvalidReply::Malformed),
                 };
-                self.place = Place::Length { kind, length, is_negative, last: byte };
+                self.place = ReplyPosition::Length { kind, length, is_negative, last: byte };
                 Ok(false)
             }
-            Place::Content(left) => {
+            ReplyPosition::Content(left) => {
                 let content = split(bytes, left.min(bytes.len()));
                 if self.frame.texts == 1 {
                     let room = NAME.min(self.frame.last_bytes) - self.frame.name.len();
                     self.frame.name.extend_from_slice(&content[..room.min(content.len())]);
                 }
                 let left = left - content.len();
-                self.place = if left == 0 { Place::Begin } else { Place::Content(left) };
+                self.place = if left == 0 { ReplyPosition::Begin } else { ReplyPosition::Content(left) };
                 Ok(left == 0)
             }
         }
     }
 
     /// Handles the length of a value. Returns true if that completes the value.
-    fn announced(&mut self, kind: u8, length: usize, is_negative: bool) -> Result<bool, Refusal> {
+    fn announced(&mut self, kind: u8, length: usize, is_negative: bool) -> Result<bool, InvalidReply> {
         const END: usize = b"\r\n".len();
-        self.place = Place::Begin;
+        self.place = ReplyPosition::Begin;
         match kind {
             // Null in RESP 2.
             b'$' | b'*' if is_negative => Ok(true),
-            _ if is_negative => Err(Refusal::Malformed),
+            _ if is_negative => Err(InvalidReply::Malformed),
             b'*' | b'~' | b'%' => {
                 let values = if kind == b'%' { length.saturating_mul(2) } else { length };
                 self.frame.values = self.frame.values.saturating_add(values);
@@ -274,7 +274,7 @@ impl Frames {
                 self.frame.bytes = self.frame.bytes.saturating_add(content);
                 self.frame.texts += 1;
                 self.frame.last_bytes = length;
-                self.place = Place::Content(content);
+                self.place = ReplyPosition::Content(content);
                 Ok(false)
             }
         }

@@ -26,7 +26,7 @@ pub enum Mode {
 
 /// Reply of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum ScriptReply {
     /// The script ran after its deadline and did nothing.
     TooLate {
         /// Time of the node.
@@ -37,20 +37,20 @@ pub enum Reply {
         /// Time of the node, which dates the charges.
         now: Micros,
         /// Results of the charges, in order.
-        rows: Rows,
+        rows: ChargeRows,
     },
 }
 
 /// Results of the charges of one call, in order. They stay packed as the script sent them, which is cheap to move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rows {
+pub struct ChargeRows {
     reply: Vec<u8>,
     width: usize,
 }
 
-impl Rows {
+impl ChargeRows {
     /// Returns the rows in order.
-    pub fn iter(&self) -> impl Iterator<Item = Row> {
+    pub fn iter(&self) -> impl Iterator<Item = ChargeRow> {
         // `read` has parsed all of them once.
         self.reply.get(TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
     }
@@ -58,7 +58,7 @@ impl Rows {
 
 /// Result of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct ChargeRow {
     /// The verdict. `None` if the key holds no counter of Tidegate; the key is left as it is. Also `None` if there was no memory
     /// to save an admitted charge beside a refused one.
     pub answer: Option<Verdict>,
@@ -135,19 +135,19 @@ pub fn time_of(reply: &Value) -> Option<Micros> {
 }
 
 /// Parses the reply to `charges` charges; `None` if the script does not send such a reply.
-pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<Reply> {
+pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<ScriptReply> {
     let Value::BulkString(reply) = reply else { return None };
     let mut rows = reply.as_slice();
     let now = Micros::new(u64::from_le_bytes(take::<TIME>(&mut rows)?));
     if rows.is_empty() {
-        return Some(Reply::TooLate { now });
+        return Some(ScriptReply::TooLate { now });
     }
     let width = if mode == Mode::Take { TAKE_ROW } else { ROW };
     if rows.len() != charges.checked_mul(width)? {
         return None;
     }
     let is_read = rows.chunks_exact(width).all(|bytes| row(bytes).is_some());
-    is_read.then_some(Reply::Done { now, rows: Rows { reply, width } })
+    is_read.then_some(ScriptReply::Done { now, rows: ChargeRows { reply, width } })
 }
 
 /// Returns the maximum size of a reply to charges of `packed_bytes` bytes in total: 37 to 57 bytes for each charge.
@@ -225,7 +225,7 @@ fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     }
     write(writer, &small(charge.descriptor).to_le_bytes());
     word(writer, role_name(charge.role));
-    let (records, kept) = (limit.records_refused(charge.charging), charge.is_kept());
+    let (records, kept) = (limit.records_refused(charge.charging), charge.is_recorded_despite_refusal());
     let kind = match delay {
         None => NO_DELAY,
         Some(Delay::Slot { .. }) => SLOT,
@@ -256,7 +256,7 @@ fn write(writer: &mut impl Write, bytes: &[u8]) {
     let _ = writer.write_all(bytes);
 }
 
-fn row(mut bytes: &[u8]) -> Option<Row> {
+fn row(mut bytes: &[u8]) -> Option<ChargeRow> {
     let [code] = take(&mut bytes)?;
     let outcome = match code {
         0 | 3 => Some(Outcome::Admitted),
@@ -276,7 +276,7 @@ fn row(mut bytes: &[u8]) -> Option<Row> {
         Verdict { outcome, remaining, room, reset, retry, delay, provenance }
     });
     let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
-    Some(Row { answer, is_unrecorded: code == 3, left })
+    Some(ChargeRow { answer, is_unrecorded: code == 3, left })
 }
 
 /// Parses the remaining hits and the reset.
@@ -294,7 +294,7 @@ fn take<const SIZE: usize>(bytes: &mut &[u8]) -> Option<[u8; SIZE]> {
 mod tests {
     use redis::Value;
 
-    use super::{LONGEST, Mode, ROW, Reply, SHORTEST, TAKE_ROW, TIME, largest_reply, pack, read};
+    use super::{LONGEST, Mode, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, pack, read};
     use crate::algorithm::{Algorithm, Charge, Limit};
     use crate::model::key::KeyPart;
     use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
@@ -338,7 +338,7 @@ mod tests {
     fn who_is_admitted_waits_before_going_on_and_who_is_refused_before_trying_again() {
         let told = |code, wait| {
             let read = read(Value::BulkString(reply(&[(code, 1, 2, wait)])), 1, Mode::Each);
-            let Some(Reply::Done { rows, .. }) = read else { panic!("{read:?}") };
+            let Some(ScriptReply::Done { rows, .. }) = read else { panic!("{read:?}") };
             let row = rows.iter().next().expect("a row");
             let verdict = row.answer.expect("its key is ours");
             (verdict.delay.get(), verdict.retry.map(Micros::get), row.is_unrecorded)
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_time_alone_says_that_nothing_was_done() {
-        let late = Reply::TooLate { now: Micros::new(7) };
+        let late = ScriptReply::TooLate { now: Micros::new(7) };
         assert_eq!(read(Value::BulkString(reply(&[])), 1, Mode::All), Some(late));
     }
 

@@ -14,12 +14,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::address::{Address, Topology};
-use super::backoff::{Quiet, chance};
+use super::backoff::chance;
 use super::files;
 use super::manager::{Access, Locate};
 use super::node::Node;
 use crate::store::StoreError;
-use crate::telemetry::servers::{Reason, Server};
+use crate::telemetry::servers::{FailureReason, Server};
+use crate::telemetry::throttle::LogThrottle;
 
 /// Number of slots of a cluster (the cluster specification): 16,384.
 const SLOTS: u16 = 16_384;
@@ -51,7 +52,7 @@ pub struct Servers {
     attention: Arc<Notify>,
     /// Time since which every received map has been older than the present one.
     older_since: Mutex<Option<Instant>>,
-    unmapped: Quiet,
+    unmapped: LogThrottle,
     nowhere: Arc<Server>,
 }
 
@@ -92,8 +93,8 @@ impl Servers {
                 Shape::Cluster { map: ArcSwap::from_pointee(Map::default()), seeds, renewed: watch::Sender::new(()) }
             }
         };
-        let nowhere = access.watched.named(UNMAPPED);
-        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: Quiet::new(), nowhere }
+        let nowhere = access.metrics.named(UNMAPPED);
+        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: LogThrottle::new(), nowhere }
     }
 
     /// Returns true if a connection is alive and, in a cluster, the nodes of the slots are known.
@@ -156,7 +157,7 @@ impl Servers {
     /// Returns the error for `charges` charges of a slot without a known node, and counts them in the metrics.
     pub fn unmapped<T>(&self, charges: usize) -> Result<T, StoreError> {
         self.doubt_map();
-        self.nowhere.failed(Reason::Unreachable, charges);
+        self.nowhere.failed(FailureReason::Unreachable, charges);
         Err(StoreError::Unreachable)
     }
 
@@ -278,7 +279,7 @@ impl Servers {
         // A node that was removed from the cluster knows no slots.
         let maps = told.into_iter().flatten().filter(|told| told.slots() > 0);
         let Some(newest) = maps.max_by_key(|told| (told.epoch, told.slots())) else {
-            if self.unmapped.is_over() {
+            if self.unmapped.is_due() {
                 complain_of_no_map(is_no_cluster, until - began);
             }
             return;

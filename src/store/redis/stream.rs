@@ -17,7 +17,7 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::TlsConnector;
 
 use super::address::Address;
-use super::replies::{Refusal, Replies};
+use super::replies::{InvalidReply, ReplyStream};
 use super::tls::Tls;
 
 /// TCP keepalive: an idle connection is probed after 15 s.
@@ -27,30 +27,30 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const USER_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// A byte stream to and from a server.
-pub type Socket = Box<dyn AsyncStream + Send + Unpin>;
+pub type RedisSocket = Box<dyn AsyncStream + Send + Unpin>;
 
 /// A socket whose reads fail after bytes that no Redis server sends.
 pub struct Guarded {
-    socket: Socket,
+    socket: RedisSocket,
     server: String,
-    replies: Replies,
-    refused: Option<Refused>,
-    report: Box<dyn Fn(&Refused) + Send>,
+    replies: ReplyStream,
+    refused: Option<RejectedReply>,
+    report: Box<dyn Fn(&RejectedReply) + Send>,
 }
 
 /// The end of a connection whose server sent bytes that no Redis server sends.
 #[derive(Clone, Debug, Error)]
 #[error("{server} sent {refusal}")]
-pub struct Refused {
+pub struct RejectedReply {
     /// The server.
     pub server: String,
     /// The reason for which its reply is refused.
-    pub refusal: Refusal,
+    pub refusal: InvalidReply,
 }
 
-impl From<Refused> for io::Error {
+impl From<RejectedReply> for io::Error {
     /// The Redis client treats a connection as lost after an error of this kind.
-    fn from(refused: Refused) -> Self {
+    fn from(refused: RejectedReply) -> Self {
         Self::new(io::ErrorKind::ConnectionAborted, refused)
     }
 }
@@ -59,7 +59,7 @@ impl From<Refused> for io::Error {
 ///
 /// # Errors
 /// If the server does not accept the connection, or TLS fails.
-pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<Socket> {
+pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<RedisSocket> {
     match (address, tls) {
         (Address::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
         (Address::Tcp(host, port), None) => Ok(Box::new(first(host, *port, tcp).await?)),
@@ -99,8 +99,8 @@ async fn tcp(address: SocketAddr) -> io::Result<TcpStream> {
 
 impl Guarded {
     /// Wraps a socket to `server`. Calls `report` with the first refused reply.
-    pub fn new(socket: Socket, server: &Address, report: impl Fn(&Refused) + Send + 'static) -> Self {
-        let (server, replies) = (server.to_string(), Replies::default());
+    pub fn new(socket: RedisSocket, server: &Address, report: impl Fn(&RejectedReply) + Send + 'static) -> Self {
+        let (server, replies) = (server.to_string(), ReplyStream::default());
         Self { socket, server, replies, refused: None, report: Box::new(report) }
     }
 }
@@ -115,7 +115,7 @@ impl AsyncRead for Guarded {
         ready!(Pin::new(&mut this.socket).poll_read(cx, into))?;
         let read = into.filled().get(before..).unwrap_or_default();
         Poll::Ready(this.replies.received(read).map_err(|refusal| {
-            let refused = Refused { server: this.server.clone(), refusal };
+            let refused = RejectedReply { server: this.server.clone(), refusal };
             (this.report)(&refused);
             this.refused = Some(refused.clone());
             refused.into()

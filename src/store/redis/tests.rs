@@ -5,7 +5,7 @@ use crate::algorithm::{Algorithm, Limit};
 use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
 use crate::store::redis::address::Address;
-use crate::store::redis::concurrency::Turn;
+use crate::store::redis::concurrency::CallPriority;
 use crate::store::redis::credentials::{Credentials, Login};
 use crate::store::redis::manager::Locate;
 
@@ -16,7 +16,7 @@ fn access() -> Access {
         db: 0,
         connect_timeout: Duration::from_millis(1),
         alive: Arc::default(),
-        watched: Arc::default(),
+        metrics: Arc::default(),
     }
 }
 
@@ -68,7 +68,7 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
 /// Takes all permits of `node`.
 async fn fill(node: &Arc<Node>) -> Vec<Permit> {
     let mut permits = Vec::new();
-    while let Ok(permit) = node.permit(1, Instant::now(), Turn::AtOnce).await {
+    while let Ok(permit) = node.permit(1, Instant::now(), CallPriority::AtOnce).await {
         permits.push(permit);
     }
     assert_eq!(node.room(), 0, "it is full");
@@ -83,7 +83,7 @@ async fn a_request_that_one_node_cannot_take_leaves_the_others_to_whole_requests
     let [was_full, full, idle] = &nodes;
     drop(fill(was_full).await);
     let _permits = fill(full).await;
-    let group = Group { is_per_second: false, slot: 0, members: smallvec![] };
+    let group = SlotGroup { is_per_second: false, slot: 0, members: smallvec![] };
     let take = async |mode| {
         let batch =
             |node: &Arc<Node>| Batch { servers: &redis.0.main, node: Arc::clone(node), groups: smallvec![(0, &group)] };
@@ -102,7 +102,7 @@ async fn a_request_that_one_node_cannot_take_leaves_the_others_to_whole_requests
 async fn hits_that_are_charged_later_take_the_room_that_there_is() {
     let redis = redis();
     let node = Arc::new(Node::new(Locate::At(address()), access(), 1, Arc::default()));
-    let group = Group { is_per_second: false, slot: 0, members: smallvec![] };
+    let group = SlotGroup { is_per_second: false, slot: 0, members: smallvec![] };
     let later = async || {
         let groups = (0..100).map(|index| (index, &group)).collect();
         let mut batches = smallvec![Batch { servers: &redis.0.main, node: Arc::clone(&node), groups }];

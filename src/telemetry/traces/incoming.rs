@@ -24,14 +24,14 @@ pub static CALLER_HEADERS: [&HeaderName; 7] =
 
 /// The caller's trace context. Malformed headers count as absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Incoming {
+pub(super) struct CallerTrace {
     /// IDs of the trace and of the caller's span.
     pub(super) ids: Option<(TraceId, SpanId)>,
     /// True if the caller's span is recorded; `None` if the caller leaves the decision to this service.
     pub(super) is_sampled: Option<bool>,
 }
 
-impl Incoming {
+impl CallerTrace {
     /// Reads the headers of a request: W3C's if they are valid, else B3.
     pub(super) fn read(headers: &HeaderMap) -> Self {
         let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
@@ -52,34 +52,34 @@ pub(super) fn state(headers: &HeaderMap) -> TraceState {
 }
 
 /// Parses `00-TRACE-SPAN-FLAGS`; later versions may append more.
-fn w3c(text: &str) -> Option<Incoming> {
+fn w3c(text: &str) -> Option<CallerTrace> {
     let mut parts = text.split('-');
     let version = byte(parts.next()?)?;
     let ids = ids(parts.next().filter(|trace| trace.len() == 32)?, parts.next()?)?;
     let flags = byte(parts.next()?)?;
     let is_complete = version != 0xff && (version != 0 || parts.next().is_none());
-    is_complete.then_some(Incoming { ids: Some(ids), is_sampled: Some(flags & 1 == 1) })
+    is_complete.then_some(CallerTrace { ids: Some(ids), is_sampled: Some(flags & 1 == 1) })
 }
 
 /// Parses `TRACE-SPAN[-STATE[-PARENT]]`, or the state alone.
-fn b3(text: &str) -> Option<Incoming> {
+fn b3(text: &str) -> Option<CallerTrace> {
     let mut parts = text.split('-');
     let first = parts.next()?;
     let Some(span) = parts.next() else {
-        return Some(Incoming { ids: None, is_sampled: Some(sampling(first)?) });
+        return Some(CallerTrace { ids: None, is_sampled: Some(sampling(first)?) });
     };
     let is_sampled = match parts.next() {
         Some(state) => Some(sampling(state)?),
         None => None,
     };
-    Some(Incoming { ids: Some(ids(first, span)?), is_sampled })
+    Some(CallerTrace { ids: Some(ids(first, span)?), is_sampled })
 }
 
-fn b3_of_many<'a>(text: &impl Fn(&HeaderName) -> Option<&'a str>) -> Option<Incoming> {
+fn b3_of_many<'a>(text: &impl Fn(&HeaderName) -> Option<&'a str>) -> Option<CallerTrace> {
     let is_debug = text(&B3_FLAGS) == Some("1");
     let is_sampled = if is_debug { Some(true) } else { text(&B3_SAMPLED).and_then(sampling) };
     let ids = text(&B3_TRACE).zip(text(&B3_SPAN)).and_then(|(trace, span)| ids(trace, span));
-    (ids.is_some() || is_sampled.is_some()).then_some(Incoming { ids, is_sampled })
+    (ids.is_some() || is_sampled.is_some()).then_some(CallerTrace { ids, is_sampled })
 }
 
 /// Parses a B3 sampling state; old callers send booleans.
@@ -125,13 +125,13 @@ mod tests {
         given.iter().map(header).collect()
     }
 
-    fn read(given: &[(&'static str, String)]) -> Incoming {
-        Incoming::read(&headers(given))
+    fn read(given: &[(&'static str, String)]) -> CallerTrace {
+        CallerTrace::read(&headers(given))
     }
 
-    fn known(is_sampled: Option<bool>) -> Incoming {
+    fn known(is_sampled: Option<bool>) -> CallerTrace {
         let ids = (TraceId::from_hex(TRACE).unwrap(), SpanId::from_hex(SPAN).unwrap());
-        Incoming { ids: Some(ids), is_sampled }
+        CallerTrace { ids: Some(ids), is_sampled }
     }
 
     #[test]
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn a_state_alone_decides_without_naming_a_trace() {
-        assert_eq!(read(&[("b3", "0".to_owned())]), Incoming { ids: None, is_sampled: Some(false) });
-        assert_eq!(read(&[("x-b3-sampled", "1".to_owned())]), Incoming { ids: None, is_sampled: Some(true) });
+        assert_eq!(read(&[("b3", "0".to_owned())]), CallerTrace { ids: None, is_sampled: Some(false) });
+        assert_eq!(read(&[("x-b3-sampled", "1".to_owned())]), CallerTrace { ids: None, is_sampled: Some(true) });
     }
 
     #[test]
@@ -181,14 +181,14 @@ mod tests {
             format!("00-+{}-{SPAN}-01", &TRACE[1..]),
             String::new(),
         ] {
-            assert_eq!(read(&[("traceparent", wrong.clone())]), Incoming::default(), "{wrong:?}");
+            assert_eq!(read(&[("traceparent", wrong.clone())]), CallerTrace::default(), "{wrong:?}");
             assert_eq!(read(&[("traceparent", wrong.clone()), b3.clone()]), known(Some(false)), "{wrong:?}");
         }
         for wrong in ["2", "", "-", "x-y-1"] {
-            assert_eq!(read(&[("b3", wrong.to_owned())]), Incoming::default(), "{wrong:?}");
+            assert_eq!(read(&[("b3", wrong.to_owned())]), CallerTrace::default(), "{wrong:?}");
         }
-        assert_eq!(read(&[("b3", format!("{TRACE}-{SPAN}-2"))]), Incoming::default());
-        assert_eq!(read(&[("x-b3-traceid", TRACE.to_owned())]), Incoming::default());
+        assert_eq!(read(&[("b3", format!("{TRACE}-{SPAN}-2"))]), CallerTrace::default());
+        assert_eq!(read(&[("x-b3-traceid", TRACE.to_owned())]), CallerTrace::default());
     }
 
     #[test]

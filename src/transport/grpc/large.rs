@@ -36,7 +36,7 @@ thread_local! {
 /// Turn of a large request on its connection, and then on its worker. Other requests have it while this one waits for
 /// the store. The connections of a worker take turns, so that one with many large requests does not keep the others
 /// waiting.
-struct Turn {
+struct LargeTurn {
     of_connection: Option<Arc<Semaphore>>,
     held: [Option<OwnedSemaphorePermit>; 2],
 }
@@ -47,7 +47,7 @@ struct Job {
     message: Bytes,
     /// Time since which the caller waits.
     began: Instant,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     span: Option<Span>,
     _long: Option<OwnedSemaphorePermit>,
 }
@@ -57,7 +57,7 @@ type Done = (Result<(Held, Vec<Bytes>), Undecided>, Option<Span>);
 
 /// Statuses of an answer, encoded slice by slice.
 #[derive(Default)]
-struct Statuses {
+struct EncodedStatuses {
     parts: Vec<Bytes>,
     last: BytesMut,
 }
@@ -70,18 +70,18 @@ impl Edge {
     pub async fn decide_large(
         &self,
         message: Bytes,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         span: &mut Option<Span>,
     ) -> Result<Vec<Bytes>, Undecided> {
         let began = Instant::now();
         // A caller that goes away while it waits gives up its place.
-        let mut turn = Turn::take(budget::large()).await;
+        let mut turn = LargeTurn::take(budget::large()).await;
         let head = read_head(&message).await?;
         let long = match head.descriptors > LARGE_DESCRIPTORS {
             true => turn.lend(LONG.with(Arc::clone).acquire_owned()).await.ok(),
             false => None,
         };
-        let job = Job { edge: self.clone(), message, began, patience, span: span.take(), _long: long };
+        let job = Job { edge: self.clone(), message, began, timeout, span: span.take(), _long: long };
         let (answer, answered) = oneshot::channel();
         // A separate task, because the hits it took must be given back if the caller goes away in the middle.
         tokio::spawn(job.run(head, turn, answer));
@@ -94,7 +94,7 @@ impl Edge {
     }
 }
 
-impl Turn {
+impl LargeTurn {
     async fn take(of_connection: Option<Arc<Semaphore>>) -> Self {
         // The semaphores are never closed.
         let first = match &of_connection {
@@ -118,7 +118,7 @@ impl Turn {
 }
 
 impl Job {
-    async fn run(mut self, head: Head, mut turn: Turn, answer: oneshot::Sender<Done>) {
+    async fn run(mut self, head: Head, mut turn: LargeTurn, answer: oneshot::Sender<Done>) {
         let mut span = self.span.take();
         let decided = self.decide(head, &mut turn, &answer, &mut span).await;
         // The caller may have gone away.
@@ -128,11 +128,11 @@ impl Job {
     async fn decide(
         &self,
         head: Head,
-        turn: &mut Turn,
+        turn: &mut LargeTurn,
         answer: &oneshot::Sender<Done>,
         span: &mut Option<Span>,
     ) -> Result<(Held, Vec<Bytes>), Undecided> {
-        let Edge { limiter, telemetry, seats, .. } = &self.edge;
+        let Edge { limiter, telemetry, permits, .. } = &self.edge;
         let caller = Caller::who_waits(self.left());
         let invalid = |error: InvalidRequest| {
             telemetry.invalid();
@@ -155,7 +155,7 @@ impl Job {
         }
 
         let (request, mut decision) = large.conclude(&request);
-        let hold = caller.hold(&mut decision, seats);
+        let hold = caller.hold(&mut decision, permits);
         telemetry.observe_large(descriptors, &request, &decision, span.as_mut());
         // As metadata, a request with many descriptors would take many times its size.
         let mut answers = Answers::clone(&self.edge.answers);
@@ -172,10 +172,10 @@ impl Job {
         &self,
         large: &mut Large<'_>,
         request: &Request,
-        turn: &mut Turn,
+        turn: &mut LargeTurn,
         answer: &oneshot::Sender<Done>,
-    ) -> Result<Statuses, Undecided> {
-        let mut statuses = Statuses::default();
+    ) -> Result<EncodedStatuses, Undecided> {
+        let mut statuses = EncodedStatuses::default();
         let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             if answer.is_closed() {
@@ -196,7 +196,7 @@ impl Job {
     }
 
     /// Gives back the hits that were charged.
-    async fn give_back(&self, large: &mut Large<'_>, request: &Request, turn: &mut Turn) -> Result<(), Undecided> {
+    async fn give_back(&self, large: &mut Large<'_>, request: &Request, turn: &mut LargeTurn) -> Result<(), Undecided> {
         let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
             let descriptors = read(slice)?;
@@ -215,11 +215,11 @@ impl Job {
 
     /// Returns the time for which the caller still waits.
     fn left(&self) -> Option<Duration> {
-        self.patience.map(|patience| patience.saturating_sub(self.began.elapsed()))
+        self.timeout.map(|timeout| timeout.saturating_sub(self.began.elapsed()))
     }
 }
 
-impl Statuses {
+impl EncodedStatuses {
     fn add(&mut self, decision: &crate::model::Decision<'_>) {
         encode_statuses(decision, &mut self.last);
         if self.last.len() >= PART_BYTES {

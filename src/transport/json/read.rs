@@ -26,7 +26,7 @@ const ENTRIES: u32 = 1;
 /// If the body is anything else; the error has line and column.
 pub(super) fn read(body: &Bytes) -> serde_json::Result<Bytes> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let Encoded { domain, descriptors, hits_addend } = Fields::of(body).deserialize(&mut json)?;
+    let Encoded { domain, descriptors, hits_addend } = MessageFields::of(body).deserialize(&mut json)?;
     json.end()?;
     let mut message = RateLimitRequest { domain, descriptors: Vec::new(), hits_addend }.encode_to_vec();
     message.extend_from_slice(&descriptors);
@@ -50,18 +50,18 @@ struct EncodedDescriptor {
 }
 
 /// A message that is repeated.
-trait Item {
+trait JsonItem {
     /// Appends it, with its field number and length.
     fn encode(self, encoded: &mut Vec<u8>);
 }
 
-impl Item for Entry {
+impl JsonItem for Entry {
     fn encode(self, encoded: &mut Vec<u8>) {
         message::encode(ENTRIES, &self, encoded);
     }
 }
 
-impl Item for EncodedDescriptor {
+impl JsonItem for EncodedDescriptor {
     fn encode(self, encoded: &mut Vec<u8>) {
         encode_key(DESCRIPTORS, WireType::LengthDelimited, encoded);
         encode_varint((self.entries.len() + self.rest.encoded_len()) as u64, encoded);
@@ -104,7 +104,7 @@ impl Message for EncodedDescriptor {
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.entries, map, List::<Entry>::of(body)),
-            1 => set_some(&mut self.rest.limit, map, Fields::of(body)),
+            1 => set_some(&mut self.rest.limit, map, MessageFields::of(body)),
             2 => set_some(&mut self.rest.hits_addend, map, Number::<u64>::NEW),
             _ => set(&mut self.rest.is_negative_hits, map, PhantomData::<bool>),
         }
@@ -115,7 +115,7 @@ impl Message for Entry {
     const NAMES: &'static [[&'static str; 2]] = &[["key", "key"], ["value", "value"]];
 
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
-        set(if field == 0 { &mut self.key } else { &mut self.value }, map, Part(body))
+        set(if field == 0 { &mut self.key } else { &mut self.value }, map, JsonText(body))
     }
 }
 
@@ -126,7 +126,7 @@ impl Message for RateLimitOverride {
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, _: &'de Bytes) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.requests_per_unit, map, Number::<u32>::NEW),
-            1 => set(&mut self.unit, map, Unit),
+            1 => set(&mut self.unit, map, UnitField),
             _ => set_some(&mut self.unit_multiplier, map, Number::<u32>::NEW),
         }
     }
@@ -187,18 +187,18 @@ impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for Nullable<S> {
 }
 
 /// The object of a message.
-struct Fields<'de, T> {
+struct MessageFields<'de, T> {
     body: &'de Bytes,
     message: PhantomData<T>,
 }
 
-impl<'de, T> Fields<'de, T> {
+impl<'de, T> MessageFields<'de, T> {
     fn of(body: &'de Bytes) -> Self {
         Self { body, message: PhantomData }
     }
 }
 
-impl<'de, T: Message> DeserializeSeed<'de> for Fields<'de, T> {
+impl<'de, T: Message> DeserializeSeed<'de> for MessageFields<'de, T> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<T, D::Error> {
@@ -206,7 +206,7 @@ impl<'de, T: Message> DeserializeSeed<'de> for Fields<'de, T> {
     }
 }
 
-impl<'de, T: Message> Visitor<'de> for Fields<'de, T> {
+impl<'de, T: Message> Visitor<'de> for MessageFields<'de, T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,7 +215,7 @@ impl<'de, T: Message> Visitor<'de> for Fields<'de, T> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
         let mut message = T::default();
-        while let Some(field) = map.next_key_seed(Name(T::NAMES))? {
+        while let Some(field) = map.next_key_seed(FieldName(T::NAMES))? {
             message.read(field, &mut map, self.body)?;
         }
         Ok(message)
@@ -223,9 +223,9 @@ impl<'de, T: Message> Visitor<'de> for Fields<'de, T> {
 }
 
 /// The name of a field, read as its index.
-struct Name(&'static [[&'static str; 2]]);
+struct FieldName(&'static [[&'static str; 2]]);
 
-impl<'de> DeserializeSeed<'de> for Name {
+impl<'de> DeserializeSeed<'de> for FieldName {
     type Value = usize;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<usize, D::Error> {
@@ -233,7 +233,7 @@ impl<'de> DeserializeSeed<'de> for Name {
     }
 }
 
-impl Visitor<'_> for Name {
+impl Visitor<'_> for FieldName {
     type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -258,7 +258,7 @@ impl<'de, T> List<'de, T> {
     }
 }
 
-impl<'de, T: Message + Item> DeserializeSeed<'de> for List<'de, T> {
+impl<'de, T: Message + JsonItem> DeserializeSeed<'de> for List<'de, T> {
     type Value = Vec<u8>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<u8>, D::Error> {
@@ -266,7 +266,7 @@ impl<'de, T: Message + Item> DeserializeSeed<'de> for List<'de, T> {
     }
 }
 
-impl<'de, T: Message + Item> Visitor<'de> for List<'de, T> {
+impl<'de, T: Message + JsonItem> Visitor<'de> for List<'de, T> {
     type Value = Vec<u8>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -275,7 +275,7 @@ impl<'de, T: Message + Item> Visitor<'de> for List<'de, T> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u8>, A::Error> {
         let mut encoded = Vec::new();
-        while let Some(item) = seq.next_element_seed(Fields::<T>::of(self.body))? {
+        while let Some(item) = seq.next_element_seed(MessageFields::<T>::of(self.body))? {
             item.encode(&mut encoded);
         }
         Ok(encoded)
@@ -283,9 +283,9 @@ impl<'de, T: Message + Item> Visitor<'de> for List<'de, T> {
 }
 
 /// A string that becomes a part of the body, unless escapes in it make a copy necessary.
-struct Part<'de>(&'de Bytes);
+struct JsonText<'de>(&'de Bytes);
 
-impl<'de> DeserializeSeed<'de> for Part<'de> {
+impl<'de> DeserializeSeed<'de> for JsonText<'de> {
     type Value = Bytes;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Bytes, D::Error> {
@@ -293,7 +293,7 @@ impl<'de> DeserializeSeed<'de> for Part<'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Part<'de> {
+impl<'de> Visitor<'de> for JsonText<'de> {
     type Value = Bytes;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -310,9 +310,9 @@ impl<'de> Visitor<'de> for Part<'de> {
 }
 
 /// A unit by its name or its number. Numbers without a meaning are kept, and refused later with a sentence.
-struct Unit;
+struct UnitField;
 
-impl<'de> DeserializeSeed<'de> for Unit {
+impl<'de> DeserializeSeed<'de> for UnitField {
     type Value = i32;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<i32, D::Error> {
@@ -320,7 +320,7 @@ impl<'de> DeserializeSeed<'de> for Unit {
     }
 }
 
-impl Visitor<'_> for Unit {
+impl Visitor<'_> for UnitField {
     type Value = i32;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -32,13 +32,13 @@ pub(super) struct Room {
 
 /// Seat of one large request, from its body to the end of its answer.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct RoomPermit {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Turn of one large request to be decoded, decided and encoded. The next one begins when this is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct JsonTurn {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Turn {
 #[derive(Debug)]
 pub(super) struct Seated {
     text: Bytes,
-    _seat: Seat,
+    _seat: RoomPermit,
 }
 
 impl Room {
@@ -63,19 +63,19 @@ impl Room {
     }
 
     /// Waits for a seat.
-    pub(super) async fn seat(&self) -> Seat {
+    pub(super) async fn seat(&self) -> RoomPermit {
         // The semaphore is never closed.
-        Seat { _permit: Arc::clone(&self.seats).acquire_owned().await.ok() }
+        RoomPermit { _permit: Arc::clone(&self.seats).acquire_owned().await.ok() }
     }
 
     /// Waits for the turn.
-    pub(super) async fn turn(&self) -> Turn {
-        Turn { _permit: Arc::clone(&self.turn).acquire_owned().await.ok() }
+    pub(super) async fn turn(&self) -> JsonTurn {
+        JsonTurn { _permit: Arc::clone(&self.turn).acquire_owned().await.ok() }
     }
 }
 
 impl Seated {
-    pub(super) fn new(text: Vec<u8>, seat: Seat) -> Self {
+    pub(super) fn new(text: Vec<u8>, seat: RoomPermit) -> Self {
         Self { text: text.into(), _seat: seat }
     }
 }

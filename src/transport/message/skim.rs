@@ -27,11 +27,11 @@ pub(super) struct Skimmer {
     descriptor: Option<u64>,
     /// Nesting depth of groups, which proto3 has only in unknown fields.
     groups: u64,
-    state: State,
+    state: SkimState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SkimState {
     /// Key of the next field.
     Key(Varint),
     /// Varint whose value is not needed.
@@ -80,7 +80,7 @@ impl Skimmer {
             brings_limit: false,
             descriptor: None,
             groups: 0,
-            state: State::Key(Varint::default()),
+            state: SkimState::Key(Varint::default()),
         }
     }
 
@@ -88,17 +88,17 @@ impl Skimmer {
     pub(super) fn read(&mut self, mut bytes: &[u8]) {
         while let Some(byte) = bytes.first() {
             let taken = match self.state {
-                State::Malformed => return,
-                State::Skip(left) | State::Domain(left) => {
+                SkimState::Malformed => return,
+                SkimState::Skip(left) | SkimState::Domain(left) => {
                     let taken = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
                     self.take(&bytes[..taken], left);
                     taken
                 }
-                State::Key(varint) => self.byte(varint.push(*byte), State::Key, Self::key),
-                State::Number(varint) => self.byte(varint.push(*byte), State::Number, |_, _| State::next()),
-                State::Length(field, varint) => self.byte(
+                SkimState::Key(varint) => self.byte(varint.push(*byte), SkimState::Key, Self::key),
+                SkimState::Number(varint) => self.byte(varint.push(*byte), SkimState::Number, |_, _| SkimState::next()),
+                SkimState::Length(field, varint) => self.byte(
                     varint.push(*byte),
-                    |more| State::Length(field, more),
+                    |more| SkimState::Length(field, more),
                     |this, length| this.length(field, length),
                 ),
             };
@@ -109,7 +109,7 @@ impl Skimmer {
 
     /// Ends the message and returns the result.
     pub(super) fn finish(self) -> Skimmed {
-        let is_whole = self.state == State::next() && self.groups == 0 && self.descriptor.is_none();
+        let is_whole = self.state == SkimState::next() && self.groups == 0 && self.descriptor.is_none();
         Skimmed {
             domain: String::from_utf8_lossy(&self.domain).into_owned(),
             may_bring_limit: self.brings_limit || !is_whole,
@@ -120,73 +120,73 @@ impl Skimmer {
     fn byte(
         &mut self,
         pushed: Pushed,
-        more: impl FnOnce(Varint) -> State,
-        whole: impl FnOnce(&mut Self, u64) -> State,
+        more: impl FnOnce(Varint) -> SkimState,
+        whole: impl FnOnce(&mut Self, u64) -> SkimState,
     ) -> usize {
         self.state = match pushed {
             Pushed::More(varint) => more(varint),
             Pushed::Whole(value) => whole(self, value),
-            Pushed::Invalid => State::Malformed,
+            Pushed::Invalid => SkimState::Malformed,
         };
         1
     }
 
     /// Takes bytes of the domain or of a skipped field, of which `left` were missing.
     fn take(&mut self, bytes: &[u8], left: u64) {
-        let is_domain = matches!(self.state, State::Domain(_));
+        let is_domain = matches!(self.state, SkimState::Domain(_));
         if is_domain {
             let room = (self.longest_domain + 1).saturating_sub(self.domain.len());
             self.domain.extend_from_slice(&bytes[..room.min(bytes.len())]);
         }
         self.state = match left - bytes.len() as u64 {
-            0 => State::next(),
-            left if is_domain => State::Domain(left),
-            left => State::Skip(left),
+            0 => SkimState::next(),
+            left if is_domain => SkimState::Domain(left),
+            left => SkimState::Skip(left),
         };
     }
 
     /// Returns the state after the key of a field.
-    fn key(&mut self, key: u64) -> State {
-        let Ok(key) = u32::try_from(key) else { return State::Malformed };
+    fn key(&mut self, key: u64) -> SkimState {
+        let Ok(key) = u32::try_from(key) else { return SkimState::Malformed };
         let (field, is_outermost) = (key >> 3, self.descriptor.is_none() && self.groups == 0);
         match key & 7 {
-            _ if field == 0 => State::Malformed,
-            2 => State::Length(field, Varint::default()),
+            _ if field == 0 => SkimState::Malformed,
+            2 => SkimState::Length(field, Varint::default()),
             // A domain of another wire type makes the message malformed.
-            _ if field == DOMAIN && is_outermost => State::Malformed,
-            0 => State::Number(Varint::default()),
-            1 => State::Skip(8),
-            5 => State::Skip(4),
+            _ if field == DOMAIN && is_outermost => SkimState::Malformed,
+            0 => SkimState::Number(Varint::default()),
+            1 => SkimState::Skip(8),
+            5 => SkimState::Skip(4),
             3 => {
                 self.groups += 1;
-                State::next()
+                SkimState::next()
             }
             4 if self.groups > 0 => {
                 self.groups -= 1;
-                State::next()
+                SkimState::next()
             }
-            _ => State::Malformed,
+            _ => SkimState::Malformed,
         }
     }
 
     /// Returns the state after the length of a field.
-    fn length(&mut self, field: u32, length: u64) -> State {
+    fn length(&mut self, field: u32, length: u64) -> SkimState {
         let is_known = self.groups == 0;
         match self.descriptor {
             None if is_known && field == DOMAIN => {
                 self.domain.clear();
-                if length == 0 { State::next() } else { State::Domain(length) }
+                if length == 0 { SkimState::next() } else { SkimState::Domain(length) }
             }
             // One more, because the byte that is being read is not part of the descriptor.
             None if is_known && field == DESCRIPTORS && length > 0 => {
                 self.descriptor = length.checked_add(1);
-                State::next()
+                SkimState::next()
             }
             Some(_) if is_known && field == DESCRIPTOR_LIMIT => {
                 self.brings_limit = true;
-                State::skip(length)
+                SkimState::skip(length)
             }
-            _ => State::skip(length),
+            _ => SkimState::skip(length),
         }
     }
 
@@ -194,14 +194,14 @@ impl Skimmer {
     fn leave_descriptor(&mut self, taken: usize) {
         let Some(left) = &mut self.descriptor else { return };
         match left.checked_sub(taken as u64) {
-            Some(0) if self.state == State::next() && self.groups == 0 => self.descriptor = None,
-            None | Some(0) => self.state = State::Malformed,
+            Some(0) if self.state == SkimState::next() && self.groups == 0 => self.descriptor = None,
+            None | Some(0) => self.state = SkimState::Malformed,
             Some(rest) => *left = rest,
         }
     }
 }
 
-impl State {
+impl SkimState {
     /// Returns the state at the end of a field.
     fn next() -> Self {
         Self::Key(Varint::default())

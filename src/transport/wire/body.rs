@@ -25,7 +25,7 @@ pub(super) struct Body {
 }
 
 /// Reason for a refusal, as far as the client may know it.
-enum Reason<'d, 'a> {
+enum RefusalReason<'d, 'a> {
     /// The store is unavailable.
     Unavailable,
     /// The message was too large to be read.
@@ -39,8 +39,8 @@ enum Reason<'d, 'a> {
 }
 
 /// Reason for a refusal, seconds until a retry can pass, and the message of the rule that refuses.
-struct Refusal<'d, 'a> {
-    reason: Reason<'d, 'a>,
+struct RefusalText<'d, 'a> {
+    reason: RefusalReason<'d, 'a>,
     retry: Option<u64>,
     own: Option<String>,
 }
@@ -51,12 +51,12 @@ impl RefusalBody {
         if !decision.outcome.is_refused() {
             return None;
         }
-        let refusal = Refusal::of(decision);
+        let refusal = RefusalText::of(decision);
         Some(match (self, &refusal) {
-            (Self::Own, Refusal { reason: Reason::Unavailable, .. }) => {
+            (Self::Own, RefusalText { reason: RefusalReason::Unavailable, .. }) => {
                 Body::json(format!("{{\"error\":\"{UNAVAILABLE}\"}}\n"))
             }
-            (Self::Own, Refusal { own, .. }) => Body::text(own.clone()?),
+            (Self::Own, RefusalText { own, .. }) => Body::text(own.clone()?),
             (Self::Text, _) => Body::text(refusal.message()),
             (Self::Json, _) => Body::json(refusal.json()),
         })
@@ -74,19 +74,19 @@ impl Body {
     }
 }
 
-impl<'d, 'a> Refusal<'d, 'a> {
+impl<'d, 'a> RefusalText<'d, 'a> {
     fn of(decision: &'d Decision<'a>) -> Self {
         let untold = || {
             let mut refused = decision.parts.iter().filter(|part| part.outcome().is_refused());
-            (Reason::Untold, refused.find(|part| !part.is_exposed()).and_then(|part| part.rule))
+            (RefusalReason::Untold, refused.find(|part| !part.is_exposed()).and_then(|part| part.rule))
         };
         let (reason, rule) = match (decision.unavailable_for, decision.ruling) {
-            _ if decision.is_unread => (Reason::TooLarge, None),
-            (Some(_), _) => (Reason::Unavailable, None),
-            (None, Some(ruling)) if ruling.rule.is_exposed => (Reason::Denied, Some(ruling.rule)),
-            (None, Some(ruling)) => (Reason::Untold, Some(ruling.rule)),
+            _ if decision.is_unread => (RefusalReason::TooLarge, None),
+            (Some(_), _) => (RefusalReason::Unavailable, None),
+            (None, Some(ruling)) if ruling.rule.is_exposed => (RefusalReason::Denied, Some(ruling.rule)),
+            (None, Some(ruling)) => (RefusalReason::Untold, Some(ruling.rule)),
             (None, None) => {
-                refusing(decision).map_or_else(untold, |(part, tightest)| (Reason::Limit(tightest), part.rule))
+                refusing(decision).map_or_else(untold, |(part, tightest)| (RefusalReason::Limit(tightest), part.rule))
             }
         };
         let retry = decision.unavailable_for.or(decision.retry).map(|wait| wait.ceil_secs().max(1));
@@ -99,37 +99,39 @@ impl<'d, 'a> Refusal<'d, 'a> {
             return own.clone();
         }
         let why = match self.reason {
-            Reason::Unavailable => "The rate limiter is unavailable.".to_owned(),
-            Reason::TooLarge => "This request is too large.".to_owned(),
-            Reason::Denied => "This request is not allowed.".to_owned(),
-            Reason::Limit(Tightest { quota, .. }) => {
+            RefusalReason::Unavailable => "The rate limiter is unavailable.".to_owned(),
+            RefusalReason::TooLarge => "This request is too large.".to_owned(),
+            RefusalReason::Denied => "This request is not allowed.".to_owned(),
+            RefusalReason::Limit(Tightest { quota, .. }) => {
                 let are = if quota.limit() == 1 { "is" } else { "are" };
                 format!("Too many requests: {quota} {are} allowed.")
             }
-            Reason::Untold => "Too many requests.".to_owned(),
+            RefusalReason::Untold => "Too many requests.".to_owned(),
         };
         match (&self.reason, self.retry) {
-            (Reason::Unavailable | Reason::Limit(_), Some(1)) => format!("{why} Try again in 1 second."),
-            (Reason::Unavailable | Reason::Limit(_), Some(secs)) => format!("{why} Try again in {secs} seconds."),
+            (RefusalReason::Unavailable | RefusalReason::Limit(_), Some(1)) => format!("{why} Try again in 1 second."),
+            (RefusalReason::Unavailable | RefusalReason::Limit(_), Some(secs)) => {
+                format!("{why} Try again in {secs} seconds.")
+            }
             _ => why,
         }
     }
 
     fn json(&self) -> String {
         let error = match self.reason {
-            Reason::Unavailable => UNAVAILABLE,
-            Reason::TooLarge => TOO_LARGE,
-            Reason::Denied => "denied",
-            Reason::Limit(_) | Reason::Untold => "rate_limited",
+            RefusalReason::Unavailable => UNAVAILABLE,
+            RefusalReason::TooLarge => TOO_LARGE,
+            RefusalReason::Denied => "denied",
+            RefusalReason::Limit(_) | RefusalReason::Untold => "rate_limited",
         };
         let mut fields = Map::new();
         fields.insert("error".to_owned(), error.into());
         fields.insert("message".to_owned(), self.message().into());
-        if let Reason::Limit(Tightest { quota, .. }) = self.reason {
+        if let RefusalReason::Limit(Tightest { quota, .. }) = self.reason {
             fields.insert("limit".to_owned(), quota.limit().into());
             fields.insert("window".to_owned(), quota.window().length().to_string().into());
         }
-        if let (Reason::Unavailable | Reason::Limit(_), Some(secs)) = (&self.reason, self.retry) {
+        if let (RefusalReason::Unavailable | RefusalReason::Limit(_), Some(secs)) = (&self.reason, self.retry) {
             fields.insert("retry_after".to_owned(), secs.into());
         }
         Value::Object(fields).to_string()

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::quotable;
 use crate::model::deciding::described;
-use crate::model::{About, Clock, Counted, Decision, Micros, Outcome, Tightest};
+use crate::model::{About, Clock, Decision, LimitedPart, Micros, Outcome, Tightest};
 use crate::proto::envoy::config::core::v3::HeaderValue;
 
 /// Maximum number of limits in one header: 16. With [`LONGEST_NAME`], two such headers stay below 4 KiB, half of what
@@ -138,31 +138,31 @@ pub(super) fn request(decision: &Decision<'_>) -> Vec<HeaderValue> {
 }
 
 /// Returns the descriptors of [`Decision::counted`] that may be exposed.
-pub(super) fn exposed<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = Counted<'d, 'a>> + Clone {
+pub(super) fn exposed<'d, 'a>(decision: &'d Decision<'a>) -> impl Iterator<Item = LimitedPart<'d, 'a>> + Clone {
     decision.counted().filter(|(part, _)| part.is_exposed())
 }
 
 /// Returns the limit that keeps a refused request waiting, if it may be exposed: the one with the longest wait. A limit
 /// that never lets it pass comes first. Quotas refuse only together, so of quotas the one with the shortest wait.
-pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<Counted<'d, 'a>> {
-    let wait = |(_, tightest): &Counted<'_, '_>| tightest.verdict.retry.map_or(u64::MAX, Micros::get);
+pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<LimitedPart<'d, 'a>> {
+    let wait = |(_, tightest): &LimitedPart<'_, '_>| tightest.verdict.retry.map_or(u64::MAX, Micros::get);
     let refused = exposed(decision).filter(|(part, _)| decision.outcome.is_refused() && part.outcome().is_refused());
     let alone = refused.clone().filter(|(_, tightest)| !tightest.role.is_quota()).max_by_key(wait);
     alone.or_else(|| refused.min_by_key(wait))
 }
 
 /// Returns the headers for the limit, the remaining hits, and the reset.
-fn three(names: [&str; 3], (_, tightest): Counted<'_, '_>, reset: u64) -> Vec<HeaderValue> {
+fn three(names: [&str; 3], (_, tightest): LimitedPart<'_, '_>, reset: u64) -> Vec<HeaderValue> {
     let values = [u64::from(tightest.quota.limit()), u64::from(tightest.verdict.remaining), reset];
     names.into_iter().zip(values).map(|(name, value)| header(name, value.to_string())).collect()
 }
 
-fn until_reset((_, tightest): Counted<'_, '_>) -> u64 {
+fn until_reset((_, tightest): LimitedPart<'_, '_>) -> u64 {
     tightest.verdict.duration_until_reset().ceil_secs()
 }
 
 /// Returns the second of the epoch in which the reset is over.
-fn moment_of_reset(now: Micros, (_, tightest): Counted<'_, '_>) -> u64 {
+fn moment_of_reset(now: Micros, (_, tightest): LimitedPart<'_, '_>) -> u64 {
     now.saturating_sub(SINCE_VERDICT).saturating_add(tightest.verdict.duration_until_reset()).ceil_secs()
 }
 

@@ -8,7 +8,7 @@ use prost_types::value::Kind;
 
 use super::*;
 use crate::model::{
-    About, Clock, Hidden, Path, Role, RuleId, Ruling, Series, Shown, Tightest, Verdict, Wait, Warning, Window,
+    About, Clock, Hidden, Path, Role, RuleId, Ruling, Series, Shown, Tightest, UsageWarning, Verdict, Wait, Window,
 };
 
 /// Clock that stands a quarter of a second after a whole one.
@@ -87,7 +87,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
         wait: Wait::default(),
         warnings: Vec::new(),
         hidden: Vec::new(),
-        is_refusal_watched: false,
+        is_refusal_shadowed: false,
         is_unread: false,
         generation: 3,
     }
@@ -453,7 +453,7 @@ fn a_client_near_its_limit_is_warned_whatever_the_style() {
     let (user, secret) = (rule(&["user"]), quiet(&["secret"]));
     let part = limited(&user, None, per_minute(100), admitted(20, Micros::from_secs(42)));
     let warning =
-        |rule, name| Warning { rule, name, capacity: 100, verdict: admitted(20, Micros::from_millis(41_500)) };
+        |rule, name| UsageWarning { rule, name, capacity: 100, verdict: admitted(20, Micros::from_millis(41_500)) };
     let warnings = vec![warning(&user, Some("per-user")), warning(&secret, Some("hidden")), warning(&user, None)];
     let warned = Decision { warnings, ..decision(Outcome::Admitted, None, [part]) };
     for lines in told(&warned) {
@@ -584,7 +584,7 @@ proptest! {
         let outcome = Outcome::admitted_if(!is_refused);
         let verdict = Verdict { outcome, retry: wait.filter(|_| is_refused), ..admitted(remaining, Micros::new(reset)) };
         let part = || limited(&rule, name.as_deref(), per_minute(limit), verdict);
-        let warning = Warning { rule: &rule, name: name.as_deref(), capacity: limit, verdict };
+        let warning = UsageWarning { rule: &rule, name: name.as_deref(), capacity: limit, verdict };
         let decision = Decision {
             warnings: vec![warning; 2],
             wait: Wait { header: Micros::new(reset), hold: Micros::ZERO },

@@ -4,7 +4,7 @@ use super::*;
 use crate::support::Tidegate;
 
 /// What a peer sends after its preface, and the cause by which its connection then ends.
-async fn ends(how: How, sent: &[u8]) {
+async fn ends(how: EndCause, sent: &[u8]) {
     let edge = Edge::grpc(limits(), 10).await;
     let mut peer = edge.peer().await;
     peer.send(sent).await.unwrap();
@@ -15,9 +15,9 @@ async fn ends(how: How, sent: &[u8]) {
 }
 
 /// Waits until every connection has ended, and compares what was counted.
-async fn assert_counted(edge: &Edge, expected: &[(How, u64)]) {
+async fn assert_counted(edge: &Edge, expected: &[(EndCause, u64)]) {
     eventually("all have ended", || edge.tally.counts().accepted > 0 && edge.tally.counts().open == 0).await;
-    let counts = How::ALL.map(|how| (how, edge.tally.counts().ended(how)));
+    let counts = EndCause::ALL.map(|how| (how, edge.tally.counts().ended(how)));
     let found: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
     assert_eq!(found, expected);
 }
@@ -54,13 +54,13 @@ async fn until_ok(socket: &mut tokio::net::TcpStream) {
 
 #[tokio::test]
 async fn an_http2_error_is_counted_by_its_reason() {
-    ends(How::FrameSizeError, &frame(PING, 0, 0, &[0; (16 << 10) + 1])).await;
-    ends(How::ProtocolError, &frame(HEADERS, END_HEADERS, 0, &head())).await;
-    ends(How::FlowControlError, &frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes())).await;
-    ends(How::ProtocolError, &frame(5, 0, 1, &[0, 0, 0, 2, 0x84])).await;
-    ends(How::PeerGoaway, &frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 1])).await;
+    ends(EndCause::FrameSizeError, &frame(PING, 0, 0, &[0; (16 << 10) + 1])).await;
+    ends(EndCause::ProtocolError, &frame(HEADERS, END_HEADERS, 0, &head())).await;
+    ends(EndCause::FlowControlError, &frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes())).await;
+    ends(EndCause::ProtocolError, &frame(5, 0, 1, &[0, 0, 0, 2, 0x84])).await;
+    ends(EndCause::PeerGoaway, &frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 1])).await;
     let endless = frame(CONTINUATION, 0, 1, &[0x00, 1, b'a', 1, b'x']).repeat(20_000);
-    ends(How::EnhanceYourCalm, &[frame(HEADERS, 0, 1, &head()), endless].concat()).await;
+    ends(EndCause::EnhanceYourCalm, &[frame(HEADERS, 0, 1, &head()), endless].concat()).await;
 }
 
 #[tokio::test]
@@ -69,10 +69,10 @@ async fn a_head_that_does_not_end_and_long_trailers_end_the_connection() {
     let mut peer = edge.peer().await;
     peer.send(&[frame(HEADERS, 0, 1, &head()), frame(CONTINUATION, 0, 1, &[0x88; 10])].concat()).await.unwrap();
     until_closed(&mut peer.0).await;
-    assert_counted(&edge, &[(How::LateHead, 1)]).await;
+    assert_counted(&edge, &[(EndCause::LateHead, 1)]).await;
 
     let begun = frame(HEADERS, END_HEADERS, 1, &head());
-    ends(How::Trailers, &[begun, frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0x88; 65])].concat()).await;
+    ends(EndCause::Trailers, &[begun, frame(HEADERS, END_HEADERS | END_STREAM, 1, &[0x88; 65])].concat()).await;
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn a_peer_that_speaks_http1_is_named_other_bytes_are_a_protocol_error_and_
     until_closed(&mut stranger).await;
     until_closed(&mut babbler).await;
     until_closed(&mut silent).await;
-    assert_counted(&edge, &[(How::Unopened, 1), (How::Http1, 1), (How::ProtocolError, 1)]).await;
+    assert_counted(&edge, &[(EndCause::Unopened, 1), (EndCause::Http1, 1), (EndCause::ProtocolError, 1)]).await;
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn a_peer_that_leaves_in_the_middle_of_a_call_is_an_error_of_the_socket() 
     let mut peer = edge.peer().await;
     peer.send(&frame(HEADERS, END_HEADERS, 1, &head())[..20]).await.unwrap();
     drop(peer);
-    assert_counted(&edge, &[(How::Io, 1)]).await;
+    assert_counted(&edge, &[(EndCause::Io, 1)]).await;
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn a_peer_that_answers_no_ping_is_counted_with_and_without_a_call() {
     calling.send(&frame(DATA, END_STREAM, 1, &message("wait 60000"))).await.unwrap();
     until_closed(&mut idle.0).await;
     until_closed(&mut calling.0).await;
-    assert_counted(&edge, &[(How::UnansweredPing, 2)]).await;
+    assert_counted(&edge, &[(EndCause::UnansweredPing, 2)]).await;
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_peer_that_stops_reading_is_counted_as_stalled() {
     let pings = frame(PING, 0, 0, &[7; 8]).repeat(1_000);
     let flood = async { while peer.send(&pings).await.is_ok() {} };
     tokio::time::timeout(PATIENCE, flood).await.expect("pings are taken no more");
-    assert_counted(&edge, &[(How::Stalled, 1)]).await;
+    assert_counted(&edge, &[(EndCause::Stalled, 1)]).await;
 }
 
 #[tokio::test]
@@ -143,5 +143,5 @@ async fn an_http1_connection_that_is_idle_after_an_answer_ends_well_and_half_a_h
     second.write_all(&ask[..10]).await.unwrap();
     until_closed(&mut first).await;
     until_closed(&mut second).await;
-    assert_counted(&edge, &[(How::LateHead, 2)]).await;
+    assert_counted(&edge, &[(EndCause::LateHead, 2)]).await;
 }

@@ -72,7 +72,7 @@ async fn beyond_the_bound_the_longest_idle_leave_and_calls_go_on() {
     for call in calls {
         call.await.unwrap().expect("the call is answered");
     }
-    assert_eq!((edge.tally.counts().ended(How::Idle), edge.tally.counts().ended(How::Cut)), (2, 0));
+    assert_eq!((edge.tally.counts().ended(EndCause::Idle), edge.tally.counts().ended(EndCause::Cut)), (2, 0));
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ async fn where_every_connection_has_a_call_new_ones_are_taken_up_to_the_cap() {
     for call in calls {
         call.await.unwrap().expect("the call is answered");
     }
-    assert_eq!((edge.tally.counts().ended(How::Idle), edge.tally.counts().ended(How::Refused)), (0, 1));
+    assert_eq!((edge.tally.counts().ended(EndCause::Idle), edge.tally.counts().ended(EndCause::Refused)), (0, 1));
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn callers_whose_connections_come_and_go_lose_no_call() {
         tokio::spawn(async move {
             let polite =
                 Polite { address, connection: Mutex::new(h2_client(address).await.0), connections: AtomicU64::new(1) };
-            while tally.counts().ended(How::Idle) < 20 {
+            while tally.counts().ended(EndCause::Idle) < 20 {
                 assert!(began.elapsed() < PATIENCE, "connections are never told to go");
                 polite.call().await.unwrap();
                 tokio::time::sleep(LONG_IDLE).await;
@@ -142,7 +142,7 @@ async fn callers_whose_connections_come_and_go_lose_no_call() {
     for caller in join_all(callers).await {
         caller.unwrap();
     }
-    assert_eq!(edge.tally.counts().ended(How::Cut), 0);
+    assert_eq!(edge.tally.counts().ended(EndCause::Cut), 0);
 }
 
 /// Connections that a peer opens and leaves idle. Without a bound they take 36 KiB each, 175 MiB together.

@@ -227,7 +227,7 @@ async fn guard(prefix: &str) -> Guard {
         db: 0,
         connect_timeout: Duration::from_secs(10),
         alive: Arc::default(),
-        watched: Arc::default(),
+        metrics: Arc::default(),
     };
     let redis = Redis::new(Instance { topology, access }, None, prefix, 1);
     let supervised = redis.clone();

@@ -81,7 +81,7 @@ impl Oracle {
             burst: u128::from(quota.burst()),
             taken: u128::from(hits.taken()),
             given_back: u128::from(hits.given_back()),
-            keeps_refused: limit.counts_refused(),
+            keeps_refused: limit.records_every_charge(),
         };
         match limit.delay() {
             Some(delay) if quota.limit() > 0 && asked.given_back == 0 => match delay {

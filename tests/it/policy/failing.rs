@@ -105,8 +105,9 @@ impl Failing {
         let looks: Vec<_> = request.iter().map(|charge| Charge { hits: Hits::LOOK, ..charge.clone() }).collect();
         let before = self.memory.charge_now(&looks);
         let verdicts = self.memory.charge_now(&request);
-        let ballots = request.iter().zip(&verdicts).map(|(charge, verdict)| charge.ballot(verdict.outcome));
-        let is_refused = is_request_refused(ballots);
+        let charge_outcomes =
+            request.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+        let is_refused = is_request_refused(charge_outcomes);
         let error = *self.error.lock();
         let taken = |index: &usize| {
             let Charge { charging, hits, .. } = request[*index];

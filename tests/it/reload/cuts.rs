@@ -1,6 +1,6 @@
 //! A rule file that is cut at every byte: taken whole or not at all, by the judge of `tidegate check`.
 
-use tidegate::rulefile::{InvalidRules, Loaded, compile};
+use tidegate::rulefile::{CompiledRules, InvalidRules, compile};
 use tidegate::rules::RuleSet;
 use tidegate::source::file::find::Location;
 use tidegate::source::file::load::{Loader, Look};
@@ -39,7 +39,7 @@ fn said(rules: &RuleSet) -> String {
 /// What became of a change.
 #[derive(Debug)]
 enum Outcome {
-    Loaded { loaded: Loaded, files: usize },
+    Loaded { loaded: CompiledRules, files: usize },
     Refused(InvalidRules),
     Restored,
 }
@@ -82,7 +82,7 @@ impl Desk {
     }
 
     /// What `tidegate check` says of the files as they are.
-    fn judged(&self) -> Result<Loaded, String> {
+    fn judged(&self) -> Result<CompiledRules, String> {
         let read = Location::Paths(vec![self.directory.path().to_owned()]).read().expect("they are there");
         load(&read, Options::default()).map_err(|invalid| invalid.to_string())
     }

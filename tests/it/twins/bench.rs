@@ -3,7 +3,7 @@
 use redis::{Client, Cmd, Connection, Pipeline, RedisResult, Script, Value};
 use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros, Verdict};
-use tidegate::store::redis::script::{self, Mode, Reply, Row};
+use tidegate::store::redis::script::{self, ChargeRow, Mode, ScriptReply};
 
 use crate::redis::Single;
 use crate::redis::user::User;
@@ -54,7 +54,7 @@ impl Bench {
         answers(&self.rows(charges, mode(charges), now))
     }
 
-    pub fn rows(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> Vec<Row> {
+    pub fn rows(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> Vec<ChargeRow> {
         let reply = self.try_charge(charges, mode, now).expect("Redis answers");
         rows(&reply, charges.len(), mode)
     }
@@ -178,15 +178,15 @@ pub fn mode(charges: &[Charge]) -> Mode {
 }
 
 /// What a reply says of so many charges.
-pub fn rows(reply: &Value, charges: usize, mode: Mode) -> Vec<Row> {
+pub fn rows(reply: &Value, charges: usize, mode: Mode) -> Vec<ChargeRow> {
     match script::read(reply.clone(), charges, mode) {
-        Some(Reply::Done { rows, .. }) => rows.iter().collect(),
+        Some(ScriptReply::Done { rows, .. }) => rows.iter().collect(),
         other => panic!("{reply:?} is {other:?}"),
     }
 }
 
 /// The answers, where every key is ours.
-pub fn answers(rows: &[Row]) -> Vec<Verdict> {
+pub fn answers(rows: &[ChargeRow]) -> Vec<Verdict> {
     rows.iter().map(|row| row.answer.expect("its key is ours")).collect()
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Quota, Role, Unit, Window};
-use tidegate::store::redis::script::{Mode, Row};
+use tidegate::store::redis::script::{ChargeRow, Mode};
 
 use super::bench::Bench;
 use super::hold;
@@ -343,8 +343,8 @@ async fn an_undo_creates_no_counter_and_leaves_alone_what_is_not_ours() {
 }
 
 /// What each charge of a call was told, and what is left without the call.
-fn told(rows: &[Row]) -> Vec<(bool, u32, Option<u32>)> {
-    let one = |row: &Row| {
+fn told(rows: &[ChargeRow]) -> Vec<(bool, u32, Option<u32>)> {
+    let one = |row: &ChargeRow| {
         let verdict = row.answer.expect("its key is ours");
         (verdict.outcome.is_refused(), verdict.remaining, row.left.map(|(remaining, _)| remaining))
     };

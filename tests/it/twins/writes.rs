@@ -3,7 +3,7 @@
 use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
-use tidegate::store::redis::script::{self, Mode, Reply};
+use tidegate::store::redis::script::{self, Mode, ScriptReply};
 
 use super::bench::{Bench, PREFIX, SLACK_MS, key};
 use crate::histories::charge;
@@ -37,7 +37,7 @@ fn is_foreign(bench: &mut Bench, algorithm: Algorithm, what: &str) {
             assert_eq!(answers, [Some(false), None, Some(false)], "{what}, {algorithm:?}, {mode:?}");
         }
     }
-    // It is no ballot: what an enforced neighbour says is what holds.
+    // It is no outcome: what an enforced neighbour says is what holds.
     let request = [all("third", limit, 1), foreign.clone(), all("refuses", limit, 11)];
     let rows = bench.rows(&request, Mode::All, NOON);
     assert_eq!(rows[1].answer, None);
@@ -170,7 +170,7 @@ async fn what_comes_too_late_does_nothing() {
                 let all: Vec<_> = charges.iter().collect();
                 let call = bench.at(NOON, &script::charge(PREFIX, &all, mode, passed));
                 let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
-                assert_eq!(script::read(reply, all.len(), mode), Some(Reply::TooLate { now: NOON }));
+                assert_eq!(script::read(reply, all.len(), mode), Some(ScriptReply::TooLate { now: NOON }));
                 assert_eq!(bench.counters(), 0);
             }
         }
@@ -226,7 +226,9 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
         let before = bench.time_ms();
         let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
         let after = bench.time_ms();
-        let Some(Reply::Done { now, rows }) = script::read(reply.clone(), 1, Mode::Each) else { panic!("{reply:?}") };
+        let Some(ScriptReply::Done { now, rows }) = script::read(reply.clone(), 1, Mode::Each) else {
+            panic!("{reply:?}")
+        };
         assert!((before..=after).contains(&(now.get() / 1_000)), "{} is no time of Redis", now.get());
         let verdict = rows.iter().next().and_then(|row| row.answer).expect("its key is ours");
         // It is idle at its reset, or a tick of 100 us later where the reset is exact.

@@ -1,15 +1,15 @@
 //! Reader for the limits of an item: quotas, costs and delays.
 
-use super::{Entry, Level, Reader};
+use super::{Level, MapEntry, Reader};
 use crate::algorithm::Algorithm;
 use crate::model::Delivery;
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Nodes};
-use crate::rules::tree::Place;
+use crate::rules::tree::Position;
 
 impl<'t> Reader<'_> {
-    pub(crate) fn rate_limit(&mut self, entry: Entry<'t>) -> LimitsNode {
+    pub(crate) fn rate_limit(&mut self, entry: MapEntry<'t>) -> LimitsNode {
         let Content::Mapping(mapping) = entry.value.content() else {
             self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
             return LimitsNode::None;
@@ -22,7 +22,7 @@ impl<'t> Reader<'_> {
         LimitsNode::Limited(if self.is_building { vec![limit] } else { Vec::new() })
     }
 
-    pub(crate) fn rate_limits(&mut self, entry: Entry<'t>) -> LimitsNode {
+    pub(crate) fn rate_limits(&mut self, entry: MapEntry<'t>) -> LimitsNode {
         const EXAMPLE: &str = "`- {unit: second, requests_per_unit: 5}`";
         let Content::List(items) = entry.value.content() else {
             self.wrong(entry.name, entry.value, &format!("a list of mappings like {EXAMPLE}"));
@@ -59,7 +59,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a limit, and the place and value of its `unlimited`.
-    fn limit(&mut self, place: Place, mapping: Nodes<'t>) -> (LimitNode, Option<(Place, bool)>) {
+    fn limit(&mut self, place: Position, mapping: Nodes<'t>) -> (LimitNode, Option<(Position, bool)>) {
         let mut node = LimitNode {
             place,
             unit: None,
@@ -107,7 +107,7 @@ impl<'t> Reader<'_> {
         (node, unlimited)
     }
 
-    fn replaces(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+    fn replaces(&mut self, entry: MapEntry<'t>) -> Vec<Placed<String>> {
         let Some(items) = self.list(entry, "`- name: OTHER`") else { return Vec::new() };
         let mut replaces = self.room_for(&items);
         for item in items {
@@ -130,7 +130,7 @@ impl<'t> Reader<'_> {
         replaces
     }
 
-    fn delay(&mut self, entry: Entry<'t>) -> Option<Box<DelayNode>> {
+    fn delay(&mut self, entry: MapEntry<'t>) -> Option<Box<DelayNode>> {
         let Content::Mapping(mapping) = entry.value.content() else {
             if !entry.value.is_null() {
                 self.wrong(

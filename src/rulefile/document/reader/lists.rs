@@ -3,14 +3,14 @@
 use foldhash::HashMap;
 
 use super::values::found;
-use super::{Entry, Level, Reader, TEXT_BYTES};
+use super::{Level, MapEntry, Reader, TEXT_BYTES};
 use crate::rulefile::document::{EntryNode, FormWord};
 use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Node};
 
 impl<'t> Reader<'_> {
     /// Returns the texts of a list; empty if it is null or wrong.
-    pub(crate) fn texts(&mut self, entry: Entry<'t>) -> Vec<Placed<String>> {
+    pub(crate) fn texts(&mut self, entry: MapEntry<'t>) -> Vec<Placed<String>> {
         let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
         let Content::List(items) = entry.value.content() else {
             self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
@@ -37,14 +37,14 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the name of a file of values.
-    pub(crate) fn file_name(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+    pub(crate) fn file_name(&mut self, entry: MapEntry<'t>) -> Option<Placed<String>> {
         if entry.value.is_blank() {
             self.wrong(entry.name, entry.value, "the name of a file like `partners.txt`");
         }
         self.text(entry)
     }
 
-    fn item_text(&mut self, list: Entry<'t>, item: Node<'t>) -> Option<&'t str> {
+    fn item_text(&mut self, list: MapEntry<'t>, item: Node<'t>) -> Option<&'t str> {
         match item.content() {
             Content::Plain(text) | Content::Text(text) if !item.is_blank() => Some(text),
             _ => {
@@ -57,7 +57,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Reads `entries`: a mapping from entry keys, which can be any text, to their settings.
-    pub(crate) fn normalizers(&mut self, entry: Entry<'t>) -> Vec<EntryNode> {
+    pub(crate) fn normalizers(&mut self, entry: MapEntry<'t>) -> Vec<EntryNode> {
         const EXAMPLE: &str = "`remote_address: {as: ip}`";
         let Content::Mapping(mut mapping) = entry.value.content() else {
             if !entry.value.is_null() {

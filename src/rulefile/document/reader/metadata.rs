@@ -3,7 +3,7 @@
 use serde_json::{Number, Value};
 
 use super::values::found;
-use super::{Entry, Reader, TEXT_BYTES, is_merge};
+use super::{MapEntry, Reader, TEXT_BYTES, is_merge};
 use crate::model::Metadata;
 use crate::rulefile::yaml::scalar::{Scalar, resolve};
 use crate::rulefile::yaml::{Content, Node, Nodes};
@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 16;
 
 impl<'t> Reader<'_> {
     /// Returns the mapping; `None` if null or wrong.
-    pub(crate) fn metadata(&mut self, entry: Entry<'t>) -> Option<Metadata> {
+    pub(crate) fn metadata(&mut self, entry: MapEntry<'t>) -> Option<Metadata> {
         match entry.value.content() {
             Content::Mapping(mapping) => return Some(self.map(entry.value, mapping, 1)),
             Content::Plain(_) if entry.value.is_null() => {}

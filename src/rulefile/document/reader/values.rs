@@ -1,6 +1,6 @@
 //! Reader for single values: texts, numbers, flags, words and durations. Reports values of a wrong type.
 
-use super::{Entry, Reader, TEXT_BYTES};
+use super::{MapEntry, Reader, TEXT_BYTES};
 use crate::model::Micros;
 use crate::rulefile::document::keys::advice;
 use crate::rulefile::problem::{Placed, quoted};
@@ -9,7 +9,7 @@ use crate::rulefile::yaml::{Content, Node, Nodes};
 
 impl<'t> Reader<'_> {
     /// Returns a text as spelled in the file; `None` if null, empty or wrong.
-    pub(crate) fn text(&mut self, entry: Entry<'t>) -> Option<Placed<String>> {
+    pub(crate) fn text(&mut self, entry: MapEntry<'t>) -> Option<Placed<String>> {
         let text = self.spelled(entry, "a text")?;
         self.take(TEXT_BYTES.saturating_add(text.len()), entry.place);
         let value = if self.is_building { text.to_owned() } else { String::new() };
@@ -17,8 +17,8 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a 32-bit whole number; `None` if null or wrong.
-    pub(crate) fn number(&mut self, entry: Entry<'t>) -> Option<Placed<u32>> {
-        let Entry { name, value: node, .. } = entry;
+    pub(crate) fn number(&mut self, entry: MapEntry<'t>) -> Option<Placed<u32>> {
+        let MapEntry { name, value: node, .. } = entry;
         let place = node.place;
         if let Content::Plain(text) = node.content() {
             match resolve(text) {
@@ -55,7 +55,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a flag; `false` if null or wrong.
-    pub(crate) fn flag(&mut self, entry: Entry<'t>) -> bool {
+    pub(crate) fn flag(&mut self, entry: MapEntry<'t>) -> bool {
         let hint = match entry.value.content() {
             Content::Plain(text) => match resolve(text) {
                 Scalar::Bool(flag) => return flag,
@@ -70,7 +70,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a flag that must have a value. Reports an empty value as an error.
-    pub(crate) fn said(&mut self, entry: Entry<'t>) -> Option<bool> {
+    pub(crate) fn said(&mut self, entry: MapEntry<'t>) -> Option<bool> {
         if entry.value.is_null() {
             self.wrong(entry.name, entry.value, "`true` or `false`");
             return None;
@@ -79,7 +79,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the value of one of the words in `all`; `None` if null, empty or wrong.
-    pub(crate) fn word<T: Copy>(&mut self, entry: Entry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
+    pub(crate) fn word<T: Copy>(&mut self, entry: MapEntry<'t>, all: &[(&'static str, T)]) -> Option<Placed<T>> {
         let text = self.spelled(entry, "one word")?;
         let place = entry.value.place;
         if let Some((_, value)) = all.iter().find(|(word, _)| *word == text) {
@@ -93,7 +93,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a duration; `None` if null, empty or wrong.
-    pub(crate) fn length(&mut self, entry: Entry<'t>) -> Option<Placed<Micros>> {
+    pub(crate) fn length(&mut self, entry: MapEntry<'t>) -> Option<Placed<Micros>> {
         let text = self.spelled(entry, "a length of time")?;
         let place = entry.value.place;
         if let Some(value) = Micros::parse(text) {
@@ -110,7 +110,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a percentage from 1% to 100%; `None` if null, empty or wrong.
-    pub(crate) fn percent(&mut self, entry: Entry<'t>) -> Option<Placed<u8>> {
+    pub(crate) fn percent(&mut self, entry: MapEntry<'t>) -> Option<Placed<u8>> {
         let text = self.spelled(entry, "a percentage like `80%`")?;
         let place = entry.value.place;
         let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
@@ -127,7 +127,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the items of a list; `None` if null or wrong.
-    pub(crate) fn list(&mut self, entry: Entry<'t>, example: &str) -> Option<Nodes<'t>> {
+    pub(crate) fn list(&mut self, entry: MapEntry<'t>, example: &str) -> Option<Nodes<'t>> {
         match entry.value.content() {
             Content::List(items) => return Some(items),
             Content::Plain(_) if entry.value.is_null() => {}
@@ -137,7 +137,7 @@ impl<'t> Reader<'_> {
     }
 
     /// Reports a list item that must be a mapping.
-    pub(crate) fn wrong_item(&mut self, list: Entry<'t>, item: Node<'t>, example: &str) {
+    pub(crate) fn wrong_item(&mut self, list: MapEntry<'t>, item: Node<'t>, example: &str) {
         self.wrong_value(item, || {
             format!("Each item of `{}` must be a mapping like {example}, but this one is {}.", list.name, found(item))
         });
@@ -155,7 +155,7 @@ impl<'t> Reader<'_> {
         }
     }
 
-    fn spelled(&mut self, entry: Entry<'t>, expected: &str) -> Option<&'t str> {
+    fn spelled(&mut self, entry: MapEntry<'t>, expected: &str) -> Option<&'t str> {
         match entry.value.content() {
             Content::Plain(_) | Content::Text(_) if entry.value.is_blank() => None,
             Content::Plain(text) | Content::Text(text) => Some(text),

@@ -28,7 +28,7 @@ enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Nothing,
-    Waiting,
+    WaitingCall,
     Sent,
 }
 
@@ -54,7 +54,7 @@ struct Second {
 struct Simulation {
     began: Instant,
     events: BinaryHeap<Reverse<(Instant, Event)>>,
-    lanes: Vec<Calls<(usize, u64)>>,
+    lanes: Vec<CallQueue<(usize, u64)>>,
     callers: Vec<Caller>,
     takes: Duration,
     /// The scripts of one call.
@@ -73,7 +73,7 @@ impl Simulation {
         let mut simulation = Self {
             began,
             events: BinaryHeap::new(),
-            lanes: (0..lanes).map(|_| Calls::new(began)).collect(),
+            lanes: (0..lanes).map(|_| CallQueue::new(began)).collect(),
             callers: (0..callers).map(caller).collect(),
             takes: Duration::from_secs(1) / rate,
             scripts: 1,
@@ -107,7 +107,7 @@ impl Simulation {
                     if self.callers[caller].call == call {
                         match self.callers[caller].doing {
                             Doing::Nothing => continue,
-                            Doing::Waiting => self.seconds[second].expired += 1,
+                            Doing::WaitingCall => self.seconds[second].expired += 1,
                             Doing::Sent => self.seconds[second].late += 1,
                         }
                         self.end(now, caller);
@@ -121,7 +121,7 @@ impl Simulation {
                     let callers = &self.callers;
                     let scripts = self.scripts as usize;
                     self.lanes[lane].returned(now, scripts, Some(now - sent), |(caller, call), _| {
-                        let is_there = callers[caller].call == call && callers[caller].doing == Doing::Waiting;
+                        let is_there = callers[caller].call == call && callers[caller].doing == Doing::WaitingCall;
                         permitted.extend(is_there.then_some(caller));
                         is_there
                     });
@@ -140,14 +140,14 @@ impl Simulation {
         let Caller { call, began, .. } = &mut self.callers[caller];
         (*call, *began) = (*call + 1, now);
         let (call, until, lane) = (*call, now + BUDGET, caller % self.lanes.len());
-        match self.lanes[lane].ask(now, self.scripts as usize, until, Turn::InOrder, || (caller, call)) {
-            Asked::Permitted => self.send(now, caller),
-            Asked::Waits => {
+        match self.lanes[lane].ask(now, self.scripts as usize, until, CallPriority::InOrder, || (caller, call)) {
+            PermitState::Permitted => self.send(now, caller),
+            PermitState::Waits => {
                 self.seconds[second].waited += 1;
-                self.callers[caller].doing = Doing::Waiting;
+                self.callers[caller].doing = Doing::WaitingCall;
                 self.at(until, Event::End { caller, call });
             }
-            Asked::Shed => self.end(now, caller),
+            PermitState::Shed => self.end(now, caller),
         }
     }
 
@@ -202,12 +202,16 @@ async fn a_server_at_its_limit_goes_on_deciding_calls_of_several_scripts() {
 #[test]
 fn a_call_takes_a_place_for_each_of_its_scripts_and_one_beyond_the_limit_goes_alone() {
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
-    let mut calls = Calls::new(now);
+    let mut calls = CallQueue::new(now);
     calls.limit = 8.0;
-    assert_eq!(calls.ask(now, 5, until, Turn::InOrder, || "five"), Asked::Permitted);
-    assert_eq!(calls.ask(now, 4, until, Turn::InOrder, || "four"), Asked::Waits);
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "one"), Asked::Waits, "in the order in which they came");
-    assert_eq!(calls.ask(now, 100, until, Turn::InOrder, || "hundred"), Asked::Waits);
+    assert_eq!(calls.ask(now, 5, until, CallPriority::InOrder, || "five"), PermitState::Permitted);
+    assert_eq!(calls.ask(now, 4, until, CallPriority::InOrder, || "four"), PermitState::Waits);
+    assert_eq!(
+        calls.ask(now, 1, until, CallPriority::InOrder, || "one"),
+        PermitState::Waits,
+        "in the order in which they came"
+    );
+    assert_eq!(calls.ask(now, 100, until, CallPriority::InOrder, || "hundred"), PermitState::Waits);
     let mut returned = |scripts| {
         let mut permitted = Vec::new();
         calls.returned(now, scripts, Some(Duration::from_millis(1)), |who, scripts| {
@@ -262,37 +266,37 @@ async fn a_server_without_delay_gets_all_calls_at_once() {
 #[tokio::test]
 async fn an_undo_goes_before_the_calls_that_wait_and_a_spare_permit_behind_them() {
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
-    let mut calls = Calls::new(now);
+    let mut calls = CallQueue::new(now);
     calls.limit = 1.0;
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "first"), Asked::Permitted);
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "second"), Asked::Waits);
-    assert_eq!(calls.ask(now, 1, until, Turn::First, || "undo"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "first"), PermitState::Permitted);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "second"), PermitState::Waits);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::First, || "undo"), PermitState::Waits);
     let mut next = || {
         let mut permitted = None;
         calls.returned(now, 1, Some(Duration::from_millis(1)), |who, _| permitted.replace(who).is_none());
         permitted
     };
     assert_eq!([next(), next(), next()], [Some("undo"), Some("second"), None]);
-    let spare = |calls: &mut Calls<_>| calls.ask(now, 1, until, Turn::Spare, || "later");
+    let spare = |calls: &mut CallQueue<_>| calls.ask(now, 1, until, CallPriority::Spare, || "later");
     calls.in_flight = 1;
-    assert_eq!(spare(&mut calls), Asked::Shed, "there is no room");
+    assert_eq!(spare(&mut calls), PermitState::Shed, "there is no room");
     calls.in_flight = 0;
-    assert_eq!(spare(&mut calls), Asked::Permitted);
+    assert_eq!(spare(&mut calls), PermitState::Permitted);
     calls.limit = 2.0;
-    assert_eq!(calls.ask(now, 2, until, Turn::InOrder, || "third"), Asked::Waits);
-    assert_eq!(spare(&mut calls), Asked::Shed, "another waits");
+    assert_eq!(calls.ask(now, 2, until, CallPriority::InOrder, || "third"), PermitState::Waits);
+    assert_eq!(spare(&mut calls), PermitState::Shed, "another waits");
 }
 
 #[test]
 fn below_a_limit_of_one_nobody_waits_for_the_end_of_the_pause_and_undos_do_not_pause() {
     let (now, until) = (Instant::now(), Instant::now() + Duration::from_secs(1));
-    let mut calls = Calls::new(now);
+    let mut calls = CallQueue::new(now);
     calls.limit = 1.0;
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "first"), Asked::Permitted);
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "second"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "first"), PermitState::Permitted);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "second"), PermitState::Waits);
     calls.limit = 0.5;
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "third"), Asked::Shed);
-    assert_eq!(calls.ask(now, 1, until, Turn::First, || "undo"), Asked::Waits);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "third"), PermitState::Shed);
+    assert_eq!(calls.ask(now, 1, until, CallPriority::First, || "undo"), PermitState::Waits);
     let mut permitted = Vec::new();
     calls.returned(now, 1, Some(Duration::from_millis(20)), |who, _| {
         permitted.push(who);
@@ -300,7 +304,7 @@ fn below_a_limit_of_one_nobody_waits_for_the_end_of_the_pause_and_undos_do_not_p
     });
     assert_eq!((permitted, calls.waiting.is_empty()), (vec!["undo"], true), "the second call is shed");
     calls.returned(now, 1, Some(Duration::from_millis(20)), |_, _| true);
-    assert_eq!(calls.ask(now, 1, until, Turn::InOrder, || "fourth"), Asked::Shed, "a pause of 20 ms");
+    assert_eq!(calls.ask(now, 1, until, CallPriority::InOrder, || "fourth"), PermitState::Shed, "a pause of 20 ms");
     let after = now + Duration::from_millis(20);
-    assert_eq!(calls.ask(after, 1, until, Turn::InOrder, || "fifth"), Asked::Permitted);
+    assert_eq!(calls.ask(after, 1, until, CallPriority::InOrder, || "fifth"), PermitState::Permitted);
 }

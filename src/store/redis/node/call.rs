@@ -79,7 +79,7 @@ impl Checkout {
     }
 }
 
-type Replies = RedisResult<SmallVec<[Value; 1]>>;
+type PendingReplies = RedisResult<SmallVec<[Value; 1]>>;
 
 /// A reply that is outstanding. It holds its permit until the reply comes.
 struct Owed {
@@ -99,15 +99,15 @@ impl Owed {
     }
 
     /// Handles the replies, however late, or the loss of the connection. Learns the node's clock and queue delay from them.
-    fn heard(&self, replies: &Replies) {
+    fn reply(&self, replies: &PendingReplies) {
         let now = Instant::now();
         match replies {
             Ok(replies) => {
-                let Node { silence, watched, round_trips, breaker, clock, .. } = &*self.node;
+                let Node { silence, metrics, round_trips, breaker, clock, .. } = &*self.node;
                 let took = now.duration_since(self.began);
                 silence.replied(now);
                 self.connection.answered(now);
-                watched.answered(took);
+                metrics.answered(took);
                 round_trips.add(now, took);
                 if !replies.iter().any(is_blocked) {
                     breaker.answered(took);
@@ -127,7 +127,7 @@ impl Owed {
                 }
             }
             Err(error) => {
-                if !self.connection.is_refused() && self.node.lost.is_over() {
+                if !self.connection.is_refused() && self.node.lost.is_due() {
                     tracing::warn!(event = "store.connection.lost", %error, server = self.node.name, "a connection to Redis was lost");
                 }
                 self.connection.give_up();
@@ -144,17 +144,17 @@ impl Drop for Owed {
 }
 
 /// A call that was sent. If it is dropped before its reply comes, a task waits on for the reply until the connection is given up.
-struct Sent(Option<(Reply, Owed)>);
+struct Sent(Option<(PendingReply, Owed)>);
 
-type Reply = Pin<Box<dyn Future<Output = Replies> + Send>>;
+type PendingReply = Pin<Box<dyn Future<Output = PendingReplies> + Send>>;
 
 impl Future for Sent {
-    type Output = Replies;
+    type Output = PendingReplies;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some((reply, owed)) = &mut self.0 else { return Poll::Pending };
         let replies = ready!(reply.as_mut().poll(context));
-        owed.heard(&replies);
+        owed.reply(&replies);
         self.0 = None;
         Poll::Ready(replies)
     }
@@ -175,7 +175,7 @@ impl Drop for Sent {
                     _ = checks.tick() => connection.give_up_if_silent(silent_after),
                 }
             };
-            owed.heard(&replies);
+            owed.reply(&replies);
         });
     }
 }

@@ -43,14 +43,14 @@ fn map(lines: usize) -> Vec<u8> {
     format!("*{lines}\r\n{lines_text}").into_bytes()
 }
 
-fn asking(commands: &[Cmd]) -> Replies {
-    let mut replies = Replies::default();
+fn asking(commands: &[Cmd]) -> ReplyStream {
+    let mut replies = ReplyStream::default();
     commands.iter().for_each(|command| replies.sent(&command.get_packed_command()));
     replies
 }
 
 /// Returns the refusal of `received` as a reply to `command`, and the number of bytes that passed before it.
-fn refused(command: &Cmd, received: &[u8]) -> (Refusal, usize) {
+fn refused(command: &Cmd, received: &[u8]) -> (InvalidReply, usize) {
     let mut replies = asking(std::slice::from_ref(command));
     let mut passed = 0;
     for piece in received.chunks(100) {
@@ -89,7 +89,7 @@ fn replies_of_an_honest_server_come_through_in_pieces_of_any_size() {
     let sent: Vec<u8> = talk.iter().flat_map(|(command, _)| command.get_packed_command()).collect();
     let received: Vec<u8> = talk.iter().flat_map(|(_, reply)| reply.clone()).collect();
     for size in [1, 2, 3, 7, 100, sent.len() + received.len()] {
-        let mut replies = Replies::default();
+        let mut replies = ReplyStream::default();
         sent.chunks(size).for_each(|piece| replies.sent(piece));
         assert_eq!(replies.asked.len(), talk.len());
         received.chunks(size).for_each(|piece| assert_eq!(replies.received(piece), Ok(()), "pieces of {size}"));
@@ -109,7 +109,7 @@ fn the_longest_replies_to_the_largest_requests_come_through() {
     let slots = question("CLUSTER", "SLOTS");
     let (lines, mut replies) = (LARGEST_MAP / line(10_000).len() - 1, asking(std::slice::from_ref(&slots)));
     assert_eq!(replies.received(&map(lines)), Ok(()), "{lines} lines");
-    assert_eq!(refused(&slots, &map(lines + 3_000)).0, Refusal::TooLarge);
+    assert_eq!(refused(&slots, &map(lines + 3_000)).0, InvalidReply::TooLarge);
 }
 
 #[test]
@@ -117,12 +117,12 @@ fn a_reply_that_announces_too_much_is_refused_before_it_arrives() {
     let (charge, time, slots) = (script(1), cmd("TIME"), question("CLUSTER", "SLOTS"));
     for announced in ["$536870912\r\n", "*1000000000\r\n", "%9223372036854775807\r\n", "*99999999999999999999\r\n"] {
         for command in [&charge, &time, &slots] {
-            assert_eq!(refused(command, announced.as_bytes()), (Refusal::TooLarge, 0), "{announced}");
+            assert_eq!(refused(command, announced.as_bytes()), (InvalidReply::TooLarge, 0), "{announced}");
         }
     }
-    assert_eq!(refused(&charge, b"*1\r\n"), (Refusal::TooLarge, 0), "the script answers no array");
-    assert_eq!(refused(&charge, &bulk(2_000)).0, Refusal::TooLarge);
-    assert_eq!(refused(&time, "*1\r\n".repeat(9).as_bytes()), (Refusal::Malformed, 0), "so deep is none");
+    assert_eq!(refused(&charge, b"*1\r\n"), (InvalidReply::TooLarge, 0), "the script answers no array");
+    assert_eq!(refused(&charge, &bulk(2_000)).0, InvalidReply::TooLarge);
+    assert_eq!(refused(&time, "*1\r\n".repeat(9).as_bytes()), (InvalidReply::Malformed, 0), "so deep is none");
     // Each value announces little, but together it is too much.
     let (refusal, passed) = refused(&time, "*100\r\n_\r\n".repeat(1_000).as_bytes());
     assert!(passed <= LARGEST, "{refusal}: {passed}");
@@ -139,7 +139,7 @@ fn a_reply_without_an_end_is_refused_at_its_bound() {
     ] {
         for received in [endless("+", "x"), endless("-", "ERR "), endless(":", "1"), endless("*8000\r\n+", "x")] {
             let (refusal, passed) = refused(&command, &received);
-            assert_eq!(refusal, Refusal::TooLarge);
+            assert_eq!(refusal, InvalidReply::TooLarge);
             assert!(passed <= most, "{passed} of {most}");
         }
     }
@@ -150,10 +150,10 @@ fn bytes_that_no_redis_sends_are_refused() {
     for wrong in
         ["x", "\r\n", "$\r\n", "$-\r\n", "$1x\r\n", "$1\n", "%-1\r\n", "!-1\r\n", "+a\nb\r\n", ">1\r\n", "|1\r\n"]
     {
-        assert_eq!(refused(&cmd("TIME"), wrong.as_bytes()), (Refusal::Malformed, 0), "{wrong:?}");
+        assert_eq!(refused(&cmd("TIME"), wrong.as_bytes()), (InvalidReply::Malformed, 0), "{wrong:?}");
     }
-    assert_eq!(asking(&[]).received(b"+OK\r\n"), Err(Refusal::Unasked));
-    assert_eq!(asking(&[cmd("PING")]).received(b"+PONG\r\n+PONG\r\n"), Err(Refusal::Unasked));
+    assert_eq!(asking(&[]).received(b"+OK\r\n"), Err(InvalidReply::Unasked));
+    assert_eq!(asking(&[cmd("PING")]).received(b"+PONG\r\n+PONG\r\n"), Err(InvalidReply::Unasked));
 }
 
 /// Pieces of valid and invalid replies.
@@ -189,7 +189,7 @@ proptest! {
     ) {
         let bytes = pieces.concat().into_bytes();
         let mut rest = bytes.as_slice();
-        let ours = Frames::default().read(&mut rest, Limits::NONE);
+        let ours = ReplyFrames::default().read(&mut rest, Limits::NONE);
         let read = bytes.len() - rest.len();
         let theirs = (1..=bytes.len()).find(|end| parse_redis_value(&bytes[..*end]).is_ok());
         match ours {

@@ -20,8 +20,8 @@ use crate::telemetry::metrics::{
     MEMORY_COUNTERS, MEMORY_EVICTED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY,
 };
 use crate::telemetry::traces::Traces;
-use crate::transport::admin::Loaded;
-use crate::transport::{How, Tally};
+use crate::transport::admin::RulesStatus;
+use crate::transport::{EndCause, Tally};
 
 /// Creates the telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
@@ -48,7 +48,7 @@ pub(super) fn rules_loaded(telemetry: &Telemetry, rules: &RuleSet, load: u64) {
 }
 
 /// Adds the metric of a slow load of the rules.
-pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<Loaded>) {
+pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<RulesStatus>) {
     telemetry.also(move |page| {
         let passed = loaded.borrow().slow_since.map_or(0, |began| began.elapsed().as_secs());
         page.single(&RULES_LOADING, passed);
@@ -89,7 +89,7 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
         });
         page.family(&CONNECTIONS_ENDED, |family| {
             for (name, counts) in &counts {
-                How::ALL.into_iter().for_each(|how| family.sample(&[name, how.name()], counts.ended(how)));
+                EndCause::ALL.into_iter().for_each(|how| family.sample(&[name, how.name()], counts.ended(how)));
             }
         });
     });

@@ -9,13 +9,13 @@ use redis::{Cmd, Value, cmd};
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
-use super::backoff::Quiet;
-use super::concurrency::{Permit, Turn};
+use super::concurrency::{CallPriority, Permit};
 use super::node::Node;
-use super::script::{self, Mode, Reply, Rows};
+use super::script::{self, ChargeRows, Mode, ScriptReply};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
+use crate::telemetry::throttle::LogThrottle;
 use crate::telemetry::traces;
 
 /// The most repetitions of a command that was provably not executed: 3, enough for a slot that moves while its script
@@ -25,34 +25,34 @@ const MOST_REPEATS: usize = 3;
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 /// A run of the script.
-pub(super) struct Errand<'a> {
+pub(super) struct ScriptCall<'a> {
     /// Returns its command; the argument is the deadline by the node's clock.
     pub(super) command: &'a (dyn Fn(Micros) -> Cmd + Sync),
     /// Number of charges in the reply and their mode; `None` for an undo, whose reply has none.
     pub(super) expects: Option<(usize, Mode)>,
 }
 
-impl Errand<'_> {
+impl ScriptCall<'_> {
     /// Returns true if it gives hits back. An undo is tried again while a server takes no calls.
     const fn is_undo(&self) -> bool {
         self.expects.is_none()
     }
 
-    const fn turn(&self) -> Turn {
+    const fn turn(&self) -> CallPriority {
         match self.expects {
-            None => Turn::First,
-            Some((_, Mode::Later)) => Turn::Spare,
-            Some(_) => Turn::InOrder,
+            None => CallPriority::First,
+            Some((_, Mode::Later)) => CallPriority::Spare,
+            Some(_) => CallPriority::InOrder,
         }
     }
 }
 
 /// The result of a run: its time by the node's clock and a row for each charge.
-pub(super) type Outcome = Result<(Micros, Rows), StoreError>;
+pub(super) type CallResult = Result<(Micros, ChargeRows), StoreError>;
 
-/// A node's reply to an errand.
-enum Heard {
-    Done(Micros, Rows),
+/// A node's reply to a call.
+enum NodeReply {
+    Done(Micros, ChargeRows),
     /// It was not executed: the deadline had passed.
     TooLate,
     /// It was not executed: the script is not there.
@@ -70,29 +70,29 @@ enum Heard {
 
 /// Additions to a command.
 #[derive(Clone, Copy, Default)]
-struct Manner {
+struct SendMode {
     /// True if `ASKING` precedes it: the node does not have the slot yet.
     is_asking: bool,
     /// True if the script is loaded first.
     with_script: bool,
 }
 
-/// Runs errands on `node`, which should have their slots, in one write. Runs those again that were not executed, on the node that has
+/// Runs calls on `node`, which should have their slots, in one write. Runs those again that were not executed, on the node that has
 /// the slot. `permit` is for the first write, if the caller has one.
 pub(super) async fn run(
     servers: &Servers,
     node: &Arc<Node>,
     permit: Option<Permit>,
-    errands: &[Errand<'_>],
+    calls: &[ScriptCall<'_>],
     until: Instant,
-) -> SmallVec<[Outcome; 1]> {
-    let outcomes = attempt(servers, node, permit, errands, until).await;
-    for (errand, outcome) in errands.iter().zip(&outcomes) {
+) -> SmallVec<[CallResult; 1]> {
+    let outcomes = attempt(servers, node, permit, calls, until).await;
+    for (call, outcome) in calls.iter().zip(&outcomes) {
         // The caller of an undo tries it again, and counts it when it gives up.
-        if let (Some((charges, _)), Err(error)) = (errand.expects, outcome)
+        if let (Some((charges, _)), Err(error)) = (call.expects, outcome)
             && let Some(reason) = error.reason()
         {
-            node.watched().failed(reason, charges);
+            node.metrics().failed(reason, charges);
         }
     }
     outcomes
@@ -102,51 +102,51 @@ async fn attempt(
     servers: &Servers,
     node: &Arc<Node>,
     permit: Option<Permit>,
-    errands: &[Errand<'_>],
+    calls: &[ScriptCall<'_>],
     until: Instant,
-) -> SmallVec<[Outcome; 1]> {
+) -> SmallVec<[CallResult; 1]> {
     let loads = node.loads();
-    let heard = match exchange(node, permit, errands, Manner::default(), until).await {
-        Ok(heard) => heard,
+    let reply = match exchange(node, permit, calls, SendMode::default(), until).await {
+        Ok(reply) => reply,
         Err(error) => {
             if matches!(error, StoreError::TimedOut | StoreError::Late | StoreError::Unreachable) {
                 // A node that has taken its place is in the new map.
                 servers.doubt_map();
             }
-            return errands.iter().map(|_| Err(error)).collect();
+            return calls.iter().map(|_| Err(error)).collect();
         }
     };
-    if heard.iter().any(|heard| matches!(heard, Heard::ClusterDown)) {
+    if reply.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
         servers.doubt_map();
     }
-    if heard.iter().all(|heard| matches!(heard, Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_))) {
-        return heard.into_iter().map(Heard::outcome).collect();
+    if reply.iter().all(|reply| matches!(reply, NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_))) {
+        return reply.into_iter().map(NodeReply::outcome).collect();
     }
-    let followed = errands
+    let followed = calls
         .iter()
-        .zip(heard)
-        .map(|(errand, heard)| async move { follow(servers, Arc::clone(node), loads, errand, heard, until).await });
+        .zip(reply)
+        .map(|(call, reply)| async move { follow(servers, Arc::clone(node), loads, call, reply, until).await });
     join_all(followed).await.into()
 }
 
-/// Runs an errand again as `heard` says, until it is executed or may have been.
+/// Runs a call again as `reply` says, until it is executed or may have been.
 async fn follow(
     servers: &Servers,
     mut node: Arc<Node>,
     mut loads: usize,
-    errand: &Errand<'_>,
-    mut heard: Heard,
+    call: &ScriptCall<'_>,
+    mut reply: NodeReply,
     until: Instant,
-) -> Outcome {
+) -> CallResult {
     let mut is_asking = false;
     for _ in 0..MOST_REPEATS {
-        let with_script = matches!(heard, Heard::NoScript);
-        match &heard {
-            Heard::Done(..) | Heard::ClusterDown | Heard::Failed(_) => break,
-            Heard::TooLate | Heard::NoScript => {}
-            Heard::TryAgain => sleep(TRY_AGAIN).await,
-            Heard::Moved(name) | Heard::Ask(name) => {
-                is_asking = matches!(heard, Heard::Ask(_));
+        let with_script = matches!(reply, NodeReply::NoScript);
+        match &reply {
+            NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_) => break,
+            NodeReply::TooLate | NodeReply::NoScript => {}
+            NodeReply::TryAgain => sleep(TRY_AGAIN).await,
+            NodeReply::Moved(name) | NodeReply::Ask(name) => {
+                is_asking = matches!(reply, NodeReply::Ask(_));
                 let Some(named) = servers.named(name, &node, until).await else {
                     complain("MOVED");
                     return Err(StoreError::Unreachable);
@@ -155,11 +155,11 @@ async fn follow(
                 loads = node.loads();
             }
         }
-        let manner = Manner { is_asking, with_script };
-        let errands = std::slice::from_ref(errand);
-        let mut again = if manner.with_script {
+        let mode = SendMode { is_asking, with_script };
+        let calls = std::slice::from_ref(call);
+        let mut again = if mode.with_script {
             // One call loads the script for all.
-            let load = async || exchange(&node, None, errands, manner, until).await;
+            let load = async || exchange(&node, None, calls, mode, until).await;
             match node.load_once(loads, until, load).await {
                 Some(again) => {
                     loads = node.loads();
@@ -167,102 +167,103 @@ async fn follow(
                 }
                 None => {
                     loads = node.loads();
-                    exchange(&node, None, errands, Manner { is_asking, with_script: false }, until).await?
+                    exchange(&node, None, calls, SendMode { is_asking, with_script: false }, until).await?
                 }
             }
         } else {
-            exchange(&node, None, errands, manner, until).await?
+            exchange(&node, None, calls, mode, until).await?
         };
-        heard = again.pop().unwrap_or(Heard::Failed(StoreError::Rejected));
+        reply = again.pop().unwrap_or(NodeReply::Failed(StoreError::Rejected));
     }
-    heard.outcome()
+    reply.outcome()
 }
 
-/// Sends errands to one node in one write and returns its reply to each.
+/// Sends calls to one node in one write and returns its reply to each.
 ///
 /// # Errors
 /// If no reply comes.
 async fn exchange(
     node: &Arc<Node>,
     permit: Option<Permit>,
-    errands: &[Errand<'_>],
-    manner: Manner,
+    calls: &[ScriptCall<'_>],
+    mode: SendMode,
     until: Instant,
-) -> Result<SmallVec<[Heard; 1]>, StoreError> {
+) -> Result<SmallVec<[NodeReply; 1]>, StoreError> {
     let (server, port) = node.place();
-    let span = traces::store_call(server, port, errands.len());
-    let heard = exchange_unrecorded(node, permit, errands, manner, until).await;
+    let span = traces::store_call(server, port, calls.len());
+    let reply = exchange_unrecorded(node, permit, calls, mode, until).await;
     if let Some(mut span) = span {
         span.done();
         // Nothing was sent.
-        let is_undo = errands.iter().all(Errand::is_undo);
-        if is_undo && matches!(heard, Err(StoreError::Overloaded | StoreError::Down { .. })) {
+        let is_undo = calls.iter().all(ScriptCall::is_undo);
+        if is_undo && matches!(reply, Err(StoreError::Overloaded | StoreError::Down { .. })) {
             span.forget();
         }
-        let codes = heard.iter().flatten().filter_map(Heard::code);
+        let codes = reply.iter().flatten().filter_map(NodeReply::code);
         codes.take(1).for_each(|code| span.replied(code));
-        let failure = heard.as_ref().map_or_else(|error| Some(*error), |heard| heard.iter().find_map(Heard::failure));
+        let failure =
+            reply.as_ref().map_or_else(|error| Some(*error), |reply| reply.iter().find_map(NodeReply::failure));
         if let Some(reason) = failure.and_then(StoreError::reason) {
             span.failed(reason.name());
         }
     }
-    heard
+    reply
 }
 
 async fn exchange_unrecorded(
     node: &Arc<Node>,
     permit: Option<Permit>,
-    errands: &[Errand<'_>],
-    manner: Manner,
+    calls: &[ScriptCall<'_>],
+    mode: SendMode,
     until: Instant,
-) -> Result<SmallVec<[Heard; 1]>, StoreError> {
+) -> Result<SmallVec<[NodeReply; 1]>, StoreError> {
     if until <= Instant::now() {
         return Err(StoreError::Late);
     }
     let permit = match permit {
         Some(permit) => permit,
         None => {
-            let turn = errands.first().map_or(Turn::InOrder, Errand::turn);
-            node.permit(errands.len(), until, turn).await?
+            let turn = calls.first().map_or(CallPriority::InOrder, ScriptCall::turn);
+            node.permit(calls.len(), until, turn).await?
         }
     };
     let mut checkout = node.checkout(permit, until).await?;
     let deadline = checkout.time_at(until);
-    let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(errands.len());
-    if manner.with_script {
+    let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(calls.len());
+    if mode.with_script {
         commands.push(script::load());
     }
-    for errand in errands {
-        if manner.is_asking {
+    for call in calls {
+        if mode.is_asking {
             commands.push(cmd("ASKING"));
         }
-        commands.push((errand.command)(deadline));
+        commands.push((call.command)(deadline));
     }
     let replies = checkout.send(commands, until).await?;
-    // The replies to SCRIPT LOAD and ASKING come before the errand's own.
-    let own = if manner.is_asking { 2 } else { 1 };
-    let skipped = usize::from(manner.with_script);
+    // The replies to SCRIPT LOAD and ASKING come before the call's own.
+    let own = if mode.is_asking { 2 } else { 1 };
+    let skipped = usize::from(mode.with_script);
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
-    let heard: SmallVec<[Heard; 1]> =
-        errands.iter().zip(replies).map(|(errand, reply)| Heard::new(reply, errand.expects)).collect();
-    if heard.len() < errands.len() {
+    let reply: SmallVec<[NodeReply; 1]> =
+        calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects)).collect();
+    if reply.len() < calls.len() {
         return Err(StoreError::Rejected);
     }
-    if heard.iter().any(|heard| matches!(heard, Heard::Failed(StoreError::Unreachable))) {
+    if reply.iter().any(|reply| matches!(reply, NodeReply::Failed(StoreError::Unreachable))) {
         checkout.demoted();
     }
-    Ok(heard)
+    Ok(reply)
 }
 
-impl Heard {
+impl NodeReply {
     fn new(reply: Value, expects: Option<(usize, Mode)>) -> Self {
         let Value::ServerError(error) = &reply else {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
             return match script::read(reply, charges, mode) {
-                Some(Reply::Done { now, rows }) => Self::Done(now, rows),
+                Some(ScriptReply::Done { now, rows }) => Self::Done(now, rows),
                 // The reply to an undo is the time alone.
-                Some(Reply::TooLate { now }) if expects.is_none() => Self::Done(now, Rows::default()),
-                Some(Reply::TooLate { .. }) => Self::TooLate,
+                Some(ScriptReply::TooLate { now }) if expects.is_none() => Self::Done(now, ChargeRows::default()),
+                Some(ScriptReply::TooLate { .. }) => Self::TooLate,
                 None => Self::Failed(StoreError::Rejected),
             };
         };
@@ -306,7 +307,7 @@ impl Heard {
         }
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self) -> CallResult {
         match self {
             Self::Done(at, rows) => Ok((at, rows)),
             Self::Failed(error) => Err(error),
@@ -321,8 +322,8 @@ impl Heard {
 
 /// Logs that a server refuses to count, with the error code only: the rest of the message may contain a key.
 fn complain(code: &str) {
-    static QUIET: Quiet = Quiet::new();
-    if QUIET.is_over() {
+    static THROTTLE: LogThrottle = LogThrottle::new();
+    if THROTTLE.is_due() {
         tracing::warn!(
             event = "store.script.refused",
             code,
