@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use super::sockets::Addresses;
 use crate::model::StorePolicies;
 use crate::rules::{Example, RuleSet};
 use crate::settings::{Settings, StoreChoice};
@@ -21,19 +22,13 @@ pub struct Summary<'a> {
     pub program: &'a str,
     /// Number of rule files.
     pub files: usize,
-    /// Address of the gRPC listener.
-    pub grpc: SocketAddr,
-    /// Address of the HTTP listener.
-    pub http: SocketAddr,
-    /// Address of the debug listener.
-    pub debug: SocketAddr,
-    /// Address of the metrics listener, if there is one.
-    pub metrics: Option<SocketAddr>,
+    /// Addresses of the listeners.
+    pub addresses: Addresses,
 }
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings, rules, program, files, grpc, http, debug, metrics } = *self;
+        let Self { settings, rules, program, files, addresses: Addresses { grpc, http, debug, metrics } } = *self;
         let domains = rules.domains();
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");

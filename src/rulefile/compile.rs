@@ -259,7 +259,7 @@ impl Compiler<'_> {
 
     fn child(
         &mut self,
-        item: DescriptorNode,
+        mut item: DescriptorNode,
         value_list: Option<&ValueListNode>,
         path: &Arc<Path>,
         above: Inherited<'_>,
@@ -311,51 +311,68 @@ impl Compiler<'_> {
             );
             self.error(inherited.file, place, message);
         }
-        let request_cost = self.at_least_one(item.request_cost.as_ref(), inherited.file);
-        let limits = self.limits(item.limits, inherited);
-        if limits.is_some() || action.is_some() || request_cost.get() > 1 {
-            let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
-            if item.quiet.is_some() && limits.iter().any(|limit| limit.warn_at.is_some()) {
-                let message =
-                    "`warn_at` sends a header about the limit, but `expose: false` hides the limit: remove one of the two".to_owned();
-                self.error(inherited.file, item.quiet.unwrap_or(item.place), message);
-            }
-            child.rule = Some(Rule {
-                about: About {
-                    id: RuleId(self.rules),
-                    path: Arc::clone(&path),
-                    message: item.message.map(|message| message.value.into()),
-                    is_exposed: item.quiet.is_none(),
-                    metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
-                    series: if item.detailed_metric {
-                        Series::Detailed
-                    } else if path.levels().iter().any(|level| level.shown() == Shown::Value) {
-                        Series::Values
-                    } else {
-                        Series::Rule
-                    },
-                },
-                limits,
-                is_unlimited,
-                replaces,
-                role: Role::of(item.shadow_mode, item.quota_mode),
-                charging: inherited.charging,
-                policies: inherited.policies,
-                remembers_refusals: inherited.remembers_refusals,
-                action,
-                request_cost,
-            });
-            self.rules = self.rules.saturating_add(1);
-        } else if let Some(message) = &item.message {
-            let message = (message.place, "`message` is the text for a refused client, but this item refuses nothing: write it beside a limit or `deny: true`".to_owned());
-            self.warning(inherited.file, message.0, message.1);
-        }
-        if !item.descriptors.is_empty() {
+        let descriptors = std::mem::take(&mut item.descriptors);
+        child.rule = self.rule(item, action, &path, inherited);
+        if !descriptors.is_empty() {
             let mut below = Box::<TreeLevel>::default();
-            self.level(&mut below, item.descriptors, &path, inherited);
+            self.level(&mut below, descriptors, &path, inherited);
             child.below = Some(below);
         }
         Some(child)
+    }
+
+    /// Returns the rule of an item; `None` if the item only leads to the levels below.
+    fn rule(
+        &mut self,
+        item: DescriptorNode,
+        action: Option<Action>,
+        path: &Arc<Path>,
+        inherited: Inherited<'_>,
+    ) -> Option<Rule> {
+        let request_cost = self.at_least_one(item.request_cost.as_ref(), inherited.file);
+        let limits = self.limits(item.limits, inherited);
+        if limits.is_none() && action.is_none() && request_cost.get() == 1 {
+            if let Some(message) = &item.message {
+                let warning = "`message` is the text for a refused client, but this item refuses nothing: write it beside a limit or `deny: true`";
+                self.warning(inherited.file, message.place, warning.to_owned());
+            }
+            return None;
+        }
+        let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
+        if let Some(place) = item.quiet
+            && limits.iter().any(|limit| limit.warn_at.is_some())
+        {
+            let message =
+                "`warn_at` sends a header about the limit, but `expose: false` hides the limit: remove one of the two";
+            self.error(inherited.file, place, message.to_owned());
+        }
+        let about = About {
+            id: RuleId(self.rules),
+            path: Arc::clone(path),
+            message: item.message.map(|message| message.value.into()),
+            is_exposed: item.quiet.is_none(),
+            metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
+            series: if item.detailed_metric {
+                Series::Detailed
+            } else if path.levels().iter().any(|level| level.shown() == Shown::Value) {
+                Series::Values
+            } else {
+                Series::Rule
+            },
+        };
+        self.rules = self.rules.saturating_add(1);
+        Some(Rule {
+            about,
+            limits,
+            is_unlimited,
+            replaces,
+            role: Role::of(item.shadow_mode, item.quota_mode),
+            charging: inherited.charging,
+            policies: inherited.policies,
+            remembers_refusals: inherited.remembers_refusals,
+            action,
+            request_cost,
+        })
     }
 
     /// Returns the decision of an item for the whole request. Reports keys that such a decision makes useless.

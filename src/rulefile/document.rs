@@ -64,7 +64,7 @@ impl FormWord {
 }
 
 /// One item of a `descriptors` list as written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DescriptorNode {
     /// Position of the item's first character.
     pub place: Position,
@@ -122,9 +122,10 @@ pub struct ValueListNode {
 }
 
 /// The `rate_limit` or `rate_limits` of an item.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum LimitsNode {
     /// Missing or null.
+    #[default]
     None,
     /// `unlimited: true`.
     Unlimited(Box<LimitNode>),

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::keys::{Key, Level, advice, nearest};
-use super::{DescriptorNode, Document, LimitsNode};
+use super::{DescriptorNode, Document};
 use crate::model::{Charging, Colocation, FailurePolicy};
 use crate::rulefile::problem::{Report, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
@@ -140,29 +140,7 @@ impl<'t> Reader<'_> {
     }
 
     fn descriptor(&mut self, place: Position, mapping: Nodes<'t>) -> DescriptorNode {
-        let mut node = DescriptorNode {
-            place,
-            key: None,
-            value: None,
-            value_list: None,
-            deny: None,
-            exempt: None,
-            request_cost: None,
-            message: None,
-            quiet: None,
-            limits: LimitsNode::None,
-            shadow_mode: false,
-            quota_mode: false,
-            detailed_metric: false,
-            value_to_metric: false,
-            share_threshold: None,
-            metadata: None,
-            charging: None,
-            on_store_failure: None,
-            on_store_overload: None,
-            remember_refusals: None,
-            descriptors: Vec::new(),
-        };
+        let mut node = DescriptorNode { place, ..DescriptorNode::default() };
         let mut limits_entry: Option<MapEntry<'t>> = None;
         let mut empty_value: Option<Position> = None;
         for entry in self.entries(mapping, Level::Descriptor) {

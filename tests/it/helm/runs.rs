@@ -48,6 +48,7 @@ async fn secrets_and_certificates_are_where_the_settings_say_and_readable_to_the
 
 /// Starts what a rendering deploys, with its environment, arguments, volumes, names and ports unchanged, as the user and
 /// with the rights of its pod, and looks at what it answers and what it can reach.
+#[expect(clippy::too_many_lines, reason = "one run of the chart, step after step")]
 async fn deployed(objects: &[Value]) {
     let container = server(objects);
     let user = &one("Deployment", objects)["spec"]["template"]["spec"]["securityContext"]["runAsUser"];

@@ -182,6 +182,7 @@ fn faster() -> String {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one run, step after step")]
 async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
     let began = Instant::now();
     let mut prometheus = Prometheus::start(&faster()).await;

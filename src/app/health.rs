@@ -1,0 +1,63 @@
+//! Health of this instance, as callers and probes see it.
+
+use std::time::Duration;
+
+use crate::store::redis::Redis;
+use crate::transport::Workers;
+use crate::transport::grpc::Health;
+use crate::transport::json::Readiness;
+
+/// Longest wait for the first connection to Redis, before the start reports its health without one: 500 ms. A reachable
+/// Redis accepts within some milliseconds.
+const FIRST_CONNECTION: Duration = Duration::from_millis(500);
+/// Interval at which that wait checks for a connection: 5 ms.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Interval at which health follows the connection to Redis, if the settings ask for that: 100 ms.
+const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+/// The health check and the readiness probe: both report whether this instance accepts calls.
+#[derive(Clone)]
+pub(super) struct HealthState {
+    /// Health check of gRPC.
+    pub(super) health: Health,
+    /// Probe `/healthcheck` of HTTP.
+    pub(super) readiness: Readiness,
+}
+
+impl HealthState {
+    /// Reports that this instance accepts calls, or that it does not.
+    pub(super) async fn show(&self, is_ready: bool) {
+        self.readiness.set(is_ready);
+        self.health.set_serving(is_ready).await;
+    }
+
+    /// Follows the connection to Redis. `shown` is the state that is reported now. Never returns.
+    pub(super) async fn follow(self, redis: Redis, mut shown: bool) {
+        let mut due = tokio::time::interval(FOLLOW_EVERY);
+        loop {
+            due.tick().await;
+            let is_connected = redis.is_connected();
+            if is_connected != shown {
+                self.show(is_connected).await;
+                shown = is_connected;
+            }
+        }
+    }
+}
+
+/// Waits at most 500 ms until Redis is connected from this thread and then from each worker, so that no first call pays
+/// for connecting. Returns true once all are connected, or if there is no Redis.
+pub(super) async fn connected_at_first(redis: Option<&Redis>, workers: &Workers) -> bool {
+    let Some(redis) = redis else { return true };
+    let connect = || {
+        let redis = redis.clone();
+        async move { redis.connect(FIRST_CONNECTION).await }
+    };
+    let connected = async {
+        while !redis.is_connected() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        workers.on_each(connect).await;
+    };
+    tokio::time::timeout(FIRST_CONNECTION, connected).await.is_ok()
+}

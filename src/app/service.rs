@@ -1,0 +1,281 @@
+//! The life of the service: build, serve, shut down.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::health::{HealthState, connected_at_first};
+use super::intake::Intake;
+use super::log::{self, Log};
+use super::read::Read;
+use super::signals::Signals;
+use super::sockets::{Addresses, SlotCounts, Sockets};
+use super::store::{self, Stores};
+use super::traces::Exporting;
+use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worker_count};
+use crate::limiter::Limiter;
+use crate::model::Micros;
+use crate::rules::live::{LiveRules, Snapshot};
+use crate::settings::Settings;
+use crate::source::RuleSource;
+use crate::source::file::FileSource;
+use crate::store::guard::Guard;
+use crate::store::memory::Memory;
+use crate::store::redis::Redis;
+use crate::store::redis::announce::Announcer;
+use crate::store::replicas::Replicas;
+use crate::telemetry::Telemetry;
+use crate::transport::admin::RulesStatus;
+use crate::transport::budget::process::ProcessAccount;
+use crate::transport::grpc::{Edge, Services};
+use crate::transport::json::Readiness;
+use crate::transport::{
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, Workers, admin, json, limits as bounds,
+};
+
+/// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
+/// for a store that gets no new counters.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// Time for the worker threads to end after their connections are closed: 500 ms.
+const WORKERS_END: Duration = Duration::from_millis(500);
+
+/// Everything that decides, before a listener serves it.
+pub(super) struct Service {
+    source: FileSource,
+    files: usize,
+    intake: Arc<Intake>,
+    /// State of the rules for the debug page.
+    status: watch::Receiver<RulesStatus>,
+    limiter: Arc<Limiter>,
+    guard: Arc<Guard>,
+    memory: Arc<Memory>,
+    redis: Option<Redis>,
+    replicas: Arc<Replicas>,
+    telemetry: Arc<Telemetry>,
+    exporting: Option<Exporting>,
+    workers: NonZeroUsize,
+}
+
+/// The service with its listeners and tasks.
+pub(super) struct Running {
+    files: usize,
+    addresses: Addresses,
+    limiter: Arc<Limiter>,
+    health: HealthState,
+    /// Listeners.
+    serving: JoinSet<Drained>,
+    workers: Workers,
+    stop: watch::Sender<bool>,
+    announcer: Option<Arc<Announcer>>,
+    exporting: Option<Exporting>,
+    /// Tasks that end with the stop signal.
+    tasks: Vec<JoinHandle<()>>,
+    /// Tasks that calls in flight still need.
+    store_tasks: Vec<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Connects rules, stores and telemetry.
+    pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
+        let Read { source, options, rules, files, redis, spans } = read;
+        let workers = worker_count(settings);
+        let (traces, exporting) = spans.unzip();
+        let telemetry = metrics::telemetry(settings, traces);
+        metrics::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
+        // The workers and the main thread, which supervises the servers, all call the store.
+        let Stores { guard, memory, redis, replicas } =
+            store::open(settings, redis, workers.get() + 1, &telemetry.servers());
+        metrics::stores(&telemetry, &memory, redis.as_ref());
+        let live = Arc::new(LiveRules::new(rules));
+        metrics::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
+        let what = summary::counted(&live.snapshot(), files);
+        let (page, status) =
+            watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });
+        metrics::slow_load(&telemetry, status.clone());
+        let guard = Arc::new(guard);
+        metrics::guard(&telemetry, &guard, &replicas);
+        let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
+        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry)));
+        Self { source, files, intake, status, limiter, guard, memory, redis, replicas, telemetry, exporting, workers }
+    }
+
+    /// Starts the listeners and all tasks. Returns once health is reported.
+    ///
+    /// # Errors
+    /// If the worker threads or a service cannot be started.
+    pub(super) async fn serve(self, settings: &Settings, log: &Log, sockets: Sockets) -> anyhow::Result<Running> {
+        let addresses = sockets.addresses()?;
+        let answers = Arc::new(answers(settings)?);
+        let edge = |most_held| {
+            Edge::new(Arc::clone(&self.limiter), Arc::clone(&answers), Arc::clone(&self.telemetry), most_held)
+        };
+        let (grpc_edge, http_edge) = (edge(settings.max_held_calls), edge(sockets.slots.other / 4));
+        let held: [Box<dyn Fn() -> usize + Send + Sync>; 2] =
+            [Box::new(grpc_edge.held_calls()), Box::new(http_edge.held_calls())];
+        metrics::held_calls(&self.telemetry, held.into());
+        let (services, health) = Services::new(grpc_edge).await?;
+        let health = HealthState { health, readiness: Readiness::default() };
+        let workers = Workers::start(self.workers)?;
+        let (stop, stopped) = watch::channel(false);
+        let routes = Routes {
+            services,
+            json: json::routes(http_edge, health.readiness.clone(), settings.json_max_body.0),
+            admin: admin::routes(
+                Arc::clone(&self.limiter),
+                self.status.clone(),
+                log.level.clone(),
+                addresses.debug.ip(),
+            ),
+        };
+        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
+        let Self { source, files, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let mut tasks = vec![tokio::spawn(source.follow(Arc::clone(&intake) as _))];
+        let mut store_tasks =
+            vec![tokio::spawn(sweep(memory, intake)), tokio::spawn(async move { guard.settle().await })];
+        let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
+        tasks.extend(
+            announcer
+                .clone()
+                .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await })),
+        );
+        store_tasks.extend(redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await })));
+        let follows = settings.redis_health_check_active_connection;
+        let is_connected = connected_at_first(redis.as_ref(), &workers).await;
+        health.show(is_connected || !follows).await;
+        tasks.extend(redis.filter(|_| follows).map(|redis| tokio::spawn(health.clone().follow(redis, is_connected))));
+        Ok(Running {
+            files,
+            addresses,
+            limiter,
+            health,
+            serving,
+            workers,
+            stop,
+            announcer,
+            exporting,
+            tasks,
+            store_tasks,
+        })
+    }
+}
+
+/// Handlers of the listeners.
+struct Routes {
+    services: Services,
+    json: axum::Router,
+    admin: axum::Router,
+}
+
+/// Starts the listeners.
+fn listeners(
+    settings: &Settings,
+    sockets: Sockets,
+    routes: Routes,
+    telemetry: &Arc<Telemetry>,
+    workers: &Workers,
+    stopped: &watch::Receiver<bool>,
+) -> JoinSet<Drained> {
+    let Sockets { grpc, http, debug, metrics, slots } = sockets;
+    let limits = ConnectionLimits {
+        age: unless_zero(settings.grpc_max_connection_age),
+        grace: unless_zero(settings.grpc_max_connection_age_grace),
+        drain: duration(settings.drain_timeout),
+        ..ConnectionLimits::default()
+    };
+    let memory_bytes = bounds::memory_bytes();
+    let mut tallies = Vec::new();
+    let mut listener = |name, socket, slots| {
+        let listener = Listener::new(name, socket, slots, limits);
+        tallies.push((name, listener.tally()));
+        listener
+    };
+    let grpc = listener("gRPC", grpc, slots.of_grpc()).with_most_idle(most_idle(settings, slots, memory_bytes));
+    let http = listener("HTTP", http, slots.of_other());
+    let debug = listener("debug", debug, slots.of_other());
+    let metrics = metrics.map(|socket| listener("metrics", socket, slots.of_other()));
+    metrics::connections(telemetry, tallies);
+    let process = Arc::new(ProcessAccount::new(memory_bytes));
+    let calls = Http2::new(routes.services, &limits).counting(telemetry.limited_calls()).within(process);
+    let http1 = |routes| Http1::new(routes, &limits);
+    let mut serving = JoinSet::new();
+    serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(http1(routes.json), workers.clone(), stopped.clone()));
+    serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
+    if let Some(metrics) = metrics {
+        let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));
+        serving.spawn(metrics.serve(http1(page), Workers::here(), stopped.clone()));
+    }
+    serving
+}
+
+fn most_idle(settings: &Settings, slots: SlotCounts, memory_bytes: u64) -> usize {
+    match settings.grpc_max_idle_connections.0 {
+        Some(connections) => bounds::below(connections, slots.grpc),
+        None => bounds::idle_connections(memory_bytes, slots.grpc),
+    }
+}
+
+impl Running {
+    /// Returns the rules in force.
+    pub(super) fn rules(&self) -> Snapshot {
+        self.limiter.rules()
+    }
+
+    /// Returns the number of rule files at the start, and the addresses of the listeners.
+    pub(super) fn started(&self) -> (usize, Addresses) {
+        (self.files, self.addresses)
+    }
+
+    /// Stops after a stop signal: health fails at once, calls in flight are finished within `DRAIN_TIMEOUT`. A second signal
+    /// stops at once.
+    pub(super) async fn shut_down(mut self, settings: &Settings, mut signals: Signals) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+        if let Some(announcer) = self.announcer {
+            announcer.leave().await;
+        }
+        self.health.show(false).await;
+        let stopping = stopping(settings);
+        tracing::info!(target: log::TARGET, event = "stop.begun", "stopping: {stopping}; a second signal stops at once");
+        let drain = async {
+            tokio::time::sleep(duration(settings.drain_delay)).await;
+            self.stop.send_replace(true);
+            while self.serving.join_next().await.is_some() {}
+            self.workers.stop(WORKERS_END).await
+        };
+        tokio::select! {
+            _ = drain => {}
+            () = signals.wait() => {
+                tracing::info!(target: log::TARGET, event = "stop.forced", "stopped at once by a second signal");
+            }
+        }
+        if let Some(exporting) = self.exporting {
+            exporting.flush().await;
+        }
+        self.store_tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Returns the sentence about the drain, for the log line at the stop signal.
+fn stopping(settings: &Settings) -> String {
+    let delay = match settings.drain_delay {
+        Micros::ZERO => String::new(),
+        delay => format!("new calls are accepted for {delay} more, and health checks fail already; "),
+    };
+    format!("{delay}calls in flight have {} to finish", settings.drain_timeout)
+}
+
+/// Drops forgotten counters and unused rules, every 10 s. Never returns.
+async fn sweep(store: Arc<Memory>, intake: Arc<Intake>) {
+    let mut due = tokio::time::interval(SWEEP_EVERY);
+    loop {
+        due.tick().await;
+        store.sweep();
+        // A large rule set takes milliseconds to drop, so this thread does not.
+        let intake = Arc::clone(&intake);
+        tokio::task::spawn_blocking(move || intake.drop_unused());
+    }
+}

@@ -1,0 +1,108 @@
+//! Bound listeners of the process, and the connection slots that they share out.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+
+use crate::settings::Settings;
+use crate::transport::{ConnectionSlots, connection_cap, raise_open_files};
+
+/// Maximum number of connections of each of the HTTP, debug and metrics listeners: 128, or a quarter of all connections
+/// if that is less.
+const HTTP_CONNECTIONS: usize = 128;
+
+/// The bound sockets.
+pub(super) struct Sockets {
+    pub(super) grpc: TcpListener,
+    pub(super) http: TcpListener,
+    pub(super) debug: TcpListener,
+    /// Socket of the metrics listener, if there is one.
+    pub(super) metrics: Option<TcpListener>,
+    pub(super) slots: SlotCounts,
+}
+
+/// Addresses of the listeners.
+#[derive(Clone, Copy, Debug)]
+pub struct Addresses {
+    /// Address of the gRPC listener.
+    pub grpc: SocketAddr,
+    /// Address of the HTTP listener.
+    pub http: SocketAddr,
+    /// Address of the debug listener.
+    pub debug: SocketAddr,
+    /// Address of the metrics listener, if there is one.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Numbers of connection slots. The HTTP, debug and metrics listeners have slots of their own, so a flood of gRPC
+/// connections cannot lock out the probes.
+#[derive(Clone, Copy)]
+pub(super) struct SlotCounts {
+    /// Slots of the gRPC listener.
+    pub(super) grpc: usize,
+    /// Slots of each other listener.
+    pub(super) other: usize,
+}
+
+impl Sockets {
+    /// Raises the limit of open files and binds all listeners.
+    ///
+    /// # Errors
+    /// If an address cannot be bound; names the address and its settings.
+    pub(super) async fn bind(settings: &Settings) -> anyhow::Result<Self> {
+        let slots = SlotCounts::new(connection_cap(raise_open_files()), settings.use_prometheus);
+        let metrics = match settings.use_prometheus {
+            true => Some(bind_at(settings.prometheus_addr.0, "PROMETHEUS_ADDR").await?),
+            false => None,
+        };
+        Ok(Self {
+            grpc: bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?,
+            http: bind("PORT", settings.host, settings.port).await?,
+            debug: bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?,
+            metrics,
+            slots,
+        })
+    }
+
+    /// Returns the addresses of the listeners.
+    ///
+    /// # Errors
+    /// If the system does not return one.
+    pub(super) fn addresses(&self) -> std::io::Result<Addresses> {
+        Ok(Addresses {
+            grpc: self.grpc.local_addr()?,
+            http: self.http.local_addr()?,
+            debug: self.debug.local_addr()?,
+            metrics: self.metrics.as_ref().map(TcpListener::local_addr).transpose()?,
+        })
+    }
+}
+
+impl SlotCounts {
+    fn new(connections: usize, has_metrics_listener: bool) -> Self {
+        let other = HTTP_CONNECTIONS.min(connections / 4);
+        let others = if has_metrics_listener { 3 } else { 2 };
+        Self { grpc: connections - others * other, other }
+    }
+
+    /// Returns the slots of the gRPC listener.
+    pub(super) fn of_grpc(self) -> ConnectionSlots {
+        ConnectionSlots::new(self.grpc)
+    }
+
+    /// Returns the slots of one other listener.
+    pub(super) fn of_other(self) -> ConnectionSlots {
+        ConnectionSlots::new(self.other)
+    }
+}
+
+async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    let variables = format!("{variable} or {}", variable.replace("PORT", "HOST"));
+    bind_at(SocketAddr::new(host, port), &variables).await
+}
+
+async fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpListener> {
+    let bound = TcpListener::bind(address).await;
+    bound.with_context(|| format!("cannot listen on {address}: set {variables} to another value"))
+}
