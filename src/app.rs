@@ -23,6 +23,7 @@ use crate::source::file::find::Location;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
+mod authorities;
 mod health;
 mod intake;
 mod log;

@@ -211,13 +211,13 @@ fn retry<'a>(
     let is_exposed = |charge: &Charge| {
         matched.items.get(charge.descriptor).is_none_or(|item| item.rule.is_none_or(|rule| rule.about().is_exposed))
     };
-    let told = |(charge, verdict): (&Charge, &Verdict)| verdict.retry.filter(|_| is_exposed(charge));
+    let exposed_retry = |(charge, verdict): (&Charge, &Verdict)| verdict.retry.filter(|_| is_exposed(charge));
     let refusing = answers.filter(|(charge, verdict)| verdict.outcome.is_refused() && !charge.role.is_shadow());
     let mut enforcing = refusing.clone().filter(|(charge, _)| !charge.role.is_quota()).peekable();
     if enforcing.peek().is_none() {
-        return refusing.filter_map(told).min();
+        return refusing.filter_map(exposed_retry).min();
     }
-    enforcing.map(told).collect::<Option<Vec<_>>>()?.into_iter().max()
+    enforcing.map(exposed_retry).collect::<Option<Vec<_>>>()?.into_iter().max()
 }
 
 /// Returns the time until the store is called again, if the request is refused only by policy `closed`: the limits that were

@@ -15,6 +15,19 @@ pub use documents::{Documents, File};
 ///
 /// # Errors
 /// Returns every error of every file with its place, and the warnings with them.
+///
+/// ```
+/// use tidegate::rulefile::{File, Options, load};
+///
+/// let file = |text: &str| File { name: "rules.yaml".into(), bytes: text.into() };
+/// let right = file("domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 9 } }]\n");
+/// assert_eq!(load(&[right], Options::default())?.rules.rules()[0].path().to_string(), "edge.user");
+///
+/// let wrong = file("domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: dy, requests_per_unit: 9 } }]\n");
+/// let problems = load(&[wrong], Options::default()).unwrap_err().to_string();
+/// assert!(problems.starts_with("rules.yaml:2:"), "{problems}");
+/// # Ok::<(), tidegate::rulefile::InvalidRules>(())
+/// ```
 pub fn load(files: &[File], options: Options) -> Result<CompiledRules, InvalidRules> {
     compile(Documents::parse(files.to_vec()), &options)
 }

@@ -266,7 +266,7 @@ impl Telemetry {
     pub fn page(&self) -> String {
         let mut page = Page::default();
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.rules.tell(&mut page);
+        self.rules.write_to(&mut page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
         page.single(&GLOBAL_SHADOW_MODE, read(&self.shadowed_refusals));
         page.family(&DELAYED, |family| {
@@ -279,7 +279,7 @@ impl Telemetry {
             family.sample(&["service_error"], read(&self.invalid));
         });
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
-        self.limited.tell(&mut page);
+        self.limited.write_to(&mut page);
         page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
         let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;
         page.single(&LOADS, read(succeeded));
@@ -288,7 +288,7 @@ impl Telemetry {
         page.single(&RULES_GENERATION, read(generation));
         page.single(&RULES_LOADED, seconds(read(loaded_us)));
         page.single(&RULES_REJECTED, u8::from(is_rejected.load(Ordering::Relaxed)));
-        self.servers.tell(&mut page);
+        self.servers.write_to(&mut page);
         self.page_writers.lock().iter().for_each(|writer| writer(&mut page));
         page.family(&BUILD_INFO, |family| family.sample(&[env!("CARGO_PKG_VERSION")], 1));
         page.single(&START_TIME, seconds(self.started.get()));

@@ -8,6 +8,19 @@ use crate::model::{
 };
 
 /// A quota and the algorithm that counts it. The algorithm can count the quota exactly.
+///
+/// ```
+/// use tidegate::algorithm::{Algorithm, Limit};
+/// use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
+///
+/// let limit = Limit::new(Algorithm::TokenBucket, Quota::new(60, Window::of_unit(Unit::Minute)).with_burst(2))?;
+/// let (mut counter, noon) = (limit.fresh(), Micros::from_secs(1_700_000_000));
+/// let mut hit = |now| limit.charge(&mut counter, now, Hits::take(1), Charging::Each).0;
+/// assert_eq!((hit(noon).remaining, hit(noon).remaining), (1, 0));
+/// assert_eq!(hit(noon).retry, Some(Micros::from_secs(1)));
+/// assert!(!hit(Micros::from_secs(1_700_000_001)).outcome.is_refused());
+/// # Ok::<(), tidegate::model::InvalidQuota>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     algorithm: Algorithm,

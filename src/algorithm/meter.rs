@@ -79,11 +79,11 @@ impl<S: SlotDelay> Counting for Meter<S> {
     }
 
     fn verdict(state: &State, now: Micros, hits: Hits, quota: Quota) -> Verdict {
-        told::<NoSlots>(state, now, hits, quota, Micros::ZERO)
+        verdict_with::<NoSlots>(state, now, hits, quota, Micros::ZERO)
     }
 
     fn slot(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
-        told::<S>(state, now, hits, quota, max)
+        verdict_with::<S>(state, now, hits, quota, max)
     }
 
     fn charge(state: &mut State, now: Micros, hits: Hits, quota: Quota) {
@@ -117,7 +117,7 @@ impl State {
 }
 
 /// Returns the verdict of a charge that waits for its slot, at most `max`.
-fn told<S: SlotDelay>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
+fn verdict_with<S: SlotDelay>(state: &State, now: Micros, hits: Hits, quota: Quota, max: Micros) -> Verdict {
     let (limit, burst, grains) = (u64::from(quota.limit()), u64::from(quota.burst()), quota.ticks());
     let State { tick, level, .. } = state.at(now, quota);
     let (room, cost) = (burst * grains, hits.taken() * grains);

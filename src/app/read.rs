@@ -1,12 +1,11 @@
 //! Files that are read before the service starts, and by `tidegate check`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::SENT_TWICE;
 use super::store::RedisFiles;
 use super::traces::Exporting;
-use super::{SENT_TWICE, environment};
-use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named, apart};
+use crate::file::{MAX_SECRET, Named, apart};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
 use crate::rulefile::{self, CompiledRules, InvalidRules, Options};
@@ -76,17 +75,6 @@ pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Re
     runtime.block_on(apart(load, |passed| {
         eprintln!("still reading the files after {} s: their file system may be stuck", passed.as_secs());
     }))?
-}
-
-/// Checks the file that `SSL_CERT_FILE` names in place of the system's authorities: the TLS libraries read it without a
-/// size limit.
-///
-/// # Errors
-/// If it is not a regular file, is too large, or is not readable.
-pub(super) fn system_authorities() -> anyhow::Result<()> {
-    let Some(path) = environment("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(()) };
-    let file = Named::new("SSL_CERT_FILE", PathBuf::from(path), MAX_CERTIFICATES);
-    Ok(file.read("certificates as PEM", |_| Some(()))?)
 }
 
 /// Returns the options of the rule compiler that the settings define.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use super::read::system_authorities;
+use super::authorities::system_authorities;
 use super::{SystemClock, duration};
 use crate::model::Clock;
 use crate::settings::{Auth, RedisSettings, Settings, StoreChoice};
@@ -65,7 +65,7 @@ impl Secrets {
 }
 
 /// Creates the stores for `threads` calling threads. `files` holds the contents of the files that the Redis settings
-/// name; `watched` records the metrics of each server.
+/// name; `metrics` records the metrics of each server.
 pub(super) fn open(
     settings: &Settings,
     files: Option<RedisFiles>,

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::SystemClock;
-use super::read::system_authorities;
+use super::authorities::system_authorities;
 use crate::settings::{ExportProtocol, Settings, TraceSettings};
 use crate::telemetry::throttle::LogThrottle;
 use crate::telemetry::traces::{Sampler, Traces};

@@ -139,6 +139,15 @@ impl fmt::Display for Window {
 }
 
 /// A limit on hits: `limit` per `window`, and at most `burst` at once where the algorithm has a burst.
+///
+/// ```
+/// use tidegate::model::{Quota, Unit, Window};
+///
+/// let quota = Quota::new(1_000, Window::of_units(Unit::Minute, 15)?).with_burst(50);
+/// assert_eq!((quota.limit(), quota.burst()), (1_000, 50));
+/// assert_eq!(quota.window().to_string(), "15 minutes");
+/// # Ok::<(), tidegate::model::InvalidQuota>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quota {
     limit: u32,

@@ -98,6 +98,13 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Micros;
 }
 
+/// A function that returns the time is a clock.
+impl<F: Fn() -> Micros + Send + Sync> Clock for F {
+    fn now(&self) -> Micros {
+        self()
+    }
+}
+
 fn micros_per(unit: &str) -> Option<u64> {
     Some(match unit {
         "us" | "µs" | "μs" => 1,

@@ -339,7 +339,7 @@ impl Compiler<'_> {
             return None;
         }
         let (limits, is_unlimited, replaces) = limits.unwrap_or_default();
-        if let Some(place) = item.quiet
+        if let Some(place) = item.unexposed
             && limits.iter().any(|limit| limit.warn_at.is_some())
         {
             let message =
@@ -350,7 +350,7 @@ impl Compiler<'_> {
             id: RuleId(self.rules),
             path: Arc::clone(path),
             message: item.message.map(|message| message.value.into()),
-            is_exposed: item.quiet.is_none(),
+            is_exposed: item.unexposed.is_none(),
             metadata: item.metadata.filter(|metadata| !metadata.is_empty()).map(Box::new),
             series: if item.detailed_metric {
                 Series::Detailed

@@ -83,7 +83,7 @@ pub struct DescriptorNode {
     /// Message for a refused client.
     pub message: Option<Placed<String>>,
     /// Position of `expose: false`, if written.
-    pub quiet: Option<Position>,
+    pub unexposed: Option<Position>,
     /// Limits of the item: none, unlimited, or a list.
     pub limits: LimitsNode,
     /// True if a refusal is only recorded.

@@ -92,15 +92,15 @@ impl Explainer<'_> {
         }
         let others = node.children.iter().filter(|child| !chosen.is_some_and(|chosen| std::ptr::eq(*child, chosen)));
         let same_key = |child: &&Child| child.key.matches(&entry.key);
-        let mut told = 0;
+        let mut shown = 0;
         for other in others.clone().filter(same_key).take(MOST_OTHERS) {
             let why = why_not(other, entry, normalized, chosen);
             self.line(depth, format_args!("✗ {}  {why}  ({})", other.label(), self.place(other)));
-            told += 1;
+            shown += 1;
         }
         let (all, same) = (others.clone().count(), others.filter(same_key).count());
-        if same > told {
-            self.line(depth, format_args!("✗ {} more with this key and another value", same - told));
+        if same > shown {
+            self.line(depth, format_args!("✗ {} more with this key and another value", same - shown));
         }
         if all > same {
             self.line(depth, format_args!("✗ {} with another key", all - same));

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::secret::HIDDEN;
-use super::values::Setting;
+use super::values::{HIDDEN, Setting};
 use super::{InvalidSetting, SettingRows, rows};
 use crate::file::{MAX_SECRET, Named};
 use crate::model::Micros;

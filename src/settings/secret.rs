@@ -3,9 +3,6 @@
 use super::values::Setting;
 use crate::store::redis::credentials::Login;
 
-/// Text shown in place of a secret.
-pub(super) const HIDDEN: &str = "***";
-
 /// A login in a variable; an empty value means none.
 impl Setting for Option<Login> {
     const TAKES: &'static str = "PASSWORD or USER:PASSWORD, on one line";

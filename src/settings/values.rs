@@ -5,8 +5,10 @@ use std::num::NonZeroU32;
 
 use http::HeaderName;
 
-use super::secret::HIDDEN;
 use crate::model::{FailurePolicy, Micros};
+
+/// Text shown in place of a secret.
+pub(super) const HIDDEN: &str = "***";
 
 /// Type of a setting.
 pub(super) trait Setting: Sized {

@@ -1,6 +1,7 @@
 //! Calls a store, and decides by policy where it fails: a store can fail, the guard cannot. Knowledge of the counters spares the
 //! store calls, and decides while the store is overloaded.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -127,6 +128,42 @@ impl Guard {
     ) -> Self {
         let known = (deadline != Deadline::AtOnce).then(Known::default);
         Self { store, deadline, known, local, replicas, clock, untimely: AtomicU64::new(0) }
+    }
+
+    /// Creates a guard of an embedded store for at most about `counters` counters, which never fails.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use tidegate::algorithm::{Algorithm, Charge, Limit};
+    /// # use tidegate::model::key::{CountedBy, KeyPart};
+    /// # use tidegate::model::*;
+    /// # use tidegate::store::guard::Guard;
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let guard = Guard::in_memory(1_000, Arc::new(|| Micros::from_secs(1_700_000_000)));
+    /// let limit = Limit::new(Algorithm::Gcra, Quota::new(1, Window::of_unit(Unit::Minute)))?;
+    /// let user = KeyPart { key: b"user", by: CountedBy::Value, text: b"alice" };
+    /// let window = limit.quota().window().length();
+    /// let charge = Charge {
+    ///     key: CounterKey::new("edge", [user].into_iter(), Colocation::default(), limit.algorithm().name(), window),
+    ///     limit,
+    ///     hits: Hits::take(1),
+    ///     descriptor: 0,
+    ///     role: Role::Enforce,
+    ///     charging: Charging::Each,
+    ///     policies: StorePolicies::default(),
+    ///     remembers_refusals: true,
+    /// };
+    /// assert_eq!(guard.charge(&[charge.clone()], None).await[0].outcome, Outcome::Admitted);
+    /// let refused = guard.charge(&[charge], None).await[0];
+    /// assert_eq!((refused.outcome, refused.retry), (Outcome::Refused, Some(Micros::from_secs(60))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn in_memory(counters: usize, clock: Arc<dyn Clock>) -> Self {
+        let memory = Arc::new(Memory::new(Arc::clone(&clock), counters));
+        let store = Arc::clone(&memory) as Arc<dyn Store>;
+        Self::new(store, Deadline::AtOnce, memory, Arc::new(Replicas::set(NonZeroU32::MIN)), clock)
     }
 
     /// Charges the counters of one request and returns a verdict for each charge, for a caller with this `timeout`.

@@ -273,11 +273,11 @@ impl Memory {
             if is_refused && !at.charge.is_recorded_despite_refusal() {
                 continue;
             }
-            let (told, _) = locked.charge(at, now, self);
+            let (first_verdict, _) = locked.charge(at, now, self);
             // In a refused request, a counter that is charged more than once keeps its first verdict: the charges that are not
             // kept are missing now.
             if !(is_refused && step.is_repeated(at)) {
-                *verdict = told;
+                *verdict = first_verdict;
             }
         }
         if is_refused {

@@ -208,13 +208,13 @@ impl Redis {
         }
         // A task of its own: hits that are taken are given back even if the caller goes away.
         let (store, owned) = (self.clone(), charges.to_vec());
-        let (tell, told) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         traces::spawn(async move {
             let outcomes = store.0.ask(&groups, &owned, mode, until).await;
-            let _ = tell.send(store.conclude(&groups, &owned, mode, outcomes));
+            let _ = sender.send(store.conclude(&groups, &owned, mode, outcomes));
         });
         let failed = || Charged { answers: charges.iter().map(|_| Err(StoreError::TimedOut)).collect(), undo: None };
-        told.await.unwrap_or_else(|_| failed())
+        result.await.unwrap_or_else(|_| failed())
     }
 
     /// Charges a part of a request. Must run to its end: if it is dropped, the hits that it took are not given back.

@@ -85,7 +85,7 @@ impl LimitedCalls {
     }
 
     /// Adds the metric to a page, with a series for each cause.
-    pub(super) fn tell(&self, page: &mut Page) {
+    pub(super) fn write_to(&self, page: &mut Page) {
         page.family(&CALLS_LIMITED, |family| {
             Cause::ALL.into_iter().for_each(|cause| family.sample(&[cause.name()], self.calls(cause)));
         });

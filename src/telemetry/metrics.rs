@@ -60,7 +60,7 @@ metrics! {
     REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected; a rejected load changes nothing";
     DECISIONS: Counter "tidegate_decisions_total" ["domain" "rule" "outcome" "provenance"] "Requests decided, by the rule that decided, the outcome and its provenance";
     UNKNOWN_DOMAINS: Counter "tidegate_unknown_domain_requests_total" [] "Requests with a domain that no rule file has; they are admitted without a limit";
-    DELAYED: Counter "tidegate_delayed_requests_total" ["delivery"] "Admitted requests that a limit delayed; header: a header tells Envoy how long to wait; hold: the call is held here";
+    DELAYED: Counter "tidegate_delayed_requests_total" ["delivery"] "Admitted requests that a limit delayed; header: a header makes Envoy how long to wait; hold: the call is held here";
     HELD_CALLS: Gauge "tidegate_held_calls" [] "Calls held at present because a limit has delivery: hold";
     RULES: Gauge "tidegate_rules" [] "Rules in force";
     RULES_GENERATION: Gauge "tidegate_rules_generation" [] "Number of the load whose rules are in force; the first load is 1";

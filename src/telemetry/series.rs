@@ -192,7 +192,7 @@ impl Rules {
     }
 
     /// Adds the counts to the page.
-    pub(super) fn tell(&self, page: &mut Page) {
+    pub(super) fn write_to(&self, page: &mut Page) {
         let mut all: Vec<(Arc<SeriesName>, Arc<RuleCounts>)> = {
             let all = self.all.read();
             all.counts.iter().map(|(name, counts)| (Arc::clone(name), Arc::clone(counts))).collect()

@@ -165,7 +165,7 @@ impl ServerMetrics {
     }
 
     /// Adds the metrics of the servers to the page.
-    pub(super) fn tell(&self, page: &mut Page) {
+    pub(super) fn write_to(&self, page: &mut Page) {
         let mut servers: Vec<(String, Arc<Server>)> = {
             let servers = self.0.lock();
             let kept = servers.iter().filter_map(|(name, server)| Some((name.clone(), server.upgrade()?)));
@@ -216,7 +216,7 @@ mod tests {
 
     fn told(servers: &ServerMetrics) -> String {
         let mut page = Page::default();
-        servers.tell(&mut page);
+        servers.write_to(&mut page);
         page.into_text()
     }
 

@@ -89,7 +89,7 @@ fn request(entries: &[(&str, &str)]) -> Request {
 
 fn page(rules: &Rules) -> String {
     let mut page = Page::default();
-    rules.tell(&mut page);
+    rules.write_to(&mut page);
     page.into_text()
 }
 

@@ -16,7 +16,7 @@ use futures_util::StreamExt;
 use http_body::Body as _;
 use prost::Message;
 
-use self::room::{Room, SMALL_BODY_BYTES, Seated};
+use self::room::{Permitted, Room, SMALL_BODY_BYTES};
 use super::grpc::{Edge, Undecided};
 use super::metrics;
 use super::waiting::ReadEmpty;
@@ -126,11 +126,11 @@ impl Door {
 
     /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
     async fn answer_large(&self, head: &Parts, body: Body) -> Response {
-        let seat = self.room.seat().await;
+        let permit = self.room.permit().await;
         let body = match self.whole(body).await {
             Ok(body) => body,
             Err(unread) => {
-                drop(seat);
+                drop(permit);
                 return self.unread(head, unread).await;
             }
         };
@@ -152,7 +152,7 @@ impl Door {
                     answer
                 });
                 let answer = answer.await.ok().flatten();
-                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(Seated::new(text, seat))))
+                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(Permitted::new(text, permit))))
             }
             Err(response) => response,
         };

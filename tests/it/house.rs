@@ -166,6 +166,145 @@ fn each_log_event_has_its_row_in_the_documentation() {
     assert_eq!(rows, events(), "left: docs/operations.md, right: the log lines of src");
 }
 
+/// The path of the module in a file below `src/`: `store::redis` for `src/store/redis.rs`.
+fn module_path(path: &Path) -> String {
+    let below = path.strip_prefix(root().join("src")).expect("a file of src").with_extension("");
+    below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join("::")
+}
+
+/// The code of a file in front of its tests, without comments.
+fn code(path: &Path) -> String {
+    let text = read(path);
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// The paths that `use` declarations name, groups taken apart.
+fn used(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("use ").filter(|(at, _)| *at == 0 || code[..*at].ends_with(['\n', ' '])) {
+        let declaration: String = code[at + 4..].split(';').next().unwrap_or("").split_whitespace().collect();
+        take_apart("", &declaration, &mut found);
+    }
+    found
+}
+
+/// Adds the paths of `rest`, which may end in a group, each behind `prefix`.
+fn take_apart(prefix: &str, rest: &str, found: &mut Vec<String>) {
+    let Some((before, group)) = rest.split_once('{') else { return found.push(format!("{prefix}{rest}")) };
+    let group = group.strip_suffix('}').unwrap_or(group);
+    let (mut depth, mut begin) = (0, 0);
+    for (at, c) in group.char_indices().chain([(group.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                take_apart(&format!("{prefix}{before}"), &group[begin..at], found);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The module files that the module `own` imports from, except its own ancestors and descendants: a module and its
+/// children are one.
+fn imported(own: &str, code: &str, modules: &[String]) -> Vec<String> {
+    let absolute = |path: String| {
+        if let Some(rest) = path.strip_prefix("crate::") {
+            return rest.to_owned();
+        }
+        let (mut base, mut rest) = (own.to_owned(), path.as_str());
+        while let Some(behind) = rest.strip_prefix("super::") {
+            base = base.rsplit_once("::").map_or(String::new(), |(above, _)| above.to_owned());
+            rest = behind;
+        }
+        format!("{base}::{}", rest.strip_prefix("self::").unwrap_or(rest))
+    };
+    let is_inside = |inner: &str, outer: &str| inner == outer || inner.starts_with(&format!("{outer}::"));
+    let target =
+        |path: String| modules.iter().filter(|module| is_inside(&path, module)).max_by_key(|module| module.len());
+    let found = used(code).into_iter().map(absolute).filter_map(target);
+    let mut found: Vec<String> =
+        found.filter(|module| !is_inside(module, own) && !is_inside(own, module)).cloned().collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    let paths = files("src", "rs");
+    let modules: Vec<String> = paths.iter().map(|path| module_path(path)).filter(|module| module != "lib").collect();
+    let imports: std::collections::BTreeMap<String, Vec<String>> = paths
+        .iter()
+        .filter(|path| !name(path).ends_with("tests.rs"))
+        .map(|path| (module_path(path), imported(&module_path(path), &code(path), &modules)))
+        .collect();
+    assert!(imports.values().map(Vec::len).sum::<usize>() > 300, "the imports are found: {imports:?}");
+    for start in imports.keys() {
+        let mut seen = vec![start.clone()];
+        let mut ways = vec![vec![start.clone()]];
+        while let Some(way) = ways.pop() {
+            for next in imports.get(&way[way.len() - 1]).into_iter().flatten() {
+                assert!(
+                    next != start,
+                    "files import each other in a circle: {} -> {start}; move what they share below both",
+                    way.join(" -> ")
+                );
+                if !seen.contains(next) {
+                    seen.push(next.clone());
+                    ways.push([&way[..], std::slice::from_ref(next)].concat());
+                }
+            }
+        }
+    }
+}
+
+/// Words with which no doc comment begins: say what the thing is or does.
+const QUESTIONS: [&str; 7] = ["What ", "How ", "Whether ", "Where ", "Who ", "When ", "Which "];
+
+/// Old words for ideas that have a term of the field, which the message names.
+const OLD_WORDS: [(&str, &str); 11] = [
+    ("errand", "ScriptCall"),
+    ("heard", "reply"),
+    ("manner", "mode"),
+    ("ballot", "ChargeOutcome"),
+    ("patience", "timeout"),
+    ("bell", "notify"),
+    ("told", "reply, or the name of the value"),
+    ("signs", "HealthState"),
+    ("seats", "permits"),
+    ("circle", "cycle"),
+    ("among_node", "value_list"),
+];
+
+#[test]
+fn comments_and_names_use_plain_words() {
+    let mut wrong = Vec::new();
+    for path in files("src", "rs") {
+        let text = read(&path);
+        let mut is_inside = false;
+        for (number, line) in text.lines().enumerate() {
+            let comment = ["/// ", "//! "].into_iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+            let begins = comment.filter(|_| !is_inside);
+            if let Some(word) = begins.and_then(|text| QUESTIONS.into_iter().find(|word| text.starts_with(word))) {
+                let place = format!("{}:{}", name(&path), number + 1);
+                wrong.push(format!("{place}: a doc comment begins with `{word}`: begin with a noun or a verb"));
+            }
+            is_inside = line.trim_start().starts_with("//");
+        }
+        let code = code(&path).to_lowercase();
+        let words: Vec<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+        for (old, term) in OLD_WORDS {
+            if words.contains(&old) && !name(&path).ends_with("tests.rs") {
+                wrong.push(format!("{}: `{old}` is an old word: say {term}", name(&path)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn words_and_thought_do_no_io() {
     for path in files("src", "rs").iter().filter(|path| THOUGHT.contains(&module(path).as_str())) {
@@ -208,8 +347,8 @@ fn only_the_wiring_names_the_concrete_store() {
 fn every_algorithm_says_what_it_counts_and_when_to_choose_another() {
     let algorithms = files("src/algorithm", "rs");
     assert!(!algorithms.is_empty());
-    // What every algorithm is called with.
-    for path in algorithms.iter().filter(|path| !path.ends_with("charge.rs")) {
+    // Limit and charge are what every algorithm is called with.
+    for path in algorithms.iter().filter(|path| !path.ends_with("charge.rs") && !path.ends_with("limit.rs")) {
         let text = read(path);
         let head: Vec<_> = text.lines().take_while(|line| line.starts_with("//!")).collect();
         assert!(

@@ -157,7 +157,7 @@ impl<'t> Reader<'_> {
                 "exempt" => node.exempt = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "request_cost" => node.request_cost = self.number(entry),
                 "message" => node.message = self.text(entry),
-                "expose" => node.quiet = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
+                "expose" => node.unexposed = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
                 "rate_limit" if entry.value.is_null() => self.report.warning(entry.place, || {
                     "`rate_limit` is empty, so the item has no limit: write the keys of the limit below it, with more indentation.".to_owned()
                 }),

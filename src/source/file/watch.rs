@@ -42,12 +42,12 @@ pub enum Trigger {
     Poll,
 }
 
-/// Receiver of events, on the thread of the watcher. No caller may wait for the watcher while `watched` is locked: that would
+/// Receiver of events, on the thread of the watcher. No caller may wait for the watcher while `directories` is locked: that would
 /// be a deadlock, because the watcher replies from that thread.
 #[derive(Debug, Default)]
 struct EventSink {
     /// Watched directories, by the path under which the watcher knows them.
-    watched: Mutex<HashMap<PathBuf, Watched>>,
+    directories: Mutex<HashMap<PathBuf, Watched>>,
     /// Last error of the watcher.
     error: Mutex<Option<String>>,
     /// Notified at each change.
@@ -92,7 +92,7 @@ impl Watch {
             let wanted = watched.directory.and_then(|directory| wanted.get(&directory));
             wanted.is_none_or(|(wanted, _)| wanted != path)
         };
-        let stale: Vec<_> = self.events.watched.lock().extract_if(is_stale).collect();
+        let stale: Vec<_> = self.events.directories.lock().extract_if(is_stale).collect();
         for (path, _) in stale {
             // An error here means that the watcher has seen the directory go and removed it already.
             let _ = watcher.unwatch(&path);
@@ -105,7 +105,7 @@ impl Watch {
             match watcher.watch(&path, RecursiveMode::NonRecursive) {
                 Ok(()) => self.events.changed.notify_one(),
                 Err(error) => {
-                    self.events.watched.lock().remove(&path);
+                    self.events.directories.lock().remove(&path);
                     // If the directory is gone meanwhile, its parent's watch reports that.
                     if !matches!(error.kind, notify::ErrorKind::PathNotFound) {
                         outcome = Err(io::Error::other(error));
@@ -124,9 +124,9 @@ impl Watch {
             return Trigger::Poll;
         }
         let latest = Instant::now() + MAX_DEBOUNCE;
-        let quiet = async { while timeout(DEBOUNCE, changed.notified()).await.is_ok() {} };
+        let debounced = async { while timeout(DEBOUNCE, changed.notified()).await.is_ok() {} };
         // After the maximum debounce, reload although events continue.
-        let _ = timeout_at(latest, quiet).await;
+        let _ = timeout_at(latest, debounced).await;
         Trigger::Event
     }
 }
@@ -134,13 +134,13 @@ impl Watch {
 impl EventSink {
     /// Sets the names that count as changes in a directory. Returns true if the watcher does not watch the directory yet.
     fn expect(&self, path: &Path, directory: Directory, names: WatchedNames) -> bool {
-        let mut watched = self.watched.lock();
-        if let Some(known) = watched.get_mut(path) {
+        let mut directories = self.directories.lock();
+        if let Some(known) = directories.get_mut(path) {
             // If an event has reported the directory gone meanwhile, it stays unwatched until the next call of `follow`.
             known.names = names;
             return false;
         }
-        watched.insert(path.to_owned(), Watched { directory: Some(directory), names });
+        directories.insert(path.to_owned(), Watched { directory: Some(directory), names });
         true
     }
 
@@ -165,15 +165,15 @@ impl EventSink {
         }
         let is_gone =
             matches!(event.kind, EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)));
-        let mut watched = self.watched.lock();
+        let mut directories = self.directories.lock();
         let is_relevant = |path: &PathBuf| {
-            if watched.contains_key(path) {
+            if directories.contains_key(path) {
                 // The watcher also drops all watches below this path.
-                let below = watched.iter_mut().filter(|(other, _)| is_gone && other.starts_with(path));
+                let below = directories.iter_mut().filter(|(other, _)| is_gone && other.starts_with(path));
                 below.for_each(|(_, watched)| watched.directory = None);
                 return true;
             }
-            let watched = path.parent().and_then(|parent| watched.get(parent));
+            let watched = path.parent().and_then(|parent| directories.get(parent));
             watched.is_some_and(|watched| match &watched.names {
                 WatchedNames::All => true,
                 WatchedNames::These(names) => path.file_name().is_some_and(|name| names.contains(name)),
@@ -278,7 +278,7 @@ mod tests {
         }
 
         fn watched(&self) -> usize {
-            self.watch.events.watched.lock().len()
+            self.watch.events.directories.lock().len()
         }
     }
 

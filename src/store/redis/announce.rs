@@ -14,7 +14,7 @@ use crate::telemetry::throttle::LogThrottle;
 /// Interval between two announcements: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
 /// Timeout of one announcement: 100 ms.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// Name of the sorted set, after the prefix. No counter has this name: in the name of a counter, `|` follows the domain, directly
 /// or after a closing brace.
 const KEY: &str = "{tidegate}instances";
@@ -77,6 +77,6 @@ impl Announcer {
         let mut call: Cmd = cmd("EVALSHA");
         call.arg(self.script.get_hash()).arg(1).arg(&self.key).arg(&self.id).arg(argument);
         let node = self.redis.node(&self.key)?;
-        node.ask(vec![load, call], Instant::now() + PATIENCE).await?.pop()
+        node.ask(vec![load, call], Instant::now() + TIMEOUT).await?.pop()
     }
 }

@@ -113,12 +113,12 @@ impl Concurrency {
         turn: CallPriority,
     ) -> Option<Permit> {
         // Only a call that waits needs a channel.
-        let mut told = None;
+        let mut permitted = None;
         let asked = {
             let mut calls = self.calls.lock();
             let asked = calls.ask(now, scripts, until, turn, || {
                 let (handle, permit) = oneshot::channel();
-                told = Some(permit);
+                permitted = Some(permit);
                 handle
             });
             self.show(&calls);
@@ -127,7 +127,7 @@ impl Concurrency {
         match asked {
             PermitState::Permitted => Some(Permit::new(self, scripts, now)),
             PermitState::Shed => None,
-            PermitState::Waits => timeout_at(until, told?).await.ok()?.ok(),
+            PermitState::Waits => timeout_at(until, permitted?).await.ok()?.ok(),
         }
         .map(|mut permit| {
             permit.has_caller = matches!(turn, CallPriority::InOrder | CallPriority::AtOnce);

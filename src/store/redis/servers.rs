@@ -29,7 +29,7 @@ const REFRESH: Duration = Duration::from_secs(10);
 /// Minimum time between two requests for the map after a hint of a change: 50 ms.
 const REFRESH_AGAIN: Duration = Duration::from_millis(50);
 /// Timeout of a request for the map, and of a `PING`: 100 ms.
-const MAP_PATIENCE: Duration = Duration::from_millis(100);
+const MAP_TIMEOUT: Duration = Duration::from_millis(100);
 /// Nodes that are asked for the map at once: 5, so that newer maps of others replace an old one.
 const MOST_ASKED: usize = 5;
 /// Interval between attempts to connect while no connection is alive and no call tries: 500 ms.
@@ -249,7 +249,7 @@ impl Servers {
         let (map, seeds, renewed) = match &self.shape {
             Shape::One(node) if node.is_well() => {
                 // Connects before the first charge, and detects a lost server. The timeout is short: no probe is sent meanwhile.
-                node.ask(vec![cmd("PING")], Instant::now() + MAP_PATIENCE).await;
+                node.ask(vec![cmd("PING")], Instant::now() + MAP_TIMEOUT).await;
                 return;
             }
             Shape::One(_) => return,
@@ -273,12 +273,12 @@ impl Servers {
         candidates.rotate_left(begin);
         candidates.truncate(MOST_ASKED);
         let began = Instant::now();
-        let until = began + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_PATIENCE };
-        let told = join_all(candidates.iter().map(|node| tell(node, until))).await;
-        let is_no_cluster = told.iter().any(|told| matches!(told, Err(Untold::NoCluster)));
+        let until = began + if old.masters.is_empty() { self.access.connect_timeout } else { MAP_TIMEOUT };
+        let replies = join_all(candidates.iter().map(|node| ask_for_map(node, until))).await;
+        let is_no_cluster = replies.iter().any(|reply| matches!(reply, Err(NoMap::NoCluster)));
         // A node that was removed from the cluster knows no slots.
-        let maps = told.into_iter().flatten().filter(|told| told.slots() > 0);
-        let Some(newest) = maps.max_by_key(|told| (told.epoch, told.slots())) else {
+        let maps = replies.into_iter().flatten().filter(|reply| reply.slots() > 0);
+        let Some(newest) = maps.max_by_key(|reply| (reply.epoch, reply.slots())) else {
             if self.unmapped.is_due() {
                 complain_of_no_map(is_no_cluster, until - began);
             }
@@ -301,14 +301,14 @@ impl Servers {
         self.older_since.lock().get_or_insert_with(Instant::now).elapsed() >= REBORN
     }
 
-    fn map(&self, old: &Map, told: Told) -> Map {
+    fn map(&self, old: &Map, reply: MapReply) -> Map {
         let mut new = Map {
             slots: vec![u16::MAX; usize::from(SLOTS)],
             masters: Vec::new(),
             known: HashMap::new(),
-            epoch: told.epoch,
+            epoch: reply.epoch,
         };
-        for Range { first, last, nodes } in told.ranges {
+        for Range { first, last, nodes } in reply.ranges {
             for (index, address) in nodes.into_iter().enumerate() {
                 let node = match new.known.get(&address) {
                     Some(node) => Arc::clone(node),
@@ -353,12 +353,12 @@ fn slot_of(key: &[u8]) -> u16 {
 }
 
 /// Map of the cluster that a node sent.
-struct Told {
+struct MapReply {
     epoch: u64,
     ranges: Vec<Range>,
 }
 
-impl Told {
+impl MapReply {
     /// Returns the number of slots that have a node.
     fn slots(&self) -> usize {
         self.ranges.iter().map(|range| usize::from(range.last.saturating_sub(range.first)) + 1).sum()
@@ -366,7 +366,7 @@ impl Told {
 }
 
 /// The reason for which a node sent no map of a cluster.
-enum Untold {
+enum NoMap {
     /// It refuses the request, like a server that is not in cluster mode.
     NoCluster,
     /// It did not answer in time, or has no map at present.
@@ -395,27 +395,27 @@ struct Range {
     nodes: Vec<Address>,
 }
 
-async fn tell(node: &Node, until: Instant) -> Result<Told, Untold> {
+async fn ask_for_map(node: &Node, until: Instant) -> Result<MapReply, NoMap> {
     let question = |of: &str| {
         let mut command: Cmd = cmd("CLUSTER");
         command.arg(of);
         command
     };
-    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await.ok_or(Untold::Silent)?;
+    let replies = node.ask(vec![question("INFO"), question("SLOTS")], until).await.ok_or(NoMap::Silent)?;
     // Redis answers "ERR This instance has cluster support disabled".
     if replies.iter().any(|reply| matches!(reply, Value::ServerError(error) if error.code() == "ERR")) {
-        return Err(Untold::NoCluster);
+        return Err(NoMap::NoCluster);
     }
-    read_map(&replies, node).ok_or(Untold::Silent)
+    read_map(&replies, node).ok_or(NoMap::Silent)
 }
 
-fn read_map(replies: &[Value], node: &Node) -> Option<Told> {
+fn read_map(replies: &[Value], node: &Node) -> Option<MapReply> {
     let [info, slots] = replies else { return None };
     let info: String = from_redis_value_ref(info).ok()?;
     let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()?;
     let Value::Array(ranges) = slots else { return None };
     let ranges = ranges.iter().filter_map(|range| read_range(range, node)).collect();
-    Some(Told { epoch, ranges })
+    Some(MapReply { epoch, ranges })
 }
 
 /// Parses one entry of `CLUSTER SLOTS`. A node without a name is left out; one without a host is on the host of `asked`.

@@ -20,17 +20,17 @@ const LARGE_REQUESTS: usize = 4;
 /// when its last part is taken.
 const PART_BYTES: usize = 16 << 10;
 
-/// Seats in memory, and the turn to be decided. Waiting is fair: first come, first served.
+/// Permits for memory, and the turn to be decided. Waiting is fair: first come, first served.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
-    seats: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     turn: Arc<Semaphore>,
     /// Runtime of the process, not of a worker: the allocator keeps memory for each thread that used some, so few
     /// threads do this.
     runtime: Handle,
 }
 
-/// Seat of one large request, from its body to the end of its answer.
+/// Permit of one large request, from its body to the end of its answer.
 #[derive(Debug)]
 pub(super) struct RoomPermit {
     _permit: Option<OwnedSemaphorePermit>,
@@ -42,19 +42,19 @@ pub(super) struct JsonTurn {
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Text of an answer that keeps its seat until it is written.
+/// Text of an answer that keeps its permit until it is written.
 #[derive(Debug)]
-pub(super) struct Seated {
+pub(super) struct Permitted {
     text: Bytes,
-    _seat: RoomPermit,
+    _room: RoomPermit,
 }
 
 impl Room {
-    /// Creates [`LARGE_REQUESTS`] seats. The requests are decoded and encoded on blocking threads of the caller's
+    /// Creates [`LARGE_REQUESTS`] permits. The requests are decoded and encoded on blocking threads of the caller's
     /// runtime.
     pub(super) fn new() -> Self {
-        let (seats, turn) = (Semaphore::new(LARGE_REQUESTS), Semaphore::new(1));
-        Self { seats: Arc::new(seats), turn: Arc::new(turn), runtime: Handle::current() }
+        let (permits, turn) = (Semaphore::new(LARGE_REQUESTS), Semaphore::new(1));
+        Self { permits: Arc::new(permits), turn: Arc::new(turn), runtime: Handle::current() }
     }
 
     /// Runs `work` on a blocking thread.
@@ -62,10 +62,10 @@ impl Room {
         self.runtime.spawn_blocking(work)
     }
 
-    /// Waits for a seat.
-    pub(super) async fn seat(&self) -> RoomPermit {
+    /// Waits for a permit.
+    pub(super) async fn permit(&self) -> RoomPermit {
         // The semaphore is never closed.
-        RoomPermit { _permit: Arc::clone(&self.seats).acquire_owned().await.ok() }
+        RoomPermit { _permit: Arc::clone(&self.permits).acquire_owned().await.ok() }
     }
 
     /// Waits for the turn.
@@ -74,13 +74,13 @@ impl Room {
     }
 }
 
-impl Seated {
-    pub(super) fn new(text: Vec<u8>, seat: RoomPermit) -> Self {
-        Self { text: text.into(), _seat: seat }
+impl Permitted {
+    pub(super) fn new(text: Vec<u8>, permit: RoomPermit) -> Self {
+        Self { text: text.into(), _room: permit }
     }
 }
 
-impl Body for Seated {
+impl Body for Permitted {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 

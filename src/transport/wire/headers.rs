@@ -62,13 +62,15 @@ impl Headers {
         let mut headers = match self {
             Self::Off => Vec::new(),
             Self::Three(names) | Self::Reference(names) => {
-                let told = described(exposed(decision));
+                let chosen = described(exposed(decision));
                 let names = [names.limit.as_str(), &names.remaining, &names.reset];
-                told.map(|told| three(names, told, until_reset(told))).unwrap_or_default()
+                chosen.map(|chosen| three(names, chosen, until_reset(chosen))).unwrap_or_default()
             }
             Self::XRateLimit(clock) => {
-                let told = refusing(decision).or_else(|| described(exposed(decision)));
-                told.map(|told| three(X_RATE_LIMIT, told, moment_of_reset(clock.now(), told))).unwrap_or_default()
+                let chosen = refusing(decision).or_else(|| described(exposed(decision)));
+                chosen
+                    .map(|chosen| three(X_RATE_LIMIT, chosen, moment_of_reset(clock.now(), chosen)))
+                    .unwrap_or_default()
             }
             Self::Ietf => policies(decision),
         };
@@ -169,8 +171,8 @@ fn moment_of_reset(now: Micros, (_, tightest): LimitedPart<'_, '_>) -> u64 {
 /// Returns the two headers of the draft: a list of quotas, and a list of what is left of them.
 fn policies(decision: &Decision<'_>) -> Vec<HeaderValue> {
     let (mut quotas, mut left, mut names) = (String::new(), String::new(), ItemNames::default());
-    for told in exposed(decision).take(MOST_ITEMS) {
-        let (part, Tightest { quota, name, verdict, .. }) = told;
+    for chosen in exposed(decision).take(MOST_ITEMS) {
+        let (part, Tightest { quota, name, verdict, .. }) = chosen;
         let name = names.add(*name, part.rule);
         let window = quota.window().length();
         let _ = write!(quotas, "{}{name};q={}", comma(&quotas), quota.limit());
@@ -178,7 +180,7 @@ fn policies(decision: &Decision<'_>) -> Vec<HeaderValue> {
         if window == Micros::from_secs(window.ceil_secs()) {
             let _ = write!(quotas, ";w={}", window.ceil_secs());
         }
-        let _ = write!(left, "{}{name};r={};t={}", comma(&left), verdict.remaining, until_reset(told));
+        let _ = write!(left, "{}{name};r={};t={}", comma(&left), verdict.remaining, until_reset(chosen));
     }
     // An empty list is not a valid header.
     if quotas.is_empty() { Vec::new() } else { vec![header("RateLimit-Policy", quotas), header("RateLimit", left)] }
