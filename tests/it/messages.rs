@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use bytes::Bytes;
+use tempfile::TempDir;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -31,6 +32,8 @@ const DOMAINS: [(&str, &str); 7] = [
 struct Served {
     server: Tidegate,
     client: RateLimitServiceClient<Channel>,
+    /// The rule files: without them a reload would find fewer domains while they are removed.
+    _rules: Option<TempDir>,
 }
 
 impl Served {
@@ -40,14 +43,15 @@ impl Served {
             let text = format!("domain: {domain}\ndescriptors:\n  - {rule}\n");
             std::fs::write(rules.path().join(format!("{domain}.yaml")), text).expect("it is written");
         }
-        Self::start_with(rules.path(), variables).await
+        let served = Self::start_with(rules.path(), variables).await;
+        Self { _rules: Some(rules), ..served }
     }
 
     async fn start_with(rules: &Path, variables: &[(&str, &str)]) -> Self {
         let server = Tidegate::start(rules, variables).await;
         let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
         let client = in_time("the server is there", connected).await.expect("it takes connections");
-        Self { server, client: client.max_encoding_message_size(usize::MAX) }
+        Self { server, client: client.max_encoding_message_size(usize::MAX), _rules: None }
     }
 
     async fn ask(&mut self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
