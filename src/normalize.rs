@@ -84,7 +84,11 @@ impl<'e> NormalizedValue<'e> {
     /// Returns the normalised text, which wildcards and texts are compared with. An address is in its canonical spelling.
     pub fn text(&self) -> Cow<'_, [u8]> {
         match self.address {
-            Some(address) if self.is_misspelled => Cow::Owned(address::text_of(address).to_vec()),
+            Some(address) if self.is_misspelled => {
+                let mut text = Text::new();
+                address::write(address, &mut text);
+                Cow::Owned(text.to_vec())
+            }
             _ => Cow::Borrowed(&self.value),
         }
     }
@@ -192,7 +196,7 @@ impl Normalizer {
             IpAddr::V6(_) => v6_prefix,
         };
         let network = Network::of(address, bits.max(matched));
-        (!network.is_single()).then(|| address::text_of(network))
+        (!network.is_single()).then(|| network.text())
     }
 
     /// Returns the digest of `value` if the entry is sensitive.

@@ -1,8 +1,7 @@
-//! Parser for IP addresses in the forms that clients and gateways send. The standard library parses each address.
+//! Parser for IP addresses in the forms that clients and gateways send, and a formatter. The standard library parses each address;
+//! its formatter would add 3% to the instructions of a decision about an IPv6 address (`docs/decisions/0017`).
 
-use std::fmt;
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use memchr::{memchr, memrchr};
 use smallvec::SmallVec;
@@ -55,12 +54,59 @@ pub fn v4(text: &[u8]) -> Option<Ipv4Addr> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Returns the text of an address or network, in the form of RFC 5952.
-pub fn text_of(shown: impl fmt::Display) -> Text {
-    let mut text = Text::new();
-    // Writing to a vector does not fail.
-    let _ = write!(text, "{shown}");
-    text
+/// Writes an address in the form of RFC 5952.
+pub fn write(address: IpAddr, text: &mut Text) {
+    match address {
+        IpAddr::V4(v4) => {
+            for (index, octet) in v4.octets().into_iter().enumerate() {
+                if index > 0 {
+                    text.push(b'.');
+                }
+                write_number(octet, text);
+            }
+        }
+        IpAddr::V6(v6) => write_v6(v6, text),
+    }
+}
+
+/// Writes a number in decimal digits.
+pub fn write_number(number: u8, text: &mut Text) {
+    if number >= 100 {
+        text.push(b'0' + number / 100);
+    }
+    if number >= 10 {
+        text.push(b'0' + number / 10 % 10);
+    }
+    text.push(b'0' + number % 10);
+}
+
+fn write_v6(address: Ipv6Addr, text: &mut Text) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let groups = address.segments();
+    // RFC 5952 shortens the first of the longest runs of zero groups, and no run of one group.
+    let (mut begin, mut length, mut run) = (0, 1, 0);
+    for (index, group) in groups.into_iter().enumerate() {
+        run = if group == 0 { run + 1 } else { 0 };
+        if run > length {
+            (begin, length) = (index + 1 - run, run);
+        }
+    }
+    let gap = if length > 1 { begin..begin + length } else { 8..8 };
+    for (index, group) in groups.into_iter().enumerate() {
+        if gap.contains(&index) {
+            if index == gap.start {
+                text.extend_from_slice(b"::");
+            }
+            continue;
+        }
+        if index > 0 && index != gap.end {
+            text.push(b':');
+        }
+        let digits = (16 - group.leading_zeros()).div_ceil(4).max(1);
+        for digit in (0..digits).rev() {
+            text.push(HEX[usize::from(group >> (digit * 4) & 15)]);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -70,7 +116,9 @@ mod tests {
     use super::*;
 
     fn written(address: IpAddr) -> String {
-        String::from_utf8(text_of(address).to_vec()).expect("it is ASCII")
+        let mut text = Text::new();
+        write(address, &mut text);
+        String::from_utf8(text.to_vec()).expect("it is ASCII")
     }
 
     /// Generates addresses with many zero groups.
@@ -157,6 +205,11 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn an_address_is_written_as_the_library_writes_it(address in address()) {
+            prop_assert_eq!(written(address), address.to_string());
+        }
 
         #[test]
         fn what_the_library_takes_for_an_address_is_one_and_nothing_else(text in text()) {

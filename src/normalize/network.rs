@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use super::address::{self, Text};
+
 /// A network: an address and its prefix length. The bits after the prefix are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
@@ -31,6 +33,17 @@ impl Network {
     /// Returns true if the network is a single address.
     pub fn is_single(self) -> bool {
         self.bits == if self.address.is_ipv4() { 32 } else { 128 }
+    }
+
+    /// Returns the network's text; for a single address, the address alone.
+    pub fn text(self) -> Text {
+        let mut text = Text::new();
+        address::write(self.address, &mut text);
+        if !self.is_single() {
+            text.push(b'/');
+            address::write_number(self.bits, &mut text);
+        }
+        text
     }
 
     /// Parses `10.0.0.0/8` or a single address. Accepts IPv4 networks in IPv6 notation. Returns `None` for any other text.
@@ -70,8 +83,7 @@ impl Network {
 /// Prints `10.0.0.0/8`; for a single address, the address alone.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.address.fmt(f)?;
-        if self.is_single() { Ok(()) } else { write!(f, "/{}", self.bits) }
+        f.write_str(&String::from_utf8_lossy(&self.text()))
     }
 }
 
