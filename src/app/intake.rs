@@ -71,6 +71,11 @@ impl Intake {
         load
     }
 
+    /// Returns true if there are replaced rule sets that requests may still use.
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.lock().is_empty()
+    }
+
     /// Drops the replaced rule sets that no request uses any more. No request can acquire them again.
     pub(super) fn drop_unused(&self) {
         self.retired.lock().retain(|rules| Arc::strong_count(rules) > 1);

@@ -274,8 +274,10 @@ async fn sweep(store: Arc<Memory>, intake: Arc<Intake>) {
     loop {
         due.tick().await;
         store.sweep();
-        // A large rule set takes milliseconds to drop, so this thread does not.
-        let intake = Arc::clone(&intake);
-        tokio::task::spawn_blocking(move || intake.drop_unused());
+        if intake.has_retired() {
+            // A large rule set takes milliseconds to drop, so this thread does not.
+            let intake = Arc::clone(&intake);
+            tokio::task::spawn_blocking(move || intake.drop_unused());
+        }
     }
 }
