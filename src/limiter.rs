@@ -141,26 +141,25 @@ fn limits<'m, 'a>(
     matched: &'m Matched<'a>,
     verdicts: &'m Verdicts,
 ) -> impl Iterator<Item = (&'a Rule, &'a RuleLimit, &'m Charge, &'m Verdict)> {
-    let items = matched.items.iter().flat_map(|item| {
-        let limits: &[Option<&'a RuleLimit>] = match &item.kind {
-            MatchedKind::Limited(limits) => limits,
-            _ => &[],
-        };
-        limits.iter().map(move |limit| item.rule.zip(*limit))
-    });
+    let from = origins(matched).map(|(item, limit)| item.rule.zip(limit));
     let answers = matched.charges.iter().zip(verdicts);
-    items.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
+    from.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
 }
 
-/// Returns the name of the limit of each charge, if it has one. A limit that the request sent has none.
-fn names<'a>(matched: &Matched<'a>) -> impl Iterator<Item = Option<&'a str>> {
+/// Returns the item of each charge, and its rule limit; `None` for a limit that the request sent without one.
+fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m MatchedItem<'a>, Option<&'a RuleLimit>)> {
     matched.items.iter().flat_map(|item| {
         let limits: &[Option<&'a RuleLimit>] = match &item.kind {
             MatchedKind::Limited(limits) => limits,
             _ => &[],
         };
-        limits.iter().map(|limit| limit.filter(|_| !item.is_overridden).and_then(|limit| limit.name.as_deref()))
+        limits.iter().map(move |limit| (item, *limit))
     })
+}
+
+/// Returns the name of the limit of each charge, if it has one. A limit that the request sent has none.
+fn names<'a>(matched: &Matched<'a>) -> impl Iterator<Item = Option<&'a str>> {
+    origins(matched).map(|(item, limit)| limit.filter(|_| !item.is_overridden).and_then(|limit| limit.name.as_deref()))
 }
 
 fn answered<'a>(

@@ -12,5 +12,9 @@ pub mod large;
 
 include!(concat!(env!("OUT_DIR"), "/protocol.rs"));
 
+/// Header of a call whose caller wants the reasons of the decision in the dynamic metadata of its answer, whatever the settings
+/// say.
+pub const EXPLAIN: &str = "tidegate-explain";
+
 /// File descriptors as written in `proto/` (entries are `string` there), for reflection and JSON.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -71,14 +71,17 @@ impl Intake {
         load
     }
 
-    /// Returns true if there are replaced rule sets that requests may still use.
+    /// Returns true if there are replaced rule sets that requests may still use. Does not wait for a load that is just put in
+    /// force.
     pub(super) fn has_retired(&self) -> bool {
-        !self.retired.lock().is_empty()
+        self.retired.try_lock().is_some_and(|retired| !retired.is_empty())
     }
 
     /// Drops the replaced rule sets that no request uses any more. No request can acquire them again.
     pub(super) fn drop_unused(&self) {
-        self.retired.lock().retain(|rules| Arc::strong_count(rules) > 1);
+        let unused: Vec<_> = self.retired.lock().extract_if(.., |rules| Arc::strong_count(rules) == 1).collect();
+        // Not while the lock is held: the drop of many rules takes a while.
+        drop(unused);
     }
 }
 

@@ -13,13 +13,11 @@ use tonic::transport::Endpoint;
 
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
+use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-
-/// Header that asks Tidegate to explain its decision. Other servers ignore it.
-const EXPLAIN: &str = "tidegate-explain";
 
 pub(super) fn command() -> Command {
     Command::new("call")
@@ -85,6 +83,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     for _ in 0..times {
         let mut call = Request::new(request.clone());
         call.set_timeout(timeout);
+        // Servers other than Tidegate ignore it.
         call.metadata_mut().insert(EXPLAIN, MetadataValue::from_static("1"));
         let answer = client.should_rate_limit(call).await;
         let response = match answer {

@@ -7,6 +7,7 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri};
 
+use crate::proto;
 use crate::telemetry::traces::CALLER_HEADERS;
 
 /// Maximum bytes of a value that is kept: 512, as for the longest `tracestate`. The other values are far shorter.
@@ -19,8 +20,8 @@ const LONGEST_METHOD: usize = 15;
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
-/// Header of a caller that wants the decision in the dynamic metadata of its answer, whatever the settings say.
-pub(super) static EXPLAIN: HeaderName = HeaderName::from_static("tidegate-explain");
+/// [`proto::EXPLAIN`] as a header name.
+pub(super) static EXPLAIN: HeaderName = HeaderName::from_static(proto::EXPLAIN);
 /// Headers that the services read, besides [`CALLER_HEADERS`].
 static NEEDED: [&HeaderName; 6] = [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING, &EXPLAIN];
 

@@ -81,9 +81,8 @@ fn name(path: &Path) -> String {
 
 /// The module that a file below `src/` belongs to: its first part.
 fn module(path: &Path) -> String {
-    let below = path.strip_prefix(root().join("src")).expect("a file of src");
-    let first = below.iter().next().expect("a first part").to_string_lossy();
-    first.trim_end_matches(".rs").to_owned()
+    let path = module_path(path);
+    path.split_once("::").map_or(path.clone(), |(first, _)| first.to_owned())
 }
 
 /// The modules named behind `crate::`, in code and in grouped imports, comments left out.

@@ -8,9 +8,7 @@ use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
 
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
-use crate::model::{
-    Deciding, Decision, Entry, Finding, Metadata, Origin, Outcome, Part, Request, Ruling, Tightest, Verdict,
-};
+use crate::model::{Deciding, Decision, Entry, Finding, Metadata, Origin, Outcome, Part, Request, Ruling};
 
 /// Maximum bytes of entry text in the metadata: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too
 /// large for its caller would be an error.
@@ -38,11 +36,9 @@ pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) 
 /// refused for that reason alone.
 fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     let mut policies: SmallVec<[&str; 4]> = SmallVec::new();
-    for part in &decision.parts {
-        if let Finding::Limited(Tightest { verdict: Verdict { provenance, .. }, .. }) = &part.finding
-            && provenance.is_policy()
-            && !policies.contains(&provenance.name())
-        {
+    for (_, tightest) in decision.limited() {
+        let provenance = tightest.verdict.provenance;
+        if provenance.is_policy() && !policies.contains(&provenance.name()) {
             policies.push(provenance.name());
         }
     }
