@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
 use crate::settings::{LogFormat, LogSeverity, Settings};
-use crate::telemetry::json_lines::JsonLines;
+use crate::telemetry::json_lines;
 use crate::telemetry::lines::Lines;
 use crate::transport::admin;
 
@@ -55,10 +55,11 @@ impl Log {
         });
         started.context("the thread of the log cannot be started")?;
         let (changing, filter) = reload::Layer::new(targets(level));
-        let layer = tracing_subscriber::fmt::layer().with_writer(Arc::clone(&lines));
         let layer = match settings.log_format {
-            LogFormat::Text => layer.with_ansi(is_colored).boxed(),
-            LogFormat::Json => layer.with_ansi(false).event_format(JsonLines).boxed(),
+            LogFormat::Text => {
+                tracing_subscriber::fmt::layer().with_writer(Arc::clone(&lines)).with_ansi(is_colored).boxed()
+            }
+            LogFormat::Json => json_lines::layer(Arc::clone(&lines)).boxed(),
         };
         // A program that embeds this one may have set up a subscriber already; that one stays.
         let _ = tracing_subscriber::registry().with(layer.with_filter(changing)).try_init();

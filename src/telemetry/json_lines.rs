@@ -1,45 +1,40 @@
 //! Log lines for programs, in the reference's format: one flat JSON object per line.
 
-use std::fmt::{self, Debug, Write};
+use std::io::{self, Write};
+use std::sync::Arc;
 
-use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use json_subscriber::JsonLayer;
+use tracing::{Level, Subscriber};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::time::SystemTime;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::escape::escaped_json;
 
-/// Keys of every line. A field with one of these names gets the prefix `fields.`, as in the reference.
-const OWN: [&str; 4] = ["@timestamp", "@message", "level", "target"];
-
-/// Formats an event as a line of JSON.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct JsonLines;
-
-impl<S, N> FormatEvent<S, N> for JsonLines
+/// Returns a layer that writes each event as one line of JSON to a writer of `make_writer`, in one write.
+pub fn layer<S, W>(make_writer: W) -> JsonLayer<S, impl for<'a> MakeWriter<'a> + Send + Sync + 'static>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let mut time = String::new();
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
-        writeln!(writer, "{}", line(&time, event))
-    }
+    let make_writer = Arc::new(make_writer);
+    let mut layer = JsonLayer::new(move || EscapedWriter(Arc::clone(&make_writer)));
+    layer.with_timer("@timestamp", SystemTime).with_target("target");
+    layer.add_dynamic_field("level", |event, _| Some(level(*event.metadata().level())));
+    layer.with_flattened_event_with_renames(|name, ()| renamed(name), ());
+    layer
 }
 
-fn line(time: &str, event: &Event<'_>) -> String {
-    let mut fields = EventFields::default();
-    event.record(&mut fields);
-    let about = event.metadata();
-    let mut line = String::from("{");
-    add(&mut line, "@timestamp", &quoted(time));
-    add(&mut line, "level", &quoted(level(*about.level())));
-    add(&mut line, "@message", &quoted(&fields.message));
-    add(&mut line, "target", &quoted(about.target()));
-    line + &fields.others + "}"
+/// Returns the key of an event's field. A field with the name of another key of the line gets the prefix `fields.`, as in the reference.
+fn renamed(name: &str) -> &str {
+    match name {
+        "message" => "@message",
+        "@timestamp" => "fields.@timestamp",
+        "@message" => "fields.@message",
+        "level" => "fields.level",
+        "target" => "fields.target",
+        name => name,
+    }
 }
 
 /// Returns the reference's name of a level.
@@ -53,64 +48,20 @@ fn level(level: Level) -> &'static str {
     }
 }
 
-/// Fields of an event.
-#[derive(Default)]
-struct EventFields {
-    message: String,
-    /// Fields other than the message, as JSON.
-    others: String,
-}
+/// Escapes the characters of a line of JSON that change how it is displayed. Each write is one line.
+struct EscapedWriter<W>(Arc<W>);
 
-impl EventFields {
-    fn add(&mut self, field: &Field, value: &str) {
-        let name = field.name();
-        self.others.push(',');
-        if OWN.contains(&name) {
-            add(&mut self.others, &format!("fields.{name}"), value);
-        } else {
-            add(&mut self.others, name, value);
-        }
-    }
-}
-
-impl Visit for EventFields {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.record_str(field, &format!("{value:?}"));
+impl<W: for<'a> MakeWriter<'a>> Write for EscapedWriter<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        let json = escaped_json(text.trim_end_matches('\n').to_owned()) + "\n";
+        self.0.make_writer().write_all(json.as_bytes())?;
+        Ok(line.len())
     }
 
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "message" => value.clone_into(&mut self.message),
-            _ => self.add(field, &quoted(value)),
-        }
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.make_writer().flush()
     }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add(field, &value.to_string());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add(field, &value.to_string());
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add(field, &value.to_string());
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.add(field, &serde_json::Value::from(value).to_string());
-    }
-}
-
-/// Appends `"key":value` to `line`, after a comma if another member precedes it.
-fn add(line: &mut String, key: &str, value: &str) {
-    let comma = if line.ends_with(['{', ',']) || line.is_empty() { "" } else { "," };
-    let _ = write!(line, "{comma}{}:{value}", quoted(key));
-}
-
-/// Formats text as a JSON string without characters that end the line or change how it is displayed.
-fn quoted(text: &str) -> String {
-    escaped_json(serde_json::Value::from(text).to_string())
 }
 
 #[cfg(test)]
@@ -126,12 +77,12 @@ mod tests {
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(bytes)
         }
 
-        fn flush(&mut self) -> std::io::Result<()> {
+        fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
     }
@@ -139,7 +90,7 @@ mod tests {
     fn written(log: impl FnOnce()) -> String {
         let written = Written::default();
         let writer = written.clone();
-        let layer = tracing_subscriber::fmt::layer().event_format(JsonLines).with_writer(move || writer.clone());
+        let layer = layer(move || writer.clone());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer.boxed()), log);
         String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
     }
