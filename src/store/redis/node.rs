@@ -65,6 +65,8 @@ pub struct Node {
 /// write.
 struct Lane {
     pool: OnceLock<Pool<Manager>>,
+    /// The connection of the pool while it is live. Nearly every call takes it from here, without waiting and without the pool.
+    live: parking_lot::Mutex<Option<Connection>>,
     concurrency: Arc<Concurrency>,
 }
 
@@ -83,7 +85,11 @@ fn thread() -> usize {
 
 impl Lane {
     fn new() -> Self {
-        Self { pool: OnceLock::new(), concurrency: Arc::new(Concurrency::new(Instant::now())) }
+        Self {
+            pool: OnceLock::new(),
+            live: parking_lot::Mutex::default(),
+            concurrency: Arc::new(Concurrency::new(Instant::now())),
+        }
     }
 }
 
@@ -239,7 +245,26 @@ impl Node {
 
     /// Returns a live connection of this thread, and opens one if there is none; `None` if there is none before `until`.
     async fn connection(&self, until: Instant) -> Option<Connection> {
-        let pool = self.lane().pool.get_or_init(|| self.pool());
+        if let Some(live) = self.live_connection() {
+            return Some(live);
+        }
+        // Boxed, so that calls on a live connection do not carry it.
+        Box::pin(self.opened_connection(until)).await
+    }
+
+    /// Returns the connection of this thread if it is live.
+    fn live_connection(&self) -> Option<Connection> {
+        let mut live = self.lane().live.lock();
+        live.take_if(|connection| connection.is_broken());
+        let connection = live.clone()?;
+        drop(live);
+        connection.authenticate_if_changed(&self.access.credentials);
+        Some(connection)
+    }
+
+    async fn opened_connection(&self, until: Instant) -> Option<Connection> {
+        let lane = self.lane();
+        let pool = lane.pool.get_or_init(|| self.pool());
         loop {
             // It is too early to connect again, so waiting is useless.
             if self.backoff.until().is_some() && pool.state().connections == 0 {
@@ -253,6 +278,7 @@ impl Node {
             };
             if !pooled.is_broken() {
                 pooled.authenticate_if_changed(&self.access.credentials);
+                *lane.live.lock() = Some(pooled.clone());
                 return Some(pooled.clone());
             }
         }
