@@ -118,7 +118,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
-    let answered = names(&matched).zip(answers.clone()).map(|(name, answer)| answered(&matched, name, answer, spares));
+    let answered = names(&matched).zip(answers.clone()).map(|(name, answer)| answered(&matched, name, answer));
     Decision {
         outcome,
         domain: matched.domain,
@@ -162,12 +162,7 @@ fn names<'a>(matched: &Matched<'a>) -> impl Iterator<Item = Option<&'a str>> {
     origins(matched).map(|(item, limit)| limit.filter(|_| !item.is_overridden).and_then(|limit| limit.name.as_deref()))
 }
 
-fn answered<'a>(
-    matched: &Matched<'a>,
-    limit: Option<&'a str>,
-    (charge, verdict): (&Charge, &Verdict),
-    spares: bool,
-) -> Answered<'a> {
+fn answered<'a>(matched: &Matched<'a>, limit: Option<&'a str>, (charge, verdict): (&Charge, &Verdict)) -> Answered<'a> {
     let item = matched.items.get(charge.descriptor);
     Answered {
         limit,
@@ -177,7 +172,6 @@ fn answered<'a>(
         capacity: charge.limit.capacity(),
         role: charge.role,
         verdict: *verdict,
-        is_unrecorded: spares && verdict.outcome == Outcome::Admitted && !charge.is_recorded_despite_refusal(),
     }
 }
 

@@ -15,10 +15,12 @@ use crate::normalize::Normalizers;
 mod explain;
 pub(crate) mod list;
 pub mod live;
+pub(crate) mod replacements;
 mod survey;
 pub(crate) mod tree;
 
 pub use explain::{Explanation, explain};
+use replacements::Replacements;
 pub use survey::Survey;
 use tree::TreeLevel;
 
@@ -219,8 +221,8 @@ impl Rule {
         self.action == Some(Action::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
     }
 
-    fn replaces(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.replaces.iter().chain(self.limits.iter().flat_map(|limit| &limit.replaces))
+    fn replaces_any(&self) -> bool {
+        !self.replaces.is_empty() || self.limits.iter().any(|limit| !limit.replaces.is_empty())
     }
 }
 
@@ -307,8 +309,9 @@ impl RuleSet {
             matched.items.extend(places.iter().map(undecided));
             return matched;
         }
-        let replaced: HashSet<&str> = replaced_names(request.descriptors(), &places).collect();
-        self.charge(&mut matched, domain, request, &places, &replaced, request_cost(&places));
+        let mut replacements = Replacements::default();
+        replacements.add(request.descriptors(), &places);
+        self.charge(&mut matched, domain, request, &places, &replacements.replaced(), request_cost(&places));
         matched
     }
 
@@ -412,12 +415,6 @@ impl Domain {
         };
         descriptors.iter().map(find).collect()
     }
-}
-
-/// Returns the names that a matched rule replaces. Overridden descriptors neither replace nor are replaced.
-fn replaced_names<'a>(descriptors: &[Descriptor], places: &[tree::TreeMatch<'a>]) -> impl Iterator<Item = &'a str> {
-    let rules = descriptors.iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
-    rules.filter_map(|(_, place)| place.rule).flat_map(Rule::replaces).map(AsRef::as_ref)
 }
 
 /// Returns the entries with sensitive values, each with the digest to show instead.

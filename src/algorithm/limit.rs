@@ -144,7 +144,7 @@ impl Limit {
     /// Returns the verdict for a charge of `hits` at `now`. `state` is a state of this algorithm; `None` is an unused counter.
     pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
         if self.is_closed() {
-            return self.fresh().verdict(now, hits, self.quota.with_burst(0));
+            return self.fresh().verdict(now, self.counted(hits), self.quota.with_burst(0));
         }
         match state {
             Some(state) => self.open_verdict(state, now, hits),
@@ -180,10 +180,12 @@ impl Limit {
         state.undo(now, at, hits, self.quota);
     }
 
-    /// Returns the hits of one charge that are counted: all of them, but at most 2^31 under a growing delay.
+    /// Returns the hits with which a charge is decided: its own, but at most 2^31 under a growing delay. A look at a limit of 0 is
+    /// decided as one hit: a client that is looked at first and charged later would otherwise never be refused.
     pub fn counted(&self, hits: Hits) -> Hits {
         match self.delay_of(hits) {
             Some(Delay::Growing { .. }) => Hits::take(hits.taken().min(MOST_OVER.into())),
+            _ if self.is_closed() && hits == Hits::LOOK => Hits::take(1),
             _ => hits,
         }
     }

@@ -58,8 +58,6 @@ pub struct Answered<'a> {
     pub role: Role,
     /// Answer for the charge.
     pub verdict: Verdict,
-    /// True if the charge was admitted but is not kept, because the request is refused.
-    pub is_unrecorded: bool,
 }
 
 /// An entry whose value must not appear anywhere.

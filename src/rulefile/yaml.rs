@@ -272,7 +272,17 @@ impl Builder<'_> {
                     true
                 }
                 // Every other tag makes a text, as in yaml.v2.
-                _ => false,
+                _ => {
+                    if tag.suffix_in_namespace("tag:yaml.org,2002:").is_some_and(|suffix| suffix == "binary") {
+                        self.report.warning(place, || {
+                            format!(
+                                "{} stays as it is written, but envoyproxy/ratelimit decodes `!!binary`: write the decoded text without the tag.",
+                                quoted(text)
+                            )
+                        });
+                    }
+                    false
+                }
             },
         };
         if is_plain { NodeKind::Plain { from, to } } else { NodeKind::Text { from, to } }

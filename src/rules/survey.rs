@@ -1,10 +1,11 @@
 //! Rule lookup for large requests in slices. A first pass collects the effects of each descriptor on the whole request.
 
+use std::sync::OnceLock;
+
 use foldhash::{HashMap, HashSet};
 
-use super::{
-    Action, Domain, Matched, Rule, RuleSet, costs, first, hidden, product, replaced_names, ruling_of, undecided,
-};
+use super::replacements::Replacements;
+use super::{Action, Domain, Matched, Rule, RuleSet, costs, first, hidden, product, ruling_of, undecided};
 use crate::model::{Descriptor, Request, RuleId, Ruling};
 
 /// Effects of the descriptors of a large request on each other. The rules bound its size, not the request.
@@ -14,7 +15,9 @@ pub struct Survey<'a> {
     domain: Option<(&'a str, &'a Domain)>,
     denied: Option<&'a Rule>,
     exempt: Option<&'a Rule>,
-    replaced: HashSet<&'a str>,
+    replacements: Replacements<'a>,
+    /// Names of the replaced limits, once all descriptors are added.
+    replaced: OnceLock<HashSet<&'a str>>,
     costs: HashMap<RuleId, u64>,
 }
 
@@ -22,8 +25,8 @@ impl RuleSet {
     /// Starts the survey of a request of `domain`.
     pub fn survey(&self, domain: &str) -> Survey<'_> {
         let domain = self.domains.get_key_value(domain).map(|(name, domain)| (&**name, domain));
-        let (replaced, costs) = Default::default();
-        Survey { rules: self, domain, denied: None, exempt: None, replaced, costs }
+        let (replacements, replaced, costs) = Default::default();
+        Survey { rules: self, domain, denied: None, exempt: None, replacements, replaced, costs }
     }
 }
 
@@ -34,7 +37,7 @@ impl<'a> Survey<'a> {
         let places = domain.places(descriptors);
         self.denied = self.denied.or_else(|| first(&places, Action::Deny));
         self.exempt = self.exempt.or_else(|| first(&places, Action::Exempt));
-        self.replaced.extend(replaced_names(descriptors, &places));
+        self.replacements.add(descriptors, &places);
         self.costs.extend(costs(&places));
     }
 
@@ -65,7 +68,8 @@ impl<'a> Survey<'a> {
             return matched;
         }
         let cost = product(self.costs.values().copied());
-        rules.charge(&mut matched, domain, slice, &places, &self.replaced, cost);
+        let replaced = self.replaced.get_or_init(|| self.replacements.replaced());
+        rules.charge(&mut matched, domain, slice, &places, replaced, cost);
         matched
     }
 }

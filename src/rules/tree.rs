@@ -51,7 +51,7 @@ pub(crate) struct Child {
 }
 
 /// A place in a rule file; line and column count from 1, as in editors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
     /// The line.
     pub line: u32,

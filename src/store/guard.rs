@@ -365,12 +365,12 @@ impl Guard {
     }
 
     /// Decides the charges under `local` in the embedded store, in one step. Charges that are decided already take part as limits of 0,
-    /// which have no counter: with one hit if they are refused, with none if they are admitted.
+    /// which have no counter: they take a hit if they are refused, and give one back if they are admitted.
     fn decide_locally(&self, charges: &[Charge], answers: &ChargeResults, verdicts: &mut Verdicts) {
         let nothing = Limit::closed();
         let stand_in = |charge: &Charge, verdict: &Verdict| Charge {
             limit: nothing,
-            hits: if verdict.outcome.is_refused() { Hits::take(1) } else { Hits::LOOK },
+            hits: if verdict.outcome.is_refused() { Hits::take(1) } else { Hits::give_back(1) },
             ..charge.clone()
         };
         let request: Vec<Charge> = charges

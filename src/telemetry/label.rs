@@ -81,10 +81,16 @@ impl SeriesName {
         &self.rule
     }
 
-    /// Returns the reference's labels `key1` and `key2`, which its mapper splits at dots: the first level, and the rest as
-    /// one.
+    /// Returns the name without all that follows the second dot.
+    pub(super) fn upper(&self) -> Self {
+        let end = self.rule.match_indices('.').nth(1).map_or(self.rule.len(), |(at, _)| at);
+        Self { domain: self.domain.clone(), rule: self.rule.get(..end).unwrap_or_default().to_owned() }
+    }
+
+    /// Returns the reference's labels `key1` and `key2`: the first two words between dots. Its mapper drops the rest.
     pub(super) fn keys(&self) -> (&str, &str) {
-        self.rule.split_once('.').unwrap_or((&self.rule, ""))
+        let mut words = self.rule.split('.');
+        (words.next().unwrap_or_default(), words.next().unwrap_or_default())
     }
 }
 

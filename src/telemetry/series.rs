@@ -23,16 +23,22 @@ pub(super) const MOST_OF_VALUES: usize = 1_000;
 struct RuleCounts {
     /// Digest of the rule's name, if a client's value created the series.
     of_values: Option<u64>,
+    hits: Arc<HitCounts>,
+    decisions: [[AtomicU64; Origin::ALL.len()]; Outcome::ALL.len()],
+}
+
+/// Counts of hits. Rules that differ only below the second level share them, as in the reference.
+#[derive(Debug, Default)]
+struct HitCounts {
     total: AtomicU64,
     over: AtomicU64,
     near: AtomicU64,
     within: AtomicU64,
     shadow: AtomicU64,
-    decisions: [[AtomicU64; Origin::ALL.len()]; Outcome::ALL.len()],
 }
 
 /// Selects one of the counts.
-type Of = fn(&RuleCounts) -> &AtomicU64;
+type Of = fn(&HitCounts) -> &AtomicU64;
 
 /// Counts of all rules.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub(super) struct Rules {
 #[derive(Debug, Default)]
 struct All {
     counts: HashMap<Arc<SeriesName>, Arc<RuleCounts>>,
+    /// The counts of hits, by the first two levels of the names.
+    hits: HashMap<SeriesName, Arc<HitCounts>>,
     /// Number of series that clients' values created.
     of_values: usize,
 }
@@ -87,6 +95,8 @@ impl Rules {
             all.counts.retain(|name, counts| {
                 name.is_other() || kept.contains(&counts.of_values.unwrap_or_else(|| name.digest()))
             });
+            let upper: HashSet<SeriesName> = all.counts.keys().map(|name| name.upper()).collect();
+            all.hits.retain(|name, _| upper.contains(name));
             all.of_values = all.counts.values().filter(|counts| counts.of_values.is_some()).count();
         }
         self.table.store(Arc::new(table));
@@ -118,7 +128,7 @@ impl Rules {
     fn charged(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>) {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {
-                let charged = |counts: &RuleCounts| counts.charged(answer, self.near_ratio);
+                let charged = |counts: &RuleCounts| counts.hits.charged(answer, self.near_ratio);
                 self.with(table, rule, Some(answer.descriptor), request, decision, charged);
             }
         }
@@ -186,7 +196,8 @@ impl Rules {
             return Arc::clone(counts);
         }
         all.of_values += usize::from(of_values.is_some());
-        let counts = Arc::new(RuleCounts { of_values, ..RuleCounts::default() });
+        let hits = Arc::clone(all.hits.entry(name.upper()).or_default());
+        let counts = Arc::new(RuleCounts { of_values, hits, ..RuleCounts::default() });
         all.counts.insert(Arc::new(name), Arc::clone(&counts));
         counts
     }
@@ -197,7 +208,13 @@ impl Rules {
             let all = self.all.read();
             all.counts.iter().map(|(name, counts)| (Arc::clone(name), Arc::clone(counts))).collect()
         };
+        let mut by_keys: Vec<(SeriesName, Arc<HitCounts>)> = {
+            let all = self.all.read();
+            let hits = all.hits.iter().filter(|(_, hits)| hits.total.load(Ordering::Relaxed) > 0);
+            hits.map(|(name, hits)| (name.clone(), Arc::clone(hits))).collect()
+        };
         all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        by_keys.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let hits: [(&'static Metric, Of); 5] = [
             (&TOTAL_HITS, |counts| &counts.total),
             (&OVER_LIMIT, |counts| &counts.over),
@@ -207,9 +224,9 @@ impl Rules {
         ];
         for (metric, of) in hits {
             page.family(metric, |family| {
-                for (name, counts) in all.iter().filter(|(_, counts)| counts.total.load(Ordering::Relaxed) > 0) {
+                for (name, hits) in &by_keys {
                     let (key1, key2) = name.keys();
-                    family.sample(&[name.domain(), key1, key2], of(counts).load(Ordering::Relaxed));
+                    family.sample(&[name.domain(), key1, key2], of(hits).load(Ordering::Relaxed));
                 }
             });
         }
@@ -258,7 +275,9 @@ impl RuleCounts {
     fn decided(&self, outcome: Outcome, origin: Origin) {
         self.decisions[outcome as usize][origin as usize].fetch_add(1, Ordering::Relaxed);
     }
+}
 
+impl HitCounts {
     /// Counts one charge as the reference does: by what was used before it and after.
     fn charged(&self, answer: &Answered<'_>, near_ratio: f32) {
         let hits = answer.hits.taken();

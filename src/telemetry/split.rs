@@ -16,7 +16,7 @@ pub(super) struct Split {
 impl Split {
     /// Divides the hits of a charge. Hits beyond `near_ratio` of the limit are near it.
     pub(super) fn of(answer: &Answered<'_>, near_ratio: f32) -> Self {
-        let Answered { verdict, capacity, is_unrecorded, .. } = answer;
+        let Answered { verdict, capacity, .. } = answer;
         let (hits, limit) = (answer.hits.taken(), u64::from(*capacity));
         match (verdict.provenance, verdict.outcome.is_refused()) {
             (Provenance::Store | Provenance::Known, _) => {}
@@ -35,9 +35,9 @@ impl Split {
             }
             return Self { over, near: limit.saturating_sub(near.max(before)), within: 0 };
         }
-        let used = limit.saturating_sub(verdict.remaining.into());
-        let after = if *is_unrecorded { used + hits } else { used };
-        let before = after.saturating_sub(hits);
+        // The reference reads a counter that it spared as one that it charged.
+        let after = limit.saturating_sub(verdict.remaining.into());
+        let before = after.wrapping_sub(hits);
         let near = match after > near {
             true if before >= near => hits,
             true => after - near,

@@ -43,16 +43,7 @@ fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: C
     };
     let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
     let hits = Hits::take(hits.into());
-    Answered {
-        descriptor: 0,
-        rule,
-        hits,
-        capacity: limit,
-        limit: None,
-        role: Role::Enforce,
-        verdict,
-        is_unrecorded: false,
-    }
+    Answered { descriptor: 0, rule, hits, capacity: limit, limit: None, role: Role::Enforce, verdict }
 }
 
 /// Returns the part of a descriptor with one limit.
@@ -134,10 +125,14 @@ fn what_is_near_is_computed_in_32_bits() {
 }
 
 #[test]
-fn a_charge_that_was_spared_counts_where_it_would_have_fallen() {
-    let spared = Answered { is_unrecorded: true, ..asked(None, 20, 15, 3) };
-    let unspent = Answered { verdict: Verdict { remaining: 5, ..spared.verdict }, ..spared };
-    assert_eq!(Split::of(&unspent, 0.8), Split { within: 3, near: 2, over: 0 });
+fn a_charge_that_was_spared_counts_where_its_counter_is() {
+    let spared = |remaining| {
+        let asked = asked(None, 20, 15, 3);
+        Split::of(&Answered { verdict: Verdict { remaining, ..asked.verdict }, ..asked }, 0.8)
+    };
+    assert_eq!(spared(5), Split { within: 3, near: 0, over: 0 });
+    assert_eq!(spared(3), Split { within: 3, near: 1, over: 0 });
+    assert_eq!(spared(20), Split { within: 3, near: 0, over: 0 });
 }
 
 #[test]
@@ -165,17 +160,18 @@ fn a_shadow_that_is_over_counts_in_its_own_metric_too() {
 }
 
 #[test]
-fn levels_below_the_second_are_one_label_and_addresses_have_no_dots() {
+fn levels_below_the_second_are_in_no_label_of_the_reference_and_addresses_have_no_dots() {
     let levels = [
         ("plan", Some("free"), Shown::Word),
         ("address", Some("10.0.0.1:80"), Shown::Word),
         ("version", Some("1.2"), Shown::Word),
     ];
-    let rule = about(0, &levels, Series::Rule);
-    let rules = loaded(&[&rule]);
+    let (rule, upper) = (about(0, &levels, Series::Rule), about(1, &levels[..2], Series::Rule));
+    let rules = loaded(&[&rule, &upper]);
     count(&rules, &request(&[]), &decision(&[asked(Some(&rule), 5, 0, 1)]));
+    count(&rules, &request(&[]), &decision(&[asked(Some(&upper), 5, 0, 2)]));
     let text = page(&rules);
-    let labels = "{domain=\"edge\",key1=\"plan_free\",key2=\"address_10_0_0_1_80.version_1.2\"} 1\n";
+    let labels = "{domain=\"edge\",key1=\"plan_free\",key2=\"address_10_0_0_1_80\"} 3\n";
     assert!(text.contains(&format!("ratelimit_service_rate_limit_total_hits{labels}")), "{text}");
     assert!(text.contains("rule=\"plan_free.address_10_0_0_1_80.version_1.2\",outcome=\"admitted\""), "{text}");
 }

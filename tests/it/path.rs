@@ -4,7 +4,7 @@ use tidegate::algorithm::Algorithm;
 use tidegate::model::{Descriptor, Micros, Override};
 use tidegate::rulefile::{File, Options, load};
 
-use crate::world::{HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
+use crate::world::{Answer, HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
 
 mod limits;
 
@@ -243,7 +243,7 @@ fn a_look_creates_nothing() {
 }
 
 #[test]
-fn a_limit_of_zero_refuses_hits_and_admits_a_look_without_a_counter() {
+fn a_limit_of_zero_refuses_hits_and_looks_without_a_counter_and_an_override_counts_from_then_on() {
     for (algorithm, _) in Algorithm::ALL {
         let world = World::new(&format!(
             "domain: d\ndescriptors: [{{ key: k, rate_limit: {{ unit: hour, requests_per_unit: 0, algorithm: {algorithm} }} }}]\n"
@@ -251,8 +251,14 @@ fn a_limit_of_zero_refuses_hits_and_admits_a_look_without_a_counter() {
         let refused = world.hit("k=1", 1);
         refused.refused(0);
         assert_eq!(refused.retry, None, "waiting does not help");
-        world.look("k=1").admitted(0);
+        let look = world.look("k=1");
+        look.refused(0);
+        assert_eq!(look.retry, None, "waiting does not help");
+        world.refund("k=1", 3).admitted(0);
         assert_eq!(counters(&world), 0);
+        // What was refused at 0 is not counted.
+        world.overridden("k=1", 5, 3).admitted(4);
+        assert_eq!(counters(&world), 1);
     }
 }
 
@@ -366,6 +372,27 @@ descriptors:
     assert_eq!(answers.iter().map(|answer| answer.limit).collect::<Vec<_>>(), [Some(1), Some(1), Some(1), None]);
     let (refused, _) = world.all(["a=1", "b=1", "c=1"]);
     assert!(refused);
+}
+
+#[test]
+fn a_circle_of_replacements_counts_only_among_the_limits_that_a_request_meets() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - { key: a, rate_limit: { unit: day, requests_per_unit: 4, name: n4 } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 3, name: n3, replaces: [{ name: n4 }] } }
+  - { key: c, rate_limit: { unit: day, requests_per_unit: 2, name: n4, replaces: [{ name: n3 }] } }
+",
+    );
+    let limits = |descriptors: &[&str]| -> Vec<_> {
+        let descriptors = descriptors.iter().map(|entries| descriptor(entries));
+        let decision = world.ask(&request(descriptors));
+        decision.parts.iter().map(|part| Answer::part(false, &part.finding).limit).collect()
+    };
+    assert_eq!(limits(&["a=1", "b=1"]), [None, Some(3)], "nothing that is met replaces n3");
+    assert_eq!(limits(&["a=1", "c=1"]), [Some(4), Some(2)]);
+    assert_eq!(limits(&["b=1", "c=1"]), [Some(3), Some(2)], "each replaces the other");
+    assert_eq!(limits(&["a=1", "b=1", "c=1"]), [Some(4), Some(3), Some(2)]);
 }
 
 #[test]

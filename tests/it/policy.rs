@@ -85,7 +85,7 @@ impl Case {
     /// who says so.
     fn own(self) -> (Outcome, Provenance) {
         let counted = match (self.meets.counter, self.ask) {
-            (Counter::Closed, Ask::Take) | (Counter::Overspent, Ask::Take | Ask::Look) => Outcome::Refused,
+            (Counter::Closed | Counter::Overspent, Ask::Take | Ask::Look) => Outcome::Refused,
             _ => Outcome::Admitted,
         };
         match self.policy {

@@ -217,7 +217,7 @@ impl Answer {
         Self::part(decision.outcome.is_refused(), &decision.parts[0].finding)
     }
 
-    fn part(refused: bool, finding: &Finding<'_>) -> Self {
+    pub fn part(refused: bool, finding: &Finding<'_>) -> Self {
         match finding {
             Finding::Limited(Tightest { quota, verdict, .. }) => Self {
                 refused,

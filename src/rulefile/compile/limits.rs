@@ -207,7 +207,6 @@ impl Compiler<'_> {
 
     fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
         let own = node.name.as_ref().map(|name| name.value.as_str());
-        let cycle = own.and_then(|own| inherited.cycles.not_replaced(inherited.domain, own));
         let mut names = Vec::with_capacity(node.replaces.len());
         for replaced in &node.replaces {
             let name = replaced.value.as_str();
@@ -218,13 +217,15 @@ impl Compiler<'_> {
             } else if own == Some(name) {
                 let message = format!("the limit {} cannot replace itself: name another limit", quoted(name));
                 self.error(inherited.file, replaced.place, message);
-            } else if cycle.is_some_and(|cycle| cycle.contains(name)) {
-                let message = format!(
-                    "this limit and {} replace each other, directly or in a cycle, so both stay in force: remove one replacement",
-                    quoted(name)
-                );
-                self.warning(inherited.file, replaced.place, message);
             } else {
+                if own.is_some_and(|own| inherited.cycles.has(inherited.domain, own, name)) {
+                    let message = format!(
+                        "this limit and {} replace each other, directly or in a cycle, so both stay in force in a request that meets all \
+                         of the cycle: remove one replacement",
+                        quoted(name)
+                    );
+                    self.warning(inherited.file, replaced.place, message);
+                }
                 names.push(name.into());
             }
         }

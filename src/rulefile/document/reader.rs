@@ -6,6 +6,9 @@
 
 use std::sync::Arc;
 
+use foldhash::HashMap;
+use smallvec::SmallVec;
+
 use super::keys::{Key, Level, advice, nearest};
 use super::{DescriptorNode, Document};
 use crate::model::{Charging, Colocation, FailurePolicy};
@@ -36,17 +39,25 @@ struct MapEntry<'t> {
     value: Node<'t>,
 }
 
-struct Reader<'r> {
+struct Reader<'r, 't> {
     report: &'r mut Report,
     /// True in the second walk, which builds the document.
     is_building: bool,
     bytes: usize,
     is_full: bool,
+    /// By the place of a mapping: the mappings that the same key had above it.
+    repeated: HashMap<Position, Vec<Nodes<'t>>>,
+}
+
+impl<'r> Reader<'r, '_> {
+    fn new(report: &'r mut Report, is_building: bool) -> Self {
+        Self { report, is_building, bytes: 0, is_full: false, repeated: HashMap::default() }
+    }
 }
 
 /// Returns the document of `tree`. Returns `None` for a large file with an error.
 pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<Document> {
-    let mut first = Reader { report, is_building: false, bytes: 0, is_full: false };
+    let mut first = Reader::new(report, false);
     first.file(file, tree);
     let is_small = !first.is_full && first.bytes <= MAX_BROKEN_BYTES;
     if report.has_error() && !is_small {
@@ -54,10 +65,10 @@ pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<
     }
     // The second walk reports the same problems again; they are discarded.
     let mut found_before = Report::new(file);
-    Reader { report: &mut found_before, is_building: true, bytes: 0, is_full: false }.file(file, tree)
+    Reader::new(&mut found_before, true).file(file, tree)
 }
 
-impl<'t> Reader<'_> {
+impl<'t> Reader<'_, 't> {
     fn file(&mut self, file: &Arc<str>, tree: &'t Tree) -> Option<Document> {
         let root = tree.root();
         let place = root.map_or(Position { line: 1, column: 1 }, |root| root.place);
@@ -206,33 +217,35 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns the entries that belong at `level`, each key once, including those that `<<` merges in.
-    fn entries(&mut self, mut mapping: Nodes<'t>, level: Level) -> Vec<MapEntry<'t>> {
+    fn entries(&mut self, mapping: Nodes<'t>, level: Level) -> Vec<MapEntry<'t>> {
+        self.entries_of([mapping], level)
+    }
+
+    /// As [`Reader::entries`], for the mappings of one key.
+    fn entries_of(&mut self, mappings: impl IntoIterator<Item = Nodes<'t>>, level: Level) -> Vec<MapEntry<'t>> {
         let mut entries: Vec<MapEntry<'t>> = Vec::new();
         let mut merges = Vec::new();
         let mut guesses = Vec::new();
-        while !self.is_full
-            && let Some((key, value)) = mapping.next_pair()
-        {
-            if is_merge(key) {
-                merges.push((key, value));
-                continue;
+        for mut mapping in mappings {
+            while !self.is_full
+                && let Some((key, value)) = mapping.next_pair()
+            {
+                if is_merge(key) {
+                    merges.push((key, value));
+                    continue;
+                }
+                let Some((name, is_guess)) = self.key(key, level) else { continue };
+                let entry = MapEntry { name, place: key.place, value };
+                if is_guess {
+                    guesses.push(entry);
+                    continue;
+                }
+                if let Some(first) = entries.iter().position(|other| other.name == name) {
+                    let first = entries.remove(first);
+                    self.repeat(first, entry);
+                }
+                entries.push(entry);
             }
-            let Some((name, is_guess)) = self.key(key, level) else { continue };
-            let entry = MapEntry { name, place: key.place, value };
-            if is_guess {
-                guesses.push(entry);
-                continue;
-            }
-            if let Some(first) = entries.iter().position(|other| other.name == name) {
-                let first = entries.remove(first);
-                self.report.warning(entry.place, || {
-                    format!(
-                        "`{name}` is already set on line {}, and this one overrides it: remove one of the two.",
-                        first.place.line
-                    )
-                });
-            }
-            entries.push(entry);
         }
         // The load also reports problems below a mistyped key, and does not report its key as missing.
         for guess in guesses {
@@ -246,6 +259,35 @@ impl<'t> Reader<'_> {
             self.merge(key, value, level, &mut entries, written);
         }
         entries
+    }
+
+    /// Reports a key that is set twice. As in yaml.v2, and so in the reference, two mappings are combined, and of anything else the
+    /// later one counts.
+    fn repeat(&mut self, first: MapEntry<'t>, later: MapEntry<'t>) {
+        let (name, line) = (later.name, first.place.line);
+        if let (Content::Mapping(above), Content::Mapping(_)) = (first.value.content(), later.value.content()) {
+            let mut mappings = self.repeated.remove(&first.value.place).unwrap_or_default();
+            mappings.push(above);
+            self.repeated.insert(later.value.place, mappings);
+            self.report.warning(later.place, || {
+                format!("`{name}` is already set on line {line}, and the keys of both are combined: write them in one place.")
+            });
+        } else {
+            self.report.warning(later.place, || {
+                format!("`{name}` is already set on line {line}, and this one overrides it: remove one of the two.")
+            });
+        }
+    }
+
+    /// Returns the mappings of a key: `mapping`, and before it those that the same key had above `value`.
+    fn mappings(&mut self, value: Node<'t>, mapping: Nodes<'t>) -> SmallVec<[Nodes<'t>; 1]> {
+        let mut mappings: SmallVec<[Nodes<'t>; 1]> = if self.repeated.is_empty() {
+            SmallVec::new()
+        } else {
+            self.repeated.remove(&value.place).unwrap_or_default().into()
+        };
+        mappings.push(mapping);
+        mappings
     }
 
     /// Adds the entries that a `<<` merges in. The first `written` entries come from the mapping itself and win over merged ones,

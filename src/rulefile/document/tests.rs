@@ -314,6 +314,55 @@ fn a_key_written_twice_counts_once() {
 }
 
 #[test]
+fn mappings_of_one_key_are_combined_and_of_anything_else_the_last_counts() {
+    let text = "\
+domain: d
+descriptors:
+  - key: a
+    rate_limit: {unit: day, requests_per_unit: 7, delay: {max: 2s}}
+    metadata: {team: x, size: 1}
+    rate_limit: {unit: hour}
+    rate_limit: {name: n, delay: {delivery: hold}}
+    metadata: {team: z}
+    descriptors: [{key: gone}]
+    descriptors: [{key: b}, {key: c}]
+entries: {ip: {as: ip}}
+entries: {path: {as: path}}
+";
+    let combined = "the keys of both are combined: write them in one place";
+    let told = [
+        &*format!("6:5: `rate_limit` is already set on line 4, and {combined}"),
+        &format!("7:5: `rate_limit` is already set on line 6, and {combined}"),
+        &format!("8:5: `metadata` is already set on line 5, and {combined}"),
+        "10:5: `descriptors` is already set on line 9, and this one overrides it",
+        &format!("12:1: `entries` is already set on line 11, and {combined}"),
+        "6:18: `unit` is already set on line 4, and this one overrides it",
+        &format!("7:27: `delay` is already set on line 4, and {combined}"),
+        "8:16: This key is already set on line 5, and this one overrides it",
+    ];
+    let mut warnings = warned(text);
+    warnings.sort_by_key(|warning| told.iter().position(|told| warning.starts_with(told)));
+    assert_says(&warnings, &told);
+    let document = accepted(text).0;
+    let limit = only_limit(first(&document));
+    assert_eq!((&*limit.unit.as_ref().unwrap().value, limit.requests_per_unit), ("hour", 7));
+    assert_eq!(limit.name.as_ref().unwrap().value, "n");
+    let delay = limit.delay.as_ref().unwrap();
+    assert!(delay.max.is_some() && delay.delivery.is_some());
+    assert_eq!(first(&document).descriptors.len(), 2);
+    assert_eq!(document.entries.len(), 2);
+    let metadata = serde_json::Value::Object(first(&document).metadata.clone().unwrap());
+    assert_eq!(metadata, serde_json::json!({"team": "z", "size": 1}));
+}
+
+#[test]
+fn binary_stays_as_it_is_written_with_a_warning() {
+    let text = descriptor("value: !!binary aGk=");
+    assert_says(&warned(&text), &["4:21: `aGk=` stays as it is written, but envoyproxy/ratelimit decodes `!!binary`"]);
+    assert_eq!(first(&accepted(&text).0).value.as_ref().unwrap().value, "aGk=");
+}
+
+#[test]
 fn a_merge_gives_way_to_what_is_written() {
     let text = "\
 domain: d

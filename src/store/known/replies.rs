@@ -1,12 +1,15 @@
 //! The last reply of the store to a charge of each counter.
 //!
-//! Every charge writes here. So it is one table of small sets and no list: 256 bytes that lie together are read and written, where a
-//! list of the least recently used has to change its neighbours too (`docs/decisions/0034`).
+//! Every charge writes here. So it is one table of small sets and no list: nearly every charge reads and writes one line of memory,
+//! where a list of the least recently used has to change its neighbours too (`docs/decisions/0034`).
 
 use crate::model::{Hits, Micros, Outcome, Provenance, Verdict};
 
 /// The counters of one set: 4. A fifth takes the place of the one with the oldest reply.
 const COUNTERS_OF_SET: usize = 4;
+
+/// Stands for no wait: a wait has at most 2^63 microseconds.
+const NO_RETRY: Micros = Micros::new(u64::MAX);
 
 /// A keyed hash (SipHash) of a counter's key and its limit, in place of both: clients choose the names of counters, and must find no two
 /// with the same hash. The chance that any two of 65,536 counters have it is 1 in 8 billion (2^31 pairs, 2^64 hashes).
@@ -21,7 +24,8 @@ pub struct LastReply {
     reset: Micros,
     /// The end of the window in which hits were given back; 0 where none were.
     refunded_until: Micros,
-    retry: Option<Micros>,
+    /// [`NO_RETRY`] where the reply has none.
+    retry: Micros,
     hits: Hits,
     remaining: u32,
     room: u32,
@@ -35,12 +39,18 @@ pub struct LastReplies {
     sets: Box<[Set]>,
 }
 
+/// The replies of counters whose hashes have the same high bits.
+type Set = [Place; COUNTERS_OF_SET];
+
+/// The last reply to one counter. It fills one line of a processor's cache.
 #[derive(Clone, Copy, Default)]
-struct Set {
-    /// Zero in a free place. A search reads nothing else.
-    counters: [CounterHash; COUNTERS_OF_SET],
-    replies: [LastReply; COUNTERS_OF_SET],
+#[repr(align(64))]
+struct Place {
+    /// Zero in a free place.
+    counter: CounterHash,
+    reply: LastReply,
 }
+const _: () = assert!(size_of::<Place>() == 64);
 
 impl Default for LastReply {
     fn default() -> Self {
@@ -54,7 +64,7 @@ impl LastReply {
     /// given back, if any were.
     pub fn new(hits: Hits, verdict: &Verdict, at: Micros, refunded_until: Option<Micros>) -> Self {
         let Verdict { outcome, remaining, room, reset, retry, .. } = *verdict;
-        let refunded_until = refunded_until.unwrap_or(Micros::ZERO);
+        let (refunded_until, retry) = (refunded_until.unwrap_or(Micros::ZERO), retry.unwrap_or(NO_RETRY));
         Self { at, reset, refunded_until, retry, hits, remaining, room, outcome, is_shared: false }
     }
 
@@ -71,7 +81,7 @@ impl LastReply {
             remaining,
             room,
             reset,
-            retry,
+            retry: (retry != NO_RETRY).then_some(retry),
             ..Verdict::uncounted(outcome, Provenance::Store)
         })
     }
@@ -91,45 +101,53 @@ impl LastReply {
 impl LastReplies {
     /// Creates room for `most` replies, or up to twice as many: the number of sets is a power of 2.
     pub fn new(most: usize) -> Self {
-        Self { sets: vec![Set::default(); most.div_ceil(COUNTERS_OF_SET).next_power_of_two()].into_boxed_slice() }
+        Self {
+            sets: vec![[Place::default(); COUNTERS_OF_SET]; most.div_ceil(COUNTERS_OF_SET).next_power_of_two()]
+                .into_boxed_slice(),
+        }
     }
 
     /// Returns the last reply to a charge of a counter, if it is known.
     pub fn get(&self, counter: CounterHash) -> Option<&LastReply> {
-        let set = &self.sets[self.place(counter)];
-        Some(&set.replies[set.find(counter)?])
+        let set = self.set(counter);
+        Some(&self.sets[set][find(&self.sets[set], counter)?].reply)
     }
 
     /// As [`LastReplies::get`].
     pub fn get_mut(&mut self, counter: CounterHash) -> Option<&mut LastReply> {
-        let place = self.place(counter);
-        let set = &mut self.sets[place];
-        Some(&mut set.replies[set.find(counter)?])
+        let set = self.set(counter);
+        let place = find(&self.sets[set], counter)?;
+        Some(&mut self.sets[set][place].reply)
     }
 
     /// Stores a reply in place of the counter's last one, or else of the oldest in the set.
     pub fn put(&mut self, counter: CounterHash, reply: LastReply) {
-        let place = self.place(counter);
-        let set = &mut self.sets[place];
-        let place = set.find(counter).unwrap_or_else(|| set.oldest());
-        (set.counters[place], set.replies[place]) = (counter, reply);
+        let set = self.set(counter);
+        let places = &mut self.sets[set];
+        let place = find(places, counter).unwrap_or_else(|| oldest(places, counter));
+        places[place] = Place { counter, reply };
     }
 
     /// The high bits choose the set.
-    fn place(&self, counter: CounterHash) -> usize {
+    fn set(&self, counter: CounterHash) -> usize {
         usize::try_from(counter.0 >> 32).unwrap_or(0) & (self.sets.len() - 1)
     }
 }
 
-impl Set {
-    fn find(&self, counter: CounterHash) -> Option<usize> {
-        self.counters.iter().position(|known| *known == counter)
-    }
+/// Returns the place of a counter in its set. The search begins where a counter is put while all places are free.
+fn find(set: &Set, counter: CounterHash) -> Option<usize> {
+    places(counter).find(|&place| set[place].counter == counter)
+}
 
-    /// Returns the place of the oldest reply. A free place counts as oldest.
-    fn oldest(&self) -> usize {
-        (0..COUNTERS_OF_SET).min_by_key(|&place| self.replies[place].at).unwrap_or(0)
-    }
+/// Returns the place of the oldest reply. A free place counts as oldest.
+fn oldest(set: &Set, counter: CounterHash) -> usize {
+    places(counter).min_by_key(|&place| set[place].reply.at).unwrap_or(0)
+}
+
+/// Returns all places of a set, in the order in which this counter takes them.
+fn places(counter: CounterHash) -> impl Iterator<Item = usize> {
+    let first = usize::try_from(counter.0 >> 16).unwrap_or(0);
+    (0..COUNTERS_OF_SET).map(move |next| first.wrapping_add(next) % COUNTERS_OF_SET)
 }
 
 #[cfg(test)]

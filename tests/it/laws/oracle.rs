@@ -95,8 +95,10 @@ impl Oracle {
 
     /// Decides a charge of which nobody waits.
     fn plain(&mut self, limit: &Limit, charging: Charging, asked: Asked) -> Told {
-        // A limit of nothing asks no counter and leaves none.
+        // A limit of nothing asks no counter and leaves none. It refuses a look like a hit.
         let mut nobodys = Self::new(limit.algorithm());
+        let is_refused_look = limit.is_closed() && asked.taken == 0 && asked.given_back == 0;
+        let asked = Asked { taken: if is_refused_look { 1 } else { asked.taken }, ..asked };
         let counter = if limit.is_closed() { &mut nobodys } else { self };
         match counter {
             Self::Windows(counts) => {

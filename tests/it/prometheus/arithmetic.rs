@@ -263,7 +263,7 @@ const NAMED: &[Named] = &[
     (
         "{ key: deep, value: a, descriptors: [{ key: deeper, value: b, descriptors: [{ key: deepest, RATE }] }] }",
         &[("deep", "a"), ("deeper", "b"), ("deepest", "c")],
-        Some("key1=\"deep_a\",key2=\"deeper_b.deepest\""),
+        Some("key1=\"deep_a\",key2=\"deeper_b\""),
     ),
     (
         "{ key: marks, value_to_metric: true, RATE }",

@@ -8,13 +8,14 @@ use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Nodes};
 use crate::rules::tree::Position;
 
-impl<'t> Reader<'_> {
+impl<'t> Reader<'_, 't> {
     pub(crate) fn rate_limit(&mut self, entry: MapEntry<'t>) -> LimitsNode {
         let Content::Mapping(mapping) = entry.value.content() else {
             self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
             return LimitsNode::None;
         };
-        let (limit, unlimited) = self.limit(entry.value.place, mapping);
+        let mappings = self.mappings(entry.value, mapping);
+        let (limit, unlimited) = self.limit(entry.value.place, mappings);
         if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
             return LimitsNode::Unlimited(Box::new(limit));
         }
@@ -43,7 +44,7 @@ impl<'t> Reader<'_> {
                 continue;
             };
             self.take(size_of::<LimitNode>(), item.place);
-            let (limit, unlimited) = self.limit(item.place, mapping);
+            let (limit, unlimited) = self.limit(item.place, [mapping]);
             if let Some((place, _)) = unlimited {
                 self.report.error(place, || {
                     "`unlimited` is not allowed in `rate_limits`: remove it, or write `rate_limit: {unlimited: true}` \
@@ -59,7 +60,11 @@ impl<'t> Reader<'_> {
     }
 
     /// Returns a limit, and the place and value of its `unlimited`.
-    fn limit(&mut self, place: Position, mapping: Nodes<'t>) -> (LimitNode, Option<(Position, bool)>) {
+    fn limit(
+        &mut self,
+        place: Position,
+        mappings: impl IntoIterator<Item = Nodes<'t>>,
+    ) -> (LimitNode, Option<(Position, bool)>) {
         let mut node = LimitNode {
             place,
             unit: None,
@@ -77,7 +82,7 @@ impl<'t> Reader<'_> {
         };
         let mut unlimited = None;
         let mut has_number = false;
-        for entry in self.entries(mapping, Level::Limit) {
+        for entry in self.entries_of(mappings, Level::Limit) {
             match entry.name {
                 "unit" => node.unit = self.text(entry),
                 "unit_multiplier" => node.unit_multiplier = self.number(entry),
@@ -143,7 +148,8 @@ impl<'t> Reader<'_> {
         };
         self.take(size_of::<DelayNode>(), entry.place);
         let mut node = DelayNode { place: entry.value.place, max: None, step: None, beyond: None, delivery: None };
-        for entry in self.entries(mapping, Level::Delay) {
+        let mappings = self.mappings(entry.value, mapping);
+        for entry in self.entries_of(mappings, Level::Delay) {
             match entry.name {
                 "max" => node.max = self.length(entry),
                 "step" => node.step = self.length(entry),

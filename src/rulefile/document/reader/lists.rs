@@ -8,7 +8,7 @@ use crate::rulefile::document::{EntryNode, FormWord};
 use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Node};
 
-impl<'t> Reader<'_> {
+impl<'t> Reader<'_, 't> {
     /// Returns the texts of a list; empty if it is null or wrong.
     pub(crate) fn texts(&mut self, entry: MapEntry<'t>) -> Vec<Placed<String>> {
         let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
@@ -59,7 +59,7 @@ impl<'t> Reader<'_> {
     /// Reads `entries`: a mapping from entry keys, which can be any text, to their settings.
     pub(crate) fn normalizers(&mut self, entry: MapEntry<'t>) -> Vec<EntryNode> {
         const EXAMPLE: &str = "`remote_address: {as: ip}`";
-        let Content::Mapping(mut mapping) = entry.value.content() else {
+        let Content::Mapping(mapping) = entry.value.content() else {
             if !entry.value.is_null() {
                 self.wrong(entry.name, entry.value, &format!("a mapping with the keys of entries, like {EXAMPLE}"));
             }
@@ -67,9 +67,12 @@ impl<'t> Reader<'_> {
         };
         let mut normalizers: Vec<EntryNode> = Vec::new();
         let mut lines: HashMap<&str, u32> = HashMap::default();
-        while !self.is_full
-            && let Some((key, value)) = mapping.next_pair()
-        {
+        let mappings = self.mappings(entry.value, mapping);
+        let pairs = mappings.into_iter().flat_map(|mut mapping| std::iter::from_fn(move || mapping.next_pair()));
+        for (key, value) in pairs {
+            if self.is_full {
+                break;
+            }
             let (Content::Plain(name) | Content::Text(name)) = key.content() else {
                 self.wrong_value(key, || {
                     format!("A key must be a word, but this one is {}: write {EXAMPLE}.", found(key))

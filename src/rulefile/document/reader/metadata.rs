@@ -19,25 +19,30 @@ const ENTRY_BYTES: usize = 110;
 /// decoders refuse the whole message at a hundred levels.
 const MAX_DEPTH: usize = 16;
 
-impl<'t> Reader<'_> {
+impl<'t> Reader<'_, 't> {
     /// Returns the mapping; `None` if null or wrong.
     pub(crate) fn metadata(&mut self, entry: MapEntry<'t>) -> Option<Metadata> {
         match entry.value.content() {
-            Content::Mapping(mapping) => return Some(self.map(entry.value, mapping, 1)),
+            Content::Mapping(mapping) => {
+                let mappings = self.mappings(entry.value, mapping);
+                return Some(self.map(entry.value, mappings, 1));
+            }
             Content::Plain(_) if entry.value.is_null() => {}
             _ => self.wrong(entry.name, entry.value, "a mapping like `{team: x}`"),
         }
         None
     }
 
-    fn map(&mut self, node: Node<'t>, mut mapping: Nodes<'t>, depth: usize) -> Metadata {
+    fn map(&mut self, node: Node<'t>, mappings: impl IntoIterator<Item = Nodes<'t>>, depth: usize) -> Metadata {
         self.take(MAP_BYTES, node.place);
         let mut map = Metadata::new();
         let mut keys: std::collections::BTreeMap<&'t str, u32> = std::collections::BTreeMap::new();
         let mut merges = Vec::new();
-        while !self.is_full
-            && let Some((key, value)) = mapping.next_pair()
-        {
+        let pairs = mappings.into_iter().flat_map(|mut mapping| std::iter::from_fn(move || mapping.next_pair()));
+        for (key, value) in pairs {
+            if self.is_full {
+                break;
+            }
             if is_merge(key) {
                 merges.push(value);
                 continue;
@@ -56,7 +61,7 @@ impl<'t> Reader<'_> {
         }
         for merge in merges.into_iter().rev() {
             for mapping in self.merged(merge) {
-                for (name, value) in self.map(merge, mapping, depth) {
+                for (name, value) in self.map(merge, [mapping], depth) {
                     map.entry(name).or_insert(value);
                 }
             }
@@ -113,7 +118,7 @@ impl<'t> Reader<'_> {
                 }
                 Value::Array(list)
             }
-            Content::Mapping(mapping) => Value::Object(self.map(node, mapping, depth + 1)),
+            Content::Mapping(mapping) => Value::Object(self.map(node, [mapping], depth + 1)),
             Content::Broken => Value::Null,
         }
     }

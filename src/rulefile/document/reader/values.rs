@@ -7,7 +7,7 @@ use crate::rulefile::problem::{Placed, quoted};
 use crate::rulefile::yaml::scalar::{Scalar, resolve};
 use crate::rulefile::yaml::{Content, Node, Nodes};
 
-impl<'t> Reader<'_> {
+impl<'t> Reader<'_, 't> {
     /// Returns a text as spelled in the file; `None` if null, empty or wrong.
     pub(crate) fn text(&mut self, entry: MapEntry<'t>) -> Option<Placed<String>> {
         let text = self.spelled(entry, "a text")?;
