@@ -4,6 +4,7 @@
 
 use std::io::Write;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use self::summary::Summary;
 use crate::file;
 use crate::model::{Clock, Micros};
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
+use crate::source::SourceChoice;
 use crate::source::file::find::Location;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
@@ -45,29 +47,33 @@ pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Returns the location of the rule files in the reference's runtime directory.
-pub fn runtime_location(settings: &Settings) -> Location {
-    Location::Runtime {
-        directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
-        app_directory: settings.runtime_appdirectory.clone(),
-        is_root_watched: settings.runtime_watch_root,
-        ignores_dot_files: settings.runtime_ignoredotfiles,
-    }
+/// Returns the rule source that the settings and the paths on the command line choose. Without paths, rule files are in the
+/// reference's runtime directory.
+pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> SourceChoice {
+    SourceChoice::Files(match paths.is_empty() {
+        false => Location::Paths(paths),
+        true => Location::Runtime {
+            directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
+            app_directory: settings.runtime_appdirectory.clone(),
+            is_root_watched: settings.runtime_watch_root,
+            ignores_dot_files: settings.runtime_ignoredotfiles,
+        },
+    })
 }
 
 /// Runs the service until a stop signal arrives.
 ///
 /// # Errors
 /// Returns the reason why the service cannot start.
-pub fn serve(settings: &Settings, location: &Location) -> anyhow::Result<ExitCode> {
+pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitCode> {
     use_small_pages();
     let log = Log::start(settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let (given, location) = (settings.clone(), location.clone());
+        let (given, source) = (settings.clone(), source.clone());
         let read = file::apart(
-            move || Read::all(&given, location),
+            move || Read::all(&given, source),
             |passed| {
                 tracing::warn!(
                     event = "start.slow",

@@ -4,14 +4,54 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::file::FileSource;
+use self::file::find::Location;
+use self::file::load::NotLoaded;
 use crate::rulefile::{Documents, InvalidRules};
 use crate::rules::Generation;
 
 pub mod file;
 
+/// The choice of a rule source, and what it needs to be opened.
+#[derive(Clone, Debug)]
+pub enum SourceChoice {
+    /// Rule files.
+    Files(Location),
+}
+
+/// The rule source of this process.
+#[derive(Debug)]
+pub enum Source {
+    /// Rule files.
+    Files(FileSource),
+}
+
+impl Source {
+    /// Opens the chosen source. Returns it with its first documents, which the caller puts in force.
+    ///
+    /// # Errors
+    /// The reasons why there are no documents.
+    pub fn open(choice: SourceChoice) -> Result<(Self, Documents), NotLoaded> {
+        match choice {
+            SourceChoice::Files(location) => {
+                let (source, documents) = FileSource::open(location)?;
+                Ok((Self::Files(source), documents))
+            }
+        }
+    }
+}
+
+impl RuleSource for Source {
+    async fn follow(self, sink: Arc<dyn RuleSink>) {
+        match self {
+            Self::Files(files) => files.follow(sink).await,
+        }
+    }
+}
+
 /// A source of rules.
 pub trait RuleSource {
-    /// Offers documents to `sink` whenever they change. Never returns.
+    /// Offers documents to `sink` whenever they change. Never returns: a source that never changes waits for ever.
     fn follow(self, sink: Arc<dyn RuleSink>) -> impl Future<Output = ()> + Send;
 }
 

@@ -13,6 +13,7 @@ use crate::rules::RuleSet;
 use crate::settings::{HeaderStyle, Settings};
 use crate::source::file::FileSource;
 use crate::source::file::find::Location;
+use crate::source::{Source, SourceChoice};
 use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
@@ -28,8 +29,8 @@ pub const RULE_SETTINGS: [&str; 6] = [
 
 /// Everything that a start reads from files.
 pub(super) struct Read {
-    /// Source that offers the rule files later, when they have changed.
-    pub(super) source: FileSource,
+    /// Source that offers documents later, when they have changed.
+    pub(super) source: Source,
     /// Options for every load.
     pub(super) options: Options,
     /// The rules.
@@ -47,9 +48,9 @@ impl Read {
     ///
     /// # Errors
     /// If a file cannot be used; names its path.
-    pub(super) fn all(settings: &Settings, location: Location) -> anyhow::Result<Self> {
+    pub(super) fn all(settings: &Settings, choice: SourceChoice) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
-        let (source, documents) = FileSource::open(location)?;
+        let (source, documents) = Source::open(choice)?;
         let files = documents.len();
         let CompiledRules { rules, warnings } = rulefile::compile(documents, &options)?;
         warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));

@@ -21,8 +21,7 @@ use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::settings::Settings;
-use crate::source::RuleSource;
-use crate::source::file::FileSource;
+use crate::source::{RuleSource, Source};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
@@ -45,7 +44,7 @@ const WORKERS_END: Duration = Duration::from_millis(500);
 
 /// Everything that decides, before a listener serves it.
 pub(super) struct Service {
-    source: FileSource,
+    source: Source,
     files: usize,
     intake: Arc<Intake>,
     /// State of the rules for the debug page.

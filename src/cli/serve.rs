@@ -7,7 +7,6 @@ use clap::{Arg, ArgMatches, Command};
 use super::{files, paths};
 use crate::app;
 use crate::settings::Settings;
-use crate::source::file::find::Location;
 
 pub(super) fn command() -> Command {
     let flags = Settings::table().filter_map(|row| {
@@ -41,7 +40,5 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let flag = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
     let given = |name: &str| flag(name).or_else(|| app::environment(name));
     let settings = Settings::read(given)?;
-    let paths = paths(matches);
-    let source = if paths.is_empty() { app::runtime_location(&settings) } else { Location::Paths(paths) };
-    app::serve(&settings, &source)
+    app::serve(&settings, &app::source_choice(&settings, paths(matches)))
 }

@@ -1,6 +1,6 @@
 //! What is counted of hits, and under which labels: as the reference does both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use tempfile::NamedTempFile;
@@ -8,6 +8,7 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::telemetry::metrics::TABLE;
 use tonic::transport::Channel;
 
 use super::scrape::page;
@@ -292,4 +293,20 @@ async fn hits_are_counted_under_the_labels_of_the_reference() {
         }
         assert_eq!(now, counted, "{rule} {entries:?}");
     }
+}
+
+#[tokio::test]
+async fn every_metric_of_the_table_is_on_the_page() {
+    let redis = Single::start(&[]).await;
+    let rules = written("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n");
+    let url = redis.address().to_string();
+    let variables = [("REDIS_TYPE", "SINGLE"), ("REDIS_URL", &*url), ("OTEL_TRACES_EXPORTER", "otlp")];
+    let server = Tidegate::start(rules.path(), &variables).await;
+    let page = page(server.http).await;
+    let shown: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let known: BTreeSet<_> = TABLE.iter().map(|metric| metric.name).collect();
+    assert_eq!(
+        shown, known,
+        "left, the metrics on the page of a service with Redis and traces; right, those of the table"
+    );
 }
