@@ -127,9 +127,17 @@ impl InvalidReply {
 impl ReplyStream {
     /// Notes bytes that were sent.
     pub fn sent(&mut self, mut bytes: &[u8]) {
-        // Our own requests are well formed.
-        while let Ok(Some(request)) = self.requests.read(&mut bytes, Limits::NONE) {
-            self.asked.push_back(RequestKind::by(&request));
+        while !bytes.is_empty() {
+            // Nearly every write has whole requests.
+            let whole = if self.requests.is_at_begin() { whole_request(bytes) } else { None };
+            if let Some((request, size)) = whole {
+                self.asked.push_back(request);
+                split(&mut bytes, size);
+                continue;
+            }
+            // Our own requests are well formed.
+            let Ok(Some(request)) = self.requests.read(&mut bytes, Limits::NONE) else { return };
+            self.asked.push_back(RequestKind::of(&request.name, request.last_bytes));
         }
     }
 
@@ -139,8 +147,14 @@ impl ReplyStream {
     /// If no Redis server would have sent them. The connection must not be used any more.
     pub fn received(&mut self, mut bytes: &[u8]) -> Result<(), InvalidReply> {
         while !bytes.is_empty() {
-            let asked = self.asked.front().ok_or(InvalidReply::Unasked)?;
-            if self.replies.read(&mut bytes, asked.limits())?.is_some() {
+            let limits = self.asked.front().ok_or(InvalidReply::Unasked)?.limits();
+            // Nearly every reply of the script is one text in one read.
+            let whole = if self.replies.is_at_begin() { whole_text(bytes) } else { None };
+            let is_answered = match whole.filter(|&(_, size)| size <= limits.bytes) {
+                Some((_, size)) => !split(&mut bytes, size).is_empty(),
+                None => self.replies.read(&mut bytes, limits)?.is_some(),
+            };
+            if is_answered {
                 self.asked.pop_front();
             }
         }
@@ -149,9 +163,10 @@ impl ReplyStream {
 }
 
 impl RequestKind {
-    fn by(request: &Frame) -> Self {
-        match request.name.as_slice() {
-            b"EVALSHA" => Self::Script { packed_bytes: u32::try_from(request.last_bytes).unwrap_or(u32::MAX) },
+    /// Returns the kind of the request `name` whose last argument has `last_bytes` bytes.
+    fn of(name: &[u8], last_bytes: usize) -> Self {
+        match name {
+            b"EVALSHA" => Self::Script { packed_bytes: u32::try_from(last_bytes).unwrap_or(u32::MAX) },
             b"CLUSTER" => Self::Map,
             _ => Self::Other,
         }
@@ -174,6 +189,11 @@ impl Limits {
 }
 
 impl ReplyFrames {
+    /// Returns true between two outermost values.
+    fn is_at_begin(&self) -> bool {
+        self.frame.bytes == 0
+    }
+
     /// Reads up to the end of the outermost value or of `bytes`. Returns the value if it is complete.
     fn read(&mut self, bytes: &mut &[u8], limits: Limits) -> Result<Option<Frame>, InvalidReply> {
         while !bytes.is_empty() {
@@ -298,13 +318,41 @@ impl ReplyFrames {
     }
 }
 
+/// Returns the kind and the size of the request at the beginning of `bytes`. Returns `None` unless it is there as a whole, an array of
+/// texts as all requests are.
+fn whole_request(bytes: &[u8]) -> Option<(RequestKind, usize)> {
+    let (count, line) = whole_length(bytes.strip_prefix(b"*")?)?;
+    let mut end = 1 + line;
+    let (mut name, mut last_bytes) = (None, 0);
+    for _ in 0..count {
+        let (text, size) = whole_text(&bytes[end..])?;
+        end += size;
+        name.get_or_insert(text);
+        last_bytes = text.len();
+    }
+    Some((RequestKind::of(name?, last_bytes), end))
+}
+
+/// Returns the text at the beginning of `bytes` and its size with its header. Returns `None` unless it is there as a whole.
+fn whole_text(bytes: &[u8]) -> Option<(&[u8], usize)> {
+    let (length, line) = whole_length(bytes.strip_prefix(b"$")?)?;
+    let begin = 1 + line;
+    let size = begin + length + b"\r\n".len();
+    (size <= bytes.len()).then(|| (&bytes[begin..begin + length], size))
+}
+
 /// Parses a length of up to four digits. Returns the length and the size of the line in bytes. Returns `None` if the line is
 /// longer, negative, incomplete or malformed: then it is read byte by byte.
 fn whole_length(bytes: &[u8]) -> Option<(usize, usize)> {
-    let digits = bytes.iter().take(5).position(|byte| !byte.is_ascii_digit()).filter(|&digits| digits > 0)?;
-    let (number, rest) = bytes.split_at(digits);
-    let length = number.iter().fold(0, |length, digit| length * 10 + usize::from(digit - b'0'));
-    rest.starts_with(b"\r\n").then_some((length, digits + 2))
+    let mut length = 0;
+    for (digits, &byte) in bytes.iter().take(5).enumerate() {
+        if !byte.is_ascii_digit() {
+            let is_end = digits > 0 && bytes[digits..].starts_with(b"\r\n");
+            return is_end.then_some((length, digits + 2));
+        }
+        length = length * 10 + usize::from(byte - b'0');
+    }
+    None
 }
 
 /// Removes the first `length` bytes, which must be there, and returns them.

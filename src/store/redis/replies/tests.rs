@@ -184,6 +184,30 @@ const PIECES: [&str; 22] = [
 
 proptest! {
     #[test]
+    fn requests_and_replies_mean_the_same_in_pieces_as_in_whole(
+        requests in proptest::collection::vec((0_usize..4, 0_usize..300), 1..6),
+        replies in proptest::collection::vec(proptest::sample::select(&PIECES[..]), 0..12),
+        size in 1_usize..40,
+    ) {
+        let request = |&(kind, length): &(usize, usize)| match kind {
+            0 => script(length),
+            1 => question("CLUSTER", "SLOTS"),
+            2 => cmd("TIME"),
+            _ => question("SCRIPT", &"x".repeat(length)),
+        };
+        let sent: Vec<u8> = requests.iter().flat_map(|kind| request(kind).get_packed_command()).collect();
+        let received = replies.concat().into_bytes();
+        let talk = |size: usize| {
+            let mut stream = ReplyStream::default();
+            sent.chunks(size).for_each(|piece| stream.sent(piece));
+            let asked = stream.asked.clone();
+            let end = received.chunks(size).try_for_each(|piece| stream.received(piece));
+            (asked, end, stream.asked)
+        };
+        prop_assert_eq!(talk(size), talk(usize::MAX));
+    }
+
+    #[test]
     fn the_end_of_a_reply_is_where_the_parser_finds_it(
         pieces in proptest::collection::vec(proptest::sample::select(&PIECES[..]), 1..12)
     ) {
