@@ -34,6 +34,7 @@ pub mod read;
 mod service;
 mod signals;
 pub mod sockets;
+mod statsd;
 mod store;
 pub mod summary;
 mod traces;
@@ -68,6 +69,10 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> SourceChoice {
 pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitCode> {
     use_small_pages();
     let log = Log::start(settings)?;
+    for unused in &settings.unused {
+        let (variable, why) = (unused.variable, unused.why);
+        tracing::warn!(event = "settings.unused", variable, "{variable} is set and has no effect: {why}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;

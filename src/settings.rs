@@ -11,13 +11,17 @@ use crate::model::{Micros, StorePolicies};
 
 mod redis;
 mod secret;
+mod statsd;
 mod store;
 mod traces;
+mod unused;
 mod values;
 
 pub use redis::{Auth, RedisSettings};
+pub use statsd::StatsdSettings;
 pub use store::StoreChoice;
 pub use traces::{ExportProtocol, TraceSettings};
+pub use unused::{UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
@@ -79,6 +83,10 @@ macro_rules! settings {
             pub store: StoreChoice,
             /// Settings of traces; `None` if requests are not traced.
             pub traces: Option<TraceSettings>,
+            /// Settings of statsd or DogStatsD; `None` if neither is on.
+            pub statsd: Option<StatsdSettings>,
+            /// Variables that are set and have no effect.
+            pub unused: Vec<UnusedVariable>,
         }
 
         impl Settings {
@@ -93,9 +101,13 @@ macro_rules! settings {
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
-                match ($($field,)+ store, traces) {
-                    ($(Some($field),)+ Some(store), Some(traces)) if wrong.is_empty() => {
-                        Ok(Self { $($field,)+ store, traces })
+                let statsd = statsd::read(&given, &mut wrong);
+                match ($($field,)+ store, traces, statsd) {
+                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd)) if wrong.is_empty() => {
+                        let unused = unused::set(&given);
+                        let mut all = Self { $($field,)+ store, traces, statsd, unused };
+                        all.statsd = all.statsd.filter(|_| !all.disable_stats);
+                        Ok(all)
                     }
                     _ => Err(InvalidSettings(wrong)),
                 }
@@ -133,7 +145,6 @@ settings! {
     on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "Policy that answers while Redis or Tidegate is overloaded, unless a rule sets another one; empty: closed if ON_STORE_FAILURE is closed, else local";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "Policy that answers while the store is unavailable, unless a rule sets another one";
     stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Makes all_or_nothing the default of charging in rule files";
-    local_cache_size_in_bytes: usize = "LOCAL_CACHE_SIZE_IN_BYTES", "0", "No effect; accepted because envoyproxy/ratelimit has it. Tidegate needs no cache of refusals";
     shadow_mode: bool = "SHADOW_MODE", "false", "Refuses no request; only the statuses in the answer show refusals";
     quota_mode: bool = "QUOTA_MODE", "false", "Makes every limit a quota: a request is refused only if all of its limits refuse";
     response_headers: HeaderStyle = "RESPONSE_HEADERS", "", "Style of the headers that report limits to clients; a refusal also gets Retry-After";
@@ -172,6 +183,16 @@ pub enum InvalidSetting {
         /// Accepted values.
         takes: &'static str,
     },
+    /// The setting does not accept the value; its name has a part that the operator chose.
+    #[error("{variable} is {found:?}: expected {takes}")]
+    Numbered {
+        /// Name of the variable.
+        variable: String,
+        /// The value.
+        found: String,
+        /// Accepted values.
+        takes: &'static str,
+    },
     /// This version does not support the value.
     #[error("{variable} is {found:?}: {why}")]
     Unsupported {
@@ -197,7 +218,7 @@ pub enum InvalidSetting {
 impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
-        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
+        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).chain([statsd::TABLE]).flatten()
     }
 
     /// Returns the policies that answer in place of the store where no rule says otherwise.

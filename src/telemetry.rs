@@ -19,8 +19,10 @@ use self::metrics::{
 };
 use self::page::{Page, seconds};
 use self::refusals::Refusals;
+pub use self::series::NamedHits;
 use self::series::Rules;
 use self::servers::ServerMetrics;
+use self::times::Times;
 use self::traces::{Span, Traces, Way};
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
@@ -36,7 +38,9 @@ mod refusals;
 mod series;
 pub mod servers;
 mod split;
+pub mod statsd;
 pub mod throttle;
+mod times;
 pub mod traces;
 
 /// Method name in the metrics of calls, as in the reference.
@@ -55,6 +59,8 @@ pub struct Telemetry {
     refusals: Refusals,
     calls: AtomicU64,
     response_time: Histogram,
+    /// Times of calls for statsd, if that is on.
+    times: Option<Times>,
     invalid: AtomicU64,
     limited: Arc<LimitedCalls>,
     /// Decisions in which a failure policy answered for the store at least once.
@@ -79,12 +85,16 @@ struct Loads {
 }
 
 /// A call that is being answered. Dropping it records its duration.
-pub struct CallTimer<'a>(Option<(&'a Histogram, Instant)>);
+pub struct CallTimer<'a>(Option<(&'a Telemetry, Instant)>);
 
 impl Drop for CallTimer<'_> {
     fn drop(&mut self) {
-        if let Some((histogram, began)) = self.0 {
-            histogram.record(began.elapsed());
+        if let Some((telemetry, began)) = self.0 {
+            let took = began.elapsed();
+            telemetry.response_time.record(took);
+            if let Some(times) = &telemetry.times {
+                times.record(took);
+            }
         }
     }
 }
@@ -102,6 +112,7 @@ impl Telemetry {
             refusals: Refusals::new(),
             calls: AtomicU64::new(0),
             response_time: Histogram::default(),
+            times: None,
             invalid: AtomicU64::new(0),
             limited: Arc::default(),
             unasked: AtomicU64::new(0),
@@ -123,6 +134,34 @@ impl Telemetry {
         Self { traces, ..self }
     }
 
+    /// Also counts what statsd needs: the hits of each rule under its full name, and the time of each call.
+    pub fn with_statsd(self) -> Self {
+        Self { times: Some(Times::default()), rules: self.rules.with_names(), ..self }
+    }
+
+    /// Returns the counters that belong to no rule, by their names in statsd.
+    pub fn process_counts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("ratelimit_server.ShouldRateLimit.total_requests", &self.calls),
+            ("ratelimit.service.call.should_rate_limit.redis_error", &self.unasked),
+            ("ratelimit.service.call.should_rate_limit.service_error", &self.invalid),
+            ("ratelimit.service.config_load_success", &self.loads.succeeded),
+            ("ratelimit.service.config_load_error", &self.loads.rejected),
+            ("ratelimit.service.global_shadow_mode", &self.shadowed_refusals),
+        ]
+        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+    }
+
+    /// Returns the hits of the rules under their full names, to be taken one by one. Empty unless statsd is on.
+    pub fn named_hits(&self) -> Vec<NamedHits> {
+        self.rules.named_hits()
+    }
+
+    /// Returns the milliseconds and the number of calls that took them since the last time.
+    pub fn take_times(&self) -> Vec<(u64, u64)> {
+        self.times.as_ref().map(Times::take).unwrap_or_default()
+    }
+
     /// Returns true if calls and decisions are counted.
     pub fn is_on(&self) -> bool {
         self.is_on
@@ -134,7 +173,7 @@ impl Telemetry {
             return CallTimer(None);
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
-        CallTimer(Some((&self.response_time, Instant::now())))
+        CallTimer(Some((self, Instant::now())))
     }
 
     /// Starts the span of a request that arrived by `way` with these headers. Returns `None` if the request is not recorded.

@@ -29,6 +29,7 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
         true => Telemetry::off(SystemClock.now()),
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
     };
+    let telemetry = if settings.statsd.is_some() { telemetry.with_statsd() } else { telemetry };
     Arc::new(telemetry.with_traces(traces))
 }
 

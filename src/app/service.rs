@@ -14,6 +14,7 @@ use super::log::{self, Log};
 use super::read::Read;
 use super::signals::Signals;
 use super::sockets::{Addresses, SlotCounts, Sockets};
+use super::statsd::Statsd;
 use super::store::{self, Stores};
 use super::traces::Exporting;
 use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worker_count};
@@ -71,6 +72,7 @@ pub(super) struct Running {
     stop: watch::Sender<bool>,
     announcer: Option<Arc<Announcer>>,
     exporting: Option<Exporting>,
+    statsd: Option<Statsd>,
     /// Tasks that end with the stop signal.
     tasks: Vec<JoinHandle<()>>,
     /// Tasks that calls in flight still need.
@@ -118,6 +120,7 @@ impl Service {
         metrics::held_calls(&self.telemetry, held.into());
         let (services, health) = Services::new(grpc_edge).await?;
         let health = HealthState { health, readiness: Readiness::default() };
+        let statsd = settings.statsd.as_ref().map(|settings| Statsd::start(settings, Arc::clone(&self.telemetry)));
         let workers = Workers::start(self.workers)?;
         let (stop, stopped) = watch::channel(false);
         let routes = Routes {
@@ -156,6 +159,7 @@ impl Service {
             stop,
             announcer,
             exporting,
+            statsd: statsd.transpose()?,
             tasks,
             store_tasks,
         })
@@ -251,9 +255,19 @@ impl Running {
                 tracing::info!(target: log::TARGET, event = "stop.forced", "stopped at once by a second signal");
             }
         }
-        if let Some(exporting) = self.exporting {
-            exporting.flush().await;
-        }
+        // Both at once, so that a stop waits for the slower one only.
+        tokio::join!(
+            async {
+                if let Some(exporting) = self.exporting {
+                    exporting.flush().await;
+                }
+            },
+            async {
+                if let Some(statsd) = self.statsd {
+                    statsd.flush().await;
+                }
+            }
+        );
         self.store_tasks.iter().for_each(JoinHandle::abort);
     }
 }

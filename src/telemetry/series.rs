@@ -24,6 +24,8 @@ struct RuleCounts {
     /// Digest of the rule's name, if a client's value created the series.
     of_values: Option<u64>,
     hits: Arc<HitCounts>,
+    /// Hits under the full name since the last flush to statsd, if that is on.
+    own: Option<Arc<HitCounts>>,
     decisions: [[AtomicU64; Origin::ALL.len()]; Outcome::ALL.len()],
 }
 
@@ -44,6 +46,8 @@ type Of = fn(&HitCounts) -> &AtomicU64;
 #[derive(Debug)]
 pub(super) struct Rules {
     near_ratio: f32,
+    /// True if hits are also counted under the full name of each rule.
+    keeps_names: bool,
     /// Direct references to the counts of the rules in force, so that counting needs no lookup.
     table: ArcSwap<Table>,
     all: RwLock<All>,
@@ -56,6 +60,36 @@ struct All {
     hits: HashMap<SeriesName, Arc<HitCounts>>,
     /// Number of series that clients' values created.
     of_values: usize,
+    /// Hits of removed rules that statsd has not got yet; at most `MOST_SERIES`.
+    removed: Vec<NamedHits>,
+}
+
+/// Hits of one rule since the last flush to statsd.
+#[derive(Clone, Debug)]
+pub struct NamedHits {
+    name: Arc<SeriesName>,
+    hits: Arc<HitCounts>,
+}
+
+impl NamedHits {
+    /// Returns the name: the domain and the levels of the rule, joined by dots.
+    pub fn name(&self) -> String {
+        // Two underscores behind a dot would be a tag. The series that all domains share has no domain.
+        format!("{}.{}", self.name.domain(), self.name.rule()).trim_start_matches('.').replace(".__", "._")
+    }
+
+    /// Returns the name and the growth of each counter, and begins anew.
+    pub fn take(&self) -> [(&'static str, u64); 5] {
+        let HitCounts { total, over, near, within, shadow } = &*self.hits;
+        let counts = [
+            ("total_hits", total),
+            ("over_limit", over),
+            ("near_limit", near),
+            ("within_limit", within),
+            ("shadow_mode", shadow),
+        ];
+        counts.map(|(name, count)| (name, count.swap(0, Ordering::Relaxed)))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +104,28 @@ struct Table {
 impl Rules {
     /// Creates an empty collection. Hits beyond `near_ratio` of a limit count as near it.
     pub(super) fn new(near_ratio: f32) -> Self {
-        Self { near_ratio, table: ArcSwap::default(), all: RwLock::default() }
+        Self { near_ratio, keeps_names: false, table: ArcSwap::default(), all: RwLock::default() }
+    }
+
+    /// Also counts the hits of each rule under its full name.
+    pub(super) fn with_names(self) -> Self {
+        Self { keeps_names: true, ..self }
+    }
+
+    /// Returns the hits of all rules under their full names. Forgets removed rules without hits that no request uses
+    /// any more.
+    pub(super) fn named_hits(&self) -> Vec<NamedHits> {
+        if !self.all.read().removed.is_empty() {
+            let is_needed = |removed: &NamedHits| {
+                removed.hits.total.load(Ordering::Relaxed) > 0 || Arc::strong_count(&removed.hits) > 1
+            };
+            self.all.write().removed.retain(is_needed);
+        }
+        let all = self.all.read();
+        let own = |(name, counts): (&Arc<SeriesName>, &Arc<RuleCounts>)| {
+            Some(NamedHits { name: Arc::clone(name), hits: Arc::clone(counts.own.as_ref()?) })
+        };
+        all.counts.iter().filter_map(own).chain(all.removed.iter().cloned()).collect()
     }
 
     /// Prepares for rules that are about to be in force. Drops the counts of removed rules and keeps those of the others.
@@ -92,8 +147,13 @@ impl Rules {
         };
         {
             let mut all = self.all.write();
-            all.counts.retain(|name, counts| {
-                name.is_other() || kept.contains(&counts.of_values.unwrap_or_else(|| name.digest()))
+            let All { counts, removed, .. } = &mut *all;
+            counts.retain(|name, counts| {
+                let is_kept = name.is_other() || kept.contains(&counts.of_values.unwrap_or_else(|| name.digest()));
+                if let (false, true, Some(hits)) = (is_kept, removed.len() < MOST_SERIES, &counts.own) {
+                    removed.push(NamedHits { name: Arc::clone(name), hits: Arc::clone(hits) });
+                }
+                is_kept
             });
             let upper: HashSet<SeriesName> = all.counts.keys().map(|name| name.upper()).collect();
             all.hits.retain(|name, _| upper.contains(name));
@@ -128,7 +188,10 @@ impl Rules {
     fn charged(&self, table: Option<&Table>, request: &Request, decision: &Decision<'_>) {
         for answer in &decision.answers {
             if let Some(rule) = answer.rule {
-                let charged = |counts: &RuleCounts| counts.hits.charged(answer, self.near_ratio);
+                let charged = |counts: &RuleCounts| {
+                    counts.hits.charged(answer, self.near_ratio);
+                    counts.own.iter().for_each(|own| own.charged(answer, self.near_ratio));
+                };
                 self.with(table, rule, Some(answer.descriptor), request, decision, charged);
             }
         }
@@ -197,7 +260,8 @@ impl Rules {
         }
         all.of_values += usize::from(of_values.is_some());
         let hits = Arc::clone(all.hits.entry(name.upper()).or_default());
-        let counts = Arc::new(RuleCounts { of_values, hits, ..RuleCounts::default() });
+        let own = self.keeps_names.then(Arc::default);
+        let counts = Arc::new(RuleCounts { of_values, hits, own, ..RuleCounts::default() });
         all.counts.insert(Arc::new(name), Arc::clone(&counts));
         counts
     }

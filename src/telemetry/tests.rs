@@ -354,3 +354,23 @@ fn what_an_instances_own_part_admits_is_within_the_limit() {
     let text = page(&rules);
     assert!(text.contains("within_limit{domain=\"edge\",key1=\"user\"} 2\n"), "{text}");
 }
+
+#[test]
+fn statsd_gets_the_full_name_of_a_rule_and_its_last_hits_after_it_is_removed() {
+    let (user, deep) = (plain(0, "user"), plain(1, "plan.user"));
+    let telemetry = Telemetry::new(0.8, Micros::ZERO).with_statsd();
+    telemetry.rules_loaded(1, &["edge"], [&user, &deep].into_iter(), Micros::ZERO);
+    let taken = || {
+        let taken = telemetry.named_hits().into_iter().map(|hits| (hits.name(), hits.take()[0].1));
+        let mut taken: Vec<_> = taken.filter(|(_, total)| *total > 0).collect();
+        taken.sort();
+        taken
+    };
+    telemetry.observe(&request(&[]), &decision(&[asked(Some(&user), 5, 0, 3)]), None);
+    assert_eq!(taken(), [("edge.user".to_owned(), 3)]);
+    assert_eq!(taken(), []);
+    telemetry.observe(&request(&[]), &decision(&[asked(Some(&user), 5, 3, 2), asked(Some(&deep), 5, 0, 1)]), None);
+    telemetry.rules_loaded(2, &["edge"], std::iter::empty(), Micros::ZERO);
+    assert_eq!(taken(), [("edge.plan.user".to_owned(), 1), ("edge.user".to_owned(), 2)]);
+    assert_eq!(taken(), []);
+}

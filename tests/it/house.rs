@@ -18,7 +18,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("source", &["model", "rules", "rulefile", "file"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
-    ("settings", &["model", "file", "store"]),
+    ("settings", &["model", "file", "store", "telemetry"]),
     (
         "app",
         &[
@@ -400,6 +400,17 @@ fn every_setting_is_in_the_operators_table() {
         tidegate::settings::Settings::table().count(),
         "docs/settings.md has rows for settings that do not exist"
     );
+}
+
+#[test]
+fn every_variable_without_effect_is_in_the_table_of_compatibility_with_its_reason() {
+    let page = read(&root().join("docs/compatibility.md"));
+    let (_, section) = page.split_once("\n## Variables without effect").expect("the page has this section");
+    let section = section.split("\n## ").next().expect("a first part");
+    let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| `")).collect();
+    let row = |unused: &tidegate::settings::UnusedVariable| format!("| `{}` | {} |", unused.variable, unused.why);
+    let expected: Vec<_> = tidegate::settings::UNUSED.iter().map(row).collect();
+    assert_eq!(rows, expected, "left, the rows of docs/compatibility.md; right, the table of the code");
 }
 
 /// The first columns of the rows of a section of the operators' page, without their marks.

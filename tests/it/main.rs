@@ -71,6 +71,8 @@ mod rolling;
 mod shared;
 /// Which files of a directory are rule files.
 mod sources;
+/// Statistics, as a receiver of statsd or DogStatsD gets them.
+mod statsd;
 /// A cluster that changes and breaks under load.
 mod topology;
 /// Spans, as a receiver of OpenTelemetry is told of them, and as parts of an Envoy's own.

@@ -1,0 +1,217 @@
+//! Statistics as a receiver of statsd (TCP) or DogStatsD (UDP) gets them.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+
+use tempfile::NamedTempFile;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinHandle;
+
+use crate::support::{Tidegate, eventually, in_time, said};
+
+const RULES: &str = "domain: edge
+descriptors:
+  - { key: user, rate_limit: { unit: week, requests_per_unit: 2 } }
+  - key: a
+    value: b
+    descriptors: [{ key: c, descriptors: [{ key: d, value: e, rate_limit: { unit: week, requests_per_unit: 9 } }] }]
+";
+
+fn rules() -> NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), RULES).expect("it is written");
+    file
+}
+
+/// A receiver and what it has got. It ends when it is dropped.
+struct Receiver {
+    port: u16,
+    packets: Arc<Mutex<Vec<Vec<u8>>>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Receiver {
+    /// One that listens over TCP on this port, or on a free one.
+    async fn tcp(port: u16) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let packets = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let kept = Arc::clone(&packets);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                read(stream, &kept).await;
+            }
+        });
+        Self { port, packets, task }
+    }
+
+    /// One that listens over UDP on a free port.
+    async fn udp() -> Self {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+        let port = socket.local_addr().expect("it is bound").port();
+        let packets = Arc::<Mutex<Vec<Vec<u8>>>>::default();
+        let kept = Arc::clone(&packets);
+        let task = tokio::spawn(async move {
+            let mut bytes = vec![0; 65_536];
+            while let Ok(length) = socket.recv(&mut bytes).await {
+                kept.lock().expect("nobody panicked").push(bytes[..length].to_vec());
+            }
+        });
+        Self { port, packets, task }
+    }
+
+    fn packets(&self) -> Vec<Vec<u8>> {
+        self.packets.lock().expect("nobody panicked").clone()
+    }
+
+    /// The sum of each counter by its name with its tags, and the number of lines of each timer.
+    fn sums(&self) -> BTreeMap<String, u64> {
+        let text = String::from_utf8(self.packets().concat()).expect("text");
+        let mut sums = BTreeMap::new();
+        for line in text.lines() {
+            let (name, value) = line.split_once(':').expect("a value");
+            let mut parts = value.splitn(3, '|');
+            let (value, kind) = (parts.next().expect("a value"), parts.next().expect("a type"));
+            let tags = parts.next().map_or(String::new(), |tags| format!("|{tags}"));
+            let grown = if kind == "c" { value.parse().expect("a whole number") } else { 1 };
+            *sums.entry(format!("{name}{tags}")).or_default() += grown;
+        }
+        sums
+    }
+
+    /// Waits until this counter has grown so much.
+    async fn sees(&self, name: &str, sum: u64) {
+        eventually(&format!("{name} is {sum}"), async || (self.sums().get(name) == Some(&sum)).then_some(())).await;
+    }
+}
+
+async fn read(mut stream: TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
+    let mut bytes = vec![0; 65_536];
+    while let Ok(length) = stream.read(&mut bytes).await {
+        if length == 0 {
+            break;
+        }
+        kept.lock().expect("nobody panicked").push(bytes[..length].to_vec());
+    }
+}
+
+async fn ask(tidegate: &Tidegate, entries: &str, times: usize) {
+    let body = format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{entries}]}}]}}"#);
+    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    for _ in 0..times {
+        assert!(said(tidegate.http, &format!("{head}{body}")).await.starts_with("HTTP/1.1 "));
+    }
+}
+
+const ALICE: &str = r#"{"key":"user","value":"alice"}"#;
+const DEEP: &str = r#"{"key":"a","value":"b"},{"key":"c","value":"x"},{"key":"d","value":"e"}"#;
+const USER: &str = "ratelimit.service.rate_limit.edge.user";
+
+async fn serve(rules: &NamedTempFile, port: u16, more: &[(&str, &str)]) -> Tidegate {
+    let port = port.to_string();
+    let own = [("STATSD_HOST", "127.0.0.1"), ("STATSD_PORT", port.as_str()), ("STATS_FLUSH_INTERVAL", "100ms")];
+    Tidegate::start(rules.path(), &[&own, more].concat()).await
+}
+
+async fn stop(mut tidegate: Tidegate) {
+    tidegate.terminate();
+    assert!(tidegate.ended().await.success());
+}
+
+#[tokio::test]
+async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
+    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let tidegate = serve(&rules, receiver.port, &[("EXTRA_TAGS", "zone:eu.1,az:a")]).await;
+    ask(&tidegate, ALICE, 3).await;
+    receiver.sees(&format!("{USER}.total_hits.__az=a.__zone=eu_1"), 3).await;
+    ask(&tidegate, DEEP, 2).await;
+    ask(&tidegate, "", 1).await;
+    stop(tidegate).await;
+    let sums = receiver.sums();
+    let expected = [
+        ("ratelimit.service.config_load_success", 1),
+        ("ratelimit.service.rate_limit.edge.a_b.c.d_e.total_hits", 2),
+        ("ratelimit.service.rate_limit.edge.a_b.c.d_e.within_limit", 2),
+        ("ratelimit.service.rate_limit.edge.user.near_limit", 1),
+        ("ratelimit.service.rate_limit.edge.user.over_limit", 1),
+        ("ratelimit.service.rate_limit.edge.user.total_hits", 3),
+        ("ratelimit.service.rate_limit.edge.user.within_limit", 2),
+    ];
+    let seen: Vec<_> = sums.iter().map(|(name, sum)| (name.as_str(), *sum)).collect();
+    let expected = expected.map(|(name, sum)| (format!("{name}.__az=a.__zone=eu_1"), sum));
+    assert_eq!(seen, expected.each_ref().map(|(name, sum)| (name.as_str(), *sum)));
+}
+
+#[tokio::test]
+async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
+    let (receiver, rules) = (Receiver::udp().await, rules());
+    let mogrifier = [
+        ("USE_DOG_STATSD_MOGRIFIERS", "RULE"),
+        ("DOG_STATSD_MOGRIFIER_RULE_PATTERN", r"^ratelimit\.service\.rate_limit\.([^.]*)\.(.*)\.([^.]*)$"),
+        ("DOG_STATSD_MOGRIFIER_RULE_NAME", "hits.$3"),
+        ("DOG_STATSD_MOGRIFIER_RULE_TAGS", "domain:$1,rule:$2"),
+    ];
+    let more = [&[("USE_DOG_STATSD", "True"), ("USE_STATSD", "1"), ("EXTRA_TAGS", "az:a")][..], &mogrifier].concat();
+    let tidegate = serve(&rules, receiver.port, &more).await;
+    ask(&tidegate, DEEP, 2).await;
+    receiver.sees("hits.total_hits|#az:a,domain:edge,rule:a_b.c.d_e", 2).await;
+    receiver.sees("ratelimit.service.config_load_success|#az:a", 1).await;
+    for packet in receiver.packets() {
+        assert!(packet.ends_with(b"\n") && packet.len() <= 1_432, "{packet:?}");
+    }
+    assert_eq!(tidegate.log().matches("only DogStatsD is sent").count(), 1, "{}", tidegate.log());
+    stop(tidegate).await;
+}
+
+#[tokio::test]
+async fn a_receiver_that_comes_late_or_goes_and_comes_back_misses_nothing() {
+    let rules = rules();
+    let port = Receiver::tcp(0).await.port;
+    let tidegate = serve(&rules, port, &[]).await;
+    ask(&tidegate, ALICE, 3).await;
+    eventually("the attempt failed", async || tidegate.log().contains("statistics wait here").then_some(())).await;
+    let total = format!("{USER}.total_hits");
+    let late = Receiver::tcp(port).await;
+    late.sees(&total, 3).await;
+    drop(late);
+    let again = in_time("the port is free", async {
+        loop {
+            if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await {
+                drop(listener);
+                return Receiver::tcp(port).await;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let again = again.await;
+    ask(&tidegate, ALICE, 4).await;
+    again.sees(&total, 4).await;
+    stop(tidegate).await;
+}
+
+#[tokio::test]
+async fn the_last_hits_are_sent_at_the_stop() {
+    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let tidegate = serve(&rules, receiver.port, &[("STATS_FLUSH_INTERVAL", "1h")]).await;
+    ask(&tidegate, ALICE, 3).await;
+    stop(tidegate).await;
+    receiver.sees(&format!("{USER}.total_hits"), 3).await;
+}
+
+#[tokio::test]
+async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop() {
+    let rules = rules();
+    // The kernel takes the connection; nobody reads from it.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let tidegate = serve(&rules, listener.local_addr().expect("it is bound").port(), &[]).await;
+    ask(&tidegate, ALICE, 50).await;
+    stop(tidegate).await;
+}
