@@ -83,9 +83,9 @@ impl Format {
     /// Adds the lines of calls: `times` has milliseconds and the number of calls that took them.
     pub fn times(&self, name: &str, times: &[(u64, u64)], lines: &mut Vec<u8>) {
         let calls: u64 = times.iter().map(|(_, calls)| calls).sum();
-        let told = calls.min(MOST_TIMES);
-        let rate = if told < calls { format!("|@{}", share(told, calls)) } else { String::new() };
-        let scaled = |calls_before: u64| u128::from(calls_before) * u128::from(told) / u128::from(calls.max(1));
+        let shown = calls.min(MOST_TIMES);
+        let rate = if shown < calls { format!("|@{}", share(shown, calls)) } else { String::new() };
+        let scaled = |calls_before: u64| u128::from(calls_before) * u128::from(shown) / u128::from(calls.max(1));
         let mut before = 0;
         for (millis, count) in times {
             let value = match self {
@@ -134,10 +134,10 @@ fn plain(value: &str) -> String {
     value.replace(['.', ':', '|'], "_")
 }
 
-fn share(told: u64, calls: u64) -> f64 {
+fn share(shown: u64, calls: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a sample rate needs no more than 15 digits")]
-    let (told, calls) = (told as f64, calls as f64);
-    told / calls
+    let (shown, calls) = (shown as f64, calls as f64);
+    shown / calls
 }
 
 #[cfg(test)]
