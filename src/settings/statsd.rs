@@ -91,7 +91,7 @@ fn mogrifier(name: &str, given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> 
     }
     Mogrifier::new(compiled?, renamed.1.clone(), read?.0)
         .map_err(|_| {
-            refuse((renamed.0, format!("{} with the tags {}", renamed.1, tags.1)), "only groups that the pattern has")
+            refuse((renamed.0, format!("{} with the tags {}", renamed.1, tags.1)), "only groups that the pattern has");
         })
         .ok()
 }

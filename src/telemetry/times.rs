@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// Times below 128 ms are exact.
 const EXACT: usize = 128;
-/// Number of cells for each doubling above: 64, so that a time is told at most 1.6% too short.
+/// Number of cells for each doubling above: 64, so that a time is at most 1.6% too short.
 const CELLS: usize = 64;
-/// Number of doublings: 13, up to 17 minutes. Longer times are told as that.
+/// Number of doublings: 13, up to 17 minutes. A longer time counts as that.
 const DOUBLINGS: usize = 13;
 
 /// Number of calls by their time since the last flush.
@@ -59,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_told_in_whole_milliseconds_and_a_long_one_a_little_short() {
+    fn a_time_is_kept_in_whole_milliseconds_and_a_long_one_a_little_short() {
         let times = Times::default();
         for millis in 0..2_000_000_u64 {
             let at = place(usize::try_from(millis).unwrap());
-            let told = least(at);
-            assert!(told <= millis && (millis - told) * 64 <= millis, "{millis}: {told}");
-            assert!(millis >= 128 || told == millis);
+            let kept = least(at);
+            assert!(kept <= millis && (millis - kept) * 64 <= millis, "{millis}: {kept}");
+            assert!(millis >= 128 || kept == millis);
         }
         times.record(Duration::from_micros(1_999));
         times.record(Duration::from_secs(1_000_000));
