@@ -14,6 +14,7 @@ mod secret;
 mod store;
 mod traces;
 mod values;
+mod xds;
 
 pub use redis::{Auth, RedisSettings};
 pub use store::StoreChoice;
@@ -23,6 +24,7 @@ pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
     LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, WorkerCount,
 };
+pub use xds::{ConfigType, XdsSettings};
 
 /// One row of the settings table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +81,8 @@ macro_rules! settings {
             pub store: StoreChoice,
             /// Settings of traces; `None` if requests are not traced.
             pub traces: Option<TraceSettings>,
+            /// Settings of the rule source.
+            pub xds: XdsSettings,
         }
 
         impl Settings {
@@ -93,9 +97,10 @@ macro_rules! settings {
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
-                match ($($field,)+ store, traces) {
-                    ($(Some($field),)+ Some(store), Some(traces)) if wrong.is_empty() => {
-                        Ok(Self { $($field,)+ store, traces })
+                let xds = xds::read(&given, &mut wrong);
+                match ($($field,)+ store, traces, xds) {
+                    ($(Some($field),)+ Some(store), Some(traces), Some(xds)) if wrong.is_empty() => {
+                        Ok(Self { $($field,)+ store, traces, xds })
                     }
                     _ => Err(InvalidSettings(wrong)),
                 }
@@ -197,7 +202,7 @@ pub enum InvalidSetting {
 impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
-        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).flatten()
+        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).chain(xds::TABLES).flatten()
     }
 
     /// Returns the policies that answer in place of the store where no rule says otherwise.
@@ -228,17 +233,18 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 4] = [
+    let rows: [(&'static str, Asks<'_>, &'static str); 5] = [
         (
             "BACKEND_TYPE",
             &|text| text.eq_ignore_ascii_case("memcache"),
             "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
         ),
         (
-            "CONFIG_TYPE",
-            &|text| !text.eq_ignore_ascii_case("FILE"),
-            "this version reads rules only from files; unset it, or set FILE",
+            "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+            &|text| bool::parse(text) != Some(false),
+            "this version speaks only plaintext to a control plane; unset it",
         ),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", &|_| true, "this version sends no headers of its own; unset it"),
         ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
         (
             "GRPC_SERVER_USE_TLS",
