@@ -11,6 +11,8 @@ use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 
 const SERVICE: &str = "envoy/service/ratelimit/v3/rls.proto";
+/// The protocol of a control plane that sends rules. No service of this process speaks it, so it is not part of reflection.
+const RULES: [&str; 2] = ["envoy/service/discovery/v3/ads.proto", "ratelimit/config/ratelimit/v3/rls_conf.proto"];
 const DESCRIPTOR_FILE: &str = "envoy/extensions/common/ratelimit/v3/ratelimit.proto";
 const ENTRY: &str = ".envoy.extensions.common.ratelimit.v3.RateLimitDescriptor.Entry";
 const CODEC: &str = "crate::proto::codec::SmallMessages";
@@ -24,6 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.include_imports(true).open_files([SERVICE])?;
     std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
 
+    compiler.open_files(RULES)?;
     let mut files = compiler.file_descriptor_set();
     let patched = entries_as_bytes(&mut files);
     assert_eq!(patched, 2, "the key and the value of an entry are the two fields to patch in {DESCRIPTOR_FILE}");

@@ -19,9 +19,10 @@ use self::sockets::Sockets;
 use self::summary::Summary;
 use crate::file;
 use crate::model::{Clock, Micros};
-use crate::settings::{BodyStyle, HeaderStyle, Settings};
+use crate::settings::{BodyStyle, ConfigType, HeaderStyle, Settings};
 use crate::source::SourceChoice;
 use crate::source::file::find::Location;
+use crate::source::xds::ControlPlane;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
@@ -50,8 +51,18 @@ pub fn environment(name: &str) -> Option<String> {
 
 /// Returns the rule source that the settings and the paths on the command line choose. Without paths, rule files are in the
 /// reference's runtime directory.
-pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> SourceChoice {
-    SourceChoice::Files(match paths.is_empty() {
+///
+/// # Errors
+/// If the command line names rule files, but the rules come from a control plane.
+pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result<SourceChoice> {
+    if settings.xds.config_type == ConfigType::Xds {
+        anyhow::ensure!(
+            paths.is_empty(),
+            "CONFIG_TYPE is GRPC_XDS_SOTW, so the control plane sends the rules, but the command line names rule files: remove them, or set CONFIG_TYPE=FILE"
+        );
+        return Ok(SourceChoice::Xds(control_plane(settings)));
+    }
+    Ok(SourceChoice::Files(match paths.is_empty() {
         false => Location::Paths(paths),
         true => Location::Runtime {
             directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
@@ -59,7 +70,21 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> SourceChoice {
             is_root_watched: settings.runtime_watch_root,
             ignores_dot_files: settings.runtime_ignoredotfiles,
         },
-    })
+    }))
+}
+
+fn control_plane(settings: &Settings) -> ControlPlane {
+    let xds = settings.xds.clone();
+    ControlPlane {
+        server: xds.server.0,
+        node_id: xds.node_id,
+        node_metadata: xds.node_metadata.0,
+        backoff_initial: duration(xds.backoff_initial),
+        backoff_max: duration(xds.backoff_max),
+        backoff_growth: xds.backoff_growth.0,
+        has_jitter: xds.has_jitter,
+        max_message: xds.max_message.0,
+    }
 }
 
 /// Runs the service until a stop signal arrives.
@@ -102,9 +127,19 @@ pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitC
 }
 
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
+    let mut service = Service::build(settings, log, read);
+    let has_begun = tokio::select! {
+        () = service.follow_source(settings.xds.starts_without_rules) => true,
+        () = signals.wait() => false,
+    };
+    if !has_begun {
+        tracing::info!(target: log::TARGET, event = "stop.without_rules", "stopped before the control plane sent rules");
+        return Ok(ExitCode::SUCCESS);
+    }
     let sockets = Sockets::bind(settings).await?;
-    let running = Service::build(settings, log, read).serve(settings, log, sockets).await?;
-    let (files, addresses) = running.started();
+    let running = service.serve(settings, log, sockets).await?;
+    let addresses = running.addresses();
+    let files = running.rules().files();
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
     let summary = Summary { settings, rules: &running.rules(), program: &program, files, addresses };
     // Standard output may be closed; the service runs anyway.

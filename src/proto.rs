@@ -4,6 +4,7 @@
     unused_qualifications,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
     reason = "generated from proto/, whose comments are the documentation"
 )]
 

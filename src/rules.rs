@@ -265,6 +265,16 @@ impl RuleSet {
         self.generation
     }
 
+    /// Returns true if rules were loaded, even if the load had none.
+    pub fn is_loaded(&self) -> bool {
+        self.generation > 0
+    }
+
+    /// Returns the number of files or resources with these rules.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+
     /// Returns true if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.rules == 0

@@ -16,6 +16,7 @@ mod store;
 mod traces;
 mod unused;
 mod values;
+mod xds;
 
 pub use redis::{Auth, RedisSettings};
 pub use statsd::StatsdSettings;
@@ -27,6 +28,7 @@ pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
     LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, WorkerCount,
 };
+pub use xds::{ConfigType, XdsSettings};
 
 /// One row of the settings table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +89,8 @@ macro_rules! settings {
             pub statsd: Option<StatsdSettings>,
             /// Variables that are set and have no effect.
             pub unused: Vec<UnusedVariable>,
+            /// Settings of the rule source.
+            pub xds: XdsSettings,
         }
 
         impl Settings {
@@ -101,11 +105,11 @@ macro_rules! settings {
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
-                let statsd = statsd::read(&given, &mut wrong);
-                match ($($field,)+ store, traces, statsd) {
-                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd)) if wrong.is_empty() => {
+                let (statsd, xds) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
+                match ($($field,)+ store, traces, statsd, xds) {
+                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd), Some(xds)) if wrong.is_empty() => {
                         let unused = unused::set(&given);
-                        let mut all = Self { $($field,)+ store, traces, statsd, unused };
+                        let mut all = Self { $($field,)+ store, traces, statsd, unused, xds };
                         all.statsd = all.statsd.filter(|_| !all.disable_stats);
                         Ok(all)
                     }
@@ -218,7 +222,8 @@ pub enum InvalidSetting {
 impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
-        [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES).chain([statsd::TABLE]).flatten()
+        let own = [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES);
+        own.chain([statsd::TABLE]).chain(xds::TABLES).flatten()
     }
 
     /// Returns the policies that answer in place of the store where no rule says otherwise.
@@ -249,17 +254,18 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 4] = [
+    let rows: [(&'static str, Asks<'_>, &'static str); 5] = [
         (
             "BACKEND_TYPE",
             &|text| text.eq_ignore_ascii_case("memcache"),
             "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
         ),
         (
-            "CONFIG_TYPE",
-            &|text| !text.eq_ignore_ascii_case("FILE"),
-            "this version reads rules only from files; unset it, or set FILE",
+            "CONFIG_GRPC_XDS_SERVER_USE_TLS",
+            &|text| bool::parse(text) != Some(false),
+            "this version speaks only plaintext to a control plane; unset it",
         ),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", &|_| true, "this version sends no headers of its own; unset it"),
         ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
         (
             "GRPC_SERVER_USE_TLS",

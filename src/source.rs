@@ -4,19 +4,25 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use self::file::FileSource;
 use self::file::find::Location;
 use self::file::load::NotLoaded;
+use self::xds::{ControlPlane, XdsSource};
 use crate::rulefile::{Documents, InvalidRules};
 use crate::rules::Generation;
 
 pub mod file;
+pub mod xds;
 
 /// The choice of a rule source, and what it needs to be opened.
 #[derive(Clone, Debug)]
 pub enum SourceChoice {
     /// Rule files.
     Files(Location),
+    /// A control plane.
+    Xds(ControlPlane),
 }
 
 /// The rule source of this process.
@@ -24,19 +30,31 @@ pub enum SourceChoice {
 pub enum Source {
     /// Rule files.
     Files(FileSource),
+    /// A control plane.
+    Xds(XdsSource),
 }
 
 impl Source {
-    /// Opens the chosen source. Returns it with its first documents, which the caller puts in force.
+    /// Opens the chosen source. Returns it with its first documents, which the caller puts in force; `None` if it offers even the
+    /// first ones later.
     ///
     /// # Errors
     /// The reasons why there are no documents.
-    pub fn open(choice: SourceChoice) -> Result<(Self, Documents), NotLoaded> {
+    pub fn open(choice: SourceChoice) -> Result<(Self, Option<Documents>), NotLoaded> {
         match choice {
             SourceChoice::Files(location) => {
                 let (source, documents) = FileSource::open(location)?;
-                Ok((Self::Files(source), documents))
+                Ok((Self::Files(source), Some(documents)))
             }
+            SourceChoice::Xds(plane) => Ok((Self::Xds(XdsSource::new(plane)), None)),
+        }
+    }
+
+    /// Returns a receiver that turns true once the source has answered for the first time; `None` if it has already.
+    pub fn answered(&self) -> Option<watch::Receiver<bool>> {
+        match self {
+            Self::Files(_) => None,
+            Self::Xds(xds) => Some(xds.answered()),
         }
     }
 }
@@ -45,6 +63,7 @@ impl RuleSource for Source {
     async fn follow(self, sink: Arc<dyn RuleSink>) {
         match self {
             Self::Files(files) => files.follow(sink).await,
+            Self::Xds(xds) => xds.follow(sink).await,
         }
     }
 }

@@ -33,10 +33,8 @@ pub(super) struct Read {
     pub(super) source: Source,
     /// Options for every load.
     pub(super) options: Options,
-    /// The rules.
-    pub(super) rules: RuleSet,
-    /// Number of rule files.
-    pub(super) files: usize,
+    /// The rules; `None` if the source offers even the first ones later.
+    pub(super) rules: Option<RuleSet>,
     /// Credentials and certificates for Redis, if counters are in Redis.
     pub(super) redis: Option<RedisFiles>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
@@ -51,14 +49,16 @@ impl Read {
     pub(super) fn all(settings: &Settings, choice: SourceChoice) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
         let (source, documents) = Source::open(choice)?;
-        let files = documents.len();
-        let CompiledRules { rules, warnings } = rulefile::compile(documents, &options)?;
-        warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
+        let compiled = documents.map(|documents| rulefile::compile(documents, &options)).transpose()?;
+        let rules = compiled.map(|CompiledRules { rules, warnings }| {
+            warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
+            rules
+        });
         if settings.response_headers == HeaderStyle::XRateLimit {
             eprintln!("{SENT_TWICE}");
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
-        Ok(Self { source, options, rules, files, redis, spans })
+        Ok(Self { source, options, rules, redis, spans })
     }
 }
 

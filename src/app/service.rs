@@ -45,8 +45,10 @@ const WORKERS_END: Duration = Duration::from_millis(500);
 
 /// Everything that decides, before a listener serves it.
 pub(super) struct Service {
-    source: Source,
-    files: usize,
+    /// Source of later rules, until it is followed.
+    source: Option<Source>,
+    /// Task that follows the source.
+    following: Option<JoinHandle<()>>,
     intake: Arc<Intake>,
     /// State of the rules for the debug page.
     status: watch::Receiver<RulesStatus>,
@@ -62,7 +64,6 @@ pub(super) struct Service {
 
 /// The service with its listeners and tasks.
 pub(super) struct Running {
-    files: usize,
     addresses: Addresses,
     limiter: Arc<Limiter>,
     health: HealthState,
@@ -82,7 +83,7 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, files, redis, spans } = read;
+        let Read { source, options, rules, redis, spans } = read;
         let workers = worker_count(settings);
         let (traces, exporting) = spans.unzip();
         let telemetry = metrics::telemetry(settings, traces);
@@ -91,9 +92,13 @@ impl Service {
         let Stores { guard, memory, redis, replicas } =
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());
         metrics::stores(&telemetry, &memory, redis.as_ref());
-        let live = Arc::new(LiveRules::new(rules));
-        metrics::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
-        let what = summary::counted(&live.snapshot(), files);
+        let live = Arc::new(rules.map_or_else(LiveRules::without_rules, LiveRules::new));
+        let what = if live.snapshot().is_loaded() {
+            metrics::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
+            summary::counted(&live.snapshot(), live.snapshot().files())
+        } else {
+            "none yet, because the control plane has sent none".to_owned()
+        };
         let (page, status) =
             watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });
         metrics::slow_load(&telemetry, status.clone());
@@ -101,7 +106,32 @@ impl Service {
         metrics::guard(&telemetry, &guard, &replicas);
         let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
         let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry)));
-        Self { source, files, intake, status, limiter, guard, memory, redis, replicas, telemetry, exporting, workers }
+        let (source, following) = (Some(source), None);
+        Self {
+            source,
+            following,
+            intake,
+            status,
+            limiter,
+            guard,
+            memory,
+            redis,
+            replicas,
+            telemetry,
+            exporting,
+            workers,
+        }
+    }
+
+    /// Starts the task that follows the source. Returns once the source has answered, or at once with `starts_without_rules`.
+    pub(super) async fn follow_source(&mut self, starts_without_rules: bool) {
+        let Some(source) = self.source.take() else { return };
+        let answered = source.answered().filter(|_| !starts_without_rules);
+        self.following = Some(tokio::spawn(source.follow(Arc::clone(&self.intake) as _)));
+        if let Some(mut answered) = answered {
+            // The sender lives as long as the task, which never ends by itself.
+            let _ = answered.wait_for(|answered| *answered).await;
+        }
     }
 
     /// Starts the listeners and all tasks. Returns once health is reported.
@@ -134,8 +164,8 @@ impl Service {
             ),
         };
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
-        let Self { source, files, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
-        let mut tasks = vec![tokio::spawn(source.follow(Arc::clone(&intake) as _))];
+        let Self { following, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let mut tasks: Vec<_> = following.into_iter().collect();
         let mut store_tasks =
             vec![tokio::spawn(sweep(memory, intake)), tokio::spawn(async move { guard.settle().await })];
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
@@ -150,7 +180,6 @@ impl Service {
         health.show(is_connected || !follows).await;
         tasks.extend(redis.filter(|_| follows).map(|redis| tokio::spawn(health.clone().follow(redis, is_connected))));
         Ok(Running {
-            files,
             addresses,
             limiter,
             health,
@@ -228,9 +257,9 @@ impl Running {
         self.limiter.rules()
     }
 
-    /// Returns the number of rule files at the start, and the addresses of the listeners.
-    pub(super) fn started(&self) -> (usize, Addresses) {
-        (self.files, self.addresses)
+    /// Returns the addresses of the listeners.
+    pub(super) fn addresses(&self) -> Addresses {
+        self.addresses
     }
 
     /// Stops after a stop signal: health fails at once, calls in flight are finished within `DRAIN_TIMEOUT`. A second signal

@@ -40,5 +40,5 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let flag = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
     let given = |name: &str| flag(name).or_else(|| app::environment(name));
     let settings = Settings::read(given)?;
-    app::serve(&settings, &app::source_choice(&settings, paths(matches)))
+    app::serve(&settings, &app::source_choice(&settings, paths(matches))?)
 }

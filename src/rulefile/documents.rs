@@ -43,6 +43,12 @@ impl Documents {
         Self { files, documents, problems, lists: HashMap::new() }
     }
 
+    /// Returns documents that were not read from YAML. Each document has the index of its file in `files`; the bytes of a file are
+    /// the lines that problems show. `problems` are those found so far.
+    pub fn of(files: Vec<File>, documents: Vec<(usize, Document)>, problems: Vec<Problem>) -> Self {
+        Self { files, documents, problems, lists: HashMap::new() }
+    }
+
     /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.files.len()

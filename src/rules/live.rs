@@ -21,6 +21,11 @@ impl LiveRules {
         Self { current: ArcSwap::from_pointee(RuleSet { generation: 1, ..rules }) }
     }
 
+    /// Creates it without rules, as load 0.
+    pub fn without_rules() -> Self {
+        Self { current: ArcSwap::from_pointee(RuleSet::default()) }
+    }
+
     /// Returns the rules in force.
     pub fn snapshot(&self) -> Snapshot {
         self.current.load()

@@ -100,6 +100,10 @@ impl Edge {
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
+            if !rules.is_loaded() {
+                self.telemetry.invalid();
+                return Err(Undecided::NoRules);
+            }
             let mut decision = match &span {
                 None => self.limiter.decide(&rules, &request, timeout).await,
                 // Boxed, so that calls without a span do not carry it.
@@ -124,6 +128,10 @@ impl Edge {
         self.telemetry.call_limited(Cause::TooLarge);
         let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
         let rules = self.limiter.rules();
+        if !rules.is_loaded() {
+            self.telemetry.invalid();
+            return Err(Undecided::NoRules);
+        }
         let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit);
         self.telemetry.observe(&request, &decision, span);
         Ok(self.answers.respond(&request, &decision)?)
@@ -161,6 +169,7 @@ impl Edge {
                 Err(Undecided::Invalid(_)) => span.answered("INVALID_ARGUMENT", false),
                 Err(Undecided::Malformed(_)) => span.answered("INTERNAL", false),
                 Err(Undecided::Unavailable(_)) => span.answered("UNAVAILABLE", true),
+                Err(Undecided::NoRules) => span.answered("UNKNOWN", true),
             }
         }
         answer.map(Response::new).map_err(Status::from)
@@ -194,6 +203,9 @@ pub enum Undecided {
     /// The store is unavailable.
     #[error(transparent)]
     Unavailable(#[from] StoreUnavailable),
+    /// No rules were ever loaded. The text is that of the reference.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
 }
 
 impl From<Undecided> for Status {
@@ -203,6 +215,7 @@ impl From<Undecided> for Status {
             // tonic answers with this status if it cannot decode a message.
             Undecided::Malformed(error) => Self::internal(error.to_string()),
             Undecided::Unavailable(error) => Self::unavailable(error.to_string()),
+            Undecided::NoRules => Self::unknown(undecided.to_string()),
         }
     }
 }

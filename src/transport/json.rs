@@ -256,6 +256,7 @@ fn failed(undecided: &Undecided) -> Response {
     match undecided {
         Undecided::Invalid(error) => bad_request(error),
         Undecided::Malformed(error) => bad_request(error),
+        Undecided::NoRules => (StatusCode::SERVICE_UNAVAILABLE, format!("{undecided}\n")).into_response(),
         Undecided::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
 }

@@ -15,7 +15,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("telemetry", &["model"]),
     ("file", &[]),
     ("store", &["model", "algorithm", "telemetry", "file"]),
-    ("source", &["model", "rules", "rulefile", "file"]),
+    ("source", &["model", "rules", "rulefile", "proto", "file"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model", "file", "store", "telemetry"]),

@@ -81,6 +81,8 @@ mod traces;
 mod twins;
 /// The protocol, spoken with types that are not ours.
 mod wire;
+/// Rules from a control plane, with a management server of the tests.
+mod xds;
 
 mod histories;
 mod load;

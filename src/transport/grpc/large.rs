@@ -143,6 +143,10 @@ impl Job {
         let request = first.map_err(invalid)?;
 
         let rules = limiter.rules();
+        if !rules.is_loaded() {
+            telemetry.invalid();
+            return Err(Undecided::NoRules);
+        }
         let mut large = limiter.large(&rules, request.domain());
         let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
