@@ -1,7 +1,7 @@
 //! Tries one-line changes of behaviour against the tests and prints those that no test notices. All changes are in one build of a
 //! copy of the checkout; a file chooses the one in force.
 //!
-//! `mutants [--minutes N] [--seed N] [--again] [--only TEXT]`: see CONTRIBUTING.md.
+//! `mutants [--minutes N] [--seed N] [--again] [--seconds N] [--only TEXT]`: see CONTRIBUTING.md.
 
 mod changes;
 mod copy;
@@ -28,16 +28,18 @@ struct Options {
     minutes: u64,
     seed: u64,
     again: bool,
+    seconds: u64,
     only: String,
 }
 
 fn main() -> Result<(), Failure> {
-    let mut options = Options { minutes: 60, seed: 1, again: false, only: String::new() };
+    let mut options = Options { minutes: 60, seed: 1, again: false, seconds: 30, only: String::new() };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--again" => options.again = true,
             "--minutes" => options.minutes = arguments.next().ok_or("--minutes N")?.parse()?,
+            "--seconds" => options.seconds = arguments.next().ok_or("--seconds N")?.parse()?,
             "--seed" => options.seed = arguments.next().ok_or("--seed N")?.parse()?,
             "--only" => options.only = arguments.next().ok_or("--only TEXT")?,
             other => return Err(format!("unknown argument {other}").into()),
@@ -68,13 +70,14 @@ fn main() -> Result<(), Failure> {
         numbers.retain(|number| survived.contains(number));
     }
     numbers.reverse();
-    let most = if options.again { Duration::MAX } else { trial::FIRST };
+    let most = Duration::from_secs(options.seconds);
     let (queue, results) = (Mutex::new(numbers), Mutex::new(results));
     std::thread::scope(|scope| {
         let work = || -> Result<(), Failure> {
             while Instant::now() < until {
                 let Some(number) = queue.lock().ok().and_then(|mut queue| queue.pop()) else { break };
-                let (result, test) = match trial::attempt(&copy.home, &tests, number, most)? {
+                let is_lua = copy.changes[number].0.ends_with(".lua");
+                let (result, test) = match trial::attempt(&copy.home, &tests, number, is_lua, most)? {
                     Outcome::Passed => ("survived", String::new()),
                     Outcome::Failed(test) => ("noticed", test),
                     Outcome::Hung => ("noticed", "timeout".to_owned()),

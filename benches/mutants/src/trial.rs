@@ -14,12 +14,10 @@ use crate::Failure;
 
 /// Tests that are not run: those that take longer.
 pub const SLOWEST: Duration = Duration::from_secs(20);
-/// Time of the tests that a change is tried with first, without the change: 30 s. The others run with `--again`.
-pub const FIRST: Duration = Duration::from_secs(30);
 /// Tests of one process together: 8 s.
 const CHUNK: Duration = Duration::from_secs(8);
 /// Modules of `tests/it` that decide requests without Envoy, Prometheus or Python.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 19] = [
     "path",
     "laws",
     "twins",
@@ -33,6 +31,12 @@ const MODULES: [&str; 13] = [
     "language",
     "literature",
     "plans",
+    "answers",
+    "large",
+    "wire",
+    "messages",
+    "traces",
+    "cli",
 ];
 
 /// A test and the changes that it reaches.
@@ -81,6 +85,9 @@ pub fn run(
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh", mode]).arg(&runs).arg(binary).args(names);
     command.args(["--exact", "--test-threads", "4"]).current_dir(home.join("checkout"));
+    // Random histories: a tenth of those of CI, none shrunk, and none kept for other changes.
+    command.env("TWIN_HISTORIES", "1000").env("PROPTEST_MAX_SHRINK_ITERS", "0");
+    command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn()?;
     let (sender, lines) = channel();
@@ -116,10 +123,10 @@ pub fn run(
     Ok((outcome, reached))
 }
 
-/// Tries a change with the tests that reach it, unit tests first, then the fastest, until those have taken `most` without it.
-pub fn attempt(home: &Path, tests: &[Test], number: usize, most: Duration) -> Result<Outcome, Failure> {
+/// Tries a change with the tests that reach it: unit tests, then for Lua its twins, then the fastest, until those have taken `most` without it.
+pub fn attempt(home: &Path, tests: &[Test], number: usize, is_lua: bool, most: Duration) -> Result<Outcome, Failure> {
     let mut reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.binary_search(&number).is_ok()).collect();
-    reaching.sort_by_key(|test| (!test.is_unit, test.time));
+    reaching.sort_by_key(|test| (!test.is_unit, is_lua && !test.name.starts_with("twins::"), test.time));
     let mode = number.to_string();
     let mut total = Duration::ZERO;
     reaching.retain(|test| {
