@@ -14,7 +14,8 @@ use tidegate::model::{
     Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Quota, Role, StorePolicies, Unit, Verdict,
     Window,
 };
-use tidegate::store::guard::{Deadline, Guard};
+use tidegate::store::guard::{CallerTime, Deadline, Guard};
+use tidegate::store::known::Known;
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
 use tidegate::store::{ChargeResults, Charged, Store, StoreError, Taken};
@@ -268,6 +269,11 @@ fn one_call_asks_about_an_old_refusal_and_the_others_are_refused_meanwhile() {
         assert!(ask(&guard, &one).outcome.is_refused(), "a refusal lasts while the store is too busy to be asked");
         assert_eq!(*store.calls.lock(), expected);
     }
+    assert_eq!(
+        guard.known().map(Known::refused),
+        Some(3),
+        "each of them is counted, whether the store was asked or not"
+    );
     clock.advance("100ms");
     assert!(ask(&guard, &one).outcome.is_refused());
     assert_eq!(*store.calls.lock(), 4, "the next call asks");
@@ -355,6 +361,22 @@ async fn under_overload_an_instance_admits_its_share_of_what_was_left_and_charge
             settle(guard, Duration::from_secs(1)).await;
         }
         assert_eq!(store.remaining(&one), 0, "{name}: 15 and 21 are more than the limit, so as many as fit");
+    }
+}
+
+#[test]
+fn what_a_large_request_took_here_under_overload_is_given_back_when_it_is_refused() {
+    for (name, algorithm) in Algorithm::ALL {
+        let store = Counting::new(&HandClock::at(NOON));
+        let guard = instance(&store, 1);
+        *store.error.lock() = Some(StoreError::Overloaded);
+        let one = [charge("one", per_minute(algorithm, 5), Charging::AllOrNothing, Hits::take(3))];
+        let (verdicts, taken) = futures(guard.take(&one, CallerTime::from(None)));
+        assert_eq!((verdicts[0].provenance, verdicts[0].outcome), (Provenance::Local, Outcome::Admitted), "{name}");
+        futures(guard.give_back(&one, &taken));
+        let all = Charge { hits: Hits::take(5), ..one[0].clone() };
+        assert_eq!(ask(&guard, &all).outcome, Outcome::Admitted, "{name}: all hits are there again");
+        assert!(ask(&guard, &one[0]).outcome.is_refused(), "{name}: and no more than those");
     }
 }
 

@@ -670,3 +670,23 @@ proptest! {
         prop_assert!(rule(&world.ask(&asked)).is_some());
     }
 }
+
+#[test]
+fn explain_names_what_else_a_rule_asks_of_a_limit_and_nothing_that_it_does_not() {
+    let rules = "
+domain: d
+descriptors:
+  - { key: plain, rate_limit: { unit: minute, requests_per_unit: 4 } }
+  - { key: costly, rate_limit: { unit: minute, requests_per_unit: 4, cost: 2, warn_at: 80% } }
+  - { key: waits, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 30s } } }
+";
+    let loaded = load(&[file("rules.yaml", rules)], Options::default()).expect("rules").rules;
+    let sentences =
+        ["each hit counts 2 times", "sends a warning header when 80% of the limit is used", "waits at most 30s"];
+    for (key, said) in
+        [("plain", [false, false, false]), ("costly", [true, true, false]), ("waits", [false, false, true])]
+    {
+        let told = explain(&loaded, "d", &descriptor(&format!("{key}=x"))).to_string();
+        assert_eq!(sentences.map(|sentence| told.contains(sentence)), said, "{told}");
+    }
+}

@@ -179,6 +179,16 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn without_a_suspicion_no_probe_is_due() {
+        let began = Instant::now();
+        assert!(!Breaker::default().is_probe_due(began));
+        assert!(
+            !failing(began, 19, ms(5_000)).0.is_probe_due(began + ms(5_000)),
+            "charges fail, but not enough of them"
+        );
+    }
+
+    #[tokio::test]
     async fn one_success_among_many_failures_begins_anew() {
         let began = Instant::now();
         let breaker = Breaker::default();

@@ -99,6 +99,15 @@ mod tests {
     }
 
     #[test]
+    fn a_time_that_both_samples_allow_keeps_the_better_one() {
+        let clock = NodeClock::default();
+        learn(&clock, 0, 0, 500);
+        // The script ran at the moment of sending, and the reply took 100 us.
+        learn(&clock, 1_000, 1_100, 1_500);
+        assert_eq!(at(&clock, 2_000), Some(2_500));
+    }
+
+    #[test]
     fn a_clock_that_steps_back_is_believed_at_once() {
         let clock = NodeClock::default();
         learn(&clock, 0, 100, 30_000_000);

@@ -223,3 +223,10 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn only_lengths_of_up_to_four_digits_are_read_at_once() {
+    assert_eq!(whole_length(b"9999\r\n"), Some((9_999, 6)));
+    assert_eq!(whole_length(b"10000\r\n"), None, "byte by byte, so that each digit is checked");
+    assert_eq!(whole_length(b"\r\n"), None);
+}
