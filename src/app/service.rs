@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::health::{HealthState, connected_at_first};
 use super::intake::Intake;
 use super::log::{self, Log};
+use super::overlay::OverlayIntake;
 use super::read::Read;
 use super::signals::Signals;
 use super::sockets::{Addresses, SlotCounts, Sockets};
@@ -21,6 +22,7 @@ use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::settings::Settings;
+use crate::source::file::FileSource;
 use crate::source::{RuleSource, Source};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
@@ -45,6 +47,7 @@ const WORKERS_END: Duration = Duration::from_millis(500);
 /// Everything that decides, before a listener serves it.
 pub(super) struct Service {
     source: Source,
+    overlay: Option<FileSource>,
     files: usize,
     intake: Arc<Intake>,
     /// State of the rules for the debug page.
@@ -80,7 +83,9 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, files, redis, spans } = read;
+        let Read { source, options, rules, files, overlay, overlay_state, redis, spans } = read;
+        let (overlay, inputs) = overlay.unzip();
+        let overlay_state = Arc::new(overlay_state);
         let workers = worker_count(settings);
         let (traces, exporting) = spans.unzip();
         let telemetry = metrics::telemetry(settings, traces);
@@ -95,11 +100,26 @@ impl Service {
         let (page, status) =
             watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });
         metrics::slow_load(&telemetry, status.clone());
+        metrics::overlay(&telemetry, Arc::clone(&overlay_state));
         let guard = Arc::new(guard);
         metrics::guard(&telemetry, &guard, &replicas);
         let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
-        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry)));
-        Self { source, files, intake, status, limiter, guard, memory, redis, replicas, telemetry, exporting, workers }
+        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry), inputs, overlay_state));
+        Self {
+            source,
+            overlay,
+            files,
+            intake,
+            status,
+            limiter,
+            guard,
+            memory,
+            redis,
+            replicas,
+            telemetry,
+            exporting,
+            workers,
+        }
     }
 
     /// Starts the listeners and all tasks. Returns once health is reported.
@@ -131,8 +151,12 @@ impl Service {
             ),
         };
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
-        let Self { source, files, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let Self { source, overlay, files, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
         let mut tasks = vec![tokio::spawn(source.follow(Arc::clone(&intake) as _))];
+        tasks.extend(overlay.map(|overlay| {
+            let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
+            tokio::spawn(overlay.follow(sink as _))
+        }));
         let mut store_tasks =
             vec![tokio::spawn(sweep(memory, intake)), tokio::spawn(async move { guard.settle().await })];
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
