@@ -28,9 +28,11 @@ use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
 mod authorities;
 mod health;
+mod inputs;
 mod intake;
 mod log;
 mod metrics;
+mod overlay;
 pub mod read;
 mod service;
 mod signals;

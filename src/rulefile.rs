@@ -3,6 +3,7 @@
 mod compile;
 mod cycles;
 pub mod document;
+mod overlay;
 pub mod problem;
 mod yaml;
 
@@ -10,6 +11,7 @@ mod documents;
 
 pub use compile::{CompiledRules, InvalidRules, Options, compile};
 pub use documents::{Documents, File};
+pub use overlay::{Overlay, OverlayEffect};
 
 /// Compiles rule files that name no lists, in the given order.
 ///

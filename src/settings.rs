@@ -140,6 +140,7 @@ settings! {
     runtime_ignoredotfiles: bool = "RUNTIME_IGNOREDOTFILES", "false", "Skips files and directories whose name begins with a dot";
     runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Reads every file below RUNTIME_SUBDIRECTORY whose path begins with the name of the app directory as a rule file; false: reads only the files below the app directory";
     merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Allows several files to extend one domain";
+    rules_overlay: String = "RULES_OVERLAY", "", "File or directory with overlays: settings of the operator that are laid over the rules of every source; empty: none";
     key_secret_file: String = "KEY_SECRET_FILE", "", "File with the secret for the digests of `sensitive` values, at least 16 random bytes; a new secret resets the counters of these values";
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "Approximate maximum number of counters in memory; beyond it, the store evicts from a sample the counter whose loss changes the least";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Prefix of every counter name in Redis, for a Redis that other applications use too";

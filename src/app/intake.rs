@@ -7,9 +7,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::inputs::{Inputs, OverlayState};
 use super::metrics;
 use super::summary::counted;
-use crate::rulefile::{self, Documents, InvalidRules, Options};
+use crate::rulefile::{self, CompiledRules, Documents, InvalidRules, Options, Overlay};
 use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
 use crate::source::RuleSink;
@@ -32,6 +33,9 @@ pub(super) struct Intake {
     telemetry: Arc<Telemetry>,
     /// Replaced rule sets that requests may still use. Its lock also orders offers of several sources.
     retired: Mutex<Vec<Arc<RuleSet>>>,
+    /// Inputs of the load in force, if an overlay is set. Its lock orders loads of the source and of the overlay.
+    inputs: Option<Mutex<Inputs>>,
+    overlay: Arc<OverlayState>,
 }
 
 impl Intake {
@@ -41,8 +45,59 @@ impl Intake {
         live: Arc<LiveRules>,
         page: watch::Sender<RulesStatus>,
         telemetry: Arc<Telemetry>,
+        inputs: Option<Inputs>,
+        overlay: Arc<OverlayState>,
     ) -> Self {
-        Self { options, live, page, telemetry, retired: Mutex::default() }
+        Self { options, live, page, telemetry, retired: Mutex::default(), inputs: inputs.map(Mutex::new), overlay }
+    }
+
+    /// Returns the state of the overlay.
+    pub(super) fn overlay_state(&self) -> Arc<OverlayState> {
+        Arc::clone(&self.overlay)
+    }
+
+    /// Puts a new overlay in force, laid over the last valid documents of the source.
+    ///
+    /// # Errors
+    /// All errors in the overlay. The rules in force stay.
+    pub(super) fn offer_overlay(&self, documents: Documents) -> Result<Generation, InvalidRules> {
+        let overlay = Overlay::new(documents, &self.options)?;
+        let Some(inputs) = &self.inputs else { return Ok(self.live.next_generation()) };
+        let mut inputs = inputs.lock();
+        let Some(source) = inputs.source.clone() else {
+            // It is laid over the first rules when they arrive.
+            inputs.overlay = overlay;
+            return Ok(self.live.snapshot().generation());
+        };
+        let files = source.len();
+        let (compiled, effect) = overlay.compile(source, &self.options)?;
+        inputs.overlay = overlay;
+        *self.overlay.effect.lock() = effect;
+        // The source may have newer documents that are invalid; the overlay does not change that.
+        let rejected = self.page.borrow().rejected.clone();
+        let load = self.warn_and_put_in_force(compiled, files);
+        if let Some(why) = rejected {
+            self.rejected(&why);
+        }
+        Ok(load)
+    }
+
+    /// Compiles documents of the source with the overlay, if one is set, and puts them in force.
+    fn load(&self, documents: Documents) -> Result<Generation, InvalidRules> {
+        let files = documents.len();
+        let Some(inputs) = &self.inputs else {
+            return Ok(self.warn_and_put_in_force(rulefile::compile(documents, &self.options)?, files));
+        };
+        let mut inputs = inputs.lock();
+        let (compiled, effect) = inputs.overlay.compile(documents.clone(), &self.options)?;
+        inputs.source = Some(documents);
+        *self.overlay.effect.lock() = effect;
+        Ok(self.warn_and_put_in_force(compiled, files))
+    }
+
+    fn warn_and_put_in_force(&self, CompiledRules { rules, warnings }: CompiledRules, files: usize) -> Generation {
+        warnings.iter().for_each(|warning| tracing::warn!(event = "rules.warning", "{warning}"));
+        self.put_in_force(rules, files)
     }
 
     fn rejected(&self, why: &str) {
@@ -87,17 +142,7 @@ impl Intake {
 
 impl RuleSink for Intake {
     fn offer(&self, documents: Documents) -> Result<Generation, InvalidRules> {
-        let files = documents.len();
-        match rulefile::compile(documents, &self.options) {
-            Ok(rulefile::CompiledRules { rules, warnings }) => {
-                warnings.iter().for_each(|warning| tracing::warn!(event = "rules.warning", "{warning}"));
-                Ok(self.put_in_force(rules, files))
-            }
-            Err(invalid) => {
-                self.unreadable(&invalid.to_string());
-                Err(invalid)
-            }
-        }
+        self.load(documents).inspect_err(|invalid| self.unreadable(&invalid.to_string()))
     }
 
     fn unreadable(&self, error: &str) {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
 use super::SystemClock;
+use super::inputs::OverlayState;
 use crate::model::Clock;
+use crate::rulefile::OverlayEffect;
 use crate::rules::{Rule, RuleSet};
 use crate::settings::Settings;
 use crate::store::guard::Guard;
@@ -17,7 +19,8 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED,
-    MEMORY_COUNTERS, MEMORY_EVICTED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY,
+    MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING,
+    SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
@@ -53,6 +56,16 @@ pub(super) fn slow_load(telemetry: &Telemetry, loaded: watch::Receiver<RulesStat
     telemetry.also(move |page| {
         let passed = loaded.borrow().slow_since.map_or(0, |began| began.elapsed().as_secs());
         page.single(&RULES_LOADING, passed);
+    });
+}
+
+/// Adds the metrics of the overlay.
+pub(super) fn overlay(telemetry: &Telemetry, state: Arc<OverlayState>) {
+    telemetry.also(move |page| {
+        let OverlayEffect { skipped, unmatched } = *state.effect.lock();
+        page.single(&OVERLAY_REJECTED, u64::from(state.is_rejected.load(Ordering::Relaxed)));
+        page.single(&OVERLAY_SKIPPED, skipped);
+        page.single(&OVERLAY_UNMATCHED, unmatched);
     });
 }
 

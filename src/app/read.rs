@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use anyhow::Context;
+
 use super::SENT_TWICE;
+use super::inputs::{Inputs, OverlayState};
 use super::store::RedisFiles;
 use super::traces::Exporting;
 use crate::file::{MAX_SECRET, Named, apart};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
-use crate::rulefile::{self, CompiledRules, InvalidRules, Options};
+use crate::rulefile::{self, CompiledRules, Documents, InvalidRules, Options, Overlay, OverlayEffect};
 use crate::rules::RuleSet;
 use crate::settings::{HeaderStyle, Settings};
 use crate::source::file::FileSource;
@@ -18,7 +21,8 @@ use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
 /// Settings that apply to rule files.
-pub const RULE_SETTINGS: [&str; 6] = [
+pub const RULE_SETTINGS: [&str; 7] = [
+    "RULES_OVERLAY",
     "MERGE_DOMAIN_CONFIG",
     "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
     "ON_STORE_FAILURE",
@@ -35,6 +39,10 @@ pub(super) struct Read {
     pub(super) options: Options,
     /// The rules; `None` if the source offers even the first ones later.
     pub(super) rules: Option<RuleSet>,
+    /// Source of the overlay, and the inputs of the load, if an overlay is set.
+    pub(super) overlay: Option<(FileSource, Inputs)>,
+    /// State of the overlay.
+    pub(super) overlay_state: OverlayState,
     /// Credentials and certificates for Redis, if counters are in Redis.
     pub(super) redis: Option<RedisFiles>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
@@ -49,8 +57,13 @@ impl Read {
     pub(super) fn all(settings: &Settings, choice: SourceChoice) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
         let (source, documents) = Source::open(choice)?;
-        let compiled = documents.map(|documents| rulefile::compile(documents, &options)).transpose()?;
-        let rules = compiled.map(|CompiledRules { rules, warnings }| {
+        let overlay_state = OverlayState::default();
+        let opened = open_overlay(settings, &options)?;
+        let overlay = opened.map(|(file, overlay)| (file, Inputs { source: documents.clone(), overlay }));
+        let laid_over = overlay.as_ref().map(|(_, inputs)| &inputs.overlay);
+        let compiled = documents.map(|documents| compile(documents, laid_over, &options)).transpose()?;
+        let rules = compiled.map(|(CompiledRules { rules, warnings }, effect)| {
+            *overlay_state.effect.lock() = effect;
             warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
             rules
         });
@@ -58,7 +71,7 @@ impl Read {
             eprintln!("{SENT_TWICE}");
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
-        Ok(Self { source, options, rules, redis, spans })
+        Ok(Self { source, options, rules, overlay, overlay_state, redis, spans })
     }
 }
 
@@ -70,12 +83,38 @@ impl Read {
 pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
     let load = move || {
         let (_, documents) = FileSource::open(location)?;
-        anyhow::Ok((documents.len(), rulefile::compile(documents, &options(&settings)?)))
+        let options = options(&settings)?;
+        let overlay = open_overlay(&settings, &options)?.map(|(_, overlay)| overlay);
+        let compiled = compile(documents.clone(), overlay.as_ref(), &options).map(|(compiled, _)| compiled);
+        anyhow::Ok((documents.len(), compiled))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(apart(load, |passed| {
         eprintln!("still reading the files after {} s: their file system may be stuck", passed.as_secs());
     }))?
+}
+
+/// Opens the overlay that the settings name. Returns `None` if they name none.
+fn open_overlay(settings: &Settings, options: &Options) -> anyhow::Result<Option<(FileSource, Overlay)>> {
+    if settings.rules_overlay.is_empty() {
+        return Ok(None);
+    }
+    let (source, documents) = FileSource::open(Location::Paths(vec![(&settings.rules_overlay).into()]))
+        .context("RULES_OVERLAY cannot be read")?;
+    let overlay = Overlay::new(documents, options).context("RULES_OVERLAY has errors")?;
+    Ok(Some((source, overlay)))
+}
+
+/// Compiles `documents`, with `overlay` laid over them.
+fn compile(
+    documents: Documents,
+    overlay: Option<&Overlay>,
+    options: &Options,
+) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
+    match overlay {
+        Some(overlay) => overlay.compile(documents, options),
+        None => rulefile::compile(documents, options).map(|compiled| (compiled, OverlayEffect::default())),
+    }
 }
 
 /// Returns the options of the rule compiler that the settings define.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::health::{HealthState, connected_at_first};
 use super::intake::Intake;
 use super::log::{self, Log};
+use super::overlay::OverlayIntake;
 use super::read::Read;
 use super::signals::Signals;
 use super::sockets::{Addresses, SlotCounts, Sockets};
@@ -22,6 +23,7 @@ use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::settings::Settings;
+use crate::source::file::FileSource;
 use crate::source::{RuleSource, Source};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
@@ -49,6 +51,8 @@ pub(super) struct Service {
     source: Option<Source>,
     /// Task that follows the source.
     following: Option<JoinHandle<()>>,
+    /// Source of later overlays, if one is set.
+    overlay: Option<FileSource>,
     intake: Arc<Intake>,
     /// State of the rules for the debug page.
     status: watch::Receiver<RulesStatus>,
@@ -83,7 +87,9 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, redis, spans } = read;
+        let Read { source, options, rules, overlay, overlay_state, redis, spans } = read;
+        let (overlay, inputs) = overlay.unzip();
+        let overlay_state = Arc::new(overlay_state);
         let workers = worker_count(settings);
         let (traces, exporting) = spans.unzip();
         let telemetry = metrics::telemetry(settings, traces);
@@ -102,14 +108,16 @@ impl Service {
         let (page, status) =
             watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });
         metrics::slow_load(&telemetry, status.clone());
+        metrics::overlay(&telemetry, Arc::clone(&overlay_state));
         let guard = Arc::new(guard);
         metrics::guard(&telemetry, &guard, &replicas);
         let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
-        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry)));
+        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry), inputs, overlay_state));
         let (source, following) = (Some(source), None);
         Self {
             source,
             following,
+            overlay,
             intake,
             status,
             limiter,
@@ -164,8 +172,12 @@ impl Service {
             ),
         };
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
-        let Self { following, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let Self { following, overlay, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
         let mut tasks: Vec<_> = following.into_iter().collect();
+        tasks.extend(overlay.map(|overlay| {
+            let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
+            tokio::spawn(overlay.follow(sink as _))
+        }));
         let mut store_tasks =
             vec![tokio::spawn(sweep(memory, intake)), tokio::spawn(async move { guard.settle().await })];
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);

@@ -23,6 +23,8 @@ mod limits;
 mod lists;
 mod paths;
 
+pub(super) use limits::limit;
+
 /// Maximum number of limits of one descriptor: 16, more than two for each of the 7 units. A request charges all.
 const MOST_LIMITS: usize = 16;
 
@@ -105,6 +107,10 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
     let wide = compiler.domain_wide(&documents);
     let mut normalizers = compiler.normalizers(&documents);
     for (file, document) in documents {
+        if document.overlay.is_some() {
+            let message = "this is an overlay, not a rule file: set `RULES_OVERLAY` to its path, or write `domain:` in place of `overlay:`";
+            compiler.error(file, document.domain.place, message.to_owned());
+        }
         compiler.domain(file, document, &cycles, &wide, &normalizers);
     }
     let Compiler { reports, rules, mut domains, of_lists, .. } = compiler;

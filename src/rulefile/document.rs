@@ -30,6 +30,38 @@ pub struct Document {
     pub entries: Vec<EntryNode>,
     /// Descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
+    /// The items of `apply` in an overlay, whose `domain` is a pattern; `None` in a rule file.
+    pub overlay: Option<Vec<ApplyNode>>,
+}
+
+/// One item of `apply` in an overlay, as written.
+#[derive(Clone, Debug)]
+pub struct ApplyNode {
+    /// Position of the item's first character.
+    pub place: Position,
+    /// The limits that the item changes.
+    pub target: MatchNode,
+    /// Fields of the limits that the item sets.
+    pub limit: LimitNode,
+    /// Fields of the rules that the item sets.
+    pub rule: DescriptorNode,
+}
+
+/// The `match` of an item of `apply`, as written. A criterion that is not written matches everything.
+#[derive(Clone, Debug, Default)]
+pub struct MatchNode {
+    /// Steps from the domain to the rule: `key`, `key=value`, `*` (one level) or `**` (any number of levels).
+    pub path: Vec<Placed<String>>,
+    /// Unit of the limit.
+    pub unit: Option<Placed<String>>,
+    /// Hits per window of the limit.
+    pub requests_per_unit: Option<Placed<u32>>,
+    /// Name of the limit; `*` matches any text.
+    pub name: Option<Placed<String>>,
+    /// Metadata that the rule must have, among other metadata.
+    pub metadata: Option<Metadata>,
+    /// True if a step may name an index that moves.
+    pub is_index_safe: bool,
 }
 
 /// Settings of one key in `entries`, as written.
@@ -134,7 +166,7 @@ pub enum LimitsNode {
 }
 
 /// One limit as written.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LimitNode {
     /// Position of the limit's first character.
     pub place: Position,

@@ -21,7 +21,7 @@ pub struct File {
 }
 
 /// All documents of one load: the complete input of `compile`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Documents {
     /// The files, in the given order.
     pub(super) files: Vec<File>,

@@ -66,6 +66,9 @@ metrics! {
     RULES_GENERATION: Gauge "tidegate_rules_generation" [] "Number of the load whose rules are in force; the first load is 1";
     RULES_LOADED: Gauge "tidegate_rules_loaded_timestamp_seconds" [] "Time when the rules in force were loaded, in seconds since 1970";
     RULES_REJECTED: Gauge "tidegate_rules_rejected" [] "1 while the current rule files are rejected and older rules stay in force, else 0";
+    OVERLAY_REJECTED: Gauge "tidegate_overlay_rejected" [] "1 while the current overlay is rejected and an older one stays in force, else 0";
+    OVERLAY_SKIPPED: Gauge "tidegate_overlay_fields_skipped" [] "Number of fields of the overlay that do not fit a limit and are not in force";
+    OVERLAY_UNMATCHED: Gauge "tidegate_overlay_items_unmatched" [] "Number of items of the overlay that match no rule";
     RULES_LOADING: Gauge "tidegate_rules_loading_seconds" [] "Duration of the load of rules that is in progress, if it has taken more than 10 s; else 0";
     STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "Time that a store server took to answer one write";
     STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges without a reply, by the first server asked; timed_out: the deadline passed; unmapped: no node is known for the slot";

@@ -123,6 +123,18 @@ async fn every_case_that_is_no_quirk_is_answered_as_the_reference_does() {
 }
 
 #[tokio::test]
+async fn an_overlay_without_fields_changes_no_answer() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let overlay = directory.path().join("overlay.yaml");
+    std::fs::write(&overlay, "overlay: \"*\"\n").expect("it is written");
+    let overlay = ("RULES_OVERLAY", overlay.to_str().expect("a path of text"));
+    let report = cases(PLAIN, &[overlay]).await;
+    assert!(failed(&report).is_empty(), "{report}");
+    assert!(passed(&report) > 60, "too few cases were run\n{report}");
+    assert_differs_exactly("cases", &cases(QUIRKS, &[overlay]).await);
+}
+
+#[tokio::test]
 async fn every_rule_file_that_is_no_quirk_is_taken_or_refused_as_the_reference_does() {
     let report = rule_files(PLAIN).await;
     assert!(failed(&report).is_empty(), "{report}");

@@ -53,6 +53,8 @@ mod literature;
 mod logs;
 /// Messages above 4 MiB: decided by their domain, in bounded memory.
 mod messages;
+/// Overlays: what an operator lays over rules of any source, followed live.
+mod overlay;
 /// Rules, requests and time, and the decisions that follow.
 mod path;
 /// The example of plans, each limit to its last hit.

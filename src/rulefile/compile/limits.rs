@@ -8,6 +8,7 @@ use crate::model::{Delay, InvalidQuota, Quota, Unit, Window};
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::quoted;
 use crate::rules::RuleLimit;
+use crate::rules::tree::Position;
 
 impl Compiler<'_> {
     /// Returns the limits, true if unlimited, and the names that an unlimited item replaces; `None` if it has no limits.
@@ -108,64 +109,7 @@ impl Compiler<'_> {
     }
 
     fn limit(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Limit> {
-        let window = self.window(node, inherited)?;
-        let algorithm = node.algorithm.as_ref().map(|algorithm| algorithm.value).unwrap_or_default();
-        let mut quota = Quota::new(node.requests_per_unit, window);
-        if let Some(burst) = &node.burst {
-            if !algorithm.has_burst() {
-                let message = format!(
-                    "{} has no burst: remove `burst`, or choose an algorithm that has one ({})",
-                    algorithm.name(),
-                    with_burst()
-                );
-                self.error(inherited.file, burst.place, message);
-                return None;
-            }
-            quota = quota.with_burst(burst.value);
-        }
-        match Limit::new(algorithm, quota) {
-            Ok(limit) => {
-                let limit = if node.count_refused { limit.counting_refused() } else { limit };
-                match &node.delay {
-                    None => Some(limit),
-                    Some(delay) => self.delay(delay, limit, inherited),
-                }
-            }
-            Err(error) => {
-                let place = match &error {
-                    InvalidQuota::Burst { .. } => node.burst.as_ref().map(|burst| burst.place),
-                    InvalidQuota::Ticks { .. } => node.window.as_ref().map(|window| window.place),
-                    _ => None,
-                };
-                self.error(inherited.file, place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()));
-                None
-            }
-        }
-    }
-
-    /// Returns `limit` with the delay of `node`.
-    fn delay(&mut self, node: &DelayNode, limit: Limit, inherited: Inherited<'_>) -> Option<Limit> {
-        const EXAMPLE: &str = "`delay: {step: 100ms, max: 5s, beyond: admit}`";
-        let found = match (&node.max, &node.step, node.beyond) {
-            (None, ..) => Err((
-                node.place,
-                "the delay has no longest wait: write `max:` with a length of time such as `2s`".to_owned(),
-            )),
-            (Some(_), Some(step), None) => Err((
-                step.place,
-                format!("a delay with `step` never refuses a request, so it needs `beyond: admit`: write {EXAMPLE}"),
-            )),
-            (Some(_), None, Some(beyond)) => Err((
-                beyond,
-                format!(
-                    "`beyond: admit` needs a delay with `step`: write {EXAMPLE}, or remove `beyond` and use the algorithm `gcra` or `leaky_bucket`"
-                ),
-            )),
-            (Some(max), Some(step), Some(_)) => Ok(Delay::Growing { step: step.value, max: max.value }),
-            (Some(max), None, None) => Ok(Delay::Slot { max: max.value }),
-        };
-        let found = found.and_then(|delay| limit.delaying(delay).map_err(|error| (node.place, error.to_string())));
-        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+        limit(node).map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
     }
 
     /// Warns about `warn_at` on a limit of 0, which can never be partly used.
@@ -176,33 +120,6 @@ impl Compiler<'_> {
             let message = "a limit of 0 admits nothing, so it never sends a warning: remove `warn_at`".to_owned();
             self.warning(inherited.file, percent.place, message);
         }
-    }
-
-    fn window(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Window> {
-        let found = match (&node.window, &node.unit) {
-            (Some(window), None) => {
-                if let Some(multiplier) = &node.unit_multiplier {
-                    let message =
-                        "`unit_multiplier` is not allowed beside `window`: write the whole length in `window`"
-                            .to_owned();
-                    self.error(inherited.file, multiplier.place, message);
-                    return None;
-                }
-                Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
-            }
-            (Some(window), Some(_)) => {
-                Err((window.place, "the limit has both `window` and `unit`: remove one of the two".to_owned()))
-            }
-            (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
-                (None, _) => Err((unit.place, unknown_unit(&unit.value))),
-                (Some(unit), None) => Ok(Window::of_unit(unit)),
-                (Some(unit), Some(multiplier)) => Window::of_units(unit, multiplier.value).map_err(|error| {
-                    (multiplier.place, format!("`unit_multiplier: {}` is not valid: {error}", multiplier.value))
-                }),
-            },
-            (None, None) => Err((node.place, unknown_unit(""))),
-        };
-        found.map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
     }
 
     fn replaces(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Vec<Arc<str>> {
@@ -230,6 +147,85 @@ impl Compiler<'_> {
             }
         }
         names
+    }
+}
+
+/// Returns the limit of `node`.
+///
+/// # Errors
+/// The place of the first part that does not fit, and the reason.
+pub(crate) fn limit(node: &LimitNode) -> Result<Limit, (Position, String)> {
+    let window = window(node)?;
+    let algorithm = node.algorithm.as_ref().map(|algorithm| algorithm.value).unwrap_or_default();
+    let mut quota = Quota::new(node.requests_per_unit, window);
+    if let Some(burst) = &node.burst {
+        if !algorithm.has_burst() {
+            let message = format!(
+                "{} has no burst: remove `burst`, or choose an algorithm that has one ({})",
+                algorithm.name(),
+                with_burst()
+            );
+            return Err((burst.place, message));
+        }
+        quota = quota.with_burst(burst.value);
+    }
+    let limit = Limit::new(algorithm, quota).map_err(|error| {
+        let place = match &error {
+            InvalidQuota::Burst { .. } => node.burst.as_ref().map(|burst| burst.place),
+            InvalidQuota::Ticks { .. } => node.window.as_ref().map(|window| window.place),
+            _ => None,
+        };
+        (place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()))
+    })?;
+    let limit = if node.count_refused { limit.counting_refused() } else { limit };
+    node.delay.as_ref().map_or(Ok(limit), |node| delay(node, limit))
+}
+
+/// Returns `limit` with the delay of `node`.
+fn delay(node: &DelayNode, limit: Limit) -> Result<Limit, (Position, String)> {
+    const EXAMPLE: &str = "`delay: {step: 100ms, max: 5s, beyond: admit}`";
+    let found = match (&node.max, &node.step, node.beyond) {
+        (None, ..) => Err((
+            node.place,
+            "the delay has no longest wait: write `max:` with a length of time such as `2s`".to_owned(),
+        )),
+        (Some(_), Some(step), None) => Err((
+            step.place,
+            format!("a delay with `step` never refuses a request, so it needs `beyond: admit`: write {EXAMPLE}"),
+        )),
+        (Some(_), None, Some(beyond)) => Err((
+            beyond,
+            format!(
+                "`beyond: admit` needs a delay with `step`: write {EXAMPLE}, or remove `beyond` and use the algorithm `gcra` or `leaky_bucket`"
+            ),
+        )),
+        (Some(max), Some(step), Some(_)) => Ok(Delay::Growing { step: step.value, max: max.value }),
+        (Some(max), None, None) => Ok(Delay::Slot { max: max.value }),
+    };
+    found.and_then(|delay| limit.delaying(delay).map_err(|error| (node.place, error.to_string())))
+}
+
+fn window(node: &LimitNode) -> Result<Window, (Position, String)> {
+    match (&node.window, &node.unit) {
+        (Some(window), None) => {
+            if let Some(multiplier) = &node.unit_multiplier {
+                let message =
+                    "`unit_multiplier` is not allowed beside `window`: write the whole length in `window`".to_owned();
+                return Err((multiplier.place, message));
+            }
+            Window::of_length(window.value).map_err(|error| (window.place, error.to_string()))
+        }
+        (Some(window), Some(_)) => {
+            Err((window.place, "the limit has both `window` and `unit`: remove one of the two".to_owned()))
+        }
+        (None, Some(unit)) => match (Unit::parse(&unit.value), &node.unit_multiplier) {
+            (None, _) => Err((unit.place, unknown_unit(&unit.value))),
+            (Some(unit), None) => Ok(Window::of_unit(unit)),
+            (Some(unit), Some(multiplier)) => Window::of_units(unit, multiplier.value).map_err(|error| {
+                (multiplier.place, format!("`unit_multiplier: {}` is not valid: {error}", multiplier.value))
+            }),
+        },
+        (None, None) => Err((node.place, unknown_unit(""))),
     }
 }
 

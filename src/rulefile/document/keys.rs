@@ -15,6 +15,14 @@ pub(crate) enum Level {
     Normalizer,
     /// `delay`.
     Delay,
+    /// The file of an overlay.
+    Overlay,
+    /// An item of `apply`.
+    Apply,
+    /// `match` in an item of `apply`.
+    Match,
+    /// `limit` in an item of `apply`.
+    Fields,
 }
 
 /// A key and its place.
@@ -30,20 +38,26 @@ pub(crate) struct Key {
 /// Length above which words are not compared: 40 characters. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 48] = [
+static KEYS: [Key; 54] = [
+    own("overlay", &[Level::Overlay]),
+    own("apply", &[Level::Overlay]),
+    own("match", &[Level::Apply]),
+    own("limit", &[Level::Apply]),
+    own("path", &[Level::Match]),
+    own("unsafe_index", &[Level::Match]),
     of_reference("domain", &[Level::File]),
-    own("charging", &[Level::File, Level::Descriptor]),
-    own("on_store_failure", &[Level::File, Level::Descriptor]),
-    own("on_store_overload", &[Level::File, Level::Descriptor]),
-    own("remember_refusals", &[Level::Descriptor]),
+    own("charging", &[Level::File, Level::Descriptor, Level::Overlay, Level::Apply, Level::Fields]),
+    own("on_store_failure", &[Level::File, Level::Descriptor, Level::Overlay, Level::Apply, Level::Fields]),
+    own("on_store_overload", &[Level::File, Level::Descriptor, Level::Overlay, Level::Apply, Level::Fields]),
+    own("remember_refusals", &[Level::Descriptor, Level::Apply, Level::Fields]),
     own("colocate", &[Level::File]),
-    own("entries", &[Level::File]),
+    own("entries", &[Level::File, Level::Overlay]),
     own("as", &[Level::Normalizer]),
     own("v4_prefix", &[Level::Normalizer]),
     own("v6_prefix", &[Level::Normalizer]),
     own("case", &[Level::Normalizer]),
     own("sensitive", &[Level::Normalizer]),
-    of_reference("descriptors", &[Level::File, Level::Descriptor]),
+    of_reference("descriptors", &[Level::File, Level::Descriptor, Level::Overlay]),
     of_reference("key", &[Level::Descriptor]),
     of_reference("value", &[Level::Descriptor]),
     own("values", &[Level::Descriptor]),
@@ -51,9 +65,9 @@ static KEYS: [Key; 48] = [
     own("values_file", &[Level::Descriptor]),
     own("deny", &[Level::Descriptor]),
     own("exempt", &[Level::Descriptor]),
-    own("request_cost", &[Level::Descriptor]),
-    own("message", &[Level::Descriptor]),
-    own("expose", &[Level::Descriptor]),
+    own("request_cost", &[Level::Descriptor, Level::Apply]),
+    own("message", &[Level::Descriptor, Level::Apply]),
+    own("expose", &[Level::Descriptor, Level::Apply]),
     of_reference("rate_limit", &[Level::Descriptor]),
     own("rate_limits", &[Level::Descriptor]),
     of_reference("shadow_mode", &[Level::Descriptor]),
@@ -61,23 +75,23 @@ static KEYS: [Key; 48] = [
     of_reference("detailed_metric", &[Level::Descriptor]),
     of_reference("value_to_metric", &[Level::Descriptor]),
     of_reference("share_threshold", &[Level::Descriptor]),
-    of_reference("metadata", &[Level::Descriptor]),
-    of_reference("unit", &[Level::Limit]),
-    own("unit_multiplier", &[Level::Limit]),
-    own("window", &[Level::Limit]),
-    of_reference("requests_per_unit", &[Level::Limit]),
-    own("burst", &[Level::Limit]),
-    own("algorithm", &[Level::Limit]),
-    own("count_refused", &[Level::Limit]),
-    own("cost", &[Level::Limit]),
-    own("warn_at", &[Level::Limit]),
-    own("delay", &[Level::Limit]),
+    of_reference("metadata", &[Level::Descriptor, Level::Match]),
+    of_reference("unit", &[Level::Limit, Level::Match]),
+    own("unit_multiplier", &[Level::Limit, Level::Fields]),
+    own("window", &[Level::Limit, Level::Fields]),
+    of_reference("requests_per_unit", &[Level::Limit, Level::Match]),
+    own("burst", &[Level::Limit, Level::Fields]),
+    own("algorithm", &[Level::Limit, Level::Fields]),
+    own("count_refused", &[Level::Limit, Level::Fields]),
+    own("cost", &[Level::Limit, Level::Fields]),
+    own("warn_at", &[Level::Limit, Level::Fields]),
+    own("delay", &[Level::Limit, Level::Fields]),
     own("max", &[Level::Delay]),
     own("step", &[Level::Delay]),
     own("beyond", &[Level::Delay]),
     own("delivery", &[Level::Delay]),
     of_reference("unlimited", &[Level::Limit]),
-    of_reference("name", &[Level::Limit, Level::Replaced]),
+    of_reference("name", &[Level::Limit, Level::Replaced, Level::Match]),
     of_reference("replaces", &[Level::Limit]),
 ];
 
@@ -91,6 +105,10 @@ impl Level {
             Self::Replaced => "inside `replaces`",
             Self::Normalizer => "inside an item of `entries`",
             Self::Delay => "inside `delay`",
+            Self::Overlay => "at the top of an overlay",
+            Self::Apply => "inside an item of `apply`",
+            Self::Match => "inside `match`",
+            Self::Fields => "inside `limit` of an overlay",
         }
     }
 
@@ -114,9 +132,9 @@ impl Key {
     /// Returns the key's place as the end of a sentence that begins with `write it`.
     pub(crate) fn home(&self) -> &'static str {
         match self.levels {
-            [Level::File, Level::Descriptor] => "at the top of the file or in a descriptor",
-            [Level::Descriptor] if self.name == "key" => "in an item of `descriptors`",
-            [Level::Descriptor] => "in a descriptor, beside `key`",
+            [Level::File, Level::Descriptor, ..] => "at the top of the file or in a descriptor",
+            [Level::Descriptor, ..] if self.name == "key" => "in an item of `descriptors`",
+            [Level::Descriptor, ..] => "in a descriptor, beside `key`",
             [level, ..] => level.inside(),
             [] => "",
         }

@@ -19,6 +19,7 @@ use crate::rules::tree::Position;
 mod limits;
 mod lists;
 mod metadata;
+mod overlay;
 mod values;
 
 /// Maximum memory of a document: 192 MiB.
@@ -84,6 +85,9 @@ impl<'t> Reader<'_, 't> {
             }
             _ => None,
         };
+        let is_overlay = mapping.clone().is_some_and(overlay::is_overlay);
+        let level = if is_overlay { Level::Overlay } else { Level::File };
+        let mut apply = Vec::new();
         let mut domain = None;
         let mut domain_entry = None;
         let mut charging = None;
@@ -92,9 +96,9 @@ impl<'t> Reader<'_, 't> {
         let mut colocate = None;
         let mut normalizers = Vec::new();
         let mut descriptors = Vec::new();
-        for entry in mapping.map(|mapping| self.entries(mapping, Level::File)).unwrap_or_default() {
+        for entry in mapping.map(|mapping| self.entries(mapping, level)).unwrap_or_default() {
             match entry.name {
-                "domain" => {
+                "domain" | "overlay" => {
                     domain = self.text(entry);
                     domain_entry = Some(entry);
                 }
@@ -104,10 +108,15 @@ impl<'t> Reader<'_, 't> {
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "entries" => normalizers = self.normalizers(entry),
                 "descriptors" => descriptors = self.descriptors(entry),
+                "apply" => apply = self.apply(entry),
                 _ => {}
             }
         }
         match domain_entry {
+            _ if is_overlay && domain.is_none() => self.report.error(place, || {
+                "`overlay` is empty, so the overlay applies to no domain: write `overlay: NAME`, or `overlay: \"*\"` for every domain."
+                    .to_owned()
+            }),
             None => self.report.error(place, || {
                 "The file has no `domain`, so no request matches its rules: write `domain: NAME` at the top of the file."
                     .to_owned()
@@ -127,6 +136,7 @@ impl<'t> Reader<'_, 't> {
             colocate,
             entries: normalizers,
             descriptors,
+            overlay: is_overlay.then_some(apply),
         })
     }
 

@@ -71,6 +71,7 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
                     colocate: None,
                     entries: Vec::new(),
                     descriptors,
+                    overlay: None,
                 },
             ));
         }

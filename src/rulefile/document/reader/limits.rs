@@ -65,21 +65,7 @@ impl<'t> Reader<'_, 't> {
         place: Position,
         mappings: impl IntoIterator<Item = Nodes<'t>>,
     ) -> (LimitNode, Option<(Position, bool)>) {
-        let mut node = LimitNode {
-            place,
-            unit: None,
-            unit_multiplier: None,
-            window: None,
-            requests_per_unit: 0,
-            burst: None,
-            algorithm: None,
-            count_refused: false,
-            cost: None,
-            warn_at: None,
-            delay: None,
-            name: None,
-            replaces: Vec::new(),
-        };
+        let mut node = LimitNode { place, ..LimitNode::default() };
         let mut unlimited = None;
         let mut has_number = false;
         for entry in self.entries_of(mappings, Level::Limit) {
@@ -135,7 +121,7 @@ impl<'t> Reader<'_, 't> {
         replaces
     }
 
-    fn delay(&mut self, entry: MapEntry<'t>) -> Option<Box<DelayNode>> {
+    pub(crate) fn delay(&mut self, entry: MapEntry<'t>) -> Option<Box<DelayNode>> {
         let Content::Mapping(mapping) = entry.value.content() else {
             if !entry.value.is_null() {
                 self.wrong(

@@ -44,7 +44,7 @@ impl<'t> Reader<'_, 't> {
         self.text(entry)
     }
 
-    fn item_text(&mut self, list: MapEntry<'t>, item: Node<'t>) -> Option<&'t str> {
+    pub(crate) fn item_text(&mut self, list: MapEntry<'t>, item: Node<'t>) -> Option<&'t str> {
         match item.content() {
             Content::Plain(text) | Content::Text(text) if !item.is_blank() => Some(text),
             _ => {
