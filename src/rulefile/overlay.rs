@@ -99,7 +99,7 @@ impl Overlay {
             return Ok((compiled, effect));
         }
         compile(documents.clone(), options)?;
-        // The documents are valid alone, so it is `entries` that changes the meaning of a value in them.
+        // The documents are valid alone, so it is `entries` that changes the meaning of a value in them. Sensitive values stay hidden.
         let mut laid = documents;
         let (mut problems, effect) = self.lay(&mut laid, false);
         let mut compiled = compile(laid, options)?;
@@ -108,7 +108,8 @@ impl Overlay {
     }
 
     /// Lays the overlay over `documents`. Returns the warnings, and the effect.
-    fn lay(&self, documents: &mut Documents, has_entries: bool) -> (Vec<Problem>, OverlayEffect) {
+    /// Without `reads_values`, `entries` only marks sensitive values.
+    fn lay(&self, documents: &mut Documents, reads_values: bool) -> (Vec<Problem>, OverlayEffect) {
         let reports = self.files.iter().map(|file| Report::new(&file.name)).collect();
         let mut laying = Laying { overlay: self, reports, effect: OverlayEffect::default() };
         let mut used: Vec<Vec<bool>> = self.layers.iter().map(|layer| vec![false; layer.apply.len()]).collect();
@@ -122,11 +123,7 @@ impl Overlay {
             }
             laying.apply(document, &layers, &mut used);
         }
-        if has_entries {
-            laying.entries(documents);
-        } else {
-            laying.skip_entries();
-        }
+        laying.entries(documents, reads_values);
         for (layer, used) in self.layers.iter().zip(used) {
             for (item, _) in layer.apply.iter().zip(used).filter(|(_, is_used)| !is_used) {
                 let message = "this item matches no limit of the rules, so it has no effect: compare `match` with `/rlconfig` of the debug listener";
@@ -154,21 +151,29 @@ impl Laying<'_> {
         self.reports[file].warning(place, message);
     }
 
-    /// Reports all `entries` as skipped.
-    fn skip_entries(&mut self) {
-        for layer in &self.overlay.layers {
-            for entry in &layer.document.entries {
-                self.skipped(layer.file, entry.key.place, || {
-                    "a rule has a value that is not valid when values are read this way, so `entries` of the overlay has no effect: change that rule, or remove this entry".to_owned()
-                });
-            }
+    /// Returns `entry` with its field `sensitive` alone. Reports the others as skipped.
+    fn only_sensitive(&mut self, file: usize, entry: EntryNode) -> EntryNode {
+        let EntryNode { key, form, v4_prefix, v6_prefix, is_lower, sensitive } = entry;
+        if form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || is_lower {
+            self.skipped(file, key.place, || {
+                "a rule has a value that is not valid when values are read this way, so this entry of the overlay reads no values: change that rule, or remove this entry".to_owned()
+            });
         }
+        EntryNode { key, form: None, v4_prefix: None, v6_prefix: None, is_lower: false, sensitive }
     }
 
-    /// Adds the overlay's `entries` to the domains that use their keys.
-    fn entries(&mut self, documents: &mut Documents) {
+    /// Adds the overlay's `entries` to the domains that use their keys. Without `reads_values`, only their `sensitive`; the other fields
+    /// are skipped.
+    fn entries(&mut self, documents: &mut Documents, reads_values: bool) {
         for layer in &self.overlay.layers {
             for entry in &layer.document.entries {
+                let mut entry = entry.clone();
+                if !reads_values {
+                    entry = self.only_sensitive(layer.file, entry);
+                    if entry.sensitive.is_none() {
+                        continue;
+                    }
+                }
                 let mut domains: Vec<Arc<str>> = Vec::new();
                 for (_, document) in &documents.documents {
                     let domain = &document.domain.value;
@@ -178,7 +183,7 @@ impl Laying<'_> {
                     }
                 }
                 for domain in &domains {
-                    merge_entry(documents, domain, entry);
+                    merge_entry(documents, domain, &entry);
                 }
                 if domains.is_empty() {
                     self.unmatched(

@@ -127,6 +127,19 @@ descriptors: [{ key: remote_address, value: 10.0.0.0/8, rate_limit: { unit: day,
 }
 
 #[test]
+fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skipped() {
+    let mut rules = documents("rules.yaml", RULES);
+    let overlay =
+        overlay("overlay: edge\nentries: { user: { as: path, sensitive: true }, api: { case: lower } }\n").unwrap();
+    let (warnings, effect) = overlay.lay(&mut rules, false);
+    let entries = &rules.documents[0].1.entries;
+    let [EntryNode { key, form: None, is_lower: false, sensitive: Some(_), .. }] = entries.as_slice() else {
+        panic!("{entries:?}");
+    };
+    assert_eq!((key.value.as_str(), warnings.len(), effect.skipped), ("user", 2, 2));
+}
+
+#[test]
 fn a_rule_file_is_no_overlay_and_an_overlay_no_rule_file() {
     assert!(overlay(RULES).unwrap_err().to_string().contains("not an overlay"));
     let wrong = compile(documents("rules.yaml", "overlay: edge\n"), &Options::default()).unwrap_err();
