@@ -46,6 +46,15 @@ impl Port {
         Some(Self(socket))
     }
 
+    /// This port of another address of this machine, for a test that holds the same port of 127.0.0.1: nobody else is given it, so
+    /// connections that ended there a moment ago do not matter.
+    fn beside(host: Ipv4Addr, port: u16) -> Option<Self> {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_reuseaddr(true).expect("a socket shares its port");
+        socket.bind(SocketAddr::from((host, port))).ok()?;
+        Some(Self(socket))
+    }
+
     /// Where a server that listens on it is found.
     pub fn address(&self) -> SocketAddr {
         self.0.local_addr().expect("it is bound")

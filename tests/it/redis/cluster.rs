@@ -187,9 +187,10 @@ impl Cluster {
     ///
     /// Clients keep to them if the cluster was started with `NAMES_PROXIES` or `NAMES_NO_HOST`.
     pub async fn proxies(&self, host: Ipv4Addr) -> Vec<Proxy> {
-        let proxies = self.nodes.iter().map(|node| {
-            let port = Port::take(host, node.address().port()).expect("nobody else is at this address");
-            Proxy::listen(port, node.address())
+        let proxies = self.nodes.iter().map(async |node| {
+            let number = node.address().port();
+            let port = eventually("nobody else is at this address", async || Port::beside(host, number)).await;
+            Proxy::listen(port, node.address()).await
         });
         join_all(proxies).await
     }
