@@ -85,8 +85,9 @@ pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Re
         let (_, documents) = FileSource::open(location)?;
         let options = options(&settings)?;
         let overlay = open_overlay(&settings, &options)?.map(|(_, overlay)| overlay);
-        let compiled = compile(documents.clone(), overlay.as_ref(), &options).map(|(compiled, _)| compiled);
-        anyhow::Ok((documents.len(), compiled))
+        let files = documents.len();
+        let compiled = compile(documents, overlay.as_ref(), &options).map(|(compiled, _)| compiled);
+        anyhow::Ok((files, compiled))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(apart(load, |passed| {

@@ -133,17 +133,10 @@ fn limit(policy: proto::RateLimitPolicy, place: Position) -> LimitNode {
     LimitNode {
         place,
         unit: unit.map(placed),
-        unit_multiplier: None,
-        window: None,
         requests_per_unit: policy.requests_per_unit,
-        burst: None,
-        algorithm: None,
-        count_refused: false,
-        cost: None,
-        warn_at: None,
-        delay: None,
         name: (!policy.name.is_empty()).then(|| placed(policy.name)),
         replaces: policy.replaces.into_iter().map(|replaced| placed(replaced.name)).collect(),
+        ..LimitNode::default()
     }
 }
 

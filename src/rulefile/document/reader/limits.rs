@@ -5,7 +5,7 @@ use crate::algorithm::Algorithm;
 use crate::model::Delivery;
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::Placed;
-use crate::rulefile::yaml::{Content, Nodes};
+use crate::rulefile::yaml::{Content, Node, Nodes};
 use crate::rules::tree::Position;
 
 impl<'t> Reader<'_, 't> {
@@ -34,29 +34,44 @@ impl<'t> Reader<'_, 't> {
                 format!("`rate_limits` is empty: write at least one limit like {EXAMPLE}, or remove `rate_limits`.")
             });
         }
-        let mut limits = self.room_for(&items);
-        for item in items {
-            if self.is_full {
-                break;
-            }
-            let Content::Mapping(mapping) = item.content() else {
-                self.wrong_item(entry, item, EXAMPLE);
-                continue;
-            };
-            self.take(size_of::<LimitNode>(), item.place);
-            let (limit, unlimited) = self.limit(item.place, [mapping]);
+        let limits = self.list_of_mappings(entry, items, EXAMPLE, |reader, item, mapping| {
+            let (limit, unlimited) = reader.limit(item.place, [mapping]);
             if let Some((place, _)) = unlimited {
-                self.report.error(place, || {
+                reader.report.error(place, || {
                     "`unlimited` is not allowed in `rate_limits`: remove it, or write `rate_limit: {unlimited: true}` \
                      instead of `rate_limits`."
                         .to_owned()
                 });
             }
+            limit
+        });
+        LimitsNode::Limited(limits)
+    }
+
+    /// Reads each item of a list of mappings with `read`; `example` is one for errors. An item that is no mapping is an error.
+    pub(super) fn list_of_mappings<T>(
+        &mut self,
+        entry: MapEntry<'t>,
+        items: Nodes<'t>,
+        example: &str,
+        mut read: impl FnMut(&mut Self, Node<'t>, Nodes<'t>) -> T,
+    ) -> Vec<T> {
+        let mut all = self.room_for(&items);
+        for item in items {
+            if self.is_full {
+                break;
+            }
+            let Content::Mapping(mapping) = item.content() else {
+                self.wrong_item(entry, item, example);
+                continue;
+            };
+            self.take(size_of::<T>(), item.place);
+            let one = read(self, item, mapping);
             if self.is_building {
-                limits.push(limit);
+                all.push(one);
             }
         }
-        LimitsNode::Limited(limits)
+        all
     }
 
     /// Returns a limit, and the place and value of its `unlimited`.

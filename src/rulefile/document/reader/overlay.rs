@@ -23,22 +23,7 @@ impl<'t> Reader<'_, 't> {
     /// Returns the items of `apply`.
     pub(crate) fn apply(&mut self, entry: MapEntry<'t>) -> Vec<ApplyNode> {
         let Some(items) = self.list(entry, EXAMPLE) else { return Vec::new() };
-        let mut apply = self.room_for(&items);
-        for item in items {
-            if self.is_full {
-                break;
-            }
-            let Content::Mapping(mapping) = item.content() else {
-                self.wrong_item(entry, item, EXAMPLE);
-                continue;
-            };
-            self.take(size_of::<ApplyNode>(), item.place);
-            let node = self.apply_item(item, mapping);
-            if self.is_building {
-                apply.push(node);
-            }
-        }
-        apply
+        self.list_of_mappings(entry, items, EXAMPLE, Self::apply_item)
     }
 
     fn apply_item(&mut self, item: Node<'t>, mapping: Nodes<'t>) -> ApplyNode {
