@@ -19,10 +19,9 @@ use self::sockets::Sockets;
 use self::summary::Summary;
 use crate::file;
 use crate::model::{Clock, Micros};
-use crate::settings::{BodyStyle, ConfigType, HeaderStyle, Settings};
+use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::SourceChoice;
 use crate::source::file::find::Location;
-use crate::source::xds::ControlPlane;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
@@ -41,6 +40,7 @@ mod statsd;
 mod store;
 pub mod summary;
 mod traces;
+mod xds;
 
 /// Warning for response headers that Envoy can also build itself.
 const SENT_TWICE: &str = "warning: RESPONSE_HEADERS=x-ratelimit sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
@@ -57,12 +57,12 @@ pub fn environment(name: &str) -> Option<String> {
 /// # Errors
 /// If the command line names rule files, but the rules come from a control plane.
 pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result<SourceChoice> {
-    if settings.xds.config_type == ConfigType::Xds {
+    if let Some(plane) = &settings.source.plane {
         anyhow::ensure!(
             paths.is_empty(),
             "CONFIG_TYPE is GRPC_XDS_SOTW, so the control plane sends the rules, but the command line names rule files: remove them, or set CONFIG_TYPE=FILE"
         );
-        return Ok(SourceChoice::Xds(control_plane(settings)));
+        return Ok(SourceChoice::Xds(Box::new(plane.clone())));
     }
     Ok(SourceChoice::Files(match paths.is_empty() {
         false => Location::Paths(paths),
@@ -73,20 +73,6 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result
             ignores_dot_files: settings.runtime_ignoredotfiles,
         },
     }))
-}
-
-fn control_plane(settings: &Settings) -> ControlPlane {
-    let xds = settings.xds.clone();
-    ControlPlane {
-        server: xds.server.0,
-        node_id: xds.node_id,
-        node_metadata: xds.node_metadata.0,
-        backoff_initial: duration(xds.backoff_initial),
-        backoff_max: duration(xds.backoff_max),
-        backoff_growth: xds.backoff_growth.0,
-        has_jitter: xds.has_jitter,
-        max_message: xds.max_message.0,
-    }
 }
 
 /// Runs the service until a stop signal arrives.
@@ -131,7 +117,7 @@ pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitC
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
     let mut service = Service::build(settings, log, read);
     let has_begun = tokio::select! {
-        () = service.follow_source(settings.xds.starts_without_rules) => true,
+        () = service.follow_source(settings.source.starts_without_rules) => true,
         () = signals.wait() => false,
     };
     if !has_begun {

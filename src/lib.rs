@@ -33,7 +33,7 @@
 //! | words | [`model`] | plain values |
 //! | thought | [`algorithm`], [`normalize`], [`rules`], [`rulefile`] | counting algorithms, meaning of values, rule lookup, rule compiler |
 //! | seeing | [`telemetry`] | metrics, spans and log lines of decisions and stores |
-//! | memory and hearing | [`mod@file`], [`store`], [`source`] | file reading, counters, rule sources |
+//! | memory and hearing | [`mod@file`], [`dial`], [`store`], [`source`] | file reading, connections to servers, counters, rule sources |
 //! | the path | [`limiter`] | request to decision |
 //! | edges | [`transport`] | gRPC, JSON, the debug page |
 //! | roof | [`settings`], [`app`], [`cli`] | settings, wiring and the command line |
@@ -51,6 +51,7 @@ pub mod rules;
 
 pub mod telemetry;
 
+pub mod dial;
 pub mod file;
 pub mod source;
 pub mod store;

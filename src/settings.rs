@@ -13,6 +13,7 @@ mod redis;
 mod secret;
 mod statsd;
 mod store;
+mod tls;
 mod traces;
 mod unused;
 mod values;
@@ -28,7 +29,7 @@ pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, ListenAddress, LogFormat,
     LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, WorkerCount,
 };
-pub use xds::{ConfigType, XdsSettings};
+pub use xds::SourceSettings;
 
 /// One row of the settings table, for help texts and documentation.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +91,7 @@ macro_rules! settings {
             /// Variables that are set and have no effect.
             pub unused: Vec<UnusedVariable>,
             /// Settings of the rule source.
-            pub xds: XdsSettings,
+            pub source: SourceSettings,
         }
 
         impl Settings {
@@ -105,11 +106,11 @@ macro_rules! settings {
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
-                let (statsd, xds) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
-                match ($($field,)+ store, traces, statsd, xds) {
-                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd), Some(xds)) if wrong.is_empty() => {
+                let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
+                match ($($field,)+ store, traces, statsd, source) {
+                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd), Some(source)) if wrong.is_empty() => {
                         let unused = unused::set(&given);
-                        let mut all = Self { $($field,)+ store, traces, statsd, unused, xds };
+                        let mut all = Self { $($field,)+ store, traces, statsd, unused, source };
                         all.statsd = all.statsd.filter(|_| !all.disable_stats);
                         Ok(all)
                     }
@@ -255,18 +256,12 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 5] = [
+    let rows: [(&'static str, Asks<'_>, &'static str); 3] = [
         (
             "BACKEND_TYPE",
             &|text| text.eq_ignore_ascii_case("memcache"),
             "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
         ),
-        (
-            "CONFIG_GRPC_XDS_SERVER_USE_TLS",
-            &|text| bool::parse(text) != Some(false),
-            "this version speaks only plaintext to a control plane; unset it",
-        ),
-        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", &|_| true, "this version sends no headers of its own; unset it"),
         ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
         (
             "GRPC_SERVER_USE_TLS",
@@ -371,6 +366,7 @@ mod tests {
                 "REDIS_PERSECOND_SENTINEL_AUTH",
                 "OTEL_EXPORTER_OTLP_HEADERS",
                 "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+                "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
             ]
         );
     }

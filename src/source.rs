@@ -4,12 +4,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use thiserror::Error;
 use tokio::sync::watch;
 
 use self::file::FileSource;
 use self::file::find::Location;
 use self::file::load::NotLoaded;
-use self::xds::{ControlPlane, XdsSource};
+use self::xds::XdsSource;
+use self::xds::connect::NotConnected;
+use self::xds::plane::ControlPlane;
+use self::xds::state::UnusableState;
+use self::xds::status::XdsStatus;
 use crate::rulefile::{Documents, InvalidRules};
 use crate::rules::Generation;
 
@@ -22,7 +27,7 @@ pub enum SourceChoice {
     /// Rule files.
     Files(Location),
     /// A control plane.
-    Xds(ControlPlane),
+    Xds(Box<ControlPlane>),
 }
 
 /// The rule source of this process.
@@ -31,7 +36,7 @@ pub enum Source {
     /// Rule files.
     Files(FileSource),
     /// A control plane.
-    Xds(XdsSource),
+    Xds(Box<XdsSource>),
 }
 
 impl Source {
@@ -40,13 +45,21 @@ impl Source {
     ///
     /// # Errors
     /// The reasons why there are no documents.
-    pub fn open(choice: SourceChoice) -> Result<(Self, Option<Documents>), NotLoaded> {
+    pub fn open(choice: SourceChoice) -> Result<(Self, Option<Documents>), NotOpened> {
         match choice {
             SourceChoice::Files(location) => {
                 let (source, documents) = FileSource::open(location)?;
                 Ok((Self::Files(source), Some(documents)))
             }
-            SourceChoice::Xds(plane) => Ok((Self::Xds(XdsSource::new(plane)), None)),
+            SourceChoice::Xds(plane) => Ok((Self::Xds(Box::new(XdsSource::open(*plane)?)), None)),
+        }
+    }
+
+    /// Returns the state of the stream to the control plane, if that is the source.
+    pub fn xds_status(&self) -> Option<Arc<XdsStatus>> {
+        match self {
+            Self::Files(_) => None,
+            Self::Xds(xds) => Some(xds.status()),
         }
     }
 
@@ -57,6 +70,20 @@ impl Source {
             Self::Xds(xds) => Some(xds.answered()),
         }
     }
+}
+
+/// Reason why a source cannot be opened.
+#[derive(Debug, Error)]
+pub enum NotOpened {
+    /// Rule files cannot be read.
+    #[error(transparent)]
+    Files(#[from] NotLoaded),
+    /// The certificates for the control plane cannot be used.
+    #[error(transparent)]
+    Xds(#[from] NotConnected),
+    /// The state directory cannot be used.
+    #[error(transparent)]
+    State(#[from] UnusableState),
 }
 
 impl RuleSource for Source {

@@ -1,7 +1,9 @@
 //! Health of this instance, as callers and probes see it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rules::live::LiveRules;
 use crate::store::redis::Redis;
 use crate::transport::Workers;
 use crate::transport::grpc::Health;
@@ -12,7 +14,7 @@ use crate::transport::json::Readiness;
 const FIRST_CONNECTION: Duration = Duration::from_millis(500);
 /// Interval at which that wait checks for a connection: 5 ms.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Interval at which health follows the connection to Redis, if the settings ask for that: 100 ms.
+/// Interval at which health follows its conditions, if the settings ask for any: 100 ms.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 
 /// The health check and the readiness probe: both report whether this instance accepts calls.
@@ -31,17 +33,38 @@ impl HealthState {
         self.health.set_serving(is_ready).await;
     }
 
-    /// Follows the connection to Redis. `shown` is the state that is reported now. Never returns.
-    pub(super) async fn follow(self, redis: Redis, mut shown: bool) {
+    /// Follows the conditions. `shown` is the state that is reported now. Never returns.
+    pub(super) async fn follow(self, conditions: Conditions, mut shown: bool) {
         let mut due = tokio::time::interval(FOLLOW_EVERY);
         loop {
             due.tick().await;
-            let is_connected = redis.is_connected();
-            if is_connected != shown {
-                self.show(is_connected).await;
-                shown = is_connected;
+            let is_ready = conditions.hold();
+            if is_ready != shown {
+                self.show(is_ready).await;
+                shown = is_ready;
             }
         }
+    }
+}
+
+/// Conditions of health that the settings ask for.
+pub(super) struct Conditions {
+    /// Redis to which there must be a connection.
+    pub(super) redis: Option<Redis>,
+    /// Rules that must have a domain.
+    pub(super) rules: Option<Arc<LiveRules>>,
+}
+
+impl Conditions {
+    /// Returns true if there is a condition.
+    pub(super) fn are_any(&self) -> bool {
+        self.redis.is_some() || self.rules.is_some()
+    }
+
+    /// Returns true if all conditions hold.
+    pub(super) fn hold(&self) -> bool {
+        let has_domain = |rules: &Arc<LiveRules>| !rules.snapshot().domains().is_empty();
+        self.redis.as_ref().is_none_or(Redis::is_connected) && self.rules.as_ref().is_none_or(has_domain)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
 use crate::rules::{Rule, RuleSet};
 use crate::settings::Settings;
+use crate::source::xds::status::{StreamState, XdsStatus};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
@@ -20,7 +21,8 @@ use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED,
     MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING,
-    SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY,
+    SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES,
+    XDS_RESTORED_AGE,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
@@ -66,6 +68,24 @@ pub(super) fn overlay(telemetry: &Telemetry, state: Arc<OverlayState>) {
         page.single(&OVERLAY_REJECTED, u64::from(state.is_rejected.load(Ordering::Relaxed)));
         page.single(&OVERLAY_SKIPPED, skipped);
         page.single(&OVERLAY_UNMATCHED, unmatched);
+    });
+}
+
+/// Adds the metrics of the stream to a control plane. Without `status`, the rules are from files.
+pub(super) fn xds(telemetry: &Telemetry, status: Option<Arc<XdsStatus>>) {
+    telemetry.also(move |page| {
+        let is_connected = status.is_none();
+        let state = status
+            .as_ref()
+            .map_or_else(|| StreamState { is_connected, ..StreamState::default() }, |status| status.get());
+        page.single(&XDS_CONNECTED, u8::from(state.is_connected));
+        page.single(&XDS_DISCONNECTED, state.disconnected);
+        page.family(&XDS_RESPONSES, |family| {
+            family.sample(&["acknowledged"], state.acknowledged);
+            family.sample(&["refused"], state.refused);
+        });
+        page.single(&XDS_EMPTY_HELD, u8::from(state.held_until.is_some()));
+        page.single(&XDS_RESTORED_AGE, state.age_of_restored().map_or(0, |age| age.as_secs()));
     });
 }
 

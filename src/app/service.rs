@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::health::{HealthState, connected_at_first};
+use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
 use super::log::{self, Log};
 use super::overlay::OverlayIntake;
@@ -24,6 +24,7 @@ use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::settings::Settings;
 use crate::source::file::FileSource;
+use crate::source::xds::status::XdsStatus;
 use crate::source::{RuleSource, Source};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
@@ -56,6 +57,9 @@ pub(super) struct Service {
     intake: Arc<Intake>,
     /// State of the rules for the debug page.
     status: watch::Receiver<RulesStatus>,
+    live: Arc<LiveRules>,
+    /// State of the stream to the control plane, if that is the source.
+    xds: Option<Arc<XdsStatus>>,
     limiter: Arc<Limiter>,
     guard: Arc<Guard>,
     memory: Arc<Memory>,
@@ -112,7 +116,10 @@ impl Service {
         let guard = Arc::new(guard);
         metrics::guard(&telemetry, &guard, &replicas);
         let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
-        let intake = Arc::new(Intake::new(options, live, page, Arc::clone(&telemetry), inputs, overlay_state));
+        let intake =
+            Arc::new(Intake::new(options, Arc::clone(&live), page, Arc::clone(&telemetry), inputs, overlay_state));
+        let xds = source.xds_status();
+        metrics::xds(&telemetry, xds.clone());
         let (source, following) = (Some(source), None);
         Self {
             source,
@@ -120,6 +127,8 @@ impl Service {
             overlay,
             intake,
             status,
+            live,
+            xds,
             limiter,
             guard,
             memory,
@@ -167,12 +176,13 @@ impl Service {
             admin: admin::routes(
                 Arc::clone(&self.limiter),
                 self.status.clone(),
+                super::xds::description(settings, self.xds.clone()),
                 log.level.clone(),
                 addresses.debug.ip(),
             ),
         };
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
-        let Self { following, overlay, intake, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let Self { following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, .. } = self;
         let mut tasks: Vec<_> = following.into_iter().collect();
         tasks.extend(overlay.map(|overlay| {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
@@ -187,10 +197,16 @@ impl Service {
                 .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await })),
         );
         store_tasks.extend(redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await })));
-        let follows = settings.redis_health_check_active_connection;
-        let is_connected = connected_at_first(redis.as_ref(), &workers).await;
-        health.show(is_connected || !follows).await;
-        tasks.extend(redis.filter(|_| follows).map(|redis| tokio::spawn(health.clone().follow(redis, is_connected))));
+        connected_at_first(redis.as_ref(), &workers).await;
+        let conditions = Conditions {
+            redis: redis.filter(|_| settings.redis_health_check_active_connection),
+            rules: settings.source.needs_rules.then_some(live),
+        };
+        let is_ready = conditions.hold();
+        health.show(is_ready).await;
+        if conditions.are_any() {
+            tasks.push(tokio::spawn(health.clone().follow(conditions, is_ready)));
+        }
         Ok(Running {
             addresses,
             limiter,

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::authorities::system_authorities;
 use super::{SystemClock, duration};
+use crate::dial::tls::{Tls, TlsFiles};
 use crate::model::Clock;
 use crate::settings::{Auth, RedisSettings, Settings, StoreChoice};
 use crate::store::Store;
@@ -12,7 +13,6 @@ use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
 use crate::store::redis::credentials::{Credentials, Login};
 use crate::store::redis::manager::Access;
-use crate::store::redis::tls::{Tls, TlsFiles};
 use crate::store::redis::{Instance, Redis};
 use crate::store::replicas::Replicas;
 use crate::telemetry::servers::ServerMetrics;

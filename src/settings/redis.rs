@@ -4,11 +4,11 @@ use std::fmt;
 
 use super::values::{HIDDEN, Setting};
 use super::{InvalidSetting, SettingRows, rows};
+use crate::dial::tls::TlsFiles;
 use crate::file::{MAX_SECRET, Named};
 use crate::model::Micros;
 use crate::store::redis::address::{Address, Topology};
 use crate::store::redis::credentials::Login;
-use crate::store::redis::tls::TlsFiles;
 
 /// Settings of one Redis: a server, a group of servers under sentinels, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

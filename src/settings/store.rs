@@ -1,10 +1,9 @@
 //! Choice of the store: the settings that determine it, and how they combine.
 
 use super::redis::{MAIN, PER_SECOND, RedisSettings};
+use super::tls::TlsVariables;
 use super::values::Setting;
 use super::{InvalidSetting, Lookup, SettingRow, SettingRows, rows};
-use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
-use crate::store::redis::tls::TlsFiles;
 
 /// Rows of the settings that choose and configure the store.
 pub(super) const TABLES: [&[SettingRow]; 3] = [STORE.table, MAIN.rows.table, PER_SECOND.rows.table];
@@ -69,8 +68,9 @@ pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option
     }
     let tls = store.tls();
     if main.is_tls() || (store.is_per_second_apart && per_second.is_tls()) {
-        wrong.extend(store.half_a_client());
+        wrong.extend(tls.half_a_client());
     }
+    let tls = tls.files(store.skips_hostname);
     let main = main.settings(&MAIN.names, &tls, wrong);
     let per_second =
         store.is_per_second_apart.then(|| per_second.settings(&PER_SECOND.names, &tls, wrong).map(Box::new));
@@ -84,26 +84,13 @@ pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option
 }
 
 impl StoreVariables {
-    /// Returns the TLS settings common to all connections.
-    fn tls(&self) -> TlsFiles {
-        let named = |variable, text: &str, most| (!text.is_empty()).then(|| Named::new(variable, text.into(), most));
-        let certificate = named("REDIS_TLS_CLIENT_CERT", &self.client_certificate, MAX_CERTIFICATES);
-        TlsFiles {
-            authorities: named("REDIS_TLS_CACERT", &self.authorities, MAX_CERTIFICATES),
-            client: certificate.zip(named("REDIS_TLS_CLIENT_KEY", &self.client_key, MAX_SECRET)),
-            any_hostname: self.skips_hostname,
+    /// Returns the TLS variables common to all connections.
+    fn tls(&self) -> TlsVariables<'_> {
+        TlsVariables {
+            authorities: ("REDIS_TLS_CACERT", &self.authorities),
+            certificate: ("REDIS_TLS_CLIENT_CERT", &self.client_certificate),
+            key: ("REDIS_TLS_CLIENT_KEY", &self.client_key),
         }
-    }
-
-    /// Returns an error for a certificate without its key, or a key without its certificate.
-    fn half_a_client(&self) -> Option<InvalidSetting> {
-        let (variable, takes) = match (self.client_certificate.as_str(), self.client_key.as_str()) {
-            ("", "") => return None,
-            ("", _) => ("REDIS_TLS_CLIENT_CERT", "the file with the certificate of REDIS_TLS_CLIENT_KEY"),
-            (_, "") => ("REDIS_TLS_CLIENT_KEY", "the file with the key of REDIS_TLS_CLIENT_CERT"),
-            _ => return None,
-        };
-        Some(InvalidSetting::Value { variable, found: String::new(), takes })
     }
 }
 
@@ -122,7 +109,8 @@ impl Setting for Backend {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_CERTIFICATES, MAX_SECRET, Named, StoreChoice};
+    use super::StoreChoice;
+    use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
     use crate::settings::tests::{read, wrong};
 
     fn named(variable: &'static str, path: &str, most: usize) -> Named {
@@ -206,11 +194,13 @@ mod tests {
         let given = |variable| [("REDIS_URL", "a:1"), ("REDIS_TLS", "true"), (variable, "/file.pem")];
         assert_eq!(
             wrong(&given("REDIS_TLS_CLIENT_CERT")),
-            [r#"REDIS_TLS_CLIENT_KEY is "": expected the file with the key of REDIS_TLS_CLIENT_CERT"#]
+            [r#"REDIS_TLS_CLIENT_KEY is "": expected the file with the key of the client's certificate, which is set"#]
         );
         assert_eq!(
             wrong(&given("REDIS_TLS_CLIENT_KEY")),
-            [r#"REDIS_TLS_CLIENT_CERT is "": expected the file with the certificate of REDIS_TLS_CLIENT_KEY"#]
+            [
+                r#"REDIS_TLS_CLIENT_CERT is "": expected the file with the certificate of the client's key, which is set"#
+            ]
         );
     }
 }

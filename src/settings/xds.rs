@@ -1,61 +1,123 @@
 //! Settings of the rule source, and of rules from a control plane over xDS.
 
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::tls::TlsVariables;
 use super::values::Setting;
 use super::{InvalidSetting, Lookup, SettingRow, SettingRows, rows};
 use crate::model::Micros;
+use crate::source::xds::plane::{ControlPlane, PlaneTls};
 
 /// Rows of the settings of the rule source.
 pub(super) const TABLES: [&[SettingRow]; 1] = [ROWS.table];
 
 /// Settings of the rule source.
 #[derive(Clone, Debug)]
-pub struct XdsSettings {
-    /// Kind of the rule source.
-    pub config_type: ConfigType,
+pub struct SourceSettings {
+    /// The control plane; `None` for rule files.
+    pub plane: Option<ControlPlane>,
     /// True if the service starts before it has rules.
     pub starts_without_rules: bool,
-    /// ID of this node.
-    pub node_id: String,
-    /// Metadata of this node.
-    pub node_metadata: TextPairs,
-    /// Address of the control plane.
-    pub server: ServerAddress,
-    /// Not used.
-    pub _connect_retry: Micros,
-    /// First wait before a new connection.
-    pub backoff_initial: Micros,
-    /// Longest wait before a new connection.
-    pub backoff_max: Micros,
-    /// Growth of the wait.
-    pub backoff_growth: BackoffGrowth,
-    /// True if the wait varies at random.
-    pub has_jitter: bool,
-    /// Maximum size of a response.
-    pub max_message: ResponseSize,
+    /// True if the health checks fail while the rules have no domain.
+    pub needs_rules: bool,
 }
 
-const ROWS: SettingRows<XdsSettings> = rows!(XdsSettings {
+/// Settings of the rule source, not yet combined.
+struct Variables {
+    config_type: ConfigType,
+    starts_without_rules: bool,
+    needs_rules: bool,
+    node_id: String,
+    node_metadata: TextPairs,
+    server: ServerAddress,
+    headers: Headers,
+    is_tls: bool,
+    certificate: String,
+    key: String,
+    authorities: String,
+    name: String,
+    _connect_retry: Micros,
+    backoff_initial: Micros,
+    backoff_max: Micros,
+    backoff_growth: BackoffGrowth,
+    has_jitter: bool,
+    max_message: ResponseSize,
+    hold_empty: Micros,
+    state: String,
+    state_max_age: Micros,
+}
+
+const ROWS: SettingRows<Variables> = rows!(Variables {
     config_type: ConfigType = "CONFIG_TYPE", "FILE", "Source of the rules: FILE for rule files, GRPC_XDS_SOTW for a control plane such as Envoy Gateway";
     starts_without_rules: bool = "FORCE_START_WITHOUT_INITIAL_CONFIG", "false", "Opens the listeners before the control plane has sent rules; calls get an error until then";
+    needs_rules: bool = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", "Fails the health checks while the rules in force have no domain";
     node_id: String = "CONFIG_GRPC_XDS_NODE_ID", "default", "ID of this instance for the control plane";
     node_metadata: TextPairs = "CONFIG_GRPC_XDS_NODE_METADATA", "", "Metadata of this instance for the control plane, such as zone=a,pool=b; an entry without = is dropped";
     server: ServerAddress = "CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000", "Address of the control plane";
+    headers: Headers = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", "Headers of the stream to the control plane, such as authorization:Bearer abc,x-zone:a; read from the environment only";
+    is_tls: bool = "CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", "Connects to the control plane over TLS; the files are read for each connection";
+    certificate: String = "CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", "PEM file with the client certificate for the control plane";
+    key: String = "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", "PEM file with the private key of CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
+    authorities: String = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", "PEM file with the CA certificates to trust for the control plane; empty: the CAs of the system";
+    name: String = "CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", "DNS name or IP address that the certificate of the control plane must have; empty: the host in CONFIG_GRPC_XDS_SERVER_URL";
     _connect_retry: Micros = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", "No effect; accepted because envoyproxy/ratelimit has it. XDS_CLIENT_BACKOFF_INITIAL_INTERVAL applies";
     backoff_initial: Micros = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "1s", "Wait before the first new connection to the control plane";
     backoff_max: Micros = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", "Longest wait before a new connection to the control plane";
     backoff_growth: BackoffGrowth = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", "Factor by which the wait grows with each failed connection; a factor below 2 counts as 2";
     has_jitter: bool = "XDS_CLIENT_BACKOFF_JITTER", "true", "Waits a random time between half of the wait and the whole one";
     max_message: ResponseSize = "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", "Maximum size of a response of the control plane; empty: 4194304; a larger one ends the stream, and the rules in force stay";
+    hold_empty: Micros = "XDS_HOLD_EMPTY", "0s", "Time for which the rules in force stay after the control plane has sent an empty set, for example because it restarts";
+    state: String = "STATE_DIR", "", "Directory that keeps the rules of the control plane over a restart; it must belong to the user of the process and have mode 0700, and is created if it does not exist; empty: none";
+    state_max_age: Micros = "STATE_MAX_AGE", "24h", "Age above which rules in STATE_DIR are not used: the time since the stream to the control plane was last up; 0: no limit";
 });
 
 /// Reads the settings of the rule source.
-pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<XdsSettings> {
-    (ROWS.read)(given, wrong)
+pub(super) fn read(given: Lookup<'_>, wrong: &mut Vec<InvalidSetting>) -> Option<SourceSettings> {
+    let read = (ROWS.read)(given, wrong)?;
+    let (starts_without_rules, needs_rules) = (read.starts_without_rules, read.needs_rules);
+    let plane = match read.config_type {
+        ConfigType::File => None,
+        ConfigType::Xds => Some(read.plane(wrong)),
+    };
+    Some(SourceSettings { plane, starts_without_rules, needs_rules })
+}
+
+impl Variables {
+    fn plane(self, wrong: &mut Vec<InvalidSetting>) -> ControlPlane {
+        let variables = TlsVariables {
+            authorities: ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &self.authorities),
+            certificate: ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", &self.certificate),
+            key: ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", &self.key),
+        };
+        let tls = self.is_tls.then(|| {
+            wrong.extend(variables.half_a_client());
+            let name = (!self.name.is_empty()).then(|| self.name.clone());
+            PlaneTls { files: variables.files(false), name }
+        });
+        let duration = |length: Micros| Duration::from_micros(length.get());
+        ControlPlane {
+            host: self.server.host,
+            port: self.server.port,
+            tls,
+            headers: self.headers.0,
+            node_id: self.node_id,
+            node_metadata: self.node_metadata.0,
+            backoff_initial: duration(self.backoff_initial),
+            backoff_max: duration(self.backoff_max),
+            backoff_growth: self.backoff_growth.0,
+            has_jitter: self.has_jitter,
+            max_message: self.max_message.0,
+            hold_empty: duration(self.hold_empty),
+            state: (!self.state.is_empty()).then(|| (self.state.into(), duration(self.state_max_age))),
+        }
+    }
 }
 
 /// Kind of a rule source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigType {
+enum ConfigType {
     /// Rule files.
     File,
     /// A control plane, over xDS.
@@ -75,7 +137,7 @@ impl Setting for ConfigType {
 
 /// Pairs of a name and a text, in the given order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TextPairs(pub Vec<(String, String)>);
+struct TextPairs(Vec<(String, String)>);
 
 impl Setting for TextPairs {
     const TAKES: &'static str = "pairs such as zone=a,pool=b";
@@ -85,24 +147,52 @@ impl Setting for TextPairs {
     }
 }
 
-/// Host and port of a server.
+/// Host and port of a server. The host of an IPv6 address has no brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerAddress(pub String);
+struct ServerAddress {
+    host: String,
+    port: u16,
+}
 
 impl Setting for ServerAddress {
     const TAKES: &'static str = "HOST:PORT";
     fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("dns:///").unwrap_or(text);
         let (host, port) = text.rsplit_once(':')?;
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.[]:".contains(c);
-        let is_valid = !host.is_empty() && host.chars().all(is_plain) && port.parse::<u16>().is_ok_and(|port| port > 0);
-        is_valid.then(|| Self(text.to_owned()))
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        (!host.is_empty() && host.chars().all(is_plain)).then(|| Self { host: host.to_owned(), port })
+    }
+}
+
+/// Headers, in the form of the reference: `name:value,name:value`. A value may have colons. Values may be secrets.
+#[derive(Clone, Debug)]
+struct Headers(Vec<(HeaderName, HeaderValue)>);
+
+impl Setting for Headers {
+    const TAKES: &'static str = "headers such as authorization:Bearer abc,x-zone:a";
+    const IS_SECRET: bool = true;
+    fn parse(text: &str) -> Option<Self> {
+        let header = |pair: &str| {
+            let (name, value) = pair.split_once(':')?;
+            let mut value = HeaderValue::from_str(value.trim()).ok()?;
+            value.set_sensitive(true);
+            // A name that ends in -bin has a value in base 64, and grpc- names belong to the protocol.
+            let name: HeaderName = name.trim().parse().ok()?;
+            let is_own = name.as_str().ends_with("-bin") || name.as_str().starts_with("grpc-");
+            (!is_own).then_some((name, value))
+        };
+        match text.trim() {
+            "" => Some(Self(Vec::new())),
+            text => text.split(',').map(header).collect::<Option<_>>().map(Self),
+        }
     }
 }
 
 /// Factor of a backoff.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BackoffGrowth(pub f64);
+struct BackoffGrowth(f64);
 
 impl Setting for BackoffGrowth {
     const TAKES: &'static str = "a number from 0 to 100";
@@ -113,7 +203,7 @@ impl Setting for BackoffGrowth {
 
 /// Maximum size of a response, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ResponseSize(pub usize);
+struct ResponseSize(usize);
 
 impl ResponseSize {
     /// 4 MiB, the limit of gRPC's libraries and of the reference.
@@ -140,16 +230,17 @@ mod tests {
     #[test]
     fn the_reference_s_forms_are_accepted() {
         let given = [("CONFIG_TYPE", "grpc_xds_sotw"), ("CONFIG_GRPC_XDS_NODE_METADATA", "a=b, c=d=e,none")];
-        let xds = read(&given).unwrap().xds;
-        assert_eq!(xds.config_type, ConfigType::Xds);
+        let plane = read(&given).unwrap().source.plane.unwrap();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(xds.node_metadata.0, [pair("a", "b"), pair(" c", "d=e")], "the space before a name stays");
-        assert_eq!(xds.max_message.0, 4_194_304);
+        assert_eq!(plane.node_metadata, [pair("a", "b"), pair(" c", "d=e")], "the space before a name stays");
+        assert_eq!(plane.max_message, 4_194_304);
     }
 
     #[test]
     fn an_address_has_a_host_and_a_port() {
-        assert_eq!(ServerAddress::parse("dns:///envoy-gateway:18001").unwrap().0, "envoy-gateway:18001");
+        let parsed = |text| ServerAddress::parse(text).map(|address| (address.host, address.port));
+        assert_eq!(parsed("dns:///envoy-gateway:18001"), Some(("envoy-gateway".to_owned(), 18_001)));
+        assert_eq!(parsed("[::1]:18001"), Some(("::1".to_owned(), 18_001)));
         for text in ["", "host", ":18000", "host:", "host:0", "host:65536", "http://host:18000", "a b:1"] {
             assert_eq!(ServerAddress::parse(text), None, "{text}");
         }
@@ -158,6 +249,42 @@ mod tests {
             [
                 r#"CONFIG_TYPE is "xds": expected FILE or GRPC_XDS_SOTW"#,
                 r#"XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES is "0": expected a number of bytes from 1 to 268435456"#,
+            ]
+        );
+    }
+
+    #[test]
+    fn a_header_may_have_colons_and_spaces_and_is_never_shown() {
+        let parsed = Headers::parse(" Authorization : Bearer a:b ,x-zone:a").unwrap().0;
+        let shown: Vec<_> = parsed.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(shown, [("authorization", "Bearer a:b"), ("x-zone", "a")]);
+        assert!(!format!("{parsed:?}").contains("Bearer"));
+        let given = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "token=hunter2")];
+        assert_eq!(
+            wrong(&given),
+            [
+                r#"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS is "***": expected headers such as authorization:Bearer abc,x-zone:a"#
+            ]
+        );
+        for text in ["a b:c", ":c", "grpc-timeout:1S", "x-bin:a", "a:b\n"] {
+            assert_eq!(Headers::parse(text).is_some(), text == "a:b\n", "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key_only_with_tls() {
+        let given = |is_tls| {
+            [
+                ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+                ("CONFIG_GRPC_XDS_SERVER_USE_TLS", is_tls),
+                ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+            ]
+        };
+        assert!(read(&given("false")).unwrap().source.plane.unwrap().tls.is_none());
+        assert_eq!(
+            wrong(&given("true")),
+            [
+                r#"CONFIG_GRPC_XDS_CLIENT_TLS_KEY is "": expected the file with the key of the client's certificate, which is set"#
             ]
         );
     }

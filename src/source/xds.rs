@@ -3,83 +3,73 @@
 //! Each response is the complete set of rules. It is acknowledged once its rules are in force, or refused with all reasons; then, and
 //! while there is no stream, the last good rules stay.
 
-use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream;
-use prost_types::Struct;
+use http::HeaderMap;
+use prost::Message;
 use prost_types::value::Kind;
+use prost_types::{Any, Struct};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
+use tokio::time::{Instant, sleep, sleep_until};
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Request, Status, Streaming};
 
+use self::connect::{NotConnected, connect};
+use self::plane::ControlPlane;
 use self::resource::{TYPE_URL, documents};
-use super::{RuleSink, RuleSource};
+use self::state::{Restored, StateDirectory, Unsaved, save};
+use self::status::{Answered, XdsStatus};
+use super::{NotOpened, RuleSink, RuleSource};
 use crate::file::apart;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::google::rpc;
 
+pub mod connect;
+pub mod plane;
 mod resource;
+pub mod state;
+pub mod status;
 
-/// Time for a connection to the control plane, DNS included: 10 s. grpc-go allows 20 s.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Idle time of a connection after which TCP probes the peer: 30 s, and then each 10 s. No HTTP/2 PING is sent: a server of grpc-go
-/// ends connections with more than one PING in 5 minutes.
-const KEEPALIVE: Duration = Duration::from_secs(30);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Number of unanswered TCP probes after which the connection ends: 3, so a dead peer is noticed after a minute.
-const KEEPALIVE_RETRIES: u32 = 3;
-/// Requests that may wait to be sent: 4. Each response is answered by one before the next response is read.
+/// Requests that may wait to be sent: 4. Each response is answered by at most one.
 const MOST_REQUESTS: usize = 4;
 /// First wait before a version is refused again: 1 s. A control plane answers a refusal at once with the same rules.
 const REFUSE_AGAIN: Duration = Duration::from_secs(1);
-/// Longest wait before a version is refused again: 8 s. Until then the control plane does not send corrected rules.
+/// Longest wait before a version is refused again: 8 s. A control plane may wait for the refusal before it sends corrected rules.
 const REFUSE_AGAIN_MOST: Duration = Duration::from_secs(8);
-
-/// Parameters of the stream to a control plane.
-#[derive(Clone, Debug)]
-pub struct ControlPlane {
-    /// Host and port.
-    pub server: String,
-    /// ID of this node.
-    pub node_id: String,
-    /// Metadata of this node.
-    pub node_metadata: Vec<(String, String)>,
-    /// First wait before a new connection.
-    pub backoff_initial: Duration,
-    /// Longest wait before a new connection.
-    pub backoff_max: Duration,
-    /// Factor by which the wait grows.
-    pub backoff_growth: f64,
-    /// True if the wait varies at random.
-    pub has_jitter: bool,
-    /// Maximum size of a response in bytes.
-    pub max_message: usize,
-}
 
 /// The rules of one control plane.
 #[derive(Debug)]
 pub struct XdsSource {
     plane: ControlPlane,
-    /// True after the first response that could be decoded.
+    state: Option<StateDirectory>,
+    /// True after the first response that could be decoded, or once rules of the state directory are in force.
     answered: watch::Sender<bool>,
+    status: Arc<XdsStatus>,
     /// Version that was refused last, and how many times in a row.
     refused: Option<(String, u32)>,
+    /// Digest of the resources in force; `None` if there are none.
+    in_force: Option<blake3::Hash>,
+    /// Time at which an empty set, which is already acknowledged, comes into force.
+    held_until: Option<Instant>,
+    /// Acknowledged rules that the state directory does not have yet.
+    unsaved: watch::Sender<Unsaved>,
 }
 
 /// Reason for the end of a stream.
 #[derive(Debug, Error)]
 enum StreamEnd {
     /// There is no connection.
-    #[error("no connection: {}", with_sources(.0))]
-    Connect(#[from] tonic::transport::Error),
+    #[error("no connection: {0}")]
+    Connect(#[from] NotConnected),
     /// The control plane or the network ended the stream.
     #[error("the stream ended: {}", .0.message())]
-    Ended(#[from] Status),
+    Ended(Status),
     /// A response is larger than allowed.
     #[error(
         "a response is larger than {most} bytes, so its rules are not used: raise XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES ({found})"
@@ -98,15 +88,45 @@ enum StreamEnd {
     Panicked(String),
 }
 
+/// Event of a stream.
+enum Event {
+    /// A response has arrived, or the stream has ended.
+    Received(Result<Option<DiscoveryResponse>, Status>),
+    /// The wait before a refusal is over.
+    RefusalDue,
+}
+
 impl XdsSource {
     /// Creates the source. It connects when it is followed.
-    pub fn new(plane: ControlPlane) -> Self {
-        Self { plane, answered: watch::Sender::new(false), refused: None }
+    ///
+    /// # Errors
+    /// If a file of TLS or the state directory cannot be used.
+    pub fn open(plane: ControlPlane) -> Result<Self, NotOpened> {
+        if let Some(tls) = &plane.tls {
+            connect::config(tls)?;
+        }
+        let state = plane.state.clone().map(|(path, max_age)| StateDirectory::open(path, max_age)).transpose()?;
+        Ok(Self {
+            plane,
+            state,
+            answered: watch::Sender::new(false),
+            status: Arc::default(),
+            refused: None,
+            in_force: None,
+            held_until: None,
+            unsaved: watch::Sender::new(None),
+        })
     }
 
-    /// Returns a receiver that turns true after the first response that could be decoded.
+    /// Returns a receiver that turns true once the listeners may open: after the first response that could be decoded, or once rules of
+    /// the state directory are in force.
     pub fn answered(&self) -> watch::Receiver<bool> {
         self.answered.subscribe()
+    }
+
+    /// Returns the state of the stream.
+    pub fn status(&self) -> Arc<XdsStatus> {
+        Arc::clone(&self.status)
     }
 
     fn node(&self) -> Node {
@@ -118,80 +138,176 @@ impl XdsSource {
     }
 
     /// Runs one stream to its end. Sets `is_answered` once a response has arrived.
-    async fn stream(&mut self, sink: &Arc<dyn RuleSink>, is_answered: &mut bool) -> Result<(), StreamEnd> {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.plane.server))?
-            .user_agent(concat!("tidegate/", env!("CARGO_PKG_VERSION")))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_keepalive(Some(KEEPALIVE))
-            .tcp_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
-        let channel = endpoint.connect().await?;
-        let most = self.plane.max_message;
-        let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(most);
+    async fn stream(&mut self, sink: &Arc<dyn RuleSink>, is_answered: &mut bool) -> StreamEnd {
         let (requests, queue) = mpsc::channel(MOST_REQUESTS);
         // A version of an earlier stream means nothing to a control plane that has started again.
         let mut request =
             DiscoveryRequest { node: Some(self.node()), type_url: TYPE_URL.to_owned(), ..DiscoveryRequest::default() };
-        let send = async |request: &DiscoveryRequest| requests.send(request.clone()).await;
-        let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));
-        let _ = send(&request).await;
-        let ended = |status: Status| match status.code() {
-            Code::OutOfRange => StreamEnd::TooLarge { most, found: status.message().to_owned() },
-            _ => StreamEnd::Ended(status),
+        let plane = self.plane.clone();
+        let opening = open(&plane, &requests, &request, queue);
+        let mut responses = match self.unless_held(sink, opening).await {
+            Ok(responses) => responses,
+            Err(end) => return end,
         };
-        let mut responses = client.stream_aggregated_resources(queue).await.map_err(ended)?.into_inner();
-        tracing::info!(event = "xds.connected", "the control plane {} answers", self.plane.server);
-        while let Some(response) = responses.message().await.map_err(ended)? {
-            *is_answered = true;
-            let (version, nonce) = (response.version_info.clone(), response.nonce.clone());
-            request.error_detail = match self.take(response, sink).await? {
-                Ok(()) => {
-                    self.refused = None;
-                    request.version_info.clone_from(&version);
-                    tracing::info!(event = "xds.acknowledged", version, "rules of the control plane are in force");
-                    None
-                }
-                Err(reasons) => {
-                    self.wait_to_refuse(&version).await;
-                    Some(rpc::Status { message: reasons, ..rpc::Status::default() })
+        tracing::info!(event = "xds.connected", "the control plane {} answers", plane.authority());
+        self.status.set(|state| (state.is_connected, state.next_attempt) = (true, None));
+        // A refusal that waits, and the time at which it is sent.
+        let mut refusal: Option<(Instant, DiscoveryRequest)> = None;
+        loop {
+            let due = refusal.as_ref().map(|(due, _)| *due);
+            let answer = match self.unless_held(sink, next(&mut responses, due)).await {
+                Event::RefusalDue => refusal.take().map(|(_, request)| request),
+                Event::Received(Err(status)) => return StreamEnd::of(status, plane.max_message),
+                Event::Received(Ok(None)) => return StreamEnd::Closed,
+                Event::Received(Ok(Some(response))) => {
+                    *is_answered = true;
+                    request.response_nonce.clone_from(&response.nonce);
+                    let version = response.version_info.clone();
+                    let taken = match self.take(response, sink).await {
+                        Ok(taken) => taken,
+                        Err(end) => return end,
+                    };
+                    // A later response replaces one whose refusal still waits.
+                    refusal = None;
+                    let wait = self.answer(&mut request, version, taken);
+                    if wait.is_zero() {
+                        Some(request.clone())
+                    } else {
+                        refusal = Some((Instant::now() + wait, request.clone()));
+                        None
+                    }
                 }
             };
-            request.response_nonce = nonce;
-            if send(&request).await.is_err() {
-                break;
+            if let Some(answer) = answer
+                && requests.send(answer).await.is_err()
+            {
+                return StreamEnd::Closed;
             }
         }
-        Err(StreamEnd::Closed)
+    }
+
+    /// Completes `request`, the answer to the response with `version`. Returns the time to wait before it is sent.
+    fn answer(&mut self, request: &mut DiscoveryRequest, version: String, taken: Result<(), String>) -> Duration {
+        let at = Instant::now();
+        match taken {
+            Ok(()) => {
+                self.refused = None;
+                request.version_info.clone_from(&version);
+                request.error_detail = None;
+                tracing::info!(event = "xds.acknowledged", version, "rules of the control plane are in force");
+                self.status.set(|state| {
+                    state.acknowledged += 1;
+                    state.last_acknowledged = Some(Answered { version, at, reasons: String::new() });
+                });
+                Duration::ZERO
+            }
+            Err(reasons) => {
+                let wait = self.wait_to_refuse(&version);
+                self.status.set(|state| {
+                    state.refused += 1;
+                    state.last_refused = Some(Answered { version, at, reasons: reasons.clone() });
+                });
+                request.error_detail = Some(rpc::Status { message: reasons, ..rpc::Status::default() });
+                wait
+            }
+        }
     }
 
     /// Puts the rules of `response` in force. The inner error has all reasons why they are not.
     async fn take(
-        &self,
+        &mut self,
         response: DiscoveryResponse,
         sink: &Arc<dyn RuleSink>,
     ) -> Result<Result<(), String>, StreamEnd> {
-        let receiver = Arc::clone(sink);
-        let load = move || match documents(&response.resources) {
-            Err(undecodable) => {
-                let undecodable = undecodable.to_string();
-                receiver.unreadable(&undecodable);
-                (false, Err(undecodable))
+        let DiscoveryResponse { version_info, resources, .. } = response;
+        let digest = digest(&resources);
+        if self.in_force == Some(digest) {
+            // The same content, perhaps under another version: its rules are in force.
+            if self.refused.is_some() {
+                sink.restored();
             }
-            Ok(documents) => (true, receiver.offer(documents).map(drop).map_err(|invalid| invalid.to_string())),
-        };
-        let (is_decoded, taken) = apart(load, |passed| sink.is_slow(passed)).await.map_err(|error| {
-            sink.ended(Some(&error.to_string()));
-            StreamEnd::Panicked(error.to_string())
-        })?;
-        sink.ended(None);
+            self.hold(None);
+            self.status.set(|state| state.restored = None);
+            return Ok(Ok(()));
+        }
+        if resources.is_empty() && !self.plane.hold_empty.is_zero() && self.in_force.is_some() {
+            let wait = self.plane.hold_empty;
+            tracing::warn!(
+                event = "xds.held",
+                seconds = wait.as_secs(),
+                "the control plane has sent an empty set; the rules in force stay until XDS_HOLD_EMPTY has passed or rules arrive"
+            );
+            self.hold(self.held_until.or(Some(Instant::now() + wait)));
+            return Ok(Ok(()));
+        }
+        let (is_decoded, taken, resources) = self.load(resources, sink).await?;
         if is_decoded {
             self.answered.send_replace(true);
+        }
+        if taken.is_ok() {
+            self.status.set(|state| state.restored = None);
+            self.unsaved.send_replace(Some((version_info, resources)));
         }
         Ok(taken)
     }
 
-    /// Returns at once for a version that was not refused before, else after a wait that grows.
-    async fn wait_to_refuse(&mut self, version: &str) {
+    /// Compiles `resources` and puts them in force. Returns true if they could be decoded, all reasons why they are not in force, and the
+    /// resources.
+    async fn load(
+        &mut self,
+        resources: Vec<Any>,
+        sink: &Arc<dyn RuleSink>,
+    ) -> Result<(bool, Result<(), String>, Vec<Any>), StreamEnd> {
+        let receiver = Arc::clone(sink);
+        let load = move || {
+            let (is_decoded, taken) = match documents(&resources) {
+                Err(undecodable) => {
+                    let undecodable = undecodable.to_string();
+                    receiver.unreadable(&undecodable);
+                    (false, Err(undecodable))
+                }
+                Ok(documents) => (true, receiver.offer(documents).map(drop).map_err(|invalid| invalid.to_string())),
+            };
+            (is_decoded, taken, resources)
+        };
+        let loaded = apart(load, |passed| sink.is_slow(passed)).await.map_err(|error| {
+            sink.ended(Some(&error.to_string()));
+            StreamEnd::Panicked(error.to_string())
+        })?;
+        sink.ended(None);
+        let (_, taken, resources) = &loaded;
+        if taken.is_ok() {
+            self.in_force = (!resources.is_empty()).then(|| digest(resources));
+            self.hold(None);
+        }
+        Ok(loaded)
+    }
+
+    fn hold(&mut self, until: Option<Instant>) {
+        self.held_until = until;
+        self.status.set(|state| state.held_until = until);
+    }
+
+    /// Waits for `event`. Meanwhile, puts an empty set in force whose hold ends.
+    async fn unless_held<T>(&mut self, sink: &Arc<dyn RuleSink>, event: impl Future<Output = T>) -> T {
+        let mut event = pin!(event);
+        while let Some(until) = self.held_until {
+            tokio::select! {
+                biased;
+                value = &mut event => return value,
+                () = sleep_until(until) => {}
+            }
+            // An empty set has no errors. Were it refused, the rules in force would stay.
+            if let Ok((_, Ok(()), empty)) = self.load(Vec::new(), sink).await {
+                self.unsaved.send_replace(Some((String::new(), empty)));
+            }
+            self.hold(None);
+        }
+        event.await
+    }
+
+    /// Returns the time to wait before `version` is refused: none for a version that was not refused before, else a time that grows.
+    fn wait_to_refuse(&mut self, version: &str) -> Duration {
         let times = match &mut self.refused {
             Some((refused, times)) if refused == version => {
                 *times = times.saturating_add(1);
@@ -199,80 +315,115 @@ impl XdsSource {
             }
             refused => {
                 *refused = Some((version.to_owned(), 0));
-                return;
+                return Duration::ZERO;
             }
         };
         let factor = 1_u32.checked_shl(times - 1).unwrap_or(u32::MAX);
-        tokio::time::sleep(REFUSE_AGAIN.saturating_mul(factor).min(REFUSE_AGAIN_MOST)).await;
+        REFUSE_AGAIN.saturating_mul(factor).min(REFUSE_AGAIN_MOST)
+    }
+
+    /// Puts the rules of the state directory in force.
+    async fn restore(&mut self, sink: &Arc<dyn RuleSink>) {
+        let Some(state) = self.state.clone() else { return };
+        let read = apart(move || state.read(), |passed| sink.is_slow(passed)).await;
+        let restored = match read.unwrap_or_else(|error| Err(error.to_string())) {
+            Ok(None) => return,
+            Ok(Some(Restored { response, age })) => match self.load(response.resources, sink).await {
+                Ok((_, Ok(()), _)) => Ok(age),
+                Ok((_, Err(reasons), _)) => Err(reasons),
+                Err(end) => Err(end.to_string()),
+            },
+            Err(why) => Err(why),
+        };
+        match restored {
+            Ok(age) => {
+                let seconds = age.as_secs();
+                self.status.set(|state| state.restored = Some((Instant::now(), age)));
+                self.answered.send_replace(true);
+                tracing::warn!(
+                    event = "xds.restored",
+                    seconds,
+                    "rules of STATE_DIR are in force until the control plane sends rules"
+                );
+            }
+            Err(why) => {
+                tracing::warn!(event = "xds.not_restored", "the rules of STATE_DIR are not used: {why}");
+            }
+        }
+    }
+
+    async fn run(&mut self, sink: Arc<dyn RuleSink>) {
+        self.restore(&sink).await;
+        let mut failures = 0_i32;
+        loop {
+            let mut is_answered = false;
+            let end = self.stream(&sink, &mut is_answered).await;
+            failures = if is_answered { 0 } else { failures.saturating_add(1) };
+            let wait = self.plane.wait(failures);
+            tracing::warn!(
+                event = "xds.disconnected",
+                "no stream from the control plane {}, so the rules in force stay; next attempt in {wait:.1?}: {end}",
+                self.plane.authority()
+            );
+            self.status.set(|state| {
+                state.is_connected = false;
+                state.disconnected += 1;
+                state.next_attempt = Some((Instant::now() + wait, end.to_string()));
+            });
+            self.unless_held(&sink, sleep(wait)).await;
+        }
     }
 }
 
 impl RuleSource for XdsSource {
     async fn follow(mut self, sink: Arc<dyn RuleSink>) {
-        let mut failures = 0_i32;
-        loop {
-            let mut is_answered = false;
-            let Err(end) = self.stream(&sink, &mut is_answered).await else { continue };
-            failures = if is_answered { 0 } else { failures.saturating_add(1) };
-            let wait = wait(&self.plane, failures);
-            tracing::warn!(
-                event = "xds.disconnected",
-                "no stream from the control plane {}, so the rules in force stay; next attempt in {wait:.1?}: {end}",
-                self.plane.server
-            );
-            tokio::time::sleep(wait).await;
+        let saved = save(self.state.clone(), self.unsaved.subscribe(), Arc::clone(&self.status));
+        tokio::join!(self.run(sink), saved);
+    }
+}
+
+impl StreamEnd {
+    fn of(status: Status, most: usize) -> Self {
+        match status.code() {
+            Code::OutOfRange => Self::TooLarge { most, found: status.message().to_owned() },
+            _ => Self::Ended(status),
         }
     }
 }
 
-/// Returns the wait before the next connection, after `failures` attempts in a row without a response.
-fn wait(plane: &ControlPlane, failures: i32) -> Duration {
-    let growth = plane.backoff_growth.max(2.0).powi(failures.saturating_sub(1).max(0));
-    let seconds = (plane.backoff_initial.as_secs_f64() * growth).min(plane.backoff_max.as_secs_f64());
-    let wait = Duration::try_from_secs_f64(seconds).unwrap_or(plane.backoff_max);
-    if !plane.has_jitter {
-        return wait;
-    }
-    let half = wait / 2;
-    let micros = u64::try_from(half.as_micros()).unwrap_or(u64::MAX).saturating_add(1);
-    half + Duration::from_micros(RandomState::new().hash_one(0) % micros)
+/// Opens a stream and sends `first`. `queue` receives what is sent to `requests`.
+async fn open(
+    plane: &ControlPlane,
+    requests: &mpsc::Sender<DiscoveryRequest>,
+    first: &DiscoveryRequest,
+    queue: mpsc::Receiver<DiscoveryRequest>,
+) -> Result<Streaming<DiscoveryResponse>, StreamEnd> {
+    let channel = connect(plane).await?;
+    let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(plane.max_message);
+    let _ = requests.send(first.clone()).await;
+    let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));
+    let mut call = Request::new(queue);
+    let headers: HeaderMap = plane.headers.iter().cloned().collect();
+    *call.metadata_mut() = MetadataMap::from_headers(headers);
+    let opened = client.stream_aggregated_resources(call).await;
+    Ok(opened.map_err(|status| StreamEnd::of(status, plane.max_message))?.into_inner())
 }
 
-/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error".
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
+/// Waits for the next response, or for the time at which a refusal is due.
+async fn next(responses: &mut Streaming<DiscoveryResponse>, due: Option<Instant>) -> Event {
+    let Some(due) = due else { return Event::Received(responses.message().await) };
+    tokio::select! {
+        biased;
+        received = responses.message() => Event::Received(received),
+        () = sleep_until(due) => Event::RefusalDue,
     }
-    text
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_wait_doubles_from_the_first_to_the_longest() {
-        let plane = ControlPlane {
-            server: String::new(),
-            node_id: String::new(),
-            node_metadata: Vec::new(),
-            backoff_initial: Duration::from_secs(1),
-            backoff_max: Duration::from_secs(10),
-            backoff_growth: 0.5,
-            has_jitter: false,
-            max_message: 1,
-        };
-        assert_eq!(
-            [0, 1, 2, 3, 4, 5, i32::MAX].map(|failures| wait(&plane, failures).as_secs()),
-            [1, 1, 2, 4, 8, 10, 10]
-        );
-        let plane = ControlPlane { has_jitter: true, ..plane };
-        for _ in 0..100 {
-            let wait = wait(&plane, 5);
-            assert!(wait >= Duration::from_secs(5) && wait <= Duration::from_secs(10), "{wait:?}");
-        }
+/// Returns a digest of the resources in the order sent.
+fn digest(resources: &[Any]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for resource in resources {
+        hasher.update(&resource.encode_length_delimited_to_vec());
     }
+    hasher.finalize()
 }

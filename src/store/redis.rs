@@ -47,7 +47,6 @@ mod script_call;
 pub mod servers;
 pub mod silence;
 mod stream;
-pub mod tls;
 
 /// The most counters of one script whose charges are independent: 100, which occupy a server for
 /// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each), and for 1.2 to 8 ms where all are logs (the longer and

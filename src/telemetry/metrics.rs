@@ -70,6 +70,11 @@ metrics! {
     OVERLAY_SKIPPED: Gauge "tidegate_overlay_fields_skipped" [] "Number of fields of the overlay that do not fit a limit and are not in force";
     OVERLAY_UNMATCHED: Gauge "tidegate_overlay_items_unmatched" [] "Number of items of the overlay that match no rule";
     RULES_LOADING: Gauge "tidegate_rules_loading_seconds" [] "Duration of the load of rules that is in progress, if it has taken more than 10 s; else 0";
+    XDS_CONNECTED: Gauge "tidegate_xds_connected" [] "1 while there is a stream from the control plane, else 0; always 1 for rule files";
+    XDS_DISCONNECTED: Counter "tidegate_xds_disconnected_total" [] "Streams from the control plane that ended, and attempts to open one that failed";
+    XDS_RESPONSES: Counter "tidegate_xds_responses_total" ["answer"] "Responses of the control plane, by answer; acknowledged: their rules are in force; refused: they have an error and change nothing";
+    XDS_EMPTY_HELD: Gauge "tidegate_xds_empty_set_held" [] "1 while rules stay in force although the control plane has sent an empty set, else 0";
+    XDS_RESTORED_AGE: Gauge "tidegate_xds_restored_age_seconds" [] "Age of the rules in force if they are from STATE_DIR and the control plane has sent none since the start, else 0";
     STORE_ROUND_TRIP: Histogram "tidegate_store_round_trip_seconds" ["server"] "Time that a store server took to answer one write";
     STORE_FAILURES: Counter "tidegate_store_failures_total" ["server" "reason"] "Charges without a reply, by the first server asked; timed_out: the deadline passed; unmapped: no node is known for the slot";
     STORE_CALLS: Gauge "tidegate_store_calls_in_flight" ["server"] "Scripts in flight to a store server, one per slot of a call; at most tidegate_store_calls_limit";

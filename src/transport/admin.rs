@@ -29,6 +29,9 @@ pub struct RulesStatus {
     pub slow_since: Option<Instant>,
 }
 
+/// Returns lines about the source of the rules, as text for people; empty if there is nothing to say.
+pub type Description = Arc<dyn Fn() -> String + Send + Sync>;
+
 /// Maximum bytes of a log level in a request: 1 KiB. A wrong word of this length still gets the error that explains it.
 const LONGEST_WORD: usize = 1 << 10;
 
@@ -56,10 +59,11 @@ struct Levels {
 pub fn routes(
     limiter: Arc<Limiter>,
     loaded: watch::Receiver<RulesStatus>,
+    source: Description,
     level: Arc<dyn LogLevel>,
     at: IpAddr,
 ) -> Router {
-    let about = get(index).with_state((Arc::clone(&limiter), loaded));
+    let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
     let levels = Levels { level, is_local: at.is_loopback() };
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
     let rlconfig = get(rlconfig).with_state(limiter);
@@ -76,7 +80,10 @@ async fn addressed_directly(request: Request, next: Next) -> Response {
     (StatusCode::FORBIDDEN, why).into_response()
 }
 
-async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<RulesStatus>)>) -> String {
+type Index = (Arc<Limiter>, watch::Receiver<RulesStatus>, Description);
+
+async fn index(State((limiter, loaded, source)): State<Index>) -> String {
+    let source = source();
     let RulesStatus { since, what, rejected, slow_since } = loaded.borrow().clone();
     let (load, age) = (limiter.rules().generation(), since.elapsed().as_secs());
     let rejected = rejected.map_or_else(String::new, |why| {
@@ -88,7 +95,7 @@ async fn index(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<Ru
     });
     format!(
         "rules in force: load {load}, {age} s ago: {what}
-{rejected}{slow}/rlconfig: the rate limits in force, one per line
+{rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
 "
     )

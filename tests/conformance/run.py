@@ -6,6 +6,7 @@
   run.py --groups                          the names of the groups that have cases
   run.py --env --group G                   KEY=VALUE lines the server of group G needs
   run.py --prepare DIR --group G           write the rule files of group G into DIR
+  run.py --documents --group G             print the rule files of group G as JSON, by name
   run.py --addr HOST:PORT --group G        run group G against a server
   run.py --config-check 'CMD {dir}'        run config_cases.yaml through a checker of
                                            rule files; exit 0 = accepted. Cases that
@@ -27,6 +28,7 @@ See README.md next to this file for the case format.
 """
 import argparse
 import importlib
+import json
 import math
 import os
 import re
@@ -358,6 +360,7 @@ def main():
     ap.add_argument("--addr", default="localhost:8081")
     ap.add_argument("--group", default="default")
     ap.add_argument("--prepare", metavar="DIR")
+    ap.add_argument("--documents", action="store_true")
     ap.add_argument("--run-id", default="")
     ap.add_argument("--only", metavar="REGEX", help="run only cases whose name matches")
     quirks = ap.add_mutually_exclusive_group()
@@ -417,6 +420,15 @@ def main():
                     f.write(text)
                 n += 1
         print(f"wrote {n} files to {a.prepare}")
+        return
+
+    if a.documents:
+        def document(text):
+            try:
+                return yaml.safe_load(text)
+            except yaml.YAMLError:
+                return None  # what only a file can have
+        print(json.dumps({f"{c['name']}--{fn}": document(text) for c in groups[a.group] for fn, text in c["config"].items()}))
         return
 
     import grpc

@@ -13,12 +13,12 @@ use crate::redis::user::{PREFIX, Shape, User};
 use crate::support::{Tidegate, output, repository, tool};
 
 /// The cases that pass against the reference, in two halves.
-const PLAIN: &[&str] = &["--skip-quirks"];
-const QUIRKS: &[&str] = &["--quirks-only"];
+pub const PLAIN: &[&str] = &["--skip-quirks"];
+pub const QUIRKS: &[&str] = &["--quirks-only"];
 const BOTH: &[&str] = &[];
 
 /// What the runner said, of failed cases as well.
-async fn run(arguments: &[&str]) -> String {
+pub async fn run(arguments: &[&str]) -> String {
     let mut command = Command::new(tool("python"));
     command.arg(repository("tests/conformance/run.py")).args(arguments);
     let (status, said, errors) = output(&mut command).await;
@@ -73,7 +73,7 @@ async fn rule_files(half: &[&str]) -> String {
 }
 
 /// The names of the cases that failed, in order.
-fn failed(report: &str) -> Vec<&str> {
+pub fn failed(report: &str) -> Vec<&str> {
     let failed = report.lines().filter_map(|line| line.strip_prefix("FAIL "));
     let mut names: Vec<_> = failed.filter_map(|rest| rest.split([' ', ':']).next()).collect();
     names.sort_unstable();
@@ -81,13 +81,13 @@ fn failed(report: &str) -> Vec<&str> {
 }
 
 /// How many cases passed.
-fn passed(report: &str) -> u32 {
+pub fn passed(report: &str) -> u32 {
     let counts = report.lines().filter_map(|line| line.split_once(" passed, "));
     counts.map(|(count, _)| count.parse::<u32>().expect("a number")).sum()
 }
 
 /// `differences.yaml`: of each section, the names and their reasons.
-fn differences() -> BTreeMap<String, BTreeMap<String, String>> {
+pub fn differences() -> BTreeMap<String, BTreeMap<String, String>> {
     let text = std::fs::read_to_string(repository("tests/conformance/differences.yaml")).expect("it reads");
     let mut sections: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
     let mut section = String::new();

@@ -14,11 +14,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("rulefile", &["model", "algorithm", "normalize", "rules"]),
     ("telemetry", &["model"]),
     ("file", &[]),
-    ("store", &["model", "algorithm", "telemetry", "file"]),
-    ("source", &["model", "rules", "rulefile", "proto", "file"]),
+    ("dial", &["file"]),
+    ("store", &["model", "algorithm", "telemetry", "file", "dial"]),
+    ("source", &["model", "rules", "rulefile", "proto", "file", "dial"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
-    ("settings", &["model", "file", "store", "telemetry"]),
+    ("settings", &["model", "file", "dial", "store", "source", "telemetry"]),
     (
         "app",
         &[
@@ -28,6 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "rules",
             "rulefile",
             "file",
+            "dial",
             "store",
             "source",
             "limiter",

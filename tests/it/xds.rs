@@ -1,160 +1,19 @@
 //! Rules from a control plane, with a management server of the tests.
 
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-
-use envoy_types::pb::envoy::service::discovery::v3::aggregated_discovery_service_server::{
-    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
-};
-use envoy_types::pb::envoy::service::discovery::v3::{
-    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
-};
-use futures_util::{Stream, StreamExt, stream};
-use prost::Message;
 use rustix::process::Signal;
-use tidegate::proto::ratelimit::config::ratelimit::v3::{
-    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
-};
-use tokio::net::TcpListener;
+use tidegate::proto::ratelimit::config::ratelimit::v3::RateLimitUnit;
 use tokio::process::Command;
-use tokio::sync::{Mutex, mpsc};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::Status;
 
-use crate::support::{Process, Tidegate, eventually, in_time, on_free_ports, said};
+use crate::support::{Process, eventually, in_time, on_free_ports};
+use plane::{Plane, TYPE_URL, answer, call, limit, response, rlconfig, start};
 
-const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
-
-/// A management server that records each request and sends what the test says.
-struct Plane {
-    address: SocketAddr,
-    requests: mpsc::UnboundedReceiver<DiscoveryRequest>,
-    streams: mpsc::UnboundedReceiver<mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>>,
-}
-
-struct Service {
-    requests: mpsc::UnboundedSender<DiscoveryRequest>,
-    streams: mpsc::UnboundedSender<mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>>,
-}
-
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl AggregatedDiscoveryService for Service {
-    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
-    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
-
-    async fn stream_aggregated_resources(
-        &self,
-        request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
-        let (send, receive) = mpsc::unbounded_channel();
-        let _ = self.streams.send(send);
-        let requests = self.requests.clone();
-        let mut incoming = request.into_inner();
-        tokio::spawn(async move {
-            while let Some(Ok(request)) = incoming.next().await {
-                let _ = requests.send(request);
-            }
-        });
-        let answers = stream::unfold(receive, async |mut receive| Some((receive.recv().await?, receive)));
-        Ok(Response::new(Box::pin(answers)))
-    }
-
-    async fn delta_aggregated_resources(
-        &self,
-        _: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("state of the world only"))
-    }
-}
-
-impl Plane {
-    async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("it has one");
-        let (to_requests, requests) = mpsc::unbounded_channel();
-        let (to_streams, streams) = mpsc::unbounded_channel();
-        let service = AggregatedDiscoveryServiceServer::new(Service { requests: to_requests, streams: to_streams });
-        let listener = Arc::new(Mutex::new(listener));
-        let incoming = stream::unfold(listener, async |listener| {
-            let accepted = listener.lock().await.accept().await.map(|(stream, _)| stream);
-            Some((accepted, listener))
-        });
-        tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
-        Self { address, requests, streams }
-    }
-
-    /// The next request of any stream.
-    async fn request(&mut self) -> DiscoveryRequest {
-        in_time("a request comes", self.requests.recv()).await.expect("the server runs")
-    }
-
-    /// The next stream, and its first request.
-    async fn stream(&mut self) -> (mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>, DiscoveryRequest) {
-        let stream = in_time("a stream is opened", self.streams.recv()).await.expect("the server runs");
-        (stream, self.request().await)
-    }
-
-    fn variables(&self) -> Vec<(String, String)> {
-        [
-            ("CONFIG_TYPE", "GRPC_XDS_SOTW".to_owned()),
-            ("CONFIG_GRPC_XDS_SERVER_URL", self.address.to_string()),
-            ("CONFIG_GRPC_XDS_NODE_ID", "node-1".to_owned()),
-            ("CONFIG_GRPC_XDS_NODE_METADATA", "zone=a,dropped".to_owned()),
-            ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10ms".to_owned()),
-            ("LOG_LEVEL", "info".to_owned()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .into()
-    }
-}
-
-/// A resource with one limit per day on the key `user`.
-fn limit(name: &str, domain: &str, unit: RateLimitUnit, requests_per_unit: u32) -> RateLimitConfig {
-    let policy = RateLimitPolicy { unit: unit.into(), requests_per_unit, ..RateLimitPolicy::default() };
-    let descriptor =
-        RateLimitDescriptor { key: "user".to_owned(), rate_limit: Some(policy), ..RateLimitDescriptor::default() };
-    RateLimitConfig { name: name.to_owned(), domain: domain.to_owned(), descriptors: vec![descriptor] }
-}
-
-fn response(version: &str, nonce: &str, resources: &[RateLimitConfig]) -> Result<DiscoveryResponse, Status> {
-    let any = |config: &RateLimitConfig| envoy_types::pb::google::protobuf::Any {
-        type_url: TYPE_URL.to_owned(),
-        value: config.encode_to_vec(),
-    };
-    Ok(DiscoveryResponse {
-        version_info: version.to_owned(),
-        nonce: nonce.to_owned(),
-        type_url: TYPE_URL.to_owned(),
-        resources: resources.iter().map(any).collect(),
-        ..DiscoveryResponse::default()
-    })
-}
-
-/// The requested version, the nonce, and the reasons of a refusal.
-fn answer(request: &DiscoveryRequest) -> (&str, &str, Option<&str>) {
-    let reasons = request.error_detail.as_ref().map(|detail| detail.message.as_str());
-    (&request.version_info, &request.response_nonce, reasons)
-}
-
-/// The limit of `user` in `domain`, as the debug page shows it.
-async fn rlconfig(server: &Tidegate) -> String {
-    let page = said(server.debug, "GET /rlconfig HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-    page.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.trim().to_owned())
-}
-
-/// Status and body of a call for `user` in `edge`.
-async fn call(server: &Tidegate) -> String {
-    let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    said(server.http, &(head + body)).await
-}
-
-async fn start(variables: &[(String, String)], more: &[(&str, &str)]) -> Tidegate {
-    let given: Vec<_> = variables.iter().map(|(name, value)| (&**name, &**value)).chain(more.iter().copied()).collect();
-    Tidegate::start_with(None, &given).await
-}
+mod conformance;
+mod faults;
+mod load;
+pub mod plane;
+mod restart;
+mod secured;
 
 #[tokio::test]
 async fn pushed_rules_are_acknowledged_and_decide_and_a_wrong_set_is_refused_and_changes_nothing() {

@@ -92,6 +92,21 @@ capabilities:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $xds := .Values.xds -}}
+{{- if $xds.enabled -}}
+{{- $_ := set $set "CONFIG_TYPE" "GRPC_XDS_SOTW" -}}
+{{- $_ := set $set "CONFIG_GRPC_XDS_SERVER_URL" $xds.url -}}
+{{- $_ := set $set "CONFIG_GRPC_XDS_NODE_ID" $xds.nodeId -}}
+{{- if $xds.keepRules }}{{ $_ := set $set "STATE_DIR" "/var/lib/tidegate/rules" }}{{ end -}}
+{{- if $xds.tls.enabled -}}
+{{- $_ := set $set "CONFIG_GRPC_XDS_SERVER_USE_TLS" "true" -}}
+{{- if $xds.tls.existingSecret -}}
+{{- range $variable, $key := dict "CONFIG_GRPC_XDS_SERVER_TLS_CACERT" $xds.tls.caKey "CONFIG_GRPC_XDS_CLIENT_TLS_CERT" $xds.tls.certKey "CONFIG_GRPC_XDS_CLIENT_TLS_KEY" $xds.tls.keyKey -}}
+{{- if $key }}{{ $_ := set $set $variable (printf "/etc/tidegate/xds-tls/%s" $key) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.tracing.enabled -}}
 {{- $_ := set $set "TRACING_ENABLED" "true" -}}
 {{- $_ := set $set "TRACING_EXPORTER_PROTOCOL" .Values.tracing.protocol -}}

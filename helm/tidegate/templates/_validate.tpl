@@ -44,6 +44,17 @@
 {{- if and .Values.rules.existingConfigMap .Values.rules.files -}}
 {{- fail "rules.existingConfigMap and rules.files are both set: remove one of them" -}}
 {{- end -}}
+{{- if .Values.xds.enabled -}}
+{{- if not .Values.xds.url -}}
+{{- fail "xds.enabled needs xds.url: set the address of the control plane, such as envoy-gateway.envoy-gateway-system:18001" -}}
+{{- end -}}
+{{- if or .Values.rules.files .Values.rules.existingConfigMap -}}
+{{- fail "xds.enabled takes the rules from the control plane, but rules.files or rules.existingConfigMap is set: remove one of them" -}}
+{{- end -}}
+{{- if ne (empty .Values.xds.tls.certKey) (empty .Values.xds.tls.keyKey) -}}
+{{- fail "xds.tls.certKey and xds.tls.keyKey belong together: set both, or none" -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas: lower the minimum, or raise the maximum" -}}
 {{- end -}}

@@ -24,7 +24,7 @@ use super::hidden::hidden;
 use super::round_trip::RoundTrips;
 use super::script;
 use super::stream::{self, Guarded, RejectedReply};
-use super::tls::Tls;
+use crate::dial::tls::Tls;
 use crate::model::Micros;
 use crate::telemetry::servers::{Server, ServerMetrics};
 

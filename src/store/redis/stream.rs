@@ -1,30 +1,23 @@
 //! Sockets to Redis servers. The bytes to and from the Redis client are checked on their way.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_util::future::select_ok;
 use redis::aio::AsyncStream;
-use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use rustls::pki_types::ServerName;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
-use tokio_rustls::TlsConnector;
+use tokio::net::UnixStream;
 
 use super::address::Address;
 use super::replies::{InvalidReply, ReplyStream};
-use super::tls::Tls;
+use crate::dial::tls::Tls;
+use crate::dial::{self, TcpTimeouts};
 
-/// TCP keepalive: an idle connection is probed after 15 s.
-const KEEPALIVE: Duration = Duration::from_secs(15);
-/// TCP user timeout: the kernel drops a connection whose bytes are not acknowledged for 1.5 s. Its default of 15 minutes is too
-/// long.
-const USER_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// An idle connection is probed after 15 s. A connection whose bytes are not acknowledged for 1.5 s ends.
+const TIMEOUTS: TcpTimeouts =
+    TcpTimeouts { keepalive: Duration::from_secs(15), unacknowledged: Duration::from_millis(1_500) };
 
 /// A byte stream to and from a server.
 pub type RedisSocket = Box<dyn AsyncStream + Send + Unpin>;
@@ -62,39 +55,11 @@ impl From<RejectedReply> for io::Error {
 pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<RedisSocket> {
     match (address, tls) {
         (Address::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
-        (Address::Tcp(host, port), None) => Ok(Box::new(first(host, *port, tcp).await?)),
+        (Address::Tcp(host, port), None) => Ok(Box::new(dial::tcp(host, *port, TIMEOUTS).await?)),
         (Address::Tcp(host, port), Some(tls)) => {
-            let connector = TlsConnector::from(Arc::new(tls.config()?));
-            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let connected = first(host, *port, |address| {
-                let (connector, name) = (&connector, name.clone());
-                async move { connector.connect(name, tcp(address).await?).await }
-            });
-            Ok(Box::new(connected.await?))
+            Ok(Box::new(dial::tls(host, *port, TIMEOUTS, tls.config()?, host).await?))
         }
     }
-}
-
-/// Connects to all addresses of `host` at once. Returns the first connection.
-async fn first<T, F: Future<Output = io::Result<T>>>(
-    host: &str,
-    port: u16,
-    connect: impl Fn(SocketAddr) -> F,
-) -> io::Result<T> {
-    let attempts: Vec<_> = lookup_host((host, port)).await?.map(|address| Box::pin(connect(address))).collect();
-    if attempts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
-    }
-    Ok(select_ok(attempts).await?.0)
-}
-
-async fn tcp(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE))?;
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-    Ok(stream)
 }
 
 impl Guarded {

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tidegate::proto::ratelimit::config::ratelimit::v3::RateLimitUnit;
 use tokio::process::Command;
 
 use super::container::{Host, Mounted, USER};
 use super::{Helm, environment, of, one, server};
 use crate::redis::certificates::Authority;
-use crate::support::{Process, eventually, output, repository, tool};
+use crate::support::{Process, Tidegate, eventually, output, repository, tool};
+use crate::xds::plane::{Plane, Secured, answer, limit, response, rlconfig};
 
 /// The password of Redis in these tests.
 const PASSWORD: &str = "of-this-test";
@@ -44,6 +46,52 @@ async fn secrets_and_certificates_are_where_the_settings_say_and_readable_to_the
     let tls = "redis.tls.enabled=true,redis.tls.existingSecret=s,redis.tls.certKey=tls.crt,redis.tls.keyKey=tls.key";
     let more = ["--values".to_owned(), super::example("istio"), "--set".to_owned(), tls.to_owned()];
     deployed(&helm.render(&more).await).await;
+}
+
+#[tokio::test]
+async fn with_a_control_plane_the_rules_come_over_mutual_tls_and_survive_a_restart() {
+    let Some(helm) = Helm::find() else { return };
+    let authority = Authority::new();
+    let mut plane = Plane::start_at("127.0.0.1:0".parse().unwrap(), Some(&Secured::by(&authority))).await;
+    let set =
+        format!("xds.enabled=true,xds.url={},xds.nodeId=envoy-ratelimit,xds.tls.existingSecret=mine", plane.address);
+    let objects = helm.render(&["--set".to_owned(), set]).await;
+    assert!(of("ConfigMap", &objects).is_empty(), "no rule files");
+    let container = server(&objects);
+    assert_eq!(container["args"], serde_json::json!(["serve"]));
+    // What the volumes hold, in directories of this test.
+    let volumes = tempfile::tempdir().unwrap();
+    let at = |mount: &str| volumes.path().join(mount.trim_start_matches('/'));
+    let client = authority.issue("envoy-ratelimit");
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        fs::create_dir_all(at(mount["mountPath"].as_str().unwrap())).unwrap();
+    }
+    let secret = [("ca.crt", authority.certificate()), ("tls.crt", client.certificate), ("tls.key", client.key)];
+    for (name, path) in secret {
+        fs::copy(path, at("/etc/tidegate/xds-tls").join(name)).unwrap();
+    }
+    let ports = ["GRPC_PORT", "PORT", "DEBUG_PORT"];
+    let variables: Vec<(String, String)> = environment(container)
+        .into_iter()
+        .filter(|(name, _)| !ports.contains(&name.as_str()))
+        .map(|(name, text)| (name, text.expect("a variable with a text")))
+        .map(|(name, text)| (name, if text.starts_with('/') { at(&text).display().to_string() } else { text }))
+        .collect();
+    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, text)| (&**name, &**text)).collect();
+    let answered = async {
+        let (stream, first) = plane.stream().await;
+        assert_eq!(first.node.expect("a node").id, "envoy-ratelimit");
+        stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
+        assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+        stream
+    };
+    let (server, stream) = tokio::join!(Tidegate::start_with(None, &variables), answered);
+    assert!(rlconfig(&server).await.contains("requests_per_unit=5"));
+    let kept = at("/var/lib/tidegate/rules/rules.state");
+    eventually("the rules are kept", async || kept.is_file().then_some(())).await;
+    drop((server, stream, plane));
+    let server = Tidegate::start_with(None, &variables).await;
+    assert!(rlconfig(&server).await.contains("requests_per_unit=5"));
 }
 
 /// Starts what a rendering deploys, with its environment, arguments, volumes, names and ports unchanged, as the user and

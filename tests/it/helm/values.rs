@@ -129,6 +129,15 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
     let Some(helm) = Helm::find() else { return };
     let redis = "store=redis,onStoreFailure=open";
     for (set, says) in [
+        ("xds.enabled=true".to_owned(), "xds.enabled needs xds.url: set the address of the control plane"),
+        (
+            "xds.enabled=true,xds.url=a:1,rules.existingConfigMap=mine".to_owned(),
+            "takes the rules from the control plane",
+        ),
+        (
+            "xds.enabled=true,xds.url=a:1,xds.tls.keyKey=".to_owned(),
+            "xds.tls.certKey and xds.tls.keyKey belong together",
+        ),
         ("replicaCount=2".to_owned(), "each admit the whole limit: set replicaCount: 1"),
         ("autoscaling.enabled=true".to_owned(), "each admit the whole limit"),
         ("redis.url=r:6379".to_owned(), "set store: redis, or remove them"),

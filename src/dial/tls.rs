@@ -1,4 +1,4 @@
-//! TLS to Redis: trusted authorities and the client certificate, from files that may be replaced while the process runs.
+//! TLS settings of a client: trusted authorities and the client certificate, from files that may be replaced while the process runs.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rustls_native_certs::load_native_certs;
 
 use crate::file::{Named, Unusable};
 
-/// TLS settings of the connections to one Redis, and the last good content of their files. Connections use that content and do
+/// TLS settings of the connections to one server, and the last good content of their files. Connections use that content and do
 /// not wait for these files. The system's authorities are loaded for each connection.
 pub struct Tls {
     files: TlsFiles,
@@ -27,7 +27,7 @@ pub struct TlsFiles {
     pub authorities: Option<Named>,
     /// Client certificate and its key.
     pub client: Option<(Named, Named)>,
-    /// True if the certificate of Redis may be for another host name.
+    /// True if the certificate of the server may be for another host name.
     pub any_hostname: bool,
 }
 
@@ -64,9 +64,12 @@ impl Tls {
     pub fn config(&self) -> io::Result<ClientConfig> {
         let Pem { authorities, client } = &**self.known.load();
         let roots = Arc::new(roots(authorities.as_deref())?);
-        let config = ClientConfig::builder();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+        let config = config.map_err(io::Error::other)?;
         let config = if self.files.any_hostname {
-            let verifier = WebPkiServerVerifier::builder(roots).build().map_err(io::Error::other)?;
+            let verifier =
+                WebPkiServerVerifier::builder_with_provider(roots, provider).build().map_err(io::Error::other)?;
             config.dangerous().with_custom_certificate_verifier(Arc::new(AnyHostname(verifier)))
         } else {
             config.with_root_certificates(roots)

@@ -1,0 +1,111 @@
+//! The connection to a control plane.
+
+use std::io;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use thiserror::Error;
+use tokio::time::timeout;
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint};
+
+use super::plane::{ControlPlane, PlaneTls};
+use crate::dial::tls::Tls;
+use crate::dial::{self, TcpTimeouts};
+use crate::file::{Unusable, apart};
+
+/// Time for a connection to the control plane, with certificates, DNS and TLS: 10 s. grpc-go allows 20 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// TCP probes an idle peer every 20 s, and the connection ends after 60 s without an acknowledgement. No HTTP/2 PING is sent: a
+/// server of grpc-go ends connections with more than one PING in 5 minutes.
+const TIMEOUTS: TcpTimeouts =
+    TcpTimeouts { keepalive: Duration::from_secs(20), unacknowledged: Duration::from_secs(60) };
+
+/// Reason why there is no connection.
+#[derive(Debug, Error)]
+pub enum NotConnected {
+    /// A file with certificates or keys cannot be used.
+    #[error(transparent)]
+    File(#[from] Unusable),
+    /// Certificate and key do not belong together, or an authority cannot be used.
+    #[error("the certificates cannot be used: {0}")]
+    Certificates(io::Error),
+    /// The control plane or the network refused.
+    #[error("{}", with_causes(.0))]
+    Refused(#[from] tonic::transport::Error),
+    /// The read of the certificates panicked.
+    #[error("reading the certificates panicked, which is a bug: {0}")]
+    Panicked(String),
+    /// Nothing answered in time.
+    #[error("no connection within {CONNECT_TIMEOUT:?}")]
+    TimedOut,
+}
+
+/// Connects to the control plane. The files of TLS are read for each connection.
+///
+/// # Errors
+/// The reason why there is no connection.
+pub(super) async fn connect(plane: &ControlPlane) -> Result<Channel, NotConnected> {
+    timeout(CONNECT_TIMEOUT, channel(plane)).await.unwrap_or(Err(NotConnected::TimedOut))
+}
+
+async fn channel(plane: &ControlPlane) -> Result<Channel, NotConnected> {
+    let tls = match &plane.tls {
+        None => None,
+        Some(tls) => {
+            let read = tls.clone();
+            let config = apart(move || config(&read), |_| {}).await;
+            let config = config.map_err(|error| NotConnected::Panicked(error.to_string()))??;
+            Some((config, tls.name.clone().unwrap_or_else(|| plane.host.clone())))
+        }
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let authority = plane.authority();
+    let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
+    // The connector speaks TLS, so tonic must not.
+    let endpoint = Endpoint::from_shared(format!("http://{authority}"))?.user_agent(agent)?;
+    let endpoint = match format!("{scheme}://{authority}").parse::<Uri>() {
+        Ok(origin) => endpoint.origin(origin),
+        Err(_) => endpoint,
+    };
+    let (host, port) = (plane.host.clone(), plane.port);
+    let channel = match tls {
+        None => {
+            let connect = move |_: Uri| {
+                let host = host.clone();
+                async move { dial::tcp(&host, port, TIMEOUTS).await.map(TokioIo::new) }
+            };
+            endpoint.connect_with_connector(tower::service_fn(connect)).await
+        }
+        Some((config, name)) => {
+            let connect = move |_: Uri| {
+                let (host, config, name) = (host.clone(), config.clone(), name.clone());
+                async move { dial::tls(&host, port, TIMEOUTS, config, &name).await.map(TokioIo::new) }
+            };
+            endpoint.connect_with_connector(tower::service_fn(connect)).await
+        }
+    };
+    Ok(channel?)
+}
+
+/// Reads the files of TLS. Blocks while the file system does.
+///
+/// # Errors
+/// If a file cannot be used.
+pub(super) fn config(tls: &PlaneTls) -> Result<ClientConfig, NotConnected> {
+    let mut config = Tls::of_files(tls.files.clone())?.config().map_err(NotConnected::Certificates)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error".
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

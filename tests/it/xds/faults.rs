@@ -1,0 +1,217 @@
+//! Sets of rules that are wrong, empty, huge or repeated.
+
+use envoy_types::pb::google::protobuf::Any;
+use std::time::{Duration, Instant};
+use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
+
+use super::plane::{Plane, TYPE_URL, answer, call, limit, page, response, rlconfig, start};
+use crate::support::{Tidegate, eventually};
+
+const FORCED: (&str, &str) = ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true");
+
+/// A rule of which there are many.
+fn many(domain: &str, rules: usize) -> RateLimitConfig {
+    let mut config = limit("many", domain, RateLimitUnit::Day, 7);
+    let one = config.descriptors[0].clone();
+    config.descriptors = (0..rules)
+        .map(|number| {
+            let mut rule = one.clone();
+            rule.value = format!("user-{number}");
+            rule
+        })
+        .collect();
+    config
+}
+
+async fn metric(server: &Tidegate, line: &str) -> bool {
+    server.metrics().await.lines().any(|found| found == line)
+}
+
+#[tokio::test]
+async fn each_kind_of_wrong_set_is_refused_with_all_reasons_and_changes_nothing() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
+    plane.request().await;
+    let in_force = rlconfig(&server).await;
+    let day = |name, domain| limit(name, domain, RateLimitUnit::Day, 5);
+    let no_domain = day("res", "");
+    let mut no_key = day("res", "edge");
+    no_key.descriptors[0].key.clear();
+    let mut nested = day("res", "edge");
+    nested.descriptors[0].descriptors = vec![no_key.descriptors[0].clone()];
+    let mut twice = day("res", "edge");
+    twice.descriptors.push(twice.descriptors[0].clone());
+    let mut unknown_unit = day("res", "edge");
+    unknown_unit.descriptors[0].rate_limit.as_mut().unwrap().unit = 99;
+    let wrong: [(Vec<RateLimitConfig>, &[&str]); 7] = [
+        (vec![no_domain], &["res:1:1: error: `domain` is empty"]),
+        (vec![no_key.clone()], &["res:2:1: error: the descriptor has no key"]),
+        (vec![nested], &["res:3:1: error: the descriptor has no key", "edge > user > "]),
+        (vec![twice], &["res:3:1: error: "]),
+        (vec![limit("res", "edge", RateLimitUnit::Unknown, 5)], &["res:2:1: error: the rate limit has no unit"]),
+        (vec![unknown_unit], &["res:2:1: error: ", "99"]),
+        (vec![day("one", "edge"), day("two", "edge"), no_key], &["two:1:1: error: ", "res:2:1: error: "]),
+    ];
+    for (number, (resources, reasons)) in wrong.iter().enumerate() {
+        let (version, nonce) = (format!("wrong-{number}"), format!("nonce-{number}"));
+        stream.send(response(&version, &nonce, resources)).unwrap();
+        let refused = plane.request().await;
+        let (accepted, answered, found) = answer(&refused);
+        assert_eq!((accepted, answered), ("1", &*nonce));
+        let found = found.expect("a refusal");
+        for reason in *reasons {
+            assert!(found.contains(reason), "{reason:?} in {found}");
+        }
+        assert_eq!(rlconfig(&server).await, in_force);
+    }
+    for (number, (type_url, value)) in
+        [(TYPE_URL, vec![0xff]), ("type.googleapis.com/other.Type", vec![])].iter().enumerate()
+    {
+        let mut undecodable = response("undecodable", &format!("bytes-{number}"), &[]).unwrap();
+        undecodable.resources = vec![Any { type_url: (*type_url).to_owned(), value: value.clone() }];
+        stream.send(Ok(undecodable)).unwrap();
+        let refused = plane.request().await;
+        assert_eq!(refused.version_info, "1");
+        let reason = refused.error_detail.expect("a refusal").message;
+        assert!(
+            reason.starts_with("resource 1 of the response cannot be decoded: expected type.googleapis.com/"),
+            "{reason}"
+        );
+    }
+    assert_eq!(rlconfig(&server).await, in_force);
+    assert!(metric(&server, r#"tidegate_xds_responses_total{answer="refused"} 9"#).await);
+    let about = page(&server, "/").await;
+    assert!(about.contains("last acknowledged: version \"1\""), "{about}");
+    assert!(about.contains("last refused: version \"undecodable\""), "{about}");
+    assert!(about.contains("expected type.googleapis.com/"), "{about}");
+
+    // The set in force comes again: it is acknowledged, and nothing is rejected any more.
+    stream.send(response("2", "n2", &[day("res", "edge")])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("2", "n2", None));
+    assert!(metric(&server, "tidegate_rules_rejected 0").await);
+}
+
+#[tokio::test]
+async fn the_same_version_with_other_content_is_taken_and_rules_are_added_changed_and_removed() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    let sets: [&[(&str, u32)]; 4] =
+        [&[("edge", 5)], &[("edge", 5), ("api", 3)], &[("edge", 6), ("api", 3)], &[("api", 3)]];
+    for (number, set) in sets.iter().enumerate() {
+        let resources: Vec<_> =
+            set.iter().map(|(domain, most)| limit(domain, domain, RateLimitUnit::Day, *most)).collect();
+        let nonce = number.to_string();
+        stream.send(response("always", &nonce, &resources)).unwrap();
+        assert_eq!(answer(&plane.request().await), ("always", &*nonce, None));
+        let in_force = rlconfig(&server).await;
+        assert_eq!(in_force.lines().count(), set.len(), "{in_force}");
+        for (domain, most) in *set {
+            assert!(in_force.contains(&format!("{domain}.user: unit=DAY requests_per_unit={most},")), "{in_force}");
+        }
+    }
+    // Three in a row are answered in order, or the last of them alone.
+    for number in ["7", "8", "9"] {
+        stream
+            .send(response(number, number, &[limit("res", "edge", RateLimitUnit::Day, number.parse().unwrap())]))
+            .unwrap();
+    }
+    let mut last = plane.request().await;
+    while last.response_nonce != "9" {
+        last = plane.request().await;
+    }
+    assert_eq!(answer(&last), ("9", "9", None));
+    assert!(rlconfig(&server).await.contains("requests_per_unit=9"));
+}
+
+#[tokio::test]
+async fn ten_thousand_rules_come_into_force_and_a_repeated_set_is_not_loaded_again() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[many("edge", 10_000)])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+    assert_eq!(rlconfig(&server).await.lines().count(), 10_000);
+    assert!(metric(&server, "tidegate_rules_generation 1").await);
+    stream.send(response("2", "n2", &[many("edge", 10_000)])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("2", "n2", None));
+    assert!(metric(&server, "tidegate_rules_generation 1").await);
+}
+
+#[tokio::test]
+async fn a_repeated_refusal_waits_and_a_correction_does_not() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    let wrong = || limit("res", "edge", RateLimitUnit::Unknown, 5);
+    stream.send(response("bad", "n1", &[wrong()])).unwrap();
+    let first = plane.request().await;
+    assert!(first.error_detail.is_some());
+    // The control plane answers each refusal at once with the same set.
+    let began = Instant::now();
+    stream.send(response("bad", "n2", &[wrong()])).unwrap();
+    assert_eq!(plane.request().await.response_nonce, "n2");
+    assert!(began.elapsed() >= Duration::from_secs(1), "the second refusal waits for a second");
+    let began = Instant::now();
+    stream.send(response("bad", "n3", &[wrong()])).unwrap();
+    eventually("it is refused", async || {
+        metric(&server, r#"tidegate_xds_responses_total{answer="refused"} 3"#).await.then_some(())
+    })
+    .await;
+    stream.send(response("good", "n4", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
+    let answers = plane.request().await;
+    if began.elapsed() < Duration::from_secs(2) {
+        // The correction came while the third refusal waited: that refusal is not sent.
+        assert_eq!(answer(&answers), ("good", "n4", None));
+        assert!(!plane.has_request());
+    }
+    assert!(rlconfig(&server).await.contains("requests_per_unit=5"));
+}
+
+#[tokio::test]
+async fn an_empty_set_is_acknowledged_and_held_and_rules_that_come_meanwhile_end_the_hold() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED, ("XDS_HOLD_EMPTY", "1h")]).await;
+    let (stream, _) = plane.stream().await;
+    let set = |most| [limit("res", "edge", RateLimitUnit::Day, most)];
+    stream.send(response("1", "n1", &set(1))).unwrap();
+    plane.request().await;
+    assert!(call(&server).await.starts_with("HTTP/1.1 200 "));
+    stream.send(response("2", "n2", &[])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("2", "n2", None));
+    assert!(call(&server).await.starts_with("HTTP/1.1 429 "), "the old rule still refuses");
+    assert!(metric(&server, "tidegate_xds_empty_set_held 1").await);
+    assert!(page(&server, "/").await.contains("the control plane has sent an empty set"));
+    stream.send(response("3", "n3", &set(1))).unwrap();
+    assert_eq!(answer(&plane.request().await), ("3", "n3", None));
+    assert!(metric(&server, "tidegate_xds_empty_set_held 0").await);
+    assert!(call(&server).await.starts_with("HTTP/1.1 429 "), "the counter lives on");
+}
+
+#[tokio::test]
+async fn an_empty_set_comes_into_force_when_its_hold_ends_even_without_a_stream() {
+    let mut plane = Plane::start().await;
+    let server = start(
+        &plane.variables(),
+        &[FORCED, ("XDS_HOLD_EMPTY", "300ms"), ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")],
+    )
+    .await;
+    let healthy = async || {
+        crate::support::said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            .await
+            .starts_with("HTTP/1.1 200 ")
+    };
+    assert!(!healthy().await, "there are no rules yet");
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 1)])).unwrap();
+    plane.request().await;
+    eventually("it is healthy", async || healthy().await.then_some(())).await;
+    stream.send(response("2", "n2", &[])).unwrap();
+    plane.request().await;
+    drop((plane, stream));
+    eventually("the empty set is in force", async || rlconfig(&server).await.is_empty().then_some(())).await;
+    eventually("it is not healthy", async || (!healthy().await).then_some(())).await;
+    assert!(metric(&server, "tidegate_xds_empty_set_held 0").await);
+}

@@ -1,0 +1,137 @@
+//! Rules and overlays that change while calls are decided.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::google::protobuf::UInt64Value;
+use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
+use tokio::task::JoinSet;
+
+use super::plane::{Plane, limit, response, start};
+use crate::support::{Tidegate, eventually};
+
+const KEYS: [&str; 2] = ["user", "path"];
+const CALLERS: u32 = 4;
+
+/// Numbers of the rules that callers may see.
+#[derive(Default)]
+struct Numbers {
+    /// Last set that was acknowledged.
+    acknowledged: AtomicU32,
+    /// Last set that was sent.
+    sent: AtomicU32,
+    is_over: AtomicBool,
+}
+
+/// A set in which both keys have a limit of `number`.
+fn set(number: u32) -> RateLimitConfig {
+    let mut config = limit("res", "edge", RateLimitUnit::Day, number);
+    let mut other = config.descriptors[0].clone();
+    KEYS[1].clone_into(&mut other.key);
+    config.descriptors.push(other);
+    config
+}
+
+async fn ask(server: &Tidegate, numbers: Arc<Numbers>) -> u32 {
+    let address = format!("http://{}", server.grpc);
+    let mut client = RateLimitServiceClient::connect(address).await.expect("it listens");
+    let descriptor = |key: &str| RateLimitDescriptor {
+        entries: vec![Entry { key: key.to_owned(), value: "a".to_owned() }],
+        hits_addend: Some(UInt64Value { value: 0 }),
+        ..RateLimitDescriptor::default()
+    };
+    let request = RateLimitRequest {
+        domain: "edge".to_owned(),
+        descriptors: KEYS.map(descriptor).into(),
+        ..RateLimitRequest::default()
+    };
+    let seen = |status: &DescriptorStatus| {
+        (status.current_limit.as_ref().map(|limit| limit.requests_per_unit), status.limit_remaining)
+    };
+    let (mut calls, mut last) = (0, (Some(0), 0));
+    while !numbers.is_over.load(Ordering::SeqCst) {
+        let acknowledged = numbers.acknowledged.load(Ordering::SeqCst);
+        let answer = client.should_rate_limit(request.clone()).await.expect("an answer").into_inner();
+        let sent = numbers.sent.load(Ordering::SeqCst);
+        let statuses: Vec<_> = answer.statuses.iter().map(seen).collect();
+        assert_eq!(statuses[0], statuses[1], "one set and one overlay decide both");
+        let number = statuses[0].0.expect("a limit");
+        assert!(
+            number >= acknowledged,
+            "{number} is older than {acknowledged}, which was acknowledged before the call"
+        );
+        assert!(number <= sent, "{number} was never sent, only {sent}");
+        assert!(statuses[0].0 >= last.0 && statuses[0].1 >= last.1, "{:?} after {last:?}", statuses[0]);
+        last = statuses[0];
+        calls += 1;
+    }
+    calls
+}
+
+/// Sends `pushes` sets while callers ask, with `between` before each. Returns the number of calls.
+async fn pushed(plane: &mut Plane, server: Arc<Tidegate>, pushes: u32, mut between: impl FnMut(u32)) -> u32 {
+    let (stream, _) = plane.stream().await;
+    let numbers = Arc::new(Numbers::default());
+    let push = async |plane: &mut Plane, number: u32| {
+        numbers.sent.store(number, Ordering::SeqCst);
+        stream.send(response(&number.to_string(), &number.to_string(), &[set(number)])).expect("it is sent");
+        let answered = plane.request().await;
+        assert_eq!((answered.response_nonce, answered.error_detail), (number.to_string(), None));
+        numbers.acknowledged.store(number, Ordering::SeqCst);
+    };
+    push(plane, 1_000).await;
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (server, numbers) = (Arc::clone(&server), Arc::clone(&numbers));
+        callers.spawn(async move { ask(&server, numbers).await });
+    }
+    for number in 1..=pushes {
+        between(number);
+        push(plane, 1_000 + number).await;
+    }
+    numbers.is_over.store(true, Ordering::SeqCst);
+    callers.join_all().await.into_iter().sum()
+}
+
+#[tokio::test]
+async fn two_hundred_pushes_under_load_give_no_wrong_mixed_or_stale_answer() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")]).await;
+    let calls = pushed(&mut plane, Arc::new(server), 200, |_| {}).await;
+    assert!(calls > 200, "{calls} calls");
+}
+
+#[tokio::test]
+async fn five_hundred_pushes_and_changes_of_the_overlay_give_no_wrong_mixed_or_stale_answer() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("overlay.yaml");
+    let write = |path: &Path, burst: u32| {
+        let new = path.with_extension("new");
+        let items: Vec<_> = KEYS
+            .iter()
+            .map(|key| format!("{{ match: [{key}], limit: {{ algorithm: gcra, burst: {burst} }} }}"))
+            .collect();
+        std::fs::write(&new, format!("overlay: \"*\"\napply: [{}]\n", items.join(", "))).expect("it is written");
+        std::fs::rename(&new, path).expect("it is replaced");
+    };
+    write(&path, 1);
+    let mut plane = Plane::start().await;
+    let overlay = path.to_str().expect("a path of text");
+    let more = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"), ("RULES_OVERLAY", overlay)];
+    let server = Arc::new(start(&plane.variables(), &more).await);
+    let calls = pushed(&mut plane, Arc::clone(&server), 250, |number| write(&path, 1 + number)).await;
+    assert!(calls > 250, "{calls} calls");
+    eventually("the last overlay is in force", async || {
+        let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}],"hitsAddend":"0"}]}"#;
+        let head =
+            format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        crate::support::said(server.http, &(head + body)).await.contains("\"limitRemaining\":251").then_some(())
+    })
+    .await;
+}
