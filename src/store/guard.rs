@@ -202,6 +202,7 @@ impl Guard {
                     known.charge_later(charge, refusal, now);
                 }
                 Some(_) => {}
+                None if is_whole && charge.limit.is_closed() => *answer = Some(self.closed_limit(charge)),
                 None if is_whole && !charge.is_recorded_despite_refusal() => {
                     *answer = Some(known.spared(charge, now));
                 }

@@ -12,6 +12,8 @@ use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
 use crate::support::{Tidegate, output, repository, tool};
 
+mod replay;
+
 /// The cases that pass against the reference, in two halves.
 pub const PLAIN: &[&str] = &["--skip-quirks"];
 pub const QUIRKS: &[&str] = &["--quirks-only"];

@@ -306,6 +306,9 @@ fn a_known_refusal_of_one_tier_spares_the_others_and_leaves_what_is_kept() {
     let other = [request[0].clone(), Charge { hits: Hits::take(2), ..request[1].clone() }];
     let verdicts = futures(guard.charge(&other, None));
     assert_eq!(verdicts[1], Verdict::uncounted(Outcome::Admitted, Provenance::Spared), "nothing is known of two hits");
+    let closed = [request[0].clone(), Charge { limit: per_minute(Algorithm::Gcra, 0), ..request[1].clone() }];
+    let verdict = futures(guard.charge(&closed, None))[1];
+    assert_eq!((verdict.outcome, verdict.remaining), (Outcome::Refused, 0), "a limit of 0 refuses without the store");
     // A quota or a shadow decides nothing alone, so all are asked.
     for role in [Role::Quota, Role::Shadow] {
         let request = [Charge { role, ..request[0].clone() }, request[1].clone()];

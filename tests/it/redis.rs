@@ -188,9 +188,14 @@ impl Single {
         self.ports.get(1).expect("started with TLS").address()
     }
 
+    /// Its wall clock, if it was started with one.
+    pub fn clock(&self) -> &Clock {
+        self.clock.as_ref().expect("started with a clock")
+    }
+
     /// From now on its wall clock is so much ahead, or behind where this is negative.
     pub fn shift_clock(&self, shift_us: i64) {
-        self.clock.as_ref().expect("started with a clock").shift(shift_us);
+        self.clock().shift(shift_us);
     }
 
     /// The directory it keeps its files in.

@@ -1,4 +1,4 @@
-//! The wall clock of one server, which a test can step while it runs.
+//! The wall clock of one server or of several, which a test can step or stop while they run.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use super::preloaded::preloaded;
 
-/// The shift of a clock: eight bytes, which the server maps into its memory.
+/// The shift of a clock and the moment at which it stands still: eight bytes each, which the server maps into its memory.
 pub struct Clock(NamedTempFile);
 
 impl Clock {
@@ -17,6 +17,7 @@ impl Clock {
     pub fn new() -> Self {
         let clock = Self(NamedTempFile::new().expect("a file"));
         clock.shift(0);
+        clock.write(8, 0);
         clock
     }
 
@@ -33,8 +34,17 @@ impl Clock {
 
     /// From now on it is so much ahead.
     pub fn shift(&self, shift_us: i64) {
+        self.write(0, shift_us);
+    }
+
+    /// From now on it stands still at this moment of the epoch.
+    pub fn stop(&self, at_us: i64) {
+        self.write(8, at_us);
+    }
+
+    fn write(&self, at: u64, number: i64) {
         // In place: a file that is cut off under a mapping kills the program.
-        self.0.as_file().write_all_at(&shift_us.to_ne_bytes(), 0).expect("it is written");
+        self.0.as_file().write_all_at(&number.to_ne_bytes(), at).expect("it is written");
     }
 }
 

@@ -86,9 +86,9 @@ impl Cluster {
         Self::create(|| None, arguments).await
     }
 
-    /// Starts a cluster whose nodes' wall clocks can be shifted, each alone.
-    pub async fn with_clocks() -> Self {
-        Self::create(|| Some(Clock::new()), &[]).await
+    /// The same, with wall clocks that can be shifted or stopped, each alone.
+    pub async fn with_clocks(arguments: &[&str]) -> Self {
+        Self::create(|| Some(Clock::new()), arguments).await
     }
 
     async fn create(clock: fn() -> Option<Clock>, arguments: &[&str]) -> Self {
