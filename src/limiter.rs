@@ -10,7 +10,7 @@ use crate::model::{
     Verdict, Wait,
 };
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::rules::{Matched, MatchedItem, MatchedKind, Rule, RuleLimit, RuleSet};
+use crate::rules::{Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
@@ -118,7 +118,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
-    let answered = names(&matched).zip(answers.clone()).map(|(name, answer)| answered(&matched, name, answer));
+    let answered = origins(&matched).zip(answers.clone()).map(|(origin, answer)| answered(origin, answer));
     Decision {
         outcome,
         domain: matched.domain,
@@ -141,33 +141,29 @@ fn limits<'m, 'a>(
     matched: &'m Matched<'a>,
     verdicts: &'m Verdicts,
 ) -> impl Iterator<Item = (&'a Rule, &'a RuleLimit, &'m Charge, &'m Verdict)> {
-    let from = origins(matched).map(|(item, limit)| item.rule.zip(limit));
+    let from = origins(matched).map(|(_, origin)| origin.rule.zip(origin.limit));
     let answers = matched.charges.iter().zip(verdicts);
     from.zip(answers).filter_map(|(from, (charge, verdict))| from.map(|(rule, limit)| (rule, limit, charge, verdict)))
 }
 
-/// Returns the item of each charge, and its rule limit; `None` for a limit that the request sent without one.
-fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m MatchedItem<'a>, Option<&'a RuleLimit>)> {
+/// Returns the item of each charge, and the origin of the charge.
+fn origins<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (&'m MatchedItem<'a>, Origin<'a>)> + Clone {
     matched.items.iter().flat_map(|item| {
-        let limits: &[Option<&'a RuleLimit>] = match &item.kind {
-            MatchedKind::Limited(limits) => limits,
+        let origins: &[Origin<'a>] = match &item.kind {
+            MatchedKind::Limited(origins) => origins,
             _ => &[],
         };
-        limits.iter().map(move |limit| (item, *limit))
+        origins.iter().map(move |origin| (item, *origin))
     })
 }
 
-/// Returns the name of the limit of each charge, if it has one. A limit that the request sent has none.
-fn names<'a>(matched: &Matched<'a>) -> impl Iterator<Item = Option<&'a str>> {
-    origins(matched).map(|(item, limit)| limit.filter(|_| !item.is_overridden).and_then(|limit| limit.name.as_deref()))
-}
-
-fn answered<'a>(matched: &Matched<'a>, limit: Option<&'a str>, (charge, verdict): (&Charge, &Verdict)) -> Answered<'a> {
-    let item = matched.items.get(charge.descriptor);
+fn answered<'a>((item, from): (&MatchedItem<'a>, Origin<'a>), (charge, verdict): (&Charge, &Verdict)) -> Answered<'a> {
+    // A limit that the request sent has no name.
+    let named = from.limit.filter(|_| !item.is_overridden);
     Answered {
-        limit,
+        limit: named.and_then(|limit| limit.name.as_deref()),
         descriptor: charge.descriptor,
-        rule: item.and_then(|item| item.rule).map(Rule::about),
+        rule: from.rule.map(Rule::about),
         hits: charge.hits,
         capacity: charge.limit.capacity(),
         role: charge.role,
@@ -201,12 +197,12 @@ fn retry<'a>(
     matched: &Matched<'_>,
     answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> + Clone,
 ) -> Option<Micros> {
-    let is_exposed = |charge: &Charge| {
-        matched.items.get(charge.descriptor).is_none_or(|item| item.rule.is_none_or(|rule| rule.about().is_exposed))
+    let exposed_retry = |(from, (_, verdict)): (Origin<'_>, (&Charge, &Verdict))| {
+        verdict.retry.filter(|_| from.rule.is_none_or(|rule| rule.about().is_exposed))
     };
-    let exposed_retry = |(charge, verdict): (&Charge, &Verdict)| verdict.retry.filter(|_| is_exposed(charge));
-    let refusing = answers.filter(|(charge, verdict)| verdict.outcome.is_refused() && !charge.role.is_shadow());
-    let mut enforcing = refusing.clone().filter(|(charge, _)| !charge.role.is_quota()).peekable();
+    let answers = origins(matched).map(|(_, from)| from).zip(answers);
+    let refusing = answers.filter(|(_, (charge, verdict))| verdict.outcome.is_refused() && !charge.role.is_shadow());
+    let mut enforcing = refusing.clone().filter(|(_, (charge, _))| !charge.role.is_quota()).peekable();
     if enforcing.peek().is_none() {
         return refusing.filter_map(exposed_retry).min();
     }
@@ -226,15 +222,17 @@ fn unavailable_for<'a>(answers: impl Iterator<Item = (&'a Charge, &'a Verdict)> 
 
 /// Returns the part of one descriptor. Takes the answers to its own charges from `answers`.
 fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v Charge, &'v Verdict)>) -> Part<'a> {
+    let mut rule = item.rule;
     let finding = match &item.kind {
         MatchedKind::Unmatched => Finding::Unmatched,
         MatchedKind::Unlimited => Finding::Unlimited,
         MatchedKind::Denied => Finding::Denied,
-        MatchedKind::Limited(limits) => {
-            let own = limits.iter().zip(answers);
+        MatchedKind::Limited(origins) => {
+            let own = origins.iter().zip(answers);
             let tightest = own.min_by(|(_, (one, a)), (_, (other, b))| tightness(one, a, other, b));
-            tightest.map_or(Finding::Unmatched, |(limit, (charge, verdict))| {
-                let named = limit.filter(|_| !item.is_overridden);
+            tightest.map_or(Finding::Unmatched, |(from, (charge, verdict))| {
+                rule = from.rule;
+                let named = from.limit.filter(|_| !item.is_overridden);
                 Finding::Limited(Tightest {
                     quota: charge.limit.quota(),
                     name: named.and_then(|limit| limit.name.as_deref()),
@@ -245,14 +243,15 @@ fn part<'a, 'v>(item: &MatchedItem<'a>, answers: &mut impl Iterator<Item = (&'v 
         }
     };
     let metadata = match finding {
-        Finding::Limited(_) if !item.is_overridden => item.rule.and_then(|rule| rule.about().metadata.as_deref()),
+        Finding::Limited(_) if !item.is_overridden => rule.and_then(|rule| rule.about().metadata.as_deref()),
         _ => None,
     };
-    Part { rule: item.rule.map(Rule::about), finding, metadata }
+    Part { rule: rule.map(Rule::about), finding, metadata }
 }
 
 /// Orders the tighter limit first: refused by a counter, refused by policy `closed`, failed, admitted, admitted unchecked. Ties
-/// are broken by the smaller remaining share, then by the longer wait.
+/// are broken by the smaller remaining share, then by the longer wait. Limits of source and overlay may have different roles: a
+/// shadow limit comes last, and a limit that refuses alone comes before a quota.
 fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering {
     let rank = |verdict: &Verdict| match (verdict.outcome, verdict.provenance) {
         (Outcome::Refused, Provenance::Closed) => 1,
@@ -262,8 +261,9 @@ fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering
         (Outcome::Admitted, _) => 3,
     };
     let share = |verdict: &Verdict, of: &Charge| u64::from(verdict.remaining) * u64::from(of.limit.capacity());
-    rank(a)
-        .cmp(&rank(b))
+    let (one_role, other_role) = (one.role, other.role);
+    (one_role.is_shadow(), rank(a), one_role.is_quota())
+        .cmp(&(other_role.is_shadow(), rank(b), other_role.is_quota()))
         .then(share(a, other).cmp(&share(b, one)))
         .then(b.duration_until_reset().cmp(&a.duration_until_reset()))
 }

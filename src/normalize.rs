@@ -30,7 +30,7 @@ pub const V6_PREFIX: u8 = 64;
 pub const V4_PREFIX: u8 = 32;
 
 /// Normalisation of the values of a domain's entries, by entry key.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Normalizers {
     by_key: HashMap<Box<[u8]>, Arc<Normalizer>>,
     has_sensitive: bool,

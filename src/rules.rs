@@ -3,24 +3,24 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
-use crate::model::{
-    About, Charging, Colocation, Delivery, Descriptor, Hidden, Hits, Path, Request, Role, RuleId, Ruling, StorePolicies,
-};
+use crate::model::{About, Charging, Colocation, Delivery, Hidden, Path, Request, Role, RuleId, Ruling, StorePolicies};
 use crate::normalize::Normalizers;
 
+mod charges;
 mod explain;
 pub(crate) mod list;
 pub mod live;
+pub(crate) mod places;
 pub(crate) mod replacements;
 mod survey;
 pub(crate) mod tree;
 
 pub use explain::{Explanation, explain};
-use replacements::Replacements;
+use places::{OverlayTree, TreeReplacements};
 pub use survey::Survey;
 use tree::TreeLevel;
 
@@ -28,10 +28,15 @@ use tree::TreeLevel;
 #[derive(Debug, Default)]
 pub struct RuleSet {
     domains: HashMap<Box<str>, Domain>,
+    /// Names of the files: those of the source, and then those of overlays.
     files: Vec<Arc<str>>,
+    /// Number of files of the source.
+    source_files: usize,
     rules: u32,
     modes: Modes,
     generation: Generation,
+    /// True if these rules are those of overlays alone, because the source has not offered any yet.
+    pub(crate) awaits_source: bool,
 }
 
 /// Number of a load of the rules, counted from 1.
@@ -53,7 +58,10 @@ pub(crate) struct Domain {
     pub(crate) policies: StorePolicies,
     pub(crate) colocation: Colocation,
     pub(crate) normalizers: Normalizers,
+    /// Rules of the source.
     pub(crate) root: TreeLevel,
+    /// Rules of overlays; empty for most domains.
+    pub(crate) overlays: Vec<OverlayTree>,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,
 }
@@ -74,6 +82,20 @@ pub struct Rule {
     pub(crate) action: Option<Action>,
     /// Factor for the hits of every limit of the request.
     pub(crate) request_cost: NonZeroU32,
+    /// Effect on the limits of the source.
+    pub(crate) source_limits: SourceLimits,
+}
+
+/// Effect of a rule on the limits of the source for the same descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SourceLimits {
+    /// They apply. So it is for every rule of the source itself.
+    #[default]
+    Apply,
+    /// The rule of an overlay replaces them (`replace: true`).
+    Replaced,
+    /// The rule of an overlay replaces them and continues with their counters.
+    TakenOver,
 }
 
 /// Decision of a rule for a whole request.
@@ -150,14 +172,17 @@ pub enum MatchedKind<'a> {
     Unlimited,
     /// Refused by a `deny` rule. Charges nothing.
     Denied,
-    /// Limited. Takes one of the next charges per element; an element is the rule limit of the charge, if any.
-    Limited(SmallVec<[Option<&'a RuleLimit>; 1]>),
+    /// Limited. Takes one of the next charges per element.
+    Limited(SmallVec<[Origin<'a>; 1]>),
 }
 
-/// A limit that applies to a descriptor, and the rule limit that it comes from, if any.
-struct AppliedLimit<'a> {
-    limit: Limit,
-    from: Option<&'a RuleLimit>,
+/// Origin of a charge.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// Matching rule; `None` for a limit that the request sent without one.
+    pub rule: Option<&'a Rule>,
+    /// Limit of the rule, if any.
+    pub limit: Option<&'a RuleLimit>,
 }
 
 impl Rule {
@@ -227,9 +252,16 @@ impl Rule {
 }
 
 impl RuleSet {
-    /// Creates the rule set of `rules` rules in `domains`. `files` are the names of the rule files, for messages.
-    pub(crate) fn new(domains: HashMap<Box<str>, Domain>, files: Vec<Arc<str>>, rules: u32, modes: Modes) -> Self {
-        Self { domains, files, rules, modes, generation: 0 }
+    /// Creates the rule set of `rules` rules in `domains`. `files` are the names of all files, for messages; those of the source
+    /// are the first `source_files`.
+    pub(crate) fn new(
+        domains: HashMap<Box<str>, Domain>,
+        files: Vec<Arc<str>>,
+        source_files: usize,
+        rules: u32,
+        modes: Modes,
+    ) -> Self {
+        Self { domains, files, source_files, rules, modes, generation: 0, awaits_source: false }
     }
 
     /// Returns the domain names, sorted.
@@ -265,14 +297,19 @@ impl RuleSet {
         self.generation
     }
 
-    /// Returns true if rules were loaded, even if the load had none.
+    /// Returns true if the source has offered rules, even if it offered none.
     pub fn is_loaded(&self) -> bool {
-        self.generation > 0
+        self.generation > 0 && !self.awaits_source
     }
 
-    /// Returns the number of files or resources with these rules.
+    /// Returns true if requests of this domain can be decided: the source has offered rules, or an overlay has rules for the domain.
+    pub fn can_decide(&self, domain: &str) -> bool {
+        self.is_loaded() || self.domains.contains_key(domain)
+    }
+
+    /// Returns the number of files or resources with these rules, without overlays.
     pub fn files(&self) -> usize {
-        self.files.len()
+        self.source_files
     }
 
     /// Returns true if there is no rule.
@@ -286,6 +323,7 @@ impl RuleSet {
         for name in self.domains() {
             if let Some(domain) = self.domains.get(name) {
                 domain.root.collect_rules(&mut rules);
+                domain.overlays.iter().for_each(|overlay| overlay.root.collect_rules(&mut rules));
             }
         }
         rules
@@ -296,7 +334,9 @@ impl RuleSet {
         if self.modes.shadow {
             return None;
         }
-        let examples = self.domains.iter().filter_map(|(name, domain)| {
+        // A limit of an overlay may refuse before the limit of an example does.
+        let alone = self.domains.iter().filter(|(_, domain)| domain.overlays.is_empty());
+        let examples = alone.filter_map(|(name, domain)| {
             let mut entries = Vec::new();
             let mut best = None;
             domain.root.smallest_limit(&domain.root, &domain.normalizers, &mut entries, &mut best);
@@ -314,14 +354,14 @@ impl RuleSet {
         if domain.normalizers.has_sensitive() {
             matched.hidden = hidden(request, &domain.normalizers);
         }
-        matched.ruling = ruling(&places);
+        matched.ruling = places.ruling();
         if matched.ruling.is_some() {
-            matched.items.extend(places.iter().map(undecided));
+            matched.items.extend(places.undecided());
             return matched;
         }
-        let mut replacements = Replacements::default();
+        let mut replacements = TreeReplacements::default();
         replacements.add(request.descriptors(), &places);
-        self.charge(&mut matched, domain, request, &places, &replacements.replaced(), request_cost(&places));
+        self.charge(&mut matched, domain, request, &places, &replacements.replaced(), places.request_cost());
         matched
     }
 
@@ -344,87 +384,6 @@ impl RuleSet {
         matched.items.extend(request.descriptors().iter().map(|_| unmatched()));
         matched
     }
-
-    /// Adds the items of `request` and their charges. Multiplies their hits by `cost`. Leaves out the limits whose names
-    /// are in `replaced`.
-    fn charge<'a>(
-        &'a self,
-        matched: &mut Matched<'a>,
-        domain: &'a Domain,
-        request: &Request,
-        places: &[tree::TreeMatch<'a>],
-        replaced: &HashSet<&str>,
-        cost: u64,
-    ) {
-        matched.charges.reserve(places.len());
-        for (index, place) in places.iter().enumerate() {
-            let descriptor = &request.descriptors()[index];
-            let (limits, role) = self.limits(descriptor, place.rule, replaced);
-            let charging = place.rule.map_or(domain.charging, |rule| rule.charging);
-            let policies = place.rule.map_or(domain.policies, |rule| rule.policies);
-            let remembers_refusals = place.rule.is_none_or(|rule| rule.remembers_refusals);
-            let hits = request.hits(descriptor).times(cost);
-            matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from }| Charge {
-                key: place.counter_key(request.domain(), domain.colocation, descriptor, limit),
-                limit: *limit,
-                hits: from.map_or(hits, |from| hits.times(from.cost.get().into())),
-                descriptor: index,
-                role,
-                charging,
-                policies,
-                remembers_refusals,
-            }));
-            let kind = if !limits.is_empty() {
-                MatchedKind::Limited(limits.into_iter().map(|limit| limit.from).collect())
-            } else if descriptor.limit.is_none() && place.rule.is_some_and(Rule::is_unlimited) {
-                MatchedKind::Unlimited
-            } else {
-                MatchedKind::Unmatched
-            };
-            matched.items.push(MatchedItem { rule: place.rule, is_overridden: descriptor.limit.is_some(), kind });
-        }
-    }
-
-    /// Returns the role of `rule` under the process modes. `QUOTA_MODE` does not turn a shadow rule into a quota.
-    fn role(&self, rule: &Rule) -> Role {
-        let is_shadow = rule.role.is_shadow();
-        Role::of(is_shadow, rule.role.is_quota() || (self.modes.quota && !is_shadow))
-    }
-
-    /// Returns the limits that apply to a descriptor, and their role.
-    fn limits<'a>(
-        &self,
-        descriptor: &Descriptor,
-        rule: Option<&'a Rule>,
-        replaced: &HashSet<&str>,
-    ) -> (SmallVec<[AppliedLimit<'a>; 1]>, Role) {
-        if let Some(sent) = descriptor.limit {
-            let first = rule.and_then(|rule| rule.limits.first());
-            let limit = Limit::of_override(first.map(|first| first.limit), sent);
-            return (SmallVec::from_buf([AppliedLimit { limit, from: first }]), Role::of(false, self.modes.quota));
-        }
-        let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
-        let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
-        let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
-        let role = self.role(rule);
-        (limits.map(|limit| AppliedLimit { limit: limit.limit, from: Some(limit) }).collect(), role)
-    }
-}
-
-impl Domain {
-    /// Finds the rule of each descriptor.
-    fn places(&self, descriptors: &[Descriptor]) -> Vec<tree::TreeMatch<'_>> {
-        let find = |descriptor: &Descriptor| {
-            let found = self.root.find(&self.normalizers, descriptor);
-            // A limit that the request sends is counted even if no rule matches.
-            if found.rule.is_none() && descriptor.limit.is_some() {
-                found.unruled(&self.normalizers, descriptor)
-            } else {
-                found
-            }
-        };
-        descriptors.iter().map(find).collect()
-    }
 }
 
 /// Returns the entries with sensitive values, each with the digest to show instead.
@@ -438,44 +397,4 @@ fn hidden(request: &Request, normalizers: &Normalizers) -> Vec<Hidden> {
         }
     }
     hidden
-}
-
-/// Returns the first rule that denies the request, else the first that exempts it.
-fn ruling<'a>(places: &[tree::TreeMatch<'a>]) -> Option<Ruling<'a>> {
-    ruling_of(first(places, Action::Deny), || first(places, Action::Exempt))
-}
-
-fn first<'a>(places: &[tree::TreeMatch<'a>], wanted: Action) -> Option<&'a Rule> {
-    places.iter().filter_map(|place| place.rule).find(|rule| rule.action == Some(wanted))
-}
-
-/// Returns the ruling of `denied`, else that of `exempt`.
-fn ruling_of<'a>(denied: Option<&'a Rule>, exempt: impl FnOnce() -> Option<&'a Rule>) -> Option<Ruling<'a>> {
-    let denied = denied.map(|rule| Ruling { is_denied: true, rule: &rule.about });
-    denied.or_else(|| exempt().map(|rule| Ruling { is_denied: false, rule: &rule.about }))
-}
-
-/// Returns the factor for the hits of every limit of the request. Each matched rule multiplies once.
-fn request_cost(places: &[tree::TreeMatch<'_>]) -> u64 {
-    let mut costly: SmallVec<[(RuleId, u64); 4]> = costs(places).collect();
-    costly.sort_unstable();
-    costly.dedup();
-    product(costly.iter().map(|(_, cost)| *cost))
-}
-
-/// Returns the matched rules with a request cost above 1, and their costs.
-fn costs(places: &[tree::TreeMatch<'_>]) -> impl Iterator<Item = (RuleId, u64)> {
-    let rules = places.iter().filter_map(|place| place.rule).filter(|rule| rule.request_cost.get() > 1);
-    rules.map(|rule| (rule.id(), rule.request_cost.get().into()))
-}
-
-fn product(costs: impl Iterator<Item = u64>) -> u64 {
-    costs.fold(1, |product, cost| product.saturating_mul(cost).min(Hits::MOST))
-}
-
-/// Returns the item of a descriptor whose request is decided before anything is charged.
-fn undecided<'a>(place: &tree::TreeMatch<'a>) -> MatchedItem<'a> {
-    let is_denied = place.rule.is_some_and(|rule| rule.action == Some(Action::Deny));
-    let kind = if is_denied { MatchedKind::Denied } else { MatchedKind::Unmatched };
-    MatchedItem { rule: place.rule, is_overridden: false, kind }
 }

@@ -64,12 +64,8 @@ impl Intake {
         let overlay = Overlay::new(documents, &self.options)?;
         let Some(inputs) = &self.inputs else { return Ok(self.live.next_generation()) };
         let mut inputs = inputs.lock();
-        let Some(source) = inputs.source.clone() else {
-            // It is laid over the first rules when they arrive.
-            inputs.overlay = overlay;
-            return Ok(self.live.snapshot().generation());
-        };
-        let files = source.len();
+        let source = inputs.source.clone();
+        let files = source.as_ref().map_or(0, Documents::len);
         let (compiled, effect) = overlay.compile(source, &self.options)?;
         inputs.overlay = overlay;
         *self.overlay.effect.lock() = effect;
@@ -89,7 +85,7 @@ impl Intake {
             return Ok(self.warn_and_put_in_force(rulefile::compile(documents, &self.options)?, files));
         };
         let mut inputs = inputs.lock();
-        let (compiled, effect) = inputs.overlay.compile(documents.clone(), &self.options)?;
+        let (compiled, effect) = inputs.overlay.compile(Some(documents.clone()), &self.options)?;
         inputs.source = Some(documents);
         *self.overlay.effect.lock() = effect;
         Ok(self.warn_and_put_in_force(compiled, files))

@@ -61,12 +61,19 @@ impl Read {
         let opened = open_overlay(settings, &options)?;
         let overlay = opened.map(|(file, overlay)| (file, Inputs { source: documents.clone(), overlay }));
         let laid_over = overlay.as_ref().map(|(_, inputs)| &inputs.overlay);
-        let compiled = documents.map(|documents| compile(documents, laid_over, &options)).transpose()?;
+        let compiled = match (documents, laid_over) {
+            (Some(documents), overlay) => Some(compile(documents, overlay, &options)?),
+            // Own rules of the overlay are in force before the source has offered any.
+            (None, Some(overlay)) => Some(overlay.compile(None, &options)?),
+            (None, None) => None,
+        };
         let rules = compiled.map(|(CompiledRules { rules, warnings }, effect)| {
             *overlay_state.effect.lock() = effect;
             warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
             rules
         });
+        // An overlay without rules of its own waits for the source.
+        let rules = rules.filter(|rules| !rules.awaits_source || !rules.is_empty());
         if settings.response_headers == HeaderStyle::XRateLimit {
             eprintln!("{SENT_TWICE}");
         }
@@ -113,7 +120,7 @@ fn compile(
     options: &Options,
 ) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
     match overlay {
-        Some(overlay) => overlay.compile(documents, options),
+        Some(overlay) => overlay.compile(Some(documents), options),
         None => rulefile::compile(documents, options).map(|compiled| (compiled, OverlayEffect::default())),
     }
 }

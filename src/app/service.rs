@@ -103,11 +103,18 @@ impl Service {
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());
         metrics::stores(&telemetry, &memory, redis.as_ref());
         let live = Arc::new(rules.map_or_else(LiveRules::without_rules, LiveRules::new));
-        let what = if live.snapshot().is_loaded() {
-            metrics::rules_loaded(&telemetry, &live.snapshot(), live.snapshot().generation());
-            summary::counted(&live.snapshot(), live.snapshot().files())
-        } else {
-            "none yet, because the control plane has sent none".to_owned()
+        let what = {
+            let rules = live.snapshot();
+            if !rules.is_empty() || rules.is_loaded() {
+                metrics::rules_loaded(&telemetry, &rules, rules.generation());
+            }
+            match (rules.is_loaded(), rules.is_empty()) {
+                (true, _) => summary::counted(&rules, rules.files()),
+                (false, true) => "none yet, because the control plane has sent none".to_owned(),
+                (false, false) => {
+                    format!("{}; the control plane has sent none yet", summary::counted(&rules, rules.files()))
+                }
+            }
         };
         let (page, status) =
             watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::notable::Notables;
-use super::{Limiter, asked, fold, ruled};
+use super::{Limiter, asked, fold, origins, ruled};
 use crate::model::policy::OutcomeCount;
 use crate::model::{Decision, Descriptor, Micros, Outcome, Provenance, Request, UsageWarning, Wait};
-use crate::rules::{Matched, Rule, RuleSet, Survey};
+use crate::rules::{Matched, RuleSet, Survey};
 use crate::store::Verdicts;
 use crate::store::guard::TakenCharge;
 
@@ -175,7 +175,7 @@ impl<'a> Large<'a> {
 
     /// Adds the charges of a slice to the result of the whole request.
     fn add(&mut self, matched: &Matched<'a>, verdicts: &Verdicts) {
-        for (charge, verdict) in matched.charges.iter().zip(verdicts) {
+        for ((_, from), (charge, verdict)) in origins(matched).zip(matched.charges.iter().zip(verdicts)) {
             let mut charge_outcome = charge.charge_outcome(verdict.outcome);
             charge_outcome.descriptor += self.decided;
             self.charge_outcomes.add(charge_outcome);
@@ -190,8 +190,7 @@ impl<'a> Large<'a> {
                 self.unavailable_for = self.unavailable_for.max(Some(verdict.duration_until_reset()));
             }
             if verdict.outcome.is_refused() {
-                let rule = matched.items.get(charge.descriptor).and_then(|item| item.rule);
-                let is_exposed = rule.is_none_or(|rule: &Rule| rule.about().is_exposed);
+                let is_exposed = from.rule.is_none_or(|rule| rule.about().is_exposed);
                 self.retry.add(verdict.retry.filter(|_| is_exposed), charge.role.is_quota());
             }
         }

@@ -15,6 +15,9 @@ use super::time::Micros;
 /// In a colocated domain a key is `{edge}|user=alice}gcra:1s`: the domain alone determines the slot. Such a key has two texts,
 /// each with its own bound of [`LONGEST_TEXT`]. No key of one form equals a key of the other, because only this form has two
 /// closing braces.
+///
+/// A counter of an overlay's own rules has a mark behind the last brace: `{edge|user=alice}~*~gcra:1s`. The mark is the pattern of
+/// the overlay's domains. So a counter of the source and one of an overlay share a slot, and never a key: no algorithm begins with `~`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CounterKey(Box<[u8]>);
 
@@ -24,6 +27,8 @@ pub const LONGEST_TEXT: usize = 200;
 const KEPT_TEXT: usize = 160;
 /// Bytes reserved for a key: 96, enough for ordinary entries without growing.
 const ORDINARY: usize = 96;
+/// Maximum number of bytes of a pattern in a mark: 64. A digest replaces a longer one.
+const LONGEST_MARK: usize = 64;
 
 /// One entry of a counter key.
 #[derive(Clone, Copy, Debug)]
@@ -72,11 +77,23 @@ impl<'a> KeyPart<'a> {
 }
 
 impl CounterKey {
-    /// Returns the key of a descriptor's counter.
+    /// Returns the key of a descriptor's counter for a limit of the source.
     pub fn new<'a>(
         domain: &str,
         parts: impl Iterator<Item = KeyPart<'a>> + Clone,
         colocation: Colocation,
+        algorithm: &str,
+        window: Micros,
+    ) -> Self {
+        Self::marked(domain, parts, colocation, "", algorithm, window)
+    }
+
+    /// Returns the key of a descriptor's counter for a limit of the overlay with this [`overlay_mark`].
+    pub fn marked<'a>(
+        domain: &str,
+        parts: impl Iterator<Item = KeyPart<'a>> + Clone,
+        colocation: Colocation,
+        mark: &str,
         algorithm: &str,
         window: Micros,
     ) -> Self {
@@ -100,6 +117,7 @@ impl CounterKey {
             write_digest(&mut text, start, domain, parts);
         }
         text.push(b'}');
+        text.extend_from_slice(mark.as_bytes());
         text.extend_from_slice(algorithm.as_bytes());
         text.push(b':');
         text.extend_from_slice(window.to_string().as_bytes());
@@ -110,6 +128,18 @@ impl CounterKey {
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Returns the mark of the counters of an overlay whose domains are `pattern`.
+pub fn overlay_mark(pattern: &str) -> Box<str> {
+    let mut text = vec![b'~'];
+    if !write_plain(&mut text, 0, pattern.as_bytes()) || text.len() > LONGEST_MARK {
+        text.truncate(1);
+        text.push(b'#');
+        text.extend_from_slice(digest(pattern.as_bytes(), std::iter::empty()).as_bytes());
+    }
+    text.push(b'~');
+    String::from_utf8_lossy(&text).into()
 }
 
 impl fmt::Display for CounterKey {
@@ -184,7 +214,7 @@ fn digest<'a>(domain: &[u8], parts: impl Iterator<Item = KeyPart<'a>>) -> String
 mod tests {
     use proptest::prelude::*;
 
-    use super::{CountedBy, CounterKey, KeyPart};
+    use super::{CountedBy, CounterKey, KeyPart, overlay_mark};
     use crate::model::{Colocation, Micros};
 
     type Tuple = (Colocation, String, Vec<(Vec<u8>, Vec<u8>, bool)>);
@@ -237,6 +267,26 @@ mod tests {
     #[test]
     fn a_value_can_neither_close_the_slot_nor_pass_for_two_entries() {
         assert_eq!(own("d", &[("a", "}{x|b=c")]), "{d|a=%7D%7Bx%7Cb%3Dc}fixed_window:1m");
+    }
+
+    #[test]
+    fn a_counter_of_an_overlay_shares_the_slot_and_never_the_key() {
+        let minute = Micros::from_secs(60);
+        for colocation in [Colocation::Descriptor, Colocation::Domain] {
+            let user = || std::iter::once(KeyPart::own(b"user", b"a"));
+            let source = CounterKey::new("edge", user(), colocation, "gcra", minute);
+            let long = ["x".repeat(63), "x".repeat(64), "x".repeat(65)];
+            let patterns = ["*", "edge", "~", "%7E", "a~gcra", &long[0], &long[1], &long[2]];
+            let marked = patterns
+                .map(|pattern| CounterKey::marked("edge", user(), colocation, &overlay_mark(pattern), "gcra", minute));
+            assert!(
+                marked.iter().all(|key| slot(key) == slot(&source) && key.as_bytes().len() < 120),
+                "{colocation:?}"
+            );
+            let all: std::collections::HashSet<_> = marked.iter().chain([&source]).collect();
+            assert_eq!(all.len(), patterns.len() + 1);
+        }
+        assert_eq!(&*overlay_mark("*"), "~*~");
     }
 
     #[test]

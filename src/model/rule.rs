@@ -50,6 +50,9 @@ pub struct Path {
     shown: Shown,
 }
 
+/// Prefix of the first word of an overlay's rules: `edge.overlay+user`. The source may have a rule at the same place.
+const OVERLAY: &str = "overlay+";
+
 /// Text of a level in metrics, if its rule asks for values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shown {
@@ -72,6 +75,16 @@ impl Path {
     pub fn below(above: &Arc<Self>, key: &str, value: Option<&str>, shown: Shown) -> Self {
         let word = value.map_or_else(|| key.to_owned(), |value| format!("{key}_{value}"));
         Self { above: Some(Arc::clone(above)), word, key: key.len(), shown }
+    }
+
+    /// Returns the path of a first level in an overlay. `domain` is the path of its domain.
+    pub fn in_overlay(domain: &Arc<Self>, key: &str, value: Option<&str>, shown: Shown) -> Self {
+        Self::below(domain, &format!("{OVERLAY}{key}"), value, shown)
+    }
+
+    /// Returns true for the path of a domain.
+    pub fn is_domain(&self) -> bool {
+        self.above.is_none()
     }
 
     /// Returns the levels from the outside in: the domain, then one for each entry.
@@ -103,7 +116,7 @@ impl Path {
         if !keys.is_empty() {
             keys.push('.');
         }
-        keys.push_str(self.key());
+        keys.push_str(self.key().strip_prefix(OVERLAY).unwrap_or(self.key()));
         keys
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -10,17 +9,18 @@ use thiserror::Error;
 
 use super::cycles::Cycles;
 use super::document::{DescriptorNode, Document, LimitsNode, ValueListNode};
-use super::documents::{Documents, File};
+use super::documents::{Documents, File, Lists};
 use super::problem::{Placed, Problem, Report, Severity, quoted};
 use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown, StorePolicies};
 use crate::normalize::digest::KeySecret;
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{Normalizer, Normalizers};
 use crate::rules::tree::{Child, Position, TreeLevel, Values};
-use crate::rules::{Action, Domain, Modes, Rule, RuleSet};
+use crate::rules::{Action, Domain, Modes, Rule, RuleSet, SourceLimits};
 
 mod limits;
 mod lists;
+mod overlays;
 mod paths;
 
 pub(super) use limits::limit;
@@ -87,7 +87,7 @@ impl fmt::Display for InvalidRules {
 /// # Errors
 /// Returns every error of every document with its place, and the warnings with them.
 pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules, InvalidRules> {
-    let Documents { files, documents, mut problems, lists } = documents;
+    let Documents { files, documents, mut problems, lists, overlays } = documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
     let shape: HashSet<(Arc<str>, Option<u32>)> = problems
         .iter()
@@ -105,7 +105,7 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         domains: HashMap::default(),
     };
     let wide = compiler.domain_wide(&documents);
-    let mut normalizers = compiler.normalizers(&documents);
+    let mut normalizers = compiler.normalizers(&documents, &overlays);
     for (file, document) in documents {
         if document.overlay.is_some() {
             let message = "this is an overlay, not a rule file: set `RULES_OVERLAY` to its path, or write `domain:` in place of `overlay:`";
@@ -113,10 +113,18 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         }
         compiler.domain(file, document, &cycles, &wide, &normalizers);
     }
+    let source_files = overlays.iter().map(|overlay| overlay.file).min().unwrap_or(files.len());
+    overlays.into_iter().for_each(|overlay| compiler.overlay(overlay, &wide));
     let Compiler { reports, rules, mut domains, of_lists, .. } = compiler;
     for (name, domain) in &mut domains {
-        domain.normalizers = normalizers.remove(&**name).unwrap_or_default();
-        domain.is_enforcing = domain.root.is_enforcing();
+        domain.normalizers = match (normalizers.remove(&**name), domain.overlays.first()) {
+            (Some(own), _) => own,
+            // Without rules of the source, the entries of the overlay show which values are sensitive.
+            (None, Some(overlay)) => overlay.normalizers.clone(),
+            (None, None) => Normalizers::default(),
+        };
+        let trees = || domain.overlays.iter().map(|overlay| &overlay.root).chain([&domain.root]);
+        domain.is_enforcing = trees().any(TreeLevel::is_enforcing);
     }
     let mut beyond = Vec::new();
     for (report, file) in reports.into_iter().zip(&files) {
@@ -132,13 +140,13 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
     }
     let files = files.iter().map(|file| Arc::clone(&file.name)).collect();
     let modes = Modes { shadow: options.shadow_mode, quota: options.quota_mode };
-    Ok(CompiledRules { rules: RuleSet::new(domains, files, rules, modes), warnings: problems })
+    Ok(CompiledRules { rules: RuleSet::new(domains, files, source_files, rules, modes), warnings: problems })
 }
 
 struct Compiler<'a> {
     files: &'a [File],
     options: &'a Options,
-    lists: &'a HashMap<PathBuf, Result<Vec<u8>, String>>,
+    lists: &'a Lists,
     /// Problems beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
@@ -157,6 +165,9 @@ struct Inherited<'a> {
     domain: &'a str,
     cycles: &'a Cycles,
     normalizers: &'a Normalizers,
+    is_overlay: bool,
+    /// True if the values of an item above share a counter.
+    is_shared: bool,
 }
 
 /// Settings of a whole domain, and the index of its first file.
@@ -218,21 +229,36 @@ impl Compiler<'_> {
             );
             self.error(file, document.domain.place, message);
         }
-        let charging = wide.charging.unwrap_or(self.options.charging);
-        let policies = self.options.policies.inside(wide.on_store_failure, wide.on_store_overload);
-        let colocation = wide.colocate.unwrap_or_default();
-        let new = || {
-            let (normalizers, root) = (Normalizers::default(), TreeLevel::default());
-            Domain { charging, policies, colocation, normalizers, root, is_enforcing: false }
-        };
-        let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(new);
+        let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(|| self.new_domain(wide));
         let none = Normalizers::default();
         let normalizers = normalizers.get(&name).unwrap_or(&none);
-        let inherited =
-            Inherited { file, charging, policies, remembers_refusals: true, domain: &name, cycles, normalizers };
+        let inherited = Inherited {
+            file,
+            charging: domain.charging,
+            policies: domain.policies,
+            remembers_refusals: true,
+            domain: &name,
+            cycles,
+            normalizers,
+            is_overlay: false,
+            is_shared: false,
+        };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
         self.domains.insert(name.into(), domain);
+    }
+
+    /// Returns a domain without rules.
+    fn new_domain(&self, wide: DomainWide) -> Domain {
+        Domain {
+            charging: wide.charging.unwrap_or(self.options.charging),
+            policies: self.options.policies.inside(wide.on_store_failure, wide.on_store_overload),
+            colocation: wide.colocate.unwrap_or_default(),
+            normalizers: Normalizers::default(),
+            root: TreeLevel::default(),
+            overlays: Vec::new(),
+            is_enforcing: false,
+        }
     }
 
     fn level(&mut self, node: &mut TreeLevel, items: Vec<DescriptorNode>, path: &Arc<Path>, inherited: Inherited<'_>) {
@@ -274,8 +300,10 @@ impl Compiler<'_> {
             charging: item.charging.unwrap_or(above.charging),
             remembers_refusals: item.remember_refusals.unwrap_or(above.remembers_refusals),
             policies: above.policies.inside(item.on_store_failure, item.on_store_overload),
+            is_shared: above.is_shared || item.share_threshold.is_some(),
             ..above
         };
+        self.replace(&item, inherited);
         let action = self.action(&item, inherited.file);
         let Some(key) = &item.key else {
             self.error(
@@ -295,7 +323,8 @@ impl Compiler<'_> {
         } else {
             Shown::Word
         };
-        let path = Arc::new(Path::below(path, &key, word(&values, &key, normalizer).as_deref(), shown));
+        let below = if above.is_overlay && path.is_domain() { Path::in_overlay } else { Path::below };
+        let path = Arc::new(below(path, &key, word(&values, &key, normalizer).as_deref(), shown));
         let mut child = Child {
             key: Pattern::new(key),
             values,
@@ -367,6 +396,12 @@ impl Compiler<'_> {
             },
         };
         self.rules = self.rules.saturating_add(1);
+        // The values of a shared counter may also be counted by rules that do not replace, so that counter stays apart.
+        let source_limits = match item.replace {
+            None => SourceLimits::Apply,
+            Some(_) if inherited.is_shared => SourceLimits::Replaced,
+            Some(_) => SourceLimits::TakenOver,
+        };
         Some(Rule {
             about,
             limits,
@@ -378,6 +413,7 @@ impl Compiler<'_> {
             remembers_refusals: inherited.remembers_refusals,
             action,
             request_cost,
+            source_limits,
         })
     }
 

@@ -79,6 +79,8 @@ pub struct EntryNode {
     pub is_lower: bool,
     /// Position of `sensitive: true`, if written.
     pub sensitive: Option<Position>,
+    /// True for an entry of an overlay, laid over a document without it. The overlay reports its problems.
+    pub is_laid: bool,
 }
 
 /// Form of the values of an entry.
@@ -110,6 +112,8 @@ pub struct DescriptorNode {
     pub deny: Option<Position>,
     /// Position of `exempt: true`, if written.
     pub exempt: Option<Position>,
+    /// Position of `replace: true`, if written. Only rules of an overlay may have it.
+    pub replace: Option<Position>,
     /// Factor for the hits of every limit of the request.
     pub request_cost: Option<Placed<u32>>,
     /// Message for a refused client.

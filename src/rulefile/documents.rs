@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
 
-use super::document::{self, DescriptorNode, Document};
+use super::document::{self, DescriptorNode, Document, EntryNode};
 use super::problem::Problem;
 
 /// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
-const MAX_LIST_BYTES: usize = 256 << 20;
+pub(super) const MAX_LIST_BYTES: usize = 256 << 20;
 
 /// A rule file: its name for messages, and its content.
 #[derive(Clone, Debug)]
@@ -30,7 +30,25 @@ pub struct Documents {
     /// Problems in the shape of the files.
     pub(super) problems: Vec<Problem>,
     /// Content of each list, or the reason why it cannot be used.
-    pub(super) lists: HashMap<PathBuf, Result<Vec<u8>, String>>,
+    pub(super) lists: Lists,
+    /// Own rules of overlays, each for one domain. Their files are behind those of the source.
+    pub(super) overlays: Vec<OverlayRules>,
+}
+
+/// Content of each list, or the reason why it cannot be used.
+pub(super) type Lists = HashMap<PathBuf, Result<Arc<[u8]>, String>>;
+
+/// The own rules of an overlay, for one domain.
+#[derive(Clone, Debug)]
+pub(super) struct OverlayRules {
+    /// Index of the file.
+    pub(super) file: usize,
+    /// Pattern of the overlay's domains.
+    pub(super) pattern: Arc<str>,
+    /// Document of the overlay, with the name of the domain in place of the pattern.
+    pub(super) document: Document,
+    /// Settings of entries for these rules: those of the source, with those of all overlays laid over them.
+    pub(super) entries: Vec<EntryNode>,
 }
 
 impl Documents {
@@ -40,13 +58,13 @@ impl Documents {
         let read =
             |(index, file): (usize, &File)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?));
         let documents = files.iter().enumerate().filter_map(read).collect();
-        Self { files, documents, problems, lists: HashMap::new() }
+        Self { files, documents, problems, lists: HashMap::new(), overlays: Vec::new() }
     }
 
     /// Returns documents that were not read from YAML. Each document has the index of its file in `files`; the bytes of a file are
     /// the lines that problems show. `problems` are those found so far.
     pub fn of(files: Vec<File>, documents: Vec<(usize, Document)>, problems: Vec<Problem>) -> Self {
-        Self { files, documents, problems, lists: HashMap::new() }
+        Self { files, documents, problems, lists: HashMap::new(), overlays: Vec::new() }
     }
 
     /// Returns the number of files.
@@ -70,7 +88,7 @@ impl Documents {
             if self.lists.contains_key(&path) {
                 continue;
             }
-            let mut content = read(&path).map_err(|error| format!("cannot be read: {error}"));
+            let mut content = read(&path).map(Arc::<[u8]>::from).map_err(|error| format!("cannot be read: {error}"));
             if let Ok(bytes) = &content {
                 total += bytes.len();
                 if total > MAX_LIST_BYTES {

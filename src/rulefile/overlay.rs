@@ -4,21 +4,23 @@ use std::sync::Arc;
 
 use super::compile::{CompiledRules, InvalidRules, Options, compile};
 use super::document::{ApplyNode, Document, EntryNode};
-use super::documents::{Documents, File};
+use super::documents::{Documents, File, Lists};
 use super::problem::{Problem, Report, Severity};
 use crate::normalize::pattern::Pattern;
 use crate::rules::tree::Position;
 
 mod fields;
+mod own;
 mod target;
 
 /// The documents of an overlay, without errors.
 #[derive(Debug)]
 pub struct Overlay {
     files: Vec<File>,
+    lists: Lists,
     layers: Vec<Layer>,
-    /// Warnings about the overlay alone.
-    warnings: Vec<Problem>,
+    /// Problems of the overlay alone; only warnings once it is compiled.
+    problems: Vec<Problem>,
 }
 
 /// One document of an overlay.
@@ -54,7 +56,7 @@ impl Overlay {
     /// # Errors
     /// Returns every error of every document with its place, and the warnings with them.
     pub fn new(documents: Documents, options: &Options) -> Result<Self, InvalidRules> {
-        let Documents { files, documents, mut problems, .. } = documents;
+        let Documents { files, documents, mut problems, lists, .. } = documents;
         let mut reports: Vec<_> = files.iter().map(|file| Report::new(&file.name)).collect();
         let mut layers = Vec::new();
         for (file, mut document) in documents {
@@ -64,50 +66,56 @@ impl Overlay {
                 reports[file].error(place, || message.to_owned());
                 continue;
             };
-            if let Some(first) = document.descriptors.first() {
-                let message = "an overlay has no rules of its own: write `descriptors` in a rule file";
-                reports[file].error(first.place, || message.to_owned());
-            }
-            for sensitive in document.entries.iter().filter_map(|entry| entry.sensitive) {
-                if options.needs_secret && options.key_secret.is_none() {
-                    let message = "`sensitive: true` needs a secret: set the environment variable `KEY_SECRET_FILE` to the path of a file with at least 16 random bytes";
-                    reports[file].error(sensitive, || message.to_owned());
-                }
-            }
             layers.push(Layer { file, domains: Pattern::new(document.domain.value.clone()), document, apply });
         }
         finish(reports, &files, &mut problems);
-        if problems.iter().any(|problem| problem.severity == Severity::Error) {
-            return Err(InvalidRules { problems });
-        }
-        Ok(Self { files, layers, warnings: problems })
+        let mut overlay = Self { files, lists, layers, problems };
+        let CompiledRules { warnings, .. } = compile(overlay.alone(), options)?;
+        overlay.problems = warnings;
+        Ok(overlay)
     }
 
-    /// Compiles `documents` with this overlay laid over them.
+    /// Compiles `documents` with this overlay laid over them. Without documents, the rules are those of the overlay alone.
     ///
     /// # Errors
-    /// Returns the errors of `documents` alone. An overlay that does not fit is no error: its field is skipped with a warning.
+    /// Returns the errors of `documents`. An overlay that does not fit is no error: its field is skipped with a warning. Only own
+    /// rules of the overlay that have no room in all domains are an error.
     pub fn compile(
         &self,
-        documents: Documents,
+        documents: Option<Documents>,
         options: &Options,
     ) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
-        let mut laid = documents.clone();
-        let (mut problems, effect) = self.lay(&mut laid, true);
-        if let Ok(mut compiled) = compile(laid, options) {
-            compiled.warnings.append(&mut problems);
-            return Ok((compiled, effect));
+        let Some(documents) = documents else {
+            let none = Documents::of(Vec::new(), Vec::new(), Vec::new());
+            let (mut compiled, _) = self.lay_and_compile(none, options, true)?;
+            compiled.rules.awaits_source = true;
+            // Nothing can match before the source has offered rules.
+            compiled.warnings.clone_from(&self.problems);
+            return Ok((compiled, OverlayEffect::default()));
+        };
+        if let Ok(compiled) = self.lay_and_compile(documents.clone(), options, true) {
+            return Ok(compiled);
         }
-        compile(documents.clone(), options)?;
-        // The documents are valid alone, so it is `entries` that changes the meaning of a value in them. Sensitive values stay hidden.
-        let mut laid = documents;
-        let (mut problems, effect) = self.lay(&mut laid, false);
-        let mut compiled = compile(laid, options)?;
+        // Either the documents are invalid, or `entries` changes the meaning of a value in them. Sensitive values stay hidden.
+        self.lay_and_compile(documents, options, false)
+    }
+
+    fn lay_and_compile(
+        &self,
+        mut documents: Documents,
+        options: &Options,
+        reads_values: bool,
+    ) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
+        let (mut problems, effect) = self.lay(&mut documents, reads_values);
+        documents.problems.extend(problems.extract_if(.., |problem| problem.severity == Severity::Error));
+        let mut compiled = compile(documents, options)?;
+        // The own rules of the overlay have the same warnings in each load.
+        problems.retain(|problem| !compiled.warnings.contains(problem));
         compiled.warnings.append(&mut problems);
         Ok((compiled, effect))
     }
 
-    /// Lays the overlay over `documents`. Returns the warnings, and the effect.
+    /// Lays the overlay over `documents`. Returns the problems, and the effect.
     /// Without `reads_values`, `entries` only marks sensitive values.
     fn lay(&self, documents: &mut Documents, reads_values: bool) -> (Vec<Problem>, OverlayEffect) {
         let reports = self.files.iter().map(|file| Report::new(&file.name)).collect();
@@ -124,13 +132,14 @@ impl Overlay {
             laying.apply(document, &layers, &mut used);
         }
         laying.entries(documents, reads_values);
+        laying.own_rules(documents);
         for (layer, used) in self.layers.iter().zip(used) {
             for (item, _) in layer.apply.iter().zip(used).filter(|(_, is_used)| !is_used) {
                 let message = "this item matches no limit of the rules, so it has no effect: compare `match` with `/rlconfig` of the debug listener";
                 laying.unmatched(layer.file, item.place, message);
             }
         }
-        let mut problems = self.warnings.clone();
+        let mut problems = self.problems.clone();
         finish(laying.reports, &self.files, &mut problems);
         (problems, laying.effect)
     }
@@ -153,13 +162,13 @@ impl Laying<'_> {
 
     /// Returns `entry` with its field `sensitive` alone. Reports the others as skipped.
     fn only_sensitive(&mut self, file: usize, entry: EntryNode) -> EntryNode {
-        let EntryNode { key, form, v4_prefix, v6_prefix, is_lower, sensitive } = entry;
+        let EntryNode { key, form, v4_prefix, v6_prefix, is_lower, sensitive, is_laid } = entry;
         if form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || is_lower {
             self.skipped(file, key.place, || {
                 "a rule has a value that is not valid when values are read this way, so this entry of the overlay reads no values: change that rule, or remove this entry".to_owned()
             });
         }
-        EntryNode { key, form: None, v4_prefix: None, v6_prefix: None, is_lower: false, sensitive }
+        EntryNode { key, form: None, v4_prefix: None, v6_prefix: None, is_lower: false, sensitive, is_laid }
     }
 
     /// Adds the overlay's `entries` to the domains that use their keys. Without `reads_values`, only their `sensitive`; the other fields
@@ -174,18 +183,22 @@ impl Laying<'_> {
                         continue;
                     }
                 }
+                let key = &entry.key.value;
+                let own = |domain: &str| {
+                    self.overlay.layers_of(domain).any(|(_, other)| target::has_key(&other.document.descriptors, key))
+                };
                 let mut domains: Vec<Arc<str>> = Vec::new();
                 for (_, document) in &documents.documents {
                     let domain = &document.domain.value;
                     let is_new = layer.domains.matches(domain.as_bytes()) && !domains.iter().any(|d| **d == **domain);
-                    if is_new && target::has_key(&document.descriptors, &entry.key.value) {
+                    if is_new && (target::has_key(&document.descriptors, key) || own(domain)) {
                         domains.push(domain.as_str().into());
                     }
                 }
                 for domain in &domains {
-                    merge_entry(documents, domain, &entry);
+                    lay_entry(documents, domain, &entry);
                 }
-                if domains.is_empty() {
+                if domains.is_empty() && !(layer.domains.is_literal() && own(layer.domains.text())) {
                     self.unmatched(
                         layer.file,
                         entry.key.place,
@@ -198,7 +211,7 @@ impl Laying<'_> {
 }
 
 /// Adds `entry` to the documents of `domain`. Its fields win over those of the documents.
-fn merge_entry(documents: &mut Documents, domain: &str, entry: &EntryNode) {
+fn lay_entry(documents: &mut Documents, domain: &str, entry: &EntryNode) {
     let is_of_key = |known: &EntryNode| known.key.value == entry.key.value;
     let of_domain = || documents.documents.iter().enumerate().filter(|(_, (_, other))| other.domain.value == domain);
     let with_key = of_domain().find(|(_, (_, document))| document.entries.iter().any(is_of_key));
@@ -209,8 +222,14 @@ fn merge_entry(documents: &mut Documents, domain: &str, entry: &EntryNode) {
     entry.key.place = place;
     entry.v4_prefix.iter_mut().chain(&mut entry.v6_prefix).for_each(|prefix| prefix.place = place);
     entry.sensitive = entry.sensitive.map(|_| place);
-    match document.entries.iter_mut().find(|known| known.key.value == entry.key.value) {
-        None => document.entries.push(entry),
+    entry.is_laid = true;
+    merge_entry(&mut document.entries, entry);
+}
+
+/// Adds `entry` to `entries`. Its fields win over those of an entry with the same key.
+fn merge_entry(entries: &mut Vec<EntryNode>, entry: EntryNode) {
+    match entries.iter_mut().find(|known| known.key.value == entry.key.value) {
+        None => entries.push(entry),
         Some(known) => {
             known.form = entry.form.or(known.form);
             known.v4_prefix = entry.v4_prefix.or(known.v4_prefix.take());

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write};
 
-use super::tree::{self, Child, TreeLevel, Values};
-use super::{Action, Domain, Rule, RuleLimit, RuleSet};
+use super::tree::{self, Child, TreeLevel, TreeMatch, Values};
+use super::{Action, Domain, Rule, RuleLimit, RuleSet, SourceLimits};
 use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
 use crate::normalize::{NormalizedValue, Normalizers};
 
@@ -34,6 +34,23 @@ struct Explainer<'a> {
     text: String,
 }
 
+/// A tree of a domain: that of the source, or that of an overlay.
+#[derive(Clone, Copy)]
+struct Tree<'a> {
+    normalizers: &'a Normalizers,
+    root: &'a TreeLevel,
+    /// Result of a walk that ends without a rule.
+    none: &'static str,
+}
+
+/// The descriptor that is explained, and its domain.
+#[derive(Clone, Copy)]
+struct Called<'a> {
+    name: &'a str,
+    domain: &'a Domain,
+    descriptor: &'a Descriptor,
+}
+
 impl Explainer<'_> {
     fn explain(&mut self, domain: &str, descriptor: &Descriptor) {
         self.line(0, format_args!("domain {domain}"));
@@ -43,23 +60,45 @@ impl Explainer<'_> {
             self.line(0, format_args!("=> not limited"));
             return;
         };
-        let mut node = Some(&found.root);
+        let places = found.places(std::slice::from_ref(descriptor));
+        let none = if found.overlays.is_empty() { "not limited" } else { "no rule of the source" };
+        let source = Tree { normalizers: &found.normalizers, root: &found.root, none };
+        self.tree(source, descriptor);
+        let called = Called { name: domain, domain: found, descriptor };
+        if let Some(source) = places.source.first() {
+            self.rule(called, source, "");
+        }
+        for (number, overlay) in found.overlays.iter().enumerate() {
+            self.line(0, format_args!("overlay {}", overlay.pattern));
+            let tree = Tree { normalizers: &overlay.normalizers, root: &overlay.root, none: "no rule of this overlay" };
+            self.tree(tree, descriptor);
+            let own = places.overlaid.iter().find(|overlaid| overlaid.tree == number);
+            if let Some(own) = own {
+                self.rule(called, &own.found, own.mark);
+            }
+        }
+    }
+
+    /// Explains the walk down one tree.
+    fn tree(&mut self, tree: Tree<'_>, descriptor: &Descriptor) {
+        let none = tree.none;
+        let mut node = Some(tree.root);
         let mut last: Option<&Child> = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let normalized = tree::normalized(found.normalizers.of(&entry.key).map(AsRef::as_ref), entry);
-            self.line(level + 1, format_args!("{}", entry_text(entry, &normalized, &found.normalizers)));
+            let normalized = tree::normalized(tree.normalizers.of(&entry.key).map(AsRef::as_ref), entry);
+            self.line(level + 1, format_args!("{}", entry_text(entry, &normalized, tree.normalizers)));
             let Some(here) = node else {
                 self.line(
                     level + 2,
                     format_args!("✗ the rules end one level above: a rule matches only descriptors of its own depth"),
                 );
-                self.line(0, format_args!("=> not limited"));
+                self.line(0, format_args!("=> {none}"));
                 return;
             };
-            let chosen = here.child(&found.normalizers, entry);
+            let chosen = here.child(tree.normalizers, entry);
             self.level(level + 2, here, entry, &normalized, chosen);
             let Some(chosen) = chosen else {
-                self.line(0, format_args!("=> not limited"));
+                self.line(0, format_args!("=> {none}"));
                 return;
             };
             node = chosen.below.as_deref();
@@ -68,13 +107,9 @@ impl Explainer<'_> {
                 break;
             }
         }
-        match last.and_then(|child| child.rule.as_ref()) {
-            Some(rule) => self.rule(domain, found, descriptor, rule),
-            None => {
-                let why =
-                    if node.is_some() { "only items below it can have one" } else { "so its value is not limited" };
-                self.line(0, format_args!("=> not limited: the item has no limit itself, {why}"));
-            }
+        if last.is_none_or(|child| child.rule.is_none()) {
+            let why = if node.is_some() { "only items below it can have one" } else { "so its value is not limited" };
+            self.line(0, format_args!("=> {none}: the item has no limit itself, {why}"));
         }
     }
 
@@ -107,8 +142,9 @@ impl Explainer<'_> {
         }
     }
 
-    fn rule(&mut self, domain_name: &str, domain: &Domain, descriptor: &Descriptor, rule: &Rule) {
-        let found = domain.root.find(&domain.normalizers, descriptor);
+    /// Explains the rule of `found`, if it has one. `mark` is that of its counters.
+    fn rule(&mut self, Called { name, domain, descriptor }: Called<'_>, found: &TreeMatch<'_>, mark: &str) {
+        let Some(rule) = found.rule else { return };
         self.line(0, format_args!("=> rule {}", rule.path()));
         match rule.action() {
             Some(Action::Deny) => {
@@ -124,12 +160,18 @@ impl Explainer<'_> {
             }
             None => {}
         }
+        if found.is_replaced {
+            self.line(1, format_args!("replaced by a rule of an overlay below: the limits of this rule do not apply"));
+        }
+        if rule.source_limits != SourceLimits::Apply {
+            self.line(1, format_args!("replace  replaces the limits of the source"));
+        }
         if rule.is_unlimited() {
             self.line(1, format_args!("unlimited: admitted without counting"));
         }
         for limit in rule.limits() {
             self.limit(limit);
-            let key = found.counter_key(domain_name, domain.colocation, descriptor, &limit.limit);
+            let key = found.counter_key(name, domain.colocation, mark, descriptor, &limit.limit);
             self.line(1, format_args!("counter  {key}"));
             if limit.limit.records_every_charge() {
                 self.line(1, format_args!("         counts refused charges too"));
@@ -156,6 +198,11 @@ impl Explainer<'_> {
         for replaced in &rule.replaces {
             self.line(1, format_args!("replaces {replaced} in requests that match both"));
         }
+        self.effects(rule);
+    }
+
+    /// Explains the effect of a refusal by `rule`, and the answer without the store.
+    fn effects(&mut self, rule: &Rule) {
         match self.rules.role(rule) {
             Role::Enforce => {}
             Role::Shadow => self.line(1, format_args!("shadow   refusals are counted but not enforced")),

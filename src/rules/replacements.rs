@@ -6,7 +6,6 @@
 use foldhash::{HashMap, HashSet};
 
 use super::Rule;
-use super::tree::TreeMatch;
 use crate::model::{Descriptor, RuleId};
 
 /// Replacements by the rules that one request meets.
@@ -28,11 +27,10 @@ pub(crate) struct ReplacementGraph<'a> {
 }
 
 impl<'a> Replacements<'a> {
-    /// Adds the rules of these descriptors. A descriptor that brings its own limit neither replaces nor is replaced.
-    pub(super) fn add(&mut self, descriptors: &[Descriptor], places: &[TreeMatch<'a>]) {
-        let met = descriptors.iter().zip(places).filter(|(descriptor, _)| descriptor.limit.is_none());
-        for rule in met.filter_map(|(_, place)| place.rule).filter(|rule| rule.replaces_any()) {
-            if self.rules.insert(rule.about.id) {
+    /// Adds descriptors with their rules. A descriptor that brings its own limit neither replaces nor is replaced.
+    pub(super) fn add<'d>(&mut self, met: impl Iterator<Item = (&'d Descriptor, &'a Rule)>) {
+        for (descriptor, rule) in met {
+            if descriptor.limit.is_none() && rule.replaces_any() && self.rules.insert(rule.about.id) {
                 self.add_rule(rule);
             }
         }

@@ -2,10 +2,10 @@
 
 use std::sync::OnceLock;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashMap;
 
-use super::replacements::Replacements;
-use super::{Action, Domain, Matched, Rule, RuleSet, costs, first, hidden, product, ruling_of, undecided};
+use super::places::{Replaced, TreeReplacements, product, ruling_of};
+use super::{Action, Domain, Matched, Rule, RuleSet, hidden};
 use crate::model::{Descriptor, Request, RuleId, Ruling};
 
 /// Effects of the descriptors of a large request on each other. The rules bound its size, not the request.
@@ -15,9 +15,9 @@ pub struct Survey<'a> {
     domain: Option<(&'a str, &'a Domain)>,
     denied: Option<&'a Rule>,
     exempt: Option<&'a Rule>,
-    replacements: Replacements<'a>,
+    replacements: TreeReplacements<'a>,
     /// Names of the replaced limits, once all descriptors are added.
-    replaced: OnceLock<HashSet<&'a str>>,
+    replaced: OnceLock<Replaced<'a>>,
     costs: HashMap<RuleId, u64>,
 }
 
@@ -35,10 +35,10 @@ impl<'a> Survey<'a> {
     pub fn add(&mut self, descriptors: &[Descriptor]) {
         let Some((_, domain)) = self.domain else { return };
         let places = domain.places(descriptors);
-        self.denied = self.denied.or_else(|| first(&places, Action::Deny));
-        self.exempt = self.exempt.or_else(|| first(&places, Action::Exempt));
+        self.denied = self.denied.or_else(|| places.first(Action::Deny));
+        self.exempt = self.exempt.or_else(|| places.first(Action::Exempt));
         self.replacements.add(descriptors, &places);
-        self.costs.extend(costs(&places));
+        self.costs.extend(places.costs());
     }
 
     /// Returns the rule set of this survey.
@@ -64,7 +64,7 @@ impl<'a> Survey<'a> {
         }
         matched.ruling = self.ruling();
         if matched.ruling.is_some() {
-            matched.items.extend(places.iter().map(undecided));
+            matched.items.extend(places.undecided());
             return matched;
         }
         let cost = product(self.costs.values().copied());

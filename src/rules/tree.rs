@@ -107,6 +107,8 @@ pub(crate) struct TreeMatch<'a> {
     pub(crate) rule: Option<&'a Rule>,
     /// Counter-key parts that replace values, by level. Empty if every level uses the value as sent.
     counted: SmallVec<[CountedAs<'a>; 1]>,
+    /// True if the rule of an overlay replaces the limits of this rule, and a limit that the request sends.
+    pub(crate) is_replaced: bool,
 }
 
 /// The child that matches an entry.
@@ -249,7 +251,7 @@ impl TreeLevel {
             }
         }
         match last.and_then(|child| child.rule.as_ref()) {
-            Some(rule) => TreeMatch { rule: Some(rule), counted },
+            Some(rule) => TreeMatch { rule: Some(rule), counted, is_replaced: false },
             None => TreeMatch::default(),
         }
     }
@@ -432,22 +434,23 @@ impl<'a> TreeMatch<'a> {
             let normalizer = normalizers.of(&entry.key).map(AsRef::as_ref);
             own_value(normalizer, entry, &normalized(normalizer, entry), 0)
         });
-        Self { rule: None, counted: counted.collect() }
+        Self { rule: None, counted: counted.collect(), is_replaced: false }
     }
 }
 
 impl TreeMatch<'_> {
-    /// Returns the counter key of `descriptor` under `limit`.
+    /// Returns the counter key of `descriptor` under `limit`. `mark` is that of the overlay; empty for the source.
     pub(crate) fn counter_key(
         &self,
         domain: &str,
         colocation: Colocation,
+        mark: &str,
         descriptor: &Descriptor,
         limit: &Limit,
     ) -> CounterKey {
         let parts = descriptor.entries.iter().enumerate().map(|(level, Entry { key, value })| {
             self.counted.get(level).unwrap_or(&CountedAs::Own).key_part(key, value)
         });
-        CounterKey::new(domain, parts, colocation, limit.algorithm().name(), limit.quota().window().length())
+        CounterKey::marked(domain, parts, colocation, mark, limit.algorithm().name(), limit.quota().window().length())
     }
 }

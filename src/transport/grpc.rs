@@ -100,7 +100,7 @@ impl Edge {
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
         let held = {
             let rules = self.limiter.rules();
-            if !rules.is_loaded() {
+            if !rules.can_decide(request.domain()) {
                 self.telemetry.invalid();
                 return Err(Undecided::NoRules);
             }
@@ -128,7 +128,7 @@ impl Edge {
         self.telemetry.call_limited(Cause::TooLarge);
         let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
         let rules = self.limiter.rules();
-        if !rules.is_loaded() {
+        if !rules.can_decide(request.domain()) {
             self.telemetry.invalid();
             return Err(Undecided::NoRules);
         }

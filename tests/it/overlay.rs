@@ -7,6 +7,8 @@ use std::process::Stdio;
 use tempfile::TempDir;
 use tokio::process::Command;
 
+mod law;
+
 use crate::support::{Tidegate, eventually, output, said};
 
 const RULES: &str = "domain: edge

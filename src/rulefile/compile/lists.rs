@@ -10,10 +10,13 @@ use crate::normalize::network::{InvalidNetwork, Network};
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{Form, Normalizer, Normalizers, V4_PREFIX, V6_PREFIX};
 use crate::rulefile::document::{DescriptorNode, Document, EntryNode, FormWord, ValueListNode};
-use crate::rulefile::documents::list_path;
+use crate::rulefile::documents::{OverlayRules, list_path};
 use crate::rulefile::problem::{Placed, Report, quoted};
 use crate::rules::list::{self, ListValue};
 use crate::rules::tree::{Listed, Position, TreeLevel, Values};
+
+/// Maximum prefix length of an IPv6 address, in bits.
+const MOST_V6: u8 = 128;
 
 /// Maximum number of list values that a rule's name shows: 3.
 const MOST_SHOWN: usize = 3;
@@ -23,11 +26,15 @@ const LONGEST_COUNTED: usize = 80;
 
 impl Compiler<'_> {
     /// Returns the normalizers of each domain's entries, by domain name.
-    pub(crate) fn normalizers(&mut self, documents: &[(usize, Document)]) -> HashMap<String, Normalizers> {
+    pub(crate) fn normalizers(
+        &mut self,
+        documents: &[(usize, Document)],
+        overlays: &[OverlayRules],
+    ) -> HashMap<String, Normalizers> {
         let mut domains: HashMap<String, Normalizers> = HashMap::default();
         let mut said: HashSet<(&str, &str)> = HashSet::default();
         let mut keys: HashMap<&str, Keys<'_>> = HashMap::default();
-        for (_, document) in documents {
+        for document in documents.iter().map(|(_, document)| document).chain(overlays.iter().map(|own| &own.document)) {
             keys.entry(&document.domain.value).or_default().gather(&document.descriptors);
         }
         for (file, document) in documents {
@@ -48,23 +55,41 @@ impl Compiler<'_> {
                     );
                     self.warning(*file, place, message);
                 }
-                let normalizer = self.normalizer(*file, node);
+                let normalizer = match node.is_laid {
+                    true => self.valid_normalizer(node),
+                    false => self.normalizer(*file, node),
+                };
                 domains.entry(domain.to_owned()).or_default().insert(key, normalizer);
             }
         }
         domains
     }
 
-    fn normalizer(&mut self, file: usize, node: &EntryNode) -> Normalizer {
+    /// Returns the normalizer of an entry without errors.
+    pub(super) fn valid_normalizer(&self, node: &EntryNode) -> Normalizer {
+        let bits = |prefix: &Option<Placed<u32>>, default| {
+            prefix.as_ref().and_then(|prefix| u8::try_from(prefix.value).ok()).unwrap_or(default)
+        };
         let form = match node.form {
             None => Form::Text,
             Some(FormWord::Path) => Form::Path,
             Some(FormWord::Ip) => Form::Ip {
-                v4_prefix: self.prefix(file, node.v4_prefix.as_ref(), V4_PREFIX, V4_PREFIX),
-                v6_prefix: self.prefix(file, node.v6_prefix.as_ref(), 128, V6_PREFIX),
+                v4_prefix: bits(&node.v4_prefix, V4_PREFIX).min(V4_PREFIX),
+                v6_prefix: bits(&node.v6_prefix, V6_PREFIX).min(MOST_V6),
             },
         };
-        if !matches!(form, Form::Ip { .. }) {
+        let digester = node.sensitive.map(|_| Digester(self.options.key_secret));
+        Normalizer { form, is_lower: node.is_lower, digester }
+    }
+
+    /// Returns the normalizer of an entry. Reports settings that are wrong or have no effect.
+    pub(super) fn normalizer(&mut self, file: usize, node: &EntryNode) -> Normalizer {
+        let normalizer = self.valid_normalizer(node);
+        let form = &normalizer.form;
+        if matches!(form, Form::Ip { .. }) {
+            self.prefix(file, node.v4_prefix.as_ref(), V4_PREFIX);
+            self.prefix(file, node.v6_prefix.as_ref(), MOST_V6);
+        } else {
             for (key, prefix) in [("v4_prefix", &node.v4_prefix), ("v6_prefix", &node.v6_prefix)] {
                 if let Some(prefix) = prefix {
                     self.error(
@@ -97,25 +122,16 @@ impl Compiler<'_> {
                 self.warning(file, place, message);
             }
         }
-        Normalizer {
-            form,
-            is_lower: node.is_lower,
-            digester: node.sensitive.map(|_| Digester(self.options.key_secret)),
-        }
+        normalizer
     }
 
-    fn prefix(&mut self, file: usize, found: Option<&Placed<u32>>, most: u8, default: u8) -> u8 {
-        let Some(Placed { value, place }) = found else { return default };
-        match u8::try_from(*value).ok().filter(|bits| *bits <= most) {
-            Some(bits) => bits,
-            None => {
-                self.error(
-                    file,
-                    *place,
-                    format!("the prefix length {value} is too large: write a number from 0 to {most}"),
-                );
-                default
-            }
+    /// Reports a prefix length above `most`.
+    fn prefix(&mut self, file: usize, found: Option<&Placed<u32>>, most: u8) {
+        if let Some(Placed { value, place }) = found
+            && *value > u32::from(most)
+        {
+            let message = format!("the prefix length {value} is too large: write a number from 0 to {most}");
+            self.error(file, *place, message);
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) struct Key {
 /// Length above which words are not compared: 40 characters. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 54] = [
+static KEYS: [Key; 55] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -65,6 +65,7 @@ static KEYS: [Key; 54] = [
     own("values_file", &[Level::Descriptor]),
     own("deny", &[Level::Descriptor]),
     own("exempt", &[Level::Descriptor]),
+    own("replace", &[Level::Descriptor]),
     own("request_cost", &[Level::Descriptor, Level::Apply]),
     own("message", &[Level::Descriptor, Level::Apply]),
     own("expose", &[Level::Descriptor, Level::Apply]),

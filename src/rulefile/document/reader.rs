@@ -176,6 +176,7 @@ impl<'t> Reader<'_, 't> {
                 "values_file" => node.value_list.get_or_insert_default().file = self.file_name(entry),
                 "deny" => node.deny = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "exempt" => node.exempt = self.said(entry).unwrap_or(false).then_some(entry.place),
+                "replace" => node.replace = self.said(entry).unwrap_or(false).then_some(entry.place),
                 "request_cost" => node.request_cost = self.number(entry),
                 "message" => node.message = self.text(entry),
                 "expose" => node.unexposed = (!self.said(entry).unwrap_or(true)).then_some(entry.place),

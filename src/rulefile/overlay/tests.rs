@@ -1,6 +1,8 @@
 use super::*;
 use crate::algorithm::Algorithm;
+use crate::model::{Descriptor, Entry, Override, Request};
 use crate::rulefile::File;
+use crate::rules::{Matched, MatchedKind, RuleSet};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -21,7 +23,7 @@ fn overlay(text: &str) -> Result<Overlay, InvalidRules> {
 
 /// Lays this overlay over the rules. Returns the compiled rules and the effect.
 fn laid(text: &str) -> (CompiledRules, OverlayEffect) {
-    overlay(text).unwrap().compile(documents("rules.yaml", RULES), &Options::default()).unwrap()
+    overlay(text).unwrap().compile(Some(documents("rules.yaml", RULES)), &Options::default()).unwrap()
 }
 
 /// Returns algorithm and burst of the limit of `edge.api_v1.user` under this overlay.
@@ -121,7 +123,7 @@ descriptors: [{ key: remote_address, value: 10.0.0.0/8, rate_limit: { unit: day,
     let text = "overlay: edge\non_store_failure: closed\nentries: { remote_address: { as: ip } }\n";
     let overlay = overlay(text).unwrap();
     let (CompiledRules { rules, .. }, effect) =
-        overlay.compile(documents("rules.yaml", rules), &Options::default()).unwrap();
+        overlay.compile(Some(documents("rules.yaml", rules)), &Options::default()).unwrap();
     assert_eq!(effect.skipped, 1);
     assert_eq!(rules.rules()[0].policies().on_failure.name(), "closed");
 }
@@ -136,7 +138,8 @@ fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skippe
     let [EntryNode { key, form: None, is_lower: false, sensitive: Some(_), .. }] = entries.as_slice() else {
         panic!("{entries:?}");
     };
-    assert_eq!((key.value.as_str(), warnings.len(), effect.skipped), ("user", 2, 2));
+    assert_eq!((key.value.as_str(), effect.skipped), ("user", 2));
+    assert_eq!(warnings.len(), 3, "two for the entries, and one because there is no secret");
 }
 
 #[test]
@@ -144,7 +147,273 @@ fn a_rule_file_is_no_overlay_and_an_overlay_no_rule_file() {
     assert!(overlay(RULES).unwrap_err().to_string().contains("not an overlay"));
     let wrong = compile(documents("rules.yaml", "overlay: edge\n"), &Options::default()).unwrap_err();
     assert!(wrong.to_string().contains("RULES_OVERLAY"), "{wrong}");
-    assert!(overlay("overlay: edge\ndescriptors: [{ key: user, deny: true }]\n").is_err());
     assert!(overlay("overlay:\n").is_err());
     assert!(overlay("overlay: edge\napply: [{ limit: { algorithm: gcra } }]\n").is_err());
+}
+
+/// Compiles these rules with these overlays.
+fn over(rules: &str, overlays: &[&str]) -> RuleSet {
+    let files = overlays.iter().enumerate().map(|(number, text)| {
+        let name = format!("overlay-{number}.yaml");
+        File { name: name.as_str().into(), bytes: text.as_bytes().into() }
+    });
+    let overlay = Overlay::new(Documents::parse(files.collect()), &Options::default()).unwrap();
+    let source = (!rules.is_empty()).then(|| documents("rules.yaml", rules));
+    overlay.compile(source, &Options::default()).unwrap().0.rules
+}
+
+fn request(domain: &str, entries: &[(&str, &str)]) -> Request {
+    let entries = entries.iter().map(|(key, value)| Entry::new((*key).to_owned(), (*value).to_owned()));
+    let descriptor = Descriptor { entries: entries.collect(), ..Descriptor::default() };
+    Request::new(domain.to_owned(), vec![descriptor], 0).unwrap()
+}
+
+/// Returns the counters that a request of this user charges, and their limits.
+fn charged(rules: &RuleSet, domain: &str, user: &str) -> Vec<(String, u32)> {
+    let request = request(domain, &[("user", user)]);
+    let Matched { charges, .. } = rules.find(&request);
+    charges.iter().map(|charge| (charge.key.to_string(), charge.limit.quota().limit())).collect()
+}
+
+fn counters(expected: &[(&str, u32)]) -> Vec<(String, u32)> {
+    expected.iter().map(|(key, limit)| ((*key).to_owned(), *limit)).collect()
+}
+
+/// Returns true if a request of this user is denied, false if it is exempt.
+fn ruling(rules: &RuleSet, user: &str) -> Option<bool> {
+    rules.find(&request("edge", &[("user", user)])).ruling.map(|ruling| ruling.is_denied)
+}
+
+const USERS: &str = "domain: edge
+descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 5 } }]
+";
+
+#[test]
+fn the_limits_of_source_and_overlay_add_and_have_their_own_counters() {
+    let own = "overlay: edge
+descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 100 } }]
+";
+    let all = own.replace("overlay: edge", "overlay: \"*\"").replace("100", "1000");
+    let rules = over(USERS, &[own, &all]);
+    let (source, first) = (("{edge|user=a}fixed_window:1m", 5), ("{edge|user=a}~edge~fixed_window:1m", 100));
+    let second = ("{edge|user=a}~*~fixed_window:1m", 1000);
+    assert_eq!(charged(&rules, "edge", "a"), counters(&[source, first, second]));
+    assert_eq!(charged(&over(USERS, &[]), "edge", "a"), counters(&[source]), "an empty overlay");
+    let paths: Vec<_> = rules.rules().iter().map(|rule| rule.path().to_string()).collect();
+    assert_eq!(paths, ["edge.user", "edge.overlay+user", "edge.overlay+user"]);
+    assert_eq!((rules.files(), rules.len()), (1, 3), "files of overlays are not counted");
+}
+
+#[test]
+fn files_of_one_pattern_share_a_tree_and_may_not_have_a_rule_twice() {
+    let one = |user: &str| {
+        format!(
+            "overlay: edge\ndescriptors: [{{ key: user, value: {user}, rate_limit: {{ unit: day, requests_per_unit: 7 }} }}]\n"
+        )
+    };
+    let rules = over("", &[&one("a"), &one("b")]);
+    assert_eq!(charged(&rules, "edge", "b"), counters(&[("{edge|user=b}~edge~fixed_window:1d", 7)]));
+    let twice = ["one.yaml", "two.yaml"].map(|name| File { name: name.into(), bytes: one("a").into() });
+    let error = Overlay::new(Documents::parse(twice.to_vec()), &Options::default()).unwrap_err().to_string();
+    assert!(error.starts_with("two.yaml:2:15: error: duplicate descriptor"), "{error}");
+}
+
+#[test]
+fn a_deny_of_either_wins_and_then_an_exempt_of_either() {
+    let item = |action: &str| format!("descriptors: [{{ key: user, value: a, {action}: true }}]\n");
+    for (source, own, expected) in
+        [("deny", "exempt", Some(true)), ("exempt", "deny", Some(true)), ("exempt", "exempt", Some(false))]
+    {
+        let rules = over(&format!("domain: edge\n{}", item(source)), &[&format!("overlay: edge\n{}", item(own))]);
+        assert_eq!(ruling(&rules, "a"), expected, "{source} and {own}");
+    }
+    // A more precise rule of the source does not hide the list of the overlay.
+    let exact = USERS.replace("key: user", "key: user, value: a");
+    let list = "overlay: \"*\"\ndescriptors: [{ key: user, values: [a, b], deny: true }]\n";
+    let rules = over(&exact, &[list]);
+    assert_eq!((ruling(&rules, "a"), ruling(&rules, "b"), ruling(&rules, "c")), (Some(true), Some(true), None));
+    let found = rules.find(&request("edge", &[("user", "a")]));
+    assert!(matches!(found.items[0].kind, MatchedKind::Denied));
+    assert_eq!(found.items[0].rule.map(|rule| rule.path().to_string()).as_deref(), Some("edge.overlay+user_[a, b]"));
+    assert_eq!(rules.domain("edge"), Some(("edge", true)));
+}
+
+#[test]
+fn a_rule_that_replaces_takes_the_limits_and_the_counters_of_the_source() {
+    let own = "overlay: edge
+descriptors: [{ key: user, replace: true, rate_limit: { unit: minute, requests_per_unit: 9 } }]
+";
+    let taken = counters(&[("{edge|user=a}fixed_window:1m", 9)]);
+    assert_eq!(charged(&over(USERS, &[own]), "edge", "a"), taken);
+    assert_eq!(charged(&over("", &[own]), "edge", "a"), taken, "also without a rule of the source");
+    // A second one keeps counters of its own.
+    let all = own.replace("overlay: edge", "overlay: \"*\"");
+    let second = ("{edge|user=a}~*~fixed_window:1m".to_owned(), 9);
+    assert_eq!(charged(&over(USERS, &[own, &all]), "edge", "a"), [taken, vec![second]].concat());
+    let unlimited = "overlay: edge\ndescriptors: [{ key: user, replace: true, rate_limit: { unlimited: true } }]\n";
+    let rules = over(USERS, &[unlimited]);
+    assert!(matches!(rules.find(&request("edge", &[("user", "a")])).items[0].kind, MatchedKind::Unlimited));
+    // Only the place of the rule: other users keep the limit of the source.
+    let one = unlimited.replace("key: user", "key: user, value: a");
+    assert_eq!(charged(&over(USERS, &[&one]), "edge", "b"), counters(&[("{edge|user=b}fixed_window:1m", 5)]));
+}
+
+#[test]
+fn a_shared_counter_of_a_rule_that_replaces_stays_apart() {
+    let rules = USERS.replace("key: user", "key: user, value: \"v*\", share_threshold: true");
+    let own = "overlay: edge
+descriptors:
+  - { key: user, value: v2, rate_limit: { unit: minute, requests_per_unit: 9 } }
+  - { key: user, value: \"v*\", share_threshold: true, replace: true, rate_limit: { unit: minute, requests_per_unit: 9 } }
+";
+    let rules = over(&rules, &[own]);
+    // `v2` charges the shared counter of the source, so `v1` must not.
+    let source = ("{edge|user~v*}fixed_window:1m", 5);
+    assert_eq!(charged(&rules, "edge", "v2"), counters(&[source, ("{edge|user=v2}~edge~fixed_window:1m", 9)]));
+    assert_eq!(charged(&rules, "edge", "v1"), counters(&[("{edge|user~v*}~edge~fixed_window:1m", 9)]));
+}
+
+#[test]
+fn a_wrong_replace_is_an_error() {
+    for (item, expected) in [
+        ("deny: true", "decides the whole request"),
+        ("descriptors: [{ key: path, rate_limit: { unit: day, requests_per_unit: 1 } }]", "needs a limit"),
+    ] {
+        let text = format!("overlay: edge\ndescriptors: [{{ key: user, replace: true, {item} }}]\n");
+        let error = overlay(&text).unwrap_err().to_string();
+        assert!(error.starts_with("overlay.yaml:2:") && error.contains(expected), "{error}");
+    }
+    let wrong =
+        compile(documents("rules.yaml", &USERS.replace("key: user", "key: user, replace: true")), &Options::default());
+    assert!(wrong.unwrap_err().to_string().contains("this is a rule file"));
+}
+
+#[test]
+fn a_limit_replaces_only_limits_of_its_own_tree() {
+    let named = |name: &str, replaces: &str, unit: &str| {
+        format!(
+            "[{{ key: user, rate_limit: {{ name: {name}, replaces: [{{ name: {replaces} }}], unit: {unit}, requests_per_unit: 5 }} }}]\n"
+        )
+    };
+    let source = format!("domain: edge\ndescriptors: {}", named("one", "two", "hour"));
+    let own = format!("overlay: edge\ndescriptors: {}", named("two", "one", "day"));
+    let keys: Vec<_> = charged(&over(&source, &[&own]), "edge", "a").into_iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, ["{edge|user=a}fixed_window:1h", "{edge|user=a}~edge~fixed_window:1d"]);
+    // A replaced rule replaces nothing.
+    let two = "domain: edge
+descriptors:
+  - { key: user, rate_limit: { name: one, replaces: [{ name: two }], unit: hour, requests_per_unit: 5 } }
+  - { key: path, rate_limit: { name: two, unit: hour, requests_per_unit: 5 } }
+";
+    let own = "overlay: edge\ndescriptors: [{ key: user, replace: true, rate_limit: { unit: hour, requests_per_unit: 9 } }]\n";
+    let both = |rules: &RuleSet| {
+        let [user, path] =
+            [("user", "a"), ("path", "/")].map(|entry| request("edge", &[entry]).descriptors()[0].clone());
+        rules.find(&Request::new("edge".to_owned(), vec![user, path], 0).unwrap()).charges.len()
+    };
+    assert_eq!((both(&over(two, &[])), both(&over(two, &[own]))), (1, 2));
+}
+
+#[test]
+fn a_limit_that_the_request_sends_takes_the_place_of_limits_in_both_trees() {
+    let sent = |rules: &RuleSet| {
+        let plain = request("edge", &[("user", "a")]).descriptors()[0].clone();
+        let limit = Override::new(3, 2, 1).unwrap();
+        let request = Request::new("edge".to_owned(), vec![Descriptor { limit: Some(limit), ..plain }], 0).unwrap();
+        let charges = rules.find(&request).charges;
+        charges.iter().map(|charge| (charge.key.to_string(), charge.limit.quota().limit())).collect::<Vec<_>>()
+    };
+    let own = |more: &str| {
+        format!(
+            "overlay: edge\ndescriptors: [{{ key: user, {more}rate_limit: {{ unit: minute, requests_per_unit: 9, algorithm: gcra }} }}]\n"
+        )
+    };
+    let (source, added) = (("{edge|user=a}fixed_window:1m", 3), ("{edge|user=a}~edge~gcra:1m", 3));
+    assert_eq!(sent(&over(USERS, &[&own("")])), counters(&[source, added]));
+    assert_eq!(sent(&over(USERS, &[&own("replace: true, ")])), counters(&[("{edge|user=a}gcra:1m", 3)]));
+    let none = "overlay: edge\ndescriptors: [{ key: user, REPLACErate_limit: { unlimited: true } }]\n";
+    assert_eq!(sent(&over(USERS, &[&none.replace("REPLACE", "")])), counters(&[source]));
+    assert_eq!(sent(&over(USERS, &[&none.replace("REPLACE", "replace: true, ")])), counters(&[source]));
+}
+
+#[test]
+fn an_overlay_without_wildcards_is_in_force_without_the_domain_in_the_source() {
+    let own = "overlay: NAME\non_store_failure: closed\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 7 } }]\n";
+    for rules in ["", &USERS.replace("edge", "other")] {
+        let named = over(rules, &[&own.replace("NAME", "edge")]);
+        assert_eq!(charged(&named, "edge", "a").len(), 1);
+        assert_eq!(named.rules()[0].policies().on_failure.name(), "closed");
+        assert!(charged(&over(rules, &[&own.replace("NAME", "\"ed*\"")]), "edge", "a").is_empty());
+        // A pattern applies to a domain that another overlay names.
+        let both = over(rules, &[&own.replace("NAME", "edge"), &own.replace("NAME", "\"ed*\"")]);
+        assert_eq!(charged(&both, "edge", "a").len(), 2);
+    }
+}
+
+#[test]
+fn own_rules_for_no_domain_of_the_source_warn() {
+    let text = "overlay: \"x*\"\ndescriptors: [{ key: user, deny: true }]\n";
+    let (CompiledRules { warnings, .. }, effect) = laid(text);
+    assert_eq!((warnings.len(), effect.unmatched), (1, 1));
+    assert!(
+        warnings[0].to_string().starts_with("overlay.yaml:1:10: warning: the rules have no domain"),
+        "{}",
+        warnings[0]
+    );
+}
+
+#[test]
+fn own_rules_read_values_as_the_entries_of_source_and_overlay_say() {
+    let rules = "domain: edge
+entries: { user: { case: lower } }
+descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 5 } }]
+";
+    let own = "overlay: edge\nentries: { ip: { as: ip } }
+descriptors:
+  - { key: user, value: alice, deny: true }
+  - { key: ip, rate_limit: { unit: day, requests_per_unit: 7 } }
+";
+    let rules = over(rules, &[own]);
+    assert_eq!(ruling(&rules, "ALICE"), Some(true));
+    let charges = rules.find(&request("edge", &[("ip", "2001:db8::5")])).charges;
+    assert_eq!(charges[0].key.to_string(), "{edge|ip~=2001:db8::/64}~edge~fixed_window:1d");
+    // They do so although a rule of the source is not valid under the entries of the overlay.
+    let source = "domain: edge\ndescriptors: [{ key: ip, value: 10.0.0.0/8, rate_limit: { unit: day, requests_per_unit: 1 } }]\n";
+    let charges = over(source, &[own]);
+    let charges = charges.find(&request("edge", &[("ip", "2001:db8::5")])).charges;
+    assert_eq!(charges[0].key.to_string(), "{edge|ip~=2001:db8::/64}~edge~fixed_window:1d");
+}
+
+#[test]
+fn errors_of_an_overlay_are_found_without_a_source() {
+    for (text, place) in [
+        ("overlay: \"*\"\ndescriptors: [{ key: user, rate_limit: { unit: fortnight, requests_per_unit: 1 } }]\n", "2:"),
+        ("overlay: \"*\"\nentries: { ip: { as: ip, v4_prefix: 99 } }\n", "2:"),
+        ("overlay: \"*\"\nentries: { ip: { v4_prefix: 9 } }\n", "2:"),
+        ("overlay: \"*\"\ndescriptors: [{ value: x }]\n", "2:"),
+    ] {
+        let error = overlay(text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("overlay.yaml:{place}")), "{error}");
+    }
+    let secret = Options { needs_secret: true, ..Options::default() };
+    let text = "overlay: \"*\"\nentries: { user: { sensitive: true } }\n";
+    let error = Overlay::new(documents("overlay.yaml", text), &secret).unwrap_err().to_string();
+    assert!(error.starts_with("overlay.yaml:2:") && error.contains("KEY_SECRET_FILE"), "{error}");
+}
+
+#[test]
+fn rules_that_are_copied_to_too_many_domains_are_an_error() {
+    let values: Vec<_> = (0..2_000).map(|number| format!("v{number}")).collect();
+    let list = values.join(", ");
+    let text = format!("overlay: \"*\"\ndescriptors: [{{ key: user, values: [{list}], deny: true }}]\n");
+    let overlay = overlay(&text).unwrap();
+    let files: Vec<_> = (0..100)
+        .map(|number| {
+            let name = format!("rules-{number}.yaml");
+            File { name: name.as_str().into(), bytes: USERS.replace("edge", &format!("edge-{number}")).into() }
+        })
+        .collect();
+    let error = overlay.compile(Some(Documents::parse(files.clone())), &Options::default()).unwrap_err().to_string();
+    assert!(error.starts_with("overlay.yaml:1:10: error:") && error.contains("100 domains"), "{error}");
+    assert!(overlay.compile(Some(Documents::parse(files[1..].to_vec())), &Options::default()).is_ok());
 }

@@ -143,7 +143,7 @@ impl Job {
         let request = first.map_err(invalid)?;
 
         let rules = limiter.rules();
-        if !rules.is_loaded() {
+        if !rules.can_decide(request.domain()) {
             telemetry.invalid();
             return Err(Undecided::NoRules);
         }

@@ -96,6 +96,7 @@ impl<'t> Reader<'_, 't> {
             }
             self.take(size_of::<EntryNode>() + TEXT_BYTES + name.len(), key.place);
             let mut normalizer = EntryNode {
+                is_laid: false,
                 key: Placed { value: name.to_owned(), place: key.place },
                 form: None,
                 v4_prefix: None,
