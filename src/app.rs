@@ -31,6 +31,7 @@ mod inputs;
 mod intake;
 mod log;
 mod metrics;
+mod otlp;
 mod overlay;
 pub mod read;
 mod service;

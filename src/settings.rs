@@ -9,6 +9,8 @@ use thiserror::Error;
 
 use crate::model::{Micros, StorePolicies};
 
+mod otel;
+mod otlp;
 mod redis;
 mod secret;
 mod statsd;
@@ -19,10 +21,12 @@ mod unused;
 mod values;
 mod xds;
 
+pub use otel::ExportProtocol;
+pub use otlp::OtlpSettings;
 pub use redis::{Auth, RedisSettings};
 pub use statsd::StatsdSettings;
 pub use store::StoreChoice;
-pub use traces::{ExportProtocol, TraceSettings};
+pub use traces::TraceSettings;
 pub use unused::{UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
@@ -86,6 +90,8 @@ macro_rules! settings {
             pub store: StoreChoice,
             /// Settings of traces; `None` if requests are not traced.
             pub traces: Option<TraceSettings>,
+            /// Settings of the export of metrics over OTLP; `None` if it is off.
+            pub otlp: Option<OtlpSettings>,
             /// Settings of statsd or DogStatsD; `None` if neither is on.
             pub statsd: Option<StatsdSettings>,
             /// Variables that are set and have no effect.
@@ -105,13 +111,14 @@ macro_rules! settings {
                 let mut wrong = unsupported(&given);
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
-                let (store, traces) = (store::read(&given, &mut wrong), traces::read(&given, &mut wrong));
+                let (store, exports) = (store::read(&given, &mut wrong), otlp::read(&given, &mut wrong));
                 let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
-                match ($($field,)+ store, traces, statsd, source) {
-                    ($(Some($field),)+ Some(store), Some(traces), Some(statsd), Some(source)) if wrong.is_empty() => {
+                match ($($field,)+ store, exports, statsd, source) {
+                    ($(Some($field),)+ Some(store), Some((traces, otlp)), Some(statsd), Some(source)) if wrong.is_empty() => {
                         let unused = unused::set(&given);
-                        let mut all = Self { $($field,)+ store, traces, statsd, unused, source };
+                        let mut all = Self { $($field,)+ store, traces, otlp, statsd, unused, source };
                         all.statsd = all.statsd.filter(|_| !all.disable_stats);
+                        all.otlp = all.otlp.filter(|_| !all.disable_stats);
                         Ok(all)
                     }
                     _ => Err(InvalidSettings(wrong)),
@@ -224,7 +231,7 @@ pub enum InvalidSetting {
 impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
-        let own = [Self::PROCESS].into_iter().chain(store::TABLES).chain(traces::TABLES);
+        let own = [Self::PROCESS].into_iter().chain(store::TABLES).chain(otlp::TABLES);
         own.chain([statsd::TABLE]).chain(xds::TABLES).flatten()
     }
 
@@ -366,6 +373,7 @@ mod tests {
                 "REDIS_PERSECOND_SENTINEL_AUTH",
                 "OTEL_EXPORTER_OTLP_HEADERS",
                 "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+                "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
                 "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
             ]
         );

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use http::HeaderMap;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -17,13 +19,14 @@ use self::metrics::{
     BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION,
     RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
 };
-use self::page::{Page, seconds};
+use self::page::Page;
 use self::refusals::Refusals;
 pub use self::series::NamedHits;
 use self::series::Rules;
 use self::servers::ServerMetrics;
 use self::times::Times;
 use self::traces::{Span, Traces, Way};
+use self::value::seconds;
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
 pub mod escape;
@@ -34,6 +37,7 @@ pub mod limited;
 pub mod lines;
 pub mod metrics;
 pub mod page;
+mod points;
 mod refusals;
 mod series;
 pub mod servers;
@@ -42,6 +46,7 @@ pub mod statsd;
 pub mod throttle;
 mod times;
 pub mod traces;
+mod value;
 
 /// Method name in the metrics of calls, as in the reference.
 const METHOD: &str = "ShouldRateLimit";
@@ -304,8 +309,20 @@ impl Telemetry {
     /// Returns the present metrics in Prometheus' text format.
     pub fn page(&self) -> String {
         let mut page = Page::default();
+        self.write_to(&mut page);
+        page.into_text()
+    }
+
+    /// Returns the metrics of `now` as requests of OpenTelemetry's protocol, of a process that `resource` describes.
+    pub fn points(&self, now: Micros, resource: &Resource) -> Vec<ExportMetricsServiceRequest> {
+        let mut page = Page::points(self.started, now);
+        self.write_to(&mut page);
+        page.into_requests(resource)
+    }
+
+    fn write_to(&self, page: &mut Page) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        self.rules.write_to(&mut page);
+        self.rules.write_to(page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
         page.single(&GLOBAL_SHADOW_MODE, read(&self.shadowed_refusals));
         page.family(&DELAYED, |family| {
@@ -318,7 +335,7 @@ impl Telemetry {
             family.sample(&["service_error"], read(&self.invalid));
         });
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
-        self.limited.write_to(&mut page);
+        self.limited.write_to(page);
         page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
         let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;
         page.single(&LOADS, read(succeeded));
@@ -327,11 +344,10 @@ impl Telemetry {
         page.single(&RULES_GENERATION, read(generation));
         page.single(&RULES_LOADED, seconds(read(loaded_us)));
         page.single(&RULES_REJECTED, u8::from(is_rejected.load(Ordering::Relaxed)));
-        self.servers.write_to(&mut page);
-        self.page_writers.lock().iter().for_each(|writer| writer(&mut page));
-        page.family(&BUILD_INFO, |family| family.sample(&[env!("CARGO_PKG_VERSION")], 1));
+        self.servers.write_to(page);
+        self.page_writers.lock().iter().for_each(|writer| writer(page));
+        page.family(&BUILD_INFO, |family| family.sample(&[env!("CARGO_PKG_VERSION")], 1_u8));
         page.single(&START_TIME, seconds(self.started.get()));
-        page.into_text()
     }
 }
 

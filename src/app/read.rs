@@ -6,6 +6,7 @@ use anyhow::Context;
 
 use super::SENT_TWICE;
 use super::inputs::{Inputs, OverlayState};
+use super::otlp::Exporter;
 use super::store::RedisFiles;
 use super::traces::Exporting;
 use crate::file::{MAX_SECRET, Named, apart};
@@ -47,6 +48,8 @@ pub(super) struct Read {
     pub(super) redis: Option<RedisFiles>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
+    /// Exporter of metrics, if that is on. It reads the same authorities.
+    pub(super) metrics: Option<Exporter>,
 }
 
 impl Read {
@@ -78,7 +81,8 @@ impl Read {
             eprintln!("{SENT_TWICE}");
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
-        Ok(Self { source, options, rules, overlay, overlay_state, redis, spans })
+        let metrics = Exporter::build(settings)?;
+        Ok(Self { source, options, rules, overlay, overlay_state, redis, spans, metrics })
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
 use super::log::{self, Log};
+use super::otlp::{Exporter, Otlp};
 use super::overlay::OverlayIntake;
 use super::read::Read;
 use super::signals::Signals;
@@ -67,6 +68,8 @@ pub(super) struct Service {
     replicas: Arc<Replicas>,
     telemetry: Arc<Telemetry>,
     exporting: Option<Exporting>,
+    /// Exporter of metrics, until it is started.
+    exporter: Option<Exporter>,
     workers: NonZeroUsize,
 }
 
@@ -82,6 +85,7 @@ pub(super) struct Running {
     announcer: Option<Arc<Announcer>>,
     exporting: Option<Exporting>,
     statsd: Option<Statsd>,
+    otlp: Option<Otlp>,
     /// Tasks that end with the stop signal.
     tasks: Vec<JoinHandle<()>>,
     /// Tasks that calls in flight still need.
@@ -91,7 +95,7 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, overlay, overlay_state, redis, spans } = read;
+        let Read { source, options, rules, overlay, overlay_state, redis, spans, metrics: exporter } = read;
         let (overlay, inputs) = overlay.unzip();
         let overlay_state = Arc::new(overlay_state);
         let workers = worker_count(settings);
@@ -143,6 +147,7 @@ impl Service {
             replicas,
             telemetry,
             exporting,
+            exporter,
             workers,
         }
     }
@@ -189,7 +194,9 @@ impl Service {
             ),
         };
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
-        let Self { following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, .. } = self;
+        let Self {
+            following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, exporter, ..
+        } = self;
         let mut tasks: Vec<_> = following.into_iter().collect();
         tasks.extend(overlay.map(|overlay| {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
@@ -224,6 +231,7 @@ impl Service {
             announcer,
             exporting,
             statsd: statsd.transpose()?,
+            otlp: exporter.map(|exporter| exporter.start(self.telemetry)),
             tasks,
             store_tasks,
         })
@@ -319,7 +327,7 @@ impl Running {
                 tracing::info!(target: log::TARGET, event = "stop.forced", "stopped at once by a second signal");
             }
         }
-        // Both at once, so that a stop waits for the slower one only.
+        // All at once, so that a stop waits for the slower one only.
         tokio::join!(
             async {
                 if let Some(exporting) = self.exporting {
@@ -329,6 +337,11 @@ impl Running {
             async {
                 if let Some(statsd) = self.statsd {
                     statsd.flush().await;
+                }
+            },
+            async {
+                if let Some(otlp) = self.otlp {
+                    otlp.flush().await;
                 }
             }
         );

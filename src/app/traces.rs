@@ -1,11 +1,13 @@
 //! Export of traces: spans wait in a bounded queue, and a separate thread delivers them, so no decision waits for the
 //! receiver.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TraceId;
 use opentelemetry_http::hyper::HyperClient;
@@ -59,7 +61,7 @@ impl Exporting {
                 return Err(error);
             }
         };
-        exporter.set_resource(&resource(settings));
+        exporter.set_resource(&resource(&settings.resource));
         let (spans, waiting) = mpsc::channel(MOST_WAITING);
         let (dropped, (stop, stopped)) = (Arc::new(AtomicU64::new(0)), watch::channel(false));
         let sampler = Sampler { ratio: settings.ratio, follows_caller: settings.follows_caller };
@@ -175,12 +177,7 @@ fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
                 .with_endpoint(endpoint)
                 .with_timeout(*timeout);
             let builder = if is_tls {
-                let connector = hyper_rustls::HttpsConnectorBuilder::new()
-                    .with_provider_and_native_roots(rustls::crypto::ring::default_provider())?
-                    .https_only()
-                    .enable_http1()
-                    .build();
-                builder.with_http_client(HyperClient::new(connector, *timeout, None))
+                builder.with_http_client(HyperClient::new(https_connector()?, *timeout, None))
             } else {
                 builder.with_http_client(HyperClient::with_default_connector(*timeout, None))
             };
@@ -189,13 +186,23 @@ fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
     })
 }
 
-/// Returns the resource attributes that describe this process in its spans.
-fn resource(settings: &TraceSettings) -> Resource {
-    let given = settings.resource.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone()));
+/// Returns a connector to receivers over HTTPS that trusts the authorities of the system.
+pub(super) fn https_connector() -> anyhow::Result<HttpsConnector<HttpConnector>> {
+    let builder = HttpsConnectorBuilder::new();
+    let builder = builder.with_provider_and_native_roots(rustls::crypto::ring::default_provider())?;
+    Ok(builder.https_only().enable_http1().build())
+}
+
+/// Returns the resource attributes that describe this process in its spans and metrics: the `given` ones and its own.
+pub(super) fn resource(given: &[(String, String)]) -> Resource {
+    /// Both kinds of export have the same.
+    static INSTANCE: OnceLock<String> = OnceLock::new();
+    let instance = INSTANCE.get_or_init(|| uuid(RandomIdGenerator::default().new_trace_id()));
+    let given = given.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone()));
     Resource::builder_empty()
         .with_detector(Box::new(TelemetryResourceDetector))
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-        .with_attribute(KeyValue::new("service.instance.id", uuid(RandomIdGenerator::default().new_trace_id())))
+        .with_attribute(KeyValue::new("service.instance.id", instance.as_str()))
         .with_attributes(given)
         .build()
 }

@@ -1,83 +1,121 @@
-//! Metrics page in Prometheus' text format 0.0.4.
+//! Present values of all metrics: as a page in Prometheus' text format 0.0.4, or as data points of OpenTelemetry's protocol.
 
-use std::fmt::{Display, Write};
+use std::fmt::Write;
+
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 
 use super::escape::is_hidden;
 use super::histogram::Histogram;
 use super::metrics::Metric;
+use super::points::Points;
+use super::value::{Value, seconds};
+use crate::model::Micros;
 
 /// `Content-Type` of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Text of the metrics at one moment.
-#[derive(Debug, Default)]
-pub struct Page(String);
+/// Metrics at one moment.
+#[derive(Debug)]
+pub struct Page(Form);
+
+/// Form of the page.
+#[derive(Debug)]
+enum Form {
+    Text(String),
+    Points(Points),
+}
 
 /// Part of the page for one metric.
 pub struct Family<'a> {
-    page: &'a mut String,
+    form: &'a mut Form,
     metric: &'static Metric,
 }
 
+impl Default for Page {
+    /// Returns an empty page of text.
+    fn default() -> Self {
+        Self(Form::Text(String::new()))
+    }
+}
+
 impl Page {
+    /// Returns an empty page of data points for `now`, of a process that started at `started`.
+    pub(super) fn points(started: Micros, now: Micros) -> Self {
+        Self(Form::Points(Points::new(started, now)))
+    }
+
     /// Adds a metric; `fill` adds its series.
     pub fn family(&mut self, metric: &'static Metric, fill: impl FnOnce(&mut Family<'_>)) {
-        let Metric { name, kind, help, .. } = metric;
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
-        fill(&mut Family { page: &mut self.0, metric });
+        if let Form::Text(page) = &mut self.0 {
+            let Metric { name, kind, help, .. } = metric;
+            let _ = writeln!(page, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
+        }
+        fill(&mut Family { form: &mut self.0, metric });
     }
 
     /// Adds a metric with one series and no labels.
-    pub fn single(&mut self, metric: &'static Metric, value: impl Display) {
+    pub fn single(&mut self, metric: &'static Metric, value: impl Into<Value>) {
         self.family(metric, |family| family.sample(&[], value));
     }
 
-    /// Returns the text of the page.
+    /// Returns the text of the page; nothing for data points.
     pub fn into_text(self) -> String {
-        self.0
+        match self.0 {
+            Form::Text(text) => text,
+            Form::Points(_) => String::new(),
+        }
+    }
+
+    /// Returns the requests that send the data points as those of `resource`; none for a page of text.
+    pub(super) fn into_requests(self, resource: &Resource) -> Vec<ExportMetricsServiceRequest> {
+        match self.0 {
+            Form::Text(_) => Vec::new(),
+            Form::Points(points) => points.into_requests(resource),
+        }
     }
 }
 
 impl Family<'_> {
     /// Adds one series. `values` are the label values in the order of the table. An empty value leaves its label out, which
     /// means the same in Prometheus.
-    pub fn sample(&mut self, values: &[&str], value: impl Display) {
-        self.line("", values, None, value);
+    pub fn sample(&mut self, values: &[&str], value: impl Into<Value>) {
+        let (metric, value) = (self.metric, value.into());
+        match self.form {
+            Form::Text(page) => line(page, metric, "", values, None, value),
+            Form::Points(points) => points.number(metric, values, value),
+        }
     }
 
     /// Adds one series of a histogram.
     pub fn histogram(&mut self, values: &[&str], histogram: &Histogram) {
+        let page = match self.form {
+            Form::Text(page) => page,
+            Form::Points(points) => return points.histogram(self.metric, values, histogram),
+        };
         let mut upto = 0;
         for (bound, count) in histogram.buckets() {
             upto += count;
             let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| seconds(bound).to_string());
-            self.line("_bucket", values, Some(&bound), upto);
+            line(page, self.metric, "_bucket", values, Some(&bound), upto.into());
         }
-        self.line("_sum", values, None, seconds(histogram.sum_us()));
-        self.line("_count", values, None, upto);
-    }
-
-    fn line(&mut self, suffix: &str, values: &[&str], bound: Option<&str>, value: impl Display) {
-        let Self { page, metric } = self;
-        let _ = write!(page, "{}{suffix}", metric.name);
-        let named = metric.labels.iter().copied().zip(values.iter().copied());
-        let mut open = '{';
-        for (label, value) in named.filter(|(_, value)| !value.is_empty()).chain(bound.map(|bound| ("le", bound))) {
-            let _ = write!(page, "{open}{label}=\"");
-            escape(value, page);
-            page.push('"');
-            open = ',';
-        }
-        let close = if open == ',' { "}" } else { "" };
-        let _ = writeln!(page, "{close} {value}");
+        line(page, self.metric, "_sum", values, None, seconds(histogram.sum_us()).into());
+        line(page, self.metric, "_count", values, None, upto.into());
     }
 }
 
-/// Converts microseconds to seconds.
-pub fn seconds(us: u64) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "exact for the first 285 years")]
-    let us = us as f64;
-    us / 1e6
+fn line(page: &mut String, metric: &Metric, suffix: &str, values: &[&str], bound: Option<&str>, value: Value) {
+    let _ = write!(page, "{}{suffix}", metric.name);
+    let named = metric.labels.iter().copied().zip(values.iter().copied());
+    let mut open = '{';
+    for (label, value) in named.filter(|(_, value)| !value.is_empty()).chain(bound.map(|bound| ("le", bound))) {
+        let _ = write!(page, "{open}{label}=\"");
+        escape(value, page);
+        page.push('"');
+        open = ',';
+    }
+    let close = if open == ',' { "}" } else { "" };
+    let _ = writeln!(page, "{close} {value}");
 }
 
 fn escape(value: &str, page: &mut String) {
@@ -103,8 +141,8 @@ mod tests {
     #[test]
     fn a_page_is_what_a_scraper_reads() {
         let mut page = Page::default();
-        page.single(&RULES, 7);
-        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0\u{202e}", "", "admitted", "store"], 3));
+        page.single(&RULES, 7_u8);
+        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0\u{202e}", "", "admitted", "store"], 3_u8));
         assert_eq!(
             page.into_text(),
             "# HELP tidegate_rules Rules in force\n# TYPE tidegate_rules gauge\ntidegate_rules 7\n\

@@ -12,7 +12,8 @@ use super::metrics::{
     STORE_BAD_REPLIES, STORE_BREAKER, STORE_CALLS, STORE_CALLS_LIMIT, STORE_FAILURES, STORE_LOST_UNDOS,
     STORE_QUEUE_DELAY, STORE_ROUND_TRIP,
 };
-use super::page::{Page, seconds};
+use super::page::Page;
+use super::value::seconds;
 
 /// Reason why a server did not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -74,6 +74,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             ("REFUSAL_BODY", "json".to_owned()),
             ("STORE_DEADLINE", "2s".to_owned()),
             ("TRACING_ENABLED", "true".to_owned()),
+            ("OTEL_METRICS_EXPORTER", "otlp".to_owned()),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url()),
         ];
         let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -107,7 +108,8 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
         tidegate.terminate();
         assert!(tidegate.ended().await.success());
         let spans = receiver.bytes();
-        for (what, told) in [("metrics", page.as_bytes()), ("spans", &spans)] {
+        let sent: Vec<_> = receiver.metrics().iter().flat_map(|sent| sent.request.encode_to_vec()).collect();
+        for (what, told) in [("metrics", page.as_bytes()), ("metrics over OTLP", &sent), ("spans", &spans)] {
             assert!(is_clean(told) && !String::from_utf8_lossy(told).contains(ORDINARY), "{level}: {what}");
             assert!(String::from_utf8_lossy(told).contains("api_key"), "{level}: {what} tell of the rule");
         }

@@ -53,6 +53,8 @@ mod literature;
 mod logs;
 /// Messages above 4 MiB: decided by their domain, in bounded memory.
 mod messages;
+/// Metrics, as a collector of OpenTelemetry is sent them.
+mod otlp;
 /// Overlays: what an operator lays over rules of any source, followed live.
 mod overlay;
 /// Rules, requests and time, and the decisions that follow.

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use super::{ExportProtocol, TraceSettings};
+use super::TraceSettings;
+use crate::settings::ExportProtocol;
 use crate::settings::tests::{read, wrong};
 
 const ON: (&str, &str) = ("TRACING_ENABLED", "true");
@@ -119,11 +120,11 @@ fn what_is_wrong_is_named_with_what_was_expected_and_no_secret() {
         ON,
         ("OTEL_SDK_DISABLED", "maybe"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "api-key hunter2"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
         ("OTEL_RESOURCE_ATTRIBUTES", "=x"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
         ("OTEL_TRACES_SAMPLER", "xray"),
         ("OTEL_TRACES_SAMPLER_ARG", "2"),
     ];
@@ -132,11 +133,11 @@ fn what_is_wrong_is_named_with_what_was_expected_and_no_secret() {
         [
             r#"OTEL_SDK_DISABLED is "maybe": expected true or false"#,
             r#"OTEL_EXPORTER_OTLP_ENDPOINT is "collector:4318": expected a URL such as http://collector:4318 or https://collector:4318"#,
-            r#"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is "ftp://collector": expected a URL such as http://collector:4318 or https://collector:4318"#,
             r#"OTEL_EXPORTER_OTLP_PROTOCOL is "http/json": expected http/protobuf or grpc"#,
             r#"OTEL_EXPORTER_OTLP_HEADERS is "***": expected NAME=VALUE,NAME=VALUE, with %2C for a comma in a value"#,
             r#"OTEL_EXPORTER_OTLP_TIMEOUT is "10s": expected a whole number of milliseconds from 1 to 600000"#,
             r#"OTEL_RESOURCE_ATTRIBUTES is "=x": expected KEY=VALUE,KEY=VALUE, with %2C for a comma in a value"#,
+            r#"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is "ftp://collector": expected a URL such as http://collector:4318 or https://collector:4318"#,
             r#"OTEL_TRACES_SAMPLER is "xray": expected always_on, always_off or traceidratio, each also with the prefix parentbased_"#,
             r#"OTEL_TRACES_SAMPLER_ARG is "2": expected a number from 0 to 1"#,
         ]

@@ -1,4 +1,4 @@
-//! A receiver of spans, from the protocol's own definitions: over gRPC or HTTP, and one that takes the connection and says nothing.
+//! A receiver of spans and metrics, from the protocol's own definitions: over gRPC or HTTP, and one that takes the connection and says nothing.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -8,6 +8,10 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
+use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_server::{
+    MetricsService, MetricsServiceServer,
+};
+use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -26,7 +30,7 @@ use tonic::{Request, Response, Status};
 use crate::redis::certificates::Authority;
 use crate::support::eventually;
 
-/// A receiver of spans. It ends when it is dropped.
+/// A receiver of spans and metrics. It ends when it is dropped.
 pub struct Receiver {
     /// Where it listens.
     pub at: SocketAddr,
@@ -36,7 +40,16 @@ pub struct Receiver {
 
 /// What was received.
 #[derive(Clone, Default)]
-struct Taken(Arc<Mutex<Vec<Delivery>>>);
+struct Taken(Arc<Mutex<Vec<Delivery>>>, Arc<Mutex<Vec<Metrics>>>);
+
+/// One delivery of metrics.
+#[derive(Clone)]
+pub struct Metrics {
+    /// What was sent.
+    pub request: ExportMetricsServiceRequest,
+    /// The header `api-key`.
+    pub key: Option<String>,
+}
 
 /// One delivery.
 struct Delivery {
@@ -65,9 +78,16 @@ impl Drop for AbortOnDrop {
 impl Receiver {
     /// One that speaks gRPC.
     pub async fn grpc() -> Self {
-        let (taken, listener) = (Taken::default(), listener().await);
+        Self::grpc_on(listener().await)
+    }
+
+    /// One that speaks gRPC on this listener.
+    pub fn grpc_on(listener: TcpListener) -> Self {
+        let taken = Taken::default();
         let at = listener.local_addr().expect("it is bound");
-        let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(taken.clone()));
+        let server = tonic::transport::Server::builder()
+            .add_service(TraceServiceServer::new(taken.clone()))
+            .add_service(MetricsServiceServer::new(taken.clone()));
         let serving = server.serve_with_incoming(TcpIncoming::from(listener));
         Self { at, taken, _server: AbortOnDrop(tokio::spawn(async { serving.await.expect("it serves") })) }
     }
@@ -76,7 +96,8 @@ impl Receiver {
     pub async fn http() -> Self {
         let (taken, listener) = (Taken::default(), listener().await);
         let at = listener.local_addr().expect("it is bound");
-        let routes = Router::new().route("/v1/traces", post(take)).with_state(taken.clone());
+        let routes = Router::new().route("/v1/traces", post(take)).route("/v1/metrics", post(take_metrics));
+        let routes = routes.with_state(taken.clone());
         let serving = axum::serve(listener, routes).into_future();
         Self { at, taken, _server: AbortOnDrop(tokio::spawn(async { serving.await.expect("it serves") })) }
     }
@@ -135,6 +156,11 @@ impl Receiver {
         received.collect()
     }
 
+    /// The metrics that it was told so far, in the order of the deliveries.
+    pub fn metrics(&self) -> Vec<Metrics> {
+        self.taken.1.lock().expect("nobody panicked").clone()
+    }
+
     /// Everything, as it came.
     pub fn bytes(&self) -> Vec<u8> {
         let deliveries = self.taken.0.lock().expect("nobody panicked");
@@ -189,6 +215,26 @@ impl TraceService for Taken {
         self.0.lock().expect("nobody panicked").push(Delivery { request: request.into_inner(), key });
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Taken {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        let key = request.metadata().get("api-key").map(|key| key.to_str().expect("text").to_owned());
+        self.1.lock().expect("nobody panicked").push(Metrics { request: request.into_inner(), key });
+        Ok(Response::new(ExportMetricsServiceResponse::default()))
+    }
+}
+
+async fn take_metrics(State(taken): State<Taken>, headers: HeaderMap, body: Bytes) -> Vec<u8> {
+    assert_eq!(headers["content-type"], "application/x-protobuf");
+    let request = ExportMetricsServiceRequest::decode(body).expect("the protocol's message");
+    let key = headers.get("api-key").map(|key| key.to_str().expect("text").to_owned());
+    taken.1.lock().expect("nobody panicked").push(Metrics { request, key });
+    ExportMetricsServiceResponse::default().encode_to_vec()
 }
 
 async fn take(State(taken): State<Taken>, headers: HeaderMap, body: Bytes) -> Vec<u8> {
