@@ -44,6 +44,9 @@
 {{- if and .Values.rules.existingConfigMap .Values.rules.files -}}
 {{- fail "rules.existingConfigMap and rules.files are both set: remove one of them" -}}
 {{- end -}}
+{{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
+{{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}
+{{- end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas: lower the minimum, or raise the maximum" -}}
 {{- end -}}
