@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
+use crate::app::read::Given;
 use crate::app::{self, read};
 use crate::rulefile::{CompiledRules, InvalidRules};
 use crate::settings::Settings;
@@ -72,9 +73,17 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
 /// Reads and compiles the rule files of a command as the service does. Uses only the settings for rules, because `check` must
 /// work even if the service would not start.
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
-    let settings =
+    let mut settings =
         Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
-    read::load(settings, Location::Paths(paths(matches)))
+    if let Some(overlay) = matches.get_one::<String>("overlay") {
+        settings.rules_overlay.clone_from(overlay);
+    }
+    let given = match (matches.get_one::<PathBuf>("push"), paths(matches)) {
+        (Some(push), _) => Given::Push(push.clone()),
+        (None, paths) if paths.is_empty() => Given::Overlay,
+        (None, paths) => Given::Files(Location::Paths(paths)),
+    };
+    read::load(settings, given)
 }
 
 /// Writes `text` to standard output. A reader that has closed the pipe, such as `head`, has read enough: that is no error.
@@ -91,10 +100,29 @@ fn print(text: &dyn fmt::Display) -> anyhow::Result<()> {
 /// Returns the argument for rule files.
 fn files() -> Arg {
     Arg::new("FILE")
-        .value_parser(clap::value_parser!(std::path::PathBuf))
+        .value_parser(clap::value_parser!(PathBuf))
         .help("Rule files, or directories that contain *.yaml and *.yml rule files")
 }
 
-fn paths(matches: &ArgMatches) -> Vec<std::path::PathBuf> {
+/// Adds the arguments for the rules that a command reads.
+fn with_rules(command: Command) -> Command {
+    command
+        .arg(
+            Arg::new("overlay").long("overlay").value_name("FILE_OR_DIRECTORY").help(
+                "Overlay that is laid over the rules, in place of RULES_OVERLAY. Without rules, it is read alone",
+            ),
+        )
+        .arg(
+            Arg::new("push")
+                .long("push")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .conflicts_with("FILE")
+                .help("Recorded push of a control plane in place of rule files: the JSON of a DiscoveryResponse with resources of the type ratelimit.config.ratelimit.v3.RateLimitConfig, as grpcurl prints it, or a list of such resources"),
+        )
+        .arg(files().num_args(1..).required_unless_present_any(["overlay", "push"]))
+}
+
+fn paths(matches: &ArgMatches) -> Vec<PathBuf> {
     matches.get_many("FILE").into_iter().flatten().cloned().collect()
 }

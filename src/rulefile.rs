@@ -5,6 +5,7 @@ mod cycles;
 pub mod document;
 mod overlay;
 pub mod problem;
+mod push;
 mod yaml;
 
 mod documents;
@@ -12,6 +13,7 @@ mod documents;
 pub use compile::{CompiledRules, InvalidRules, Options, compile};
 pub use documents::{Documents, File};
 pub use overlay::{Overlay, OverlayEffect};
+pub use push::recorded_push;
 
 /// Compiles rule files that name no lists, in the given order.
 ///

@@ -10,6 +10,7 @@ use crate::algorithm::{Charge, Limit};
 use crate::model::{About, Charging, Colocation, Delivery, Hidden, Path, Request, Role, RuleId, Ruling, StorePolicies};
 use crate::normalize::Normalizers;
 
+pub(crate) mod changes;
 mod charges;
 mod explain;
 pub(crate) mod list;
@@ -19,6 +20,7 @@ pub(crate) mod replacements;
 mod survey;
 pub(crate) mod tree;
 
+use changes::Changes;
 pub use explain::{Explanation, explain};
 use places::{OverlayTree, TreeReplacements};
 pub use survey::Survey;
@@ -64,6 +66,8 @@ pub(crate) struct Domain {
     pub(crate) overlays: Vec<OverlayTree>,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,
+    /// Settings that overlays have set for the whole domain.
+    pub(crate) changes: Option<Box<Changes>>,
 }
 
 /// One rule: the configuration of one place in the descriptor tree.
@@ -84,6 +88,11 @@ pub struct Rule {
     pub(crate) request_cost: NonZeroU32,
     /// Effect on the limits of the source.
     pub(crate) source_limits: SourceLimits,
+    /// Index of its file.
+    pub(crate) file: u32,
+    pub(crate) line: u32,
+    /// Settings that overlays have set.
+    pub(crate) changes: Option<Box<Changes>>,
 }
 
 /// Effect of a rule on the limits of the source for the same descriptor.

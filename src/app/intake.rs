@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::inputs::{Inputs, OverlayState};
 use super::metrics;
 use super::summary::counted;
-use crate::rulefile::{self, CompiledRules, Documents, InvalidRules, Options, Overlay};
+use crate::rulefile::{CompiledRules, Documents, InvalidRules, Options, Overlay};
 use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
 use crate::source::RuleSink;
@@ -33,8 +33,8 @@ pub(super) struct Intake {
     telemetry: Arc<Telemetry>,
     /// Replaced rule sets that requests may still use. Its lock also orders offers of several sources.
     retired: Mutex<Vec<Arc<RuleSet>>>,
-    /// Inputs of the load in force, if an overlay is set. Its lock orders loads of the source and of the overlay.
-    inputs: Option<Mutex<Inputs>>,
+    /// Inputs of the load in force. Its lock orders loads of the source and of the overlay.
+    inputs: Mutex<Inputs>,
     overlay: Arc<OverlayState>,
 }
 
@@ -45,10 +45,10 @@ impl Intake {
         live: Arc<LiveRules>,
         page: watch::Sender<RulesStatus>,
         telemetry: Arc<Telemetry>,
-        inputs: Option<Inputs>,
+        inputs: Inputs,
         overlay: Arc<OverlayState>,
     ) -> Self {
-        Self { options, live, page, telemetry, retired: Mutex::default(), inputs: inputs.map(Mutex::new), overlay }
+        Self { options, live, page, telemetry, retired: Mutex::default(), inputs: Mutex::new(inputs), overlay }
     }
 
     /// Returns the state of the overlay.
@@ -62,12 +62,11 @@ impl Intake {
     /// All errors in the overlay. The rules in force stay.
     pub(super) fn offer_overlay(&self, documents: Documents) -> Result<Generation, InvalidRules> {
         let overlay = Overlay::new(documents, &self.options)?;
-        let Some(inputs) = &self.inputs else { return Ok(self.live.next_generation()) };
-        let mut inputs = inputs.lock();
+        let mut inputs = self.inputs.lock();
         let source = inputs.source.clone();
         let files = source.as_ref().map_or(0, Documents::len);
         let (compiled, effect) = overlay.compile(source, &self.options)?;
-        inputs.overlay = overlay;
+        inputs.overlay = Some(overlay);
         *self.overlay.effect.lock() = effect;
         // The source may have newer documents that are invalid; the overlay does not change that.
         let rejected = self.page.borrow().rejected.clone();
@@ -81,12 +80,8 @@ impl Intake {
     /// Compiles documents of the source with the overlay, if one is set, and puts them in force.
     fn load(&self, documents: Documents) -> Result<Generation, InvalidRules> {
         let files = documents.len();
-        let Some(inputs) = &self.inputs else {
-            return Ok(self.warn_and_put_in_force(rulefile::compile(documents, &self.options)?, files));
-        };
-        let mut inputs = inputs.lock();
-        let (compiled, effect) = inputs.overlay.compile(Some(documents.clone()), &self.options)?;
-        inputs.source = Some(documents);
+        let mut inputs = self.inputs.lock();
+        let (compiled, effect) = inputs.compile(documents, &self.options)?;
         *self.overlay.effect.lock() = effect;
         Ok(self.warn_and_put_in_force(compiled, files))
     }

@@ -1,5 +1,6 @@
 //! Files that are read before the service starts, and by `tidegate check`.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -9,10 +10,11 @@ use super::inputs::{Inputs, OverlayState};
 use super::otlp::Exporter;
 use super::store::RedisFiles;
 use super::traces::Exporting;
-use crate::file::{MAX_SECRET, Named, apart};
+use crate::file::{self, MAX_SECRET, Named, apart};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
-use crate::rulefile::{self, CompiledRules, Documents, InvalidRules, Options, Overlay, OverlayEffect};
+use crate::rulefile::document::MAX_FILE_BYTES;
+use crate::rulefile::{self, CompiledRules, Documents, File, InvalidRules, Options, Overlay};
 use crate::rules::RuleSet;
 use crate::settings::{HeaderStyle, Settings};
 use crate::source::file::FileSource;
@@ -40,8 +42,10 @@ pub(super) struct Read {
     pub(super) options: Options,
     /// The rules; `None` if the source offers even the first ones later.
     pub(super) rules: Option<RuleSet>,
-    /// Source of the overlay, and the inputs of the load, if an overlay is set.
-    pub(super) overlay: Option<(FileSource, Inputs)>,
+    /// Source of the overlay, if one is set.
+    pub(super) overlay: Option<FileSource>,
+    /// Inputs of the load.
+    pub(super) inputs: Inputs,
     /// State of the overlay.
     pub(super) overlay_state: OverlayState,
     /// Credentials and certificates for Redis, if counters are in Redis.
@@ -61,11 +65,10 @@ impl Read {
         let options = Options { needs_secret: true, ..options(settings)? };
         let (source, documents) = Source::open(choice)?;
         let overlay_state = OverlayState::default();
-        let opened = open_overlay(settings, &options)?;
-        let overlay = opened.map(|(file, overlay)| (file, Inputs { source: documents.clone(), overlay }));
-        let laid_over = overlay.as_ref().map(|(_, inputs)| &inputs.overlay);
-        let compiled = match (documents, laid_over) {
-            (Some(documents), overlay) => Some(compile(documents, overlay, &options)?),
+        let (overlay, laid_over) = open_overlay(settings, &options)?.unzip();
+        let mut inputs = Inputs { source: None, overlay: laid_over };
+        let compiled = match (documents, &inputs.overlay) {
+            (Some(documents), _) => Some(inputs.compile(documents, &options)?),
             // Own rules of the overlay are in force before the source has offered any.
             (None, Some(overlay)) => Some(overlay.compile(None, &options)?),
             (None, None) => None,
@@ -82,23 +85,44 @@ impl Read {
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
         let metrics = Exporter::build(settings)?;
-        Ok(Self { source, options, rules, overlay, overlay_state, redis, spans, metrics })
+        Ok(Self { source, options, rules, overlay, inputs, overlay_state, redis, spans, metrics })
     }
 }
 
-/// Reads and compiles the rule files of `location` as the service does, for a command. Returns the number of files and
-/// the compiled rules or their errors. Reports a read of more than 10 s on standard error.
+/// Rules that a command reads.
+#[derive(Clone, Debug)]
+pub enum Given {
+    /// Rule files.
+    Files(Location),
+    /// A recorded push of a control plane.
+    Push(PathBuf),
+    /// No source: the own rules of the overlay alone.
+    Overlay,
+}
+
+/// Reads and compiles the rules of `given` as the service does, for a command. Returns the number of files and the compiled rules
+/// or their errors. Reports a read of more than 10 s on standard error.
 ///
 /// # Errors
 /// If files cannot be read.
-pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
+pub fn load(settings: Settings, given: Given) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
     let load = move || {
-        let (_, documents) = FileSource::open(location)?;
         let options = options(&settings)?;
-        let overlay = open_overlay(&settings, &options)?.map(|(_, overlay)| overlay);
-        let files = documents.len();
-        let compiled = compile(documents, overlay.as_ref(), &options).map(|(compiled, _)| compiled);
-        anyhow::Ok((files, compiled))
+        let documents = match given {
+            Given::Files(location) => Some(FileSource::open(location)?.1),
+            Given::Push(path) => Some(push(&path, &options)?),
+            Given::Overlay => None,
+        };
+        let files = documents.as_ref().map_or(0, Documents::len);
+        let overlay = read_overlay(&settings)?.map(|(_, documents)| Overlay::new(documents, &options)).transpose();
+        let compiled = overlay.and_then(|overlay| match (documents, overlay) {
+            (None, Some(overlay)) => overlay.compile(None, &options),
+            (documents, overlay) => {
+                let documents = documents.unwrap_or_else(|| Documents::parse(Vec::new()));
+                Inputs { source: None, overlay }.compile(documents, &options)
+            }
+        });
+        anyhow::Ok((files, compiled.map(|(compiled, _)| compiled)))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(apart(load, |passed| {
@@ -106,27 +130,27 @@ pub fn load(settings: Settings, location: Location) -> anyhow::Result<(usize, Re
     }))?
 }
 
+/// Reads a recorded push of a control plane.
+fn push(path: &Path, options: &Options) -> anyhow::Result<Documents> {
+    let bytes = file::read(path, MAX_FILE_BYTES).with_context(|| path.display().to_string())?;
+    let name = path.to_string_lossy().into();
+    Ok(rulefile::recorded_push(File { name, bytes }, options.merge_domains))
+}
+
 /// Opens the overlay that the settings name. Returns `None` if they name none.
 fn open_overlay(settings: &Settings, options: &Options) -> anyhow::Result<Option<(FileSource, Overlay)>> {
-    if settings.rules_overlay.is_empty() {
-        return Ok(None);
-    }
-    let (source, documents) = FileSource::open(Location::Paths(vec![(&settings.rules_overlay).into()]))
-        .context("RULES_OVERLAY cannot be read")?;
+    let Some((source, documents)) = read_overlay(settings)? else { return Ok(None) };
     let overlay = Overlay::new(documents, options).context("RULES_OVERLAY has errors")?;
     Ok(Some((source, overlay)))
 }
 
-/// Compiles `documents`, with `overlay` laid over them.
-fn compile(
-    documents: Documents,
-    overlay: Option<&Overlay>,
-    options: &Options,
-) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
-    match overlay {
-        Some(overlay) => overlay.compile(Some(documents), options),
-        None => rulefile::compile(documents, options).map(|compiled| (compiled, OverlayEffect::default())),
+/// Reads the overlay that the settings name, and parses it.
+fn read_overlay(settings: &Settings) -> anyhow::Result<Option<(FileSource, Documents)>> {
+    if settings.rules_overlay.is_empty() {
+        return Ok(None);
     }
+    let location = Location::Paths(vec![(&settings.rules_overlay).into()]);
+    Ok(Some(FileSource::open(location).context("RULES_OVERLAY cannot be read")?))
 }
 
 /// Returns the options of the rule compiler that the settings define.

@@ -95,8 +95,7 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, overlay, overlay_state, redis, spans, metrics: exporter } = read;
-        let (overlay, inputs) = overlay.unzip();
+        let Read { source, options, rules, overlay, inputs, overlay_state, redis, spans, metrics: exporter } = read;
         let overlay_state = Arc::new(overlay_state);
         let workers = worker_count(settings);
         let (traces, exporting) = spans.unzip();

@@ -4,17 +4,17 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
-use super::files;
+use super::with_rules;
 use crate::app::summary;
 use crate::rulefile::CompiledRules;
 
 pub(super) fn command() -> Command {
-    Command::new("check")
-        .about("Report every error in rule files, with file, line and column")
+    let command = Command::new("check")
+        .about("Report every error in rule files and overlays, with file, line and column")
         .long_about(
-            "Reads rule files exactly as `tidegate serve` does, and reports every error and warning.\nExit code 0: the rules load, perhaps with warnings. 1: the rules do not load. 2: the files cannot be read.\nMERGE_DOMAIN_CONFIG=true allows several files to extend one domain, as in `tidegate serve`.",
-        )
-        .arg(files().num_args(1..).required(true))
+            "Reads rule files exactly as `tidegate serve` does, and reports every error and warning. `--overlay` checks an overlay over rule files, over a recorded push (`--push`), or alone.\nExit code 0: the rules load, perhaps with warnings. 1: the rules do not load. 2: the files cannot be read.\nMERGE_DOMAIN_CONFIG=true allows several files to extend one domain, as in `tidegate serve`.",
+        );
+    with_rules(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {

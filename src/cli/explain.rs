@@ -5,19 +5,19 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
-use super::{descriptor, files};
+use super::{descriptor, with_rules};
 use crate::model::Descriptor;
 use crate::rulefile::CompiledRules;
 use crate::rules;
 
 pub(super) fn command() -> Command {
-    Command::new("explain")
+    let command = Command::new("explain")
         .about(
             "Show which rule answers for a descriptor, which counter it charges, and why the other rules do not apply",
         )
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
-        .arg(descriptor::argument())
-        .arg(files().num_args(1..).required(true))
+        .arg(descriptor::argument());
+    with_rules(command)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {

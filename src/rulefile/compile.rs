@@ -87,7 +87,7 @@ impl fmt::Display for InvalidRules {
 /// # Errors
 /// Returns every error of every document with its place, and the warnings with them.
 pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules, InvalidRules> {
-    let Documents { files, documents, mut problems, lists, overlays } = documents;
+    let Documents { files, overlay_files, documents, mut problems, lists, overlays, mut domain_changes } = documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
     let shape: HashSet<(Arc<str>, Option<u32>)> = problems
         .iter()
@@ -113,7 +113,6 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         }
         compiler.domain(file, document, &cycles, &wide, &normalizers);
     }
-    let source_files = overlays.iter().map(|overlay| overlay.file).min().unwrap_or(files.len());
     overlays.into_iter().for_each(|overlay| compiler.overlay(overlay, &wide));
     let Compiler { reports, rules, mut domains, of_lists, .. } = compiler;
     for (name, domain) in &mut domains {
@@ -123,6 +122,7 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
             (None, Some(overlay)) => overlay.normalizers.clone(),
             (None, None) => Normalizers::default(),
         };
+        domain.changes = domain_changes.remove(&**name).map(Box::new);
         let trees = || domain.overlays.iter().map(|overlay| &overlay.root).chain([&domain.root]);
         domain.is_enforcing = trees().any(TreeLevel::is_enforcing);
     }
@@ -138,6 +138,7 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
+    let source_files = files.len().saturating_sub(overlay_files);
     let files = files.iter().map(|file| Arc::clone(&file.name)).collect();
     let modes = Modes { shadow: options.shadow_mode, quota: options.quota_mode };
     Ok(CompiledRules { rules: RuleSet::new(domains, files, source_files, rules, modes), warnings: problems })
@@ -187,6 +188,11 @@ fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool 
     is_other
 }
 
+/// Returns the value without its place.
+fn value<T: Copy>(placed: &Option<Placed<T>>) -> Option<T> {
+    placed.as_ref().map(|placed| placed.value)
+}
+
 impl Compiler<'_> {
     /// Collects the settings of each domain from all its files. Reports settings that differ between two files.
     fn domain_wide(&mut self, documents: &[(usize, Document)]) -> HashMap<String, DomainWide> {
@@ -196,9 +202,9 @@ impl Compiler<'_> {
             let wide =
                 domains.entry(name.value.clone()).or_insert(DomainWide { first: *file, ..DomainWide::default() });
             let differing = [
-                differs(&mut wide.charging, document.charging).then_some("charging"),
-                differs(&mut wide.on_store_failure, document.on_store_failure).then_some("on_store_failure"),
-                differs(&mut wide.on_store_overload, document.on_store_overload).then_some("on_store_overload"),
+                differs(&mut wide.charging, value(&document.charging)).then_some("charging"),
+                differs(&mut wide.on_store_failure, value(&document.on_store_failure)).then_some("on_store_failure"),
+                differs(&mut wide.on_store_overload, value(&document.on_store_overload)).then_some("on_store_overload"),
                 differs(&mut wide.colocate, document.colocate).then_some("colocate"),
             ];
             for what in differing.into_iter().flatten() {
@@ -258,6 +264,7 @@ impl Compiler<'_> {
             root: TreeLevel::default(),
             overlays: Vec::new(),
             is_enforcing: false,
+            changes: None,
         }
     }
 
@@ -414,6 +421,9 @@ impl Compiler<'_> {
             action,
             request_cost,
             source_limits,
+            file: u32::try_from(inherited.file).unwrap_or(u32::MAX),
+            line: item.place.line,
+            changes: item.changes,
         })
     }
 

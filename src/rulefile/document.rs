@@ -6,6 +6,7 @@ use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros};
+use crate::rules::changes::Changes;
 use crate::rules::tree::Position;
 
 mod keys;
@@ -19,11 +20,11 @@ pub struct Document {
     /// Domain; never empty.
     pub domain: Placed<String>,
     /// Charging mode of the domain.
-    pub charging: Option<Charging>,
+    pub charging: Option<Placed<Charging>>,
     /// Policy that answers while the store is unavailable.
-    pub on_store_failure: Option<FailurePolicy>,
+    pub on_store_failure: Option<Placed<FailurePolicy>>,
     /// Policy that answers while the store is overloaded.
-    pub on_store_overload: Option<FailurePolicy>,
+    pub on_store_overload: Option<Placed<FailurePolicy>>,
     /// Counters of the domain that share a Redis cluster slot.
     pub colocate: Option<Colocation>,
     /// Normalisation of the values of some entries.
@@ -45,6 +46,15 @@ pub struct ApplyNode {
     pub limit: LimitNode,
     /// Fields of the rules that the item sets.
     pub rule: DescriptorNode,
+    /// Place of each field, by its name.
+    pub places: Vec<(&'static str, Position)>,
+}
+
+impl ApplyNode {
+    /// Returns the place of a field; that of the item if the field is not written.
+    pub fn place_of(&self, field: &str) -> Position {
+        self.places.iter().find(|(name, _)| *name == field).map_or(self.place, |(_, place)| *place)
+    }
 }
 
 /// The `match` of an item of `apply`, as written. A criterion that is not written matches everything.
@@ -144,6 +154,8 @@ pub struct DescriptorNode {
     pub remember_refusals: Option<bool>,
     /// Items below this one.
     pub descriptors: Vec<DescriptorNode>,
+    /// Settings of the item and its limits that overlays have set.
+    pub(crate) changes: Option<Box<Changes>>,
 }
 
 /// Lists of values of one item, as written.

@@ -7,6 +7,7 @@ use foldhash::{HashMap, HashMapExt};
 
 use super::document::{self, DescriptorNode, Document, EntryNode};
 use super::problem::Problem;
+use crate::rules::changes::Changes;
 
 /// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
 pub(super) const MAX_LIST_BYTES: usize = 256 << 20;
@@ -25,6 +26,8 @@ pub struct File {
 pub struct Documents {
     /// The files, in the given order.
     pub(super) files: Vec<File>,
+    /// Number of files of overlays; they are the last ones.
+    pub(super) overlay_files: usize,
     /// Each document and the index of its file. A file without a usable document has none.
     pub(super) documents: Vec<(usize, Document)>,
     /// Problems in the shape of the files.
@@ -33,6 +36,8 @@ pub struct Documents {
     pub(super) lists: Lists,
     /// Own rules of overlays, each for one domain. Their files are behind those of the source.
     pub(super) overlays: Vec<OverlayRules>,
+    /// Settings that overlays have set for a whole domain.
+    pub(super) domain_changes: HashMap<String, Changes>,
 }
 
 /// Content of each list, or the reason why it cannot be used.
@@ -58,13 +63,14 @@ impl Documents {
         let read =
             |(index, file): (usize, &File)| Some((index, document::read(&file.name, &file.bytes, &mut problems)?));
         let documents = files.iter().enumerate().filter_map(read).collect();
-        Self { files, documents, problems, lists: HashMap::new(), overlays: Vec::new() }
+        Self::of(files, documents, problems)
     }
 
     /// Returns documents that were not read from YAML. Each document has the index of its file in `files`; the bytes of a file are
     /// the lines that problems show. `problems` are those found so far.
     pub fn of(files: Vec<File>, documents: Vec<(usize, Document)>, problems: Vec<Problem>) -> Self {
-        Self { files, documents, problems, lists: HashMap::new(), overlays: Vec::new() }
+        let (lists, domain_changes) = (HashMap::new(), HashMap::new());
+        Self { files, overlay_files: 0, documents, problems, lists, overlays: Vec::new(), domain_changes }
     }
 
     /// Returns the number of files.

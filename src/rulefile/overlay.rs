@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use foldhash::HashSet;
+
 use super::compile::{CompiledRules, InvalidRules, Options, compile};
 use super::document::{ApplyNode, Document, EntryNode};
 use super::documents::{Documents, File, Lists};
 use super::problem::{Problem, Report, Severity};
 use crate::normalize::pattern::Pattern;
+use crate::rules::changes::Changes;
 use crate::rules::tree::Position;
 
 mod fields;
@@ -46,6 +49,8 @@ pub struct OverlayEffect {
 /// The problems of an overlay while it is laid over documents.
 struct Laying<'a> {
     overlay: &'a Overlay,
+    /// Index of the first file of the overlay.
+    first_file: usize,
     reports: Vec<Report>,
     effect: OverlayEffect,
 }
@@ -119,20 +124,21 @@ impl Overlay {
     /// Without `reads_values`, `entries` only marks sensitive values.
     fn lay(&self, documents: &mut Documents, reads_values: bool) -> (Vec<Problem>, OverlayEffect) {
         let reports = self.files.iter().map(|file| Report::new(&file.name)).collect();
-        let mut laying = Laying { overlay: self, reports, effect: OverlayEffect::default() };
+        let first_file = documents.files.len();
+        documents.files.extend(self.files.iter().cloned());
+        documents.overlay_files = self.files.len();
+        let mut laying = Laying { overlay: self, first_file, reports, effect: OverlayEffect::default() };
         let mut used: Vec<Vec<bool>> = self.layers.iter().map(|layer| vec![false; layer.apply.len()]).collect();
         for (_, document) in &mut documents.documents {
             let layers: Vec<_> = self.layers_of(&document.domain.value).collect();
             for (_, layer) in &layers {
-                let over = &layer.document;
-                document.charging = over.charging.or(document.charging);
-                document.on_store_failure = over.on_store_failure.or(document.on_store_failure);
-                document.on_store_overload = over.on_store_overload.or(document.on_store_overload);
+                set_top(document, &layer.document);
             }
             laying.apply(document, &layers, &mut used);
         }
         laying.entries(documents, reads_values);
         laying.own_rules(documents);
+        laying.domain_changes(documents);
         for (layer, used) in self.layers.iter().zip(used) {
             for (item, _) in layer.apply.iter().zip(used).filter(|(_, is_used)| !is_used) {
                 let message = "this item matches no limit of the rules, so it has no effect: compare `match` with `/rlconfig` of the debug listener";
@@ -158,6 +164,32 @@ impl Laying<'_> {
     fn skipped(&mut self, file: usize, place: Position, message: impl FnOnce() -> String) {
         self.effect.skipped += 1;
         self.reports[file].warning(place, message);
+    }
+
+    /// Records the settings of whole domains that the overlay has set.
+    fn domain_changes(&self, documents: &mut Documents) {
+        let of_source = documents.documents.iter().map(|(_, document)| &document.domain.value);
+        let own = documents.overlays.iter().map(|own| &own.document.domain.value);
+        let domains: HashSet<String> = of_source.chain(own).cloned().collect();
+        for domain in domains {
+            let mut changes = Changes::default();
+            for (_, layer) in self.overlay.layers_of(&domain) {
+                let Document { charging, on_store_failure, on_store_overload, .. } = &layer.document;
+                let places = [
+                    ("charging", charging.as_ref().map(|placed| placed.place)),
+                    ("on_store_failure", on_store_failure.as_ref().map(|placed| placed.place)),
+                    ("on_store_overload", on_store_overload.as_ref().map(|placed| placed.place)),
+                ];
+                for (field, place) in places {
+                    if let Some(place) = place {
+                        changes.set(field, None, self.first_file + layer.file, place);
+                    }
+                }
+            }
+            if changes != Changes::default() {
+                documents.domain_changes.insert(domain, changes);
+            }
+        }
     }
 
     /// Returns `entry` with its field `sensitive` alone. Reports the others as skipped.
@@ -208,6 +240,13 @@ impl Laying<'_> {
             }
         }
     }
+}
+
+/// Sets the settings at the top of `over` on `document`.
+fn set_top(document: &mut Document, over: &Document) {
+    document.charging = over.charging.clone().or(document.charging.take());
+    document.on_store_failure = over.on_store_failure.clone().or(document.on_store_failure.take());
+    document.on_store_overload = over.on_store_overload.clone().or(document.on_store_overload.take());
 }
 
 /// Adds `entry` to the documents of `domain`. Its fields win over those of the documents.

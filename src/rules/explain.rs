@@ -60,6 +60,9 @@ impl Explainer<'_> {
             self.line(0, format_args!("=> not limited"));
             return;
         };
+        for changed in self.rules.domain_changes(found) {
+            self.line(0, format_args!("overlay: {changed}"));
+        }
         let places = found.places(std::slice::from_ref(descriptor));
         let none = if found.overlays.is_empty() { "not limited" } else { "no rule of the source" };
         let source = Tree { normalizers: &found.normalizers, root: &found.root, none };
@@ -146,6 +149,9 @@ impl Explainer<'_> {
     fn rule(&mut self, Called { name, domain, descriptor }: Called<'_>, found: &TreeMatch<'_>, mark: &str) {
         let Some(rule) = found.rule else { return };
         self.line(0, format_args!("=> rule {}", rule.path()));
+        if rule.changes.is_some() {
+            self.line(1, format_args!("from     {}", self.rules.places(rule)));
+        }
         match rule.action() {
             Some(Action::Deny) => {
                 self.line(1, format_args!("deny     refuses the whole request and charges nothing"));
@@ -254,8 +260,7 @@ impl Explainer<'_> {
     }
 
     fn place(&self, child: &Child) -> String {
-        let file = usize::try_from(child.file).ok().and_then(|file| self.rules.files.get(file));
-        format!("{}:{}", file.map_or("", |file| file), child.place.line)
+        self.rules.place(child.file, child.place.line)
     }
 
     fn line(&mut self, depth: usize, text: fmt::Arguments<'_>) {

@@ -129,8 +129,13 @@ fn is_addressed_directly(headers: &HeaderMap) -> bool {
 
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
     let mut text = String::new();
-    for rule in limiter.rules().rules() {
-        let flags = format!("shadow_mode: {}, quota_mode: {}", rule.role().is_shadow(), rule.role().is_quota());
+    let rules = limiter.rules();
+    for rule in rules.rules() {
+        let mut flags = format!("shadow_mode: {}, quota_mode: {}", rule.role().is_shadow(), rule.role().is_quota());
+        // A line without an overlay is that of the reference.
+        if rules.is_overlaid(rule) {
+            let _ = write!(flags, ", from: {}", rules.places(rule));
+        }
         if rule.is_unlimited() {
             let _ = writeln!(text, "{}: unit=UNKNOWN requests_per_unit=0, {flags}", rule.path());
         }

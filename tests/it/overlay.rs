@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tempfile::TempDir;
 use tokio::process::Command;
 
 mod law;
 
-use crate::support::{Tidegate, eventually, output, said};
+use crate::support::{Tidegate, eventually, output, repository, said};
 
 const RULES: &str = "domain: edge
 descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 5 } }]
@@ -58,15 +59,26 @@ impl Scene {
     }
 }
 
-/// The number of hits of a new user that are admitted at once.
-async fn admitted(server: &Tidegate, user: &str) -> u32 {
-    let body = format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"user","value":"{user}"}}]}}]}}"#);
+/// The answer to a request over `/json`.
+async fn asked(server: &Tidegate, body: &str) -> String {
     let request = format!(
         "POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
+    said(server.http, &request).await
+}
+
+/// The rules in force, as the debug page shows them.
+async fn rlconfig(server: &Tidegate) -> String {
+    let page = said(server.debug, "GET /rlconfig HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    page.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.trim().to_owned())
+}
+
+/// The number of hits of a new user that are admitted at once.
+async fn admitted(server: &Tidegate, user: &str) -> u32 {
+    let body = format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"user","value":"{user}"}}]}}]}}"#);
     let mut admitted = 0;
-    while said(server.http, &request).await.starts_with("HTTP/1.1 200 ") {
+    while asked(server, &body).await.starts_with("HTTP/1.1 200 ") {
         admitted += 1;
         assert!(admitted < 1_000, "nothing is refused");
     }
@@ -153,20 +165,195 @@ async fn commands_read_rules_with_the_overlay() {
 }
 
 #[tokio::test]
-async fn hundreds_of_changes_of_both_give_no_mixed_answer() {
-    // Number and burst change together with the name of the user, so an answer of a mixed load would show.
-    let scene = Scene::new(&overlay(1));
+async fn own_rules_of_an_overlay_are_in_force_and_change_live() {
+    let own = |limit: u32| {
+        format!(
+            "overlay: \"*\"\ndescriptors: [{{ key: user, rate_limit: {{ unit: hour, requests_per_unit: {limit} }} }}]\n"
+        )
+    };
+    let scene = Scene::new(&own(3));
     let server = scene.start().await;
-    for round in 1..=100_u32 {
-        let load = 2 * round;
-        scene.write("overlay.yaml", &overlay(1 + round % 5));
-        generation(&server, load).await;
-        scene.write(
-            "rules.yaml",
-            &RULES.replace("requests_per_unit: 5", &format!("requests_per_unit: {}", 5 + round % 2)),
-        );
-        generation(&server, load + 1).await;
-        assert_eq!(admitted(&server, &format!("user-{round}")).await, 1 + round % 5, "round {round}");
+    assert_eq!(admitted(&server, "a").await, 3, "the smaller limit refuses first");
+    scene.write("overlay.yaml", &own(9));
+    generation(&server, 2).await;
+    assert_eq!(admitted(&server, "b").await, 5, "the limit of the source is still there");
+    let page = rlconfig(&server).await;
+    let [source, laid] = page.lines().collect::<Vec<_>>()[..] else { panic!("{page}") };
+    assert_eq!(source, "edge.user: unit=MINUTE requests_per_unit=5, shadow_mode: false, quota_mode: false");
+    assert!(laid.starts_with("edge.overlay+user: unit=HOUR requests_per_unit=9,"), "{laid}");
+    assert!(laid.ends_with("/overlay.yaml:2"), "{laid}");
+    scene.write("overlay.yaml", &format!("{}apply: [{{ match: [user], limit: {{ algorithm: gcra }} }}]\n", own(9)));
+    generation(&server, 3).await;
+    let page = rlconfig(&server).await;
+    assert!(page.contains("/rules.yaml:2, with algorithm of "), "{page}");
+}
+
+#[tokio::test]
+async fn own_rules_of_a_named_domain_are_in_force_before_the_control_plane_answers() {
+    let scene =
+        Scene::new("overlay: edge\ndescriptors: [{ key: user, rate_limit: { unit: hour, requests_per_unit: 2 } }]\n");
+    let variables = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "node-1"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("RULES_OVERLAY", &scene.overlay()),
+    ];
+    let server = Tidegate::start_with(None, &variables).await;
+    assert_eq!(admitted(&server, "a").await, 2);
+    let other = asked(&server, r#"{"domain":"other","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#).await;
+    assert!(other.starts_with("HTTP/1.1 503 ") && other.contains("no rate limit"), "{other}");
+    scene.write(
+        "overlay.yaml",
+        "overlay: edge\ndescriptors: [{ key: user, rate_limit: { unit: hour, requests_per_unit: 3 } }]\n",
+    );
+    eventually("the new overlay is in force", async || {
+        rlconfig(&server).await.contains("requests_per_unit=3").then_some(())
+    })
+    .await;
+    scene.write("overlay.yaml", "overlay: edge\ndescriptors: [{ key: user }, { key: user }]\n");
+    eventually("it is rejected", async || (metric(&server, "tidegate_overlay_rejected").await == "1").then_some(()))
+        .await;
+}
+
+/// Runs `tidegate check` with these arguments. Returns the exit code, and both outputs.
+async fn check(arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("check").args(arguments).env_clear();
+    let (status, said, errors) = output(command.stdin(Stdio::null())).await;
+    (status.code(), said + &errors)
+}
+
+#[tokio::test]
+async fn check_reads_an_overlay_alone_over_rule_files_and_over_a_recorded_push() {
+    let scene = Scene::new("overlay: edge\napply: [{ match: [user], limit: { algorithm: gcra } }]\n");
+    let (overlay, rules) = (scene.overlay(), scene.at("rules.yaml"));
+    let push = scene.at("push.json");
+    let text = r#"{"resources": [{"domain": "edge", "descriptors": [
+  {"key": "path", "rateLimit": {"unit": "MINUTE", "requestsPerUnit": 5}}]}]}"#;
+    fs::write(&push, text).expect("it is written");
+    let [rules, push] = [&rules, &push].map(|path| path.to_str().expect("a path of text"));
+    let of = |arguments: &[&str]| arguments.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    for (arguments, code, expected) in [
+        (of(&["--overlay", &overlay, rules]), 0, "ok: 1 rule in 1 domain"),
+        (of(&["--overlay", &overlay]), 0, "ok: 0 rules"),
+        (of(&["--overlay", &overlay, "--push", push]), 0, "overlay.yaml:2:9: warning: this item matches no limit"),
+        (of(&["--push", push]), 0, "ok: 1 rule in 1 domain"),
+        (of(&["--overlay", "/nowhere.yaml", rules]), 2, "RULES_OVERLAY cannot be read"),
+        (of(&["--push", "/nowhere.json"]), 2, "/nowhere.json"),
+        (of(&[]), 2, "required"),
+        (of(&["--push", push, rules]), 2, "cannot be used with"),
+    ] {
+        let (found, said) = check(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        assert_eq!(found, Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
     }
+    scene.write("overlay.yaml", "overlay: edge\napply: [{ match: [user], limit: { algoritm: gcra } }]\n");
+    for more in [vec!["--overlay", &overlay], vec!["--overlay", &overlay, "--push", push]] {
+        let (code, said) = check(&more).await;
+        assert_eq!(code, Some(1), "{said}");
+        assert!(said.contains("overlay.yaml:2:") && said.contains("1 error"), "{said}");
+    }
+    fs::write(push, text.replace("MINUTE", "FORTNIGHT")).expect("it is written");
+    let (code, said) = check(&["--push", push]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("push.json:2:"), "{said}");
+}
+
+#[tokio::test]
+async fn the_example_fits_the_push_beside_it() {
+    let at = |name: &str| repository(&format!("examples/overlay/{name}")).to_str().expect("a path of text").to_owned();
+    let given = ["--overlay", &at("overlay.yaml"), "--push", &at("push.json")];
+    let (code, said) = check(&given).await;
+    assert_eq!((code, said.trim()), (Some(0), "ok: 4 rules in 1 domain from 1 file"));
+    let route = |name: &str| {
+        let route = format!("httproute/default/{name}/rule/0/match/0/www_example_com");
+        format!("{route}={route}")
+    };
+    let (shop, login) = (route("shop"), route("login"));
+    let address = |of: &str| format!("{shop},masked_remote_address=0.0.0.0/0,remote_address={of}");
+    for (descriptor, expected) in [
+        (address("198.51.100.7"), vec!["20 per second, gcra, burst 10", "message  Too many", "algorithm and burst of"]),
+        (address("203.0.113.9"), vec!["deny     refuses the whole request"]),
+        (address("2001:db8:1:2::3"), vec!["remote_address~=2001:db8:1:2::/64"]),
+        (format!("{shop},rule-1-match-0=x"), vec!["1000 per hour, sliding_window", "when 80%"]),
+        (format!("{login},rule-0-match-0=x"), vec!["5 per minute, sliding_log", "counts refused", "failure  closed"]),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["explain", "--domain", "default/eg/http", "--descriptor", &descriptor]).args(given).env_clear();
+        let (status, said, errors) = output(command.stdin(Stdio::null())).await;
+        assert!(status.success(), "{errors}");
+        for text in expected {
+            assert!(said.contains(text), "{text} in {said}");
+        }
+    }
+}
+
+/// Version `number` of the overlay: its own limit, and the burst that it sets on the limit of the source.
+fn numbered_overlay(number: u64) -> String {
+    format!(
+        "overlay: \"*\"
+apply: [{{ match: [user], limit: {{ algorithm: gcra, burst: {} }} }}]
+descriptors: [{{ key: own, rate_limit: {{ unit: hour, requests_per_unit: {} }} }}]
+",
+        100_000 + number,
+        200_000 + number
+    )
+}
+
+fn numbered_rules(number: u64) -> String {
+    RULES.replace("requests_per_unit: 5", &format!("requests_per_unit: {}", 300_000 + number))
+}
+
+/// Asks for a new user. Returns the versions of the overlay and of the rules that the answer shows.
+async fn versions(server: &Tidegate, user: &str) -> (u64, u64) {
+    let entry = |key: &str| format!(r#"{{"entries":[{{"key":"{key}","value":"{user}"}}]}}"#);
+    let body = format!(r#"{{"domain":"edge","descriptors":[{},{}]}}"#, entry("user"), entry("own"));
+    let answer = asked(server, &body).await;
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+    assert!(head.starts_with("HTTP/1.1 200 "), "{answer}");
+    let found: serde_json::Value = serde_json::from_str(body).expect("JSON");
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_else(|| panic!("{answer}"));
+    let limit = |index: usize| number(&found["statuses"][index]["currentLimit"]["requestsPerUnit"]);
+    let burst = number(&found["statuses"][0]["limitRemaining"]) + 1;
+    assert_eq!(burst - 100_000, limit(1) - 200_000, "both halves of one overlay: {answer}");
+    (limit(1) - 200_000, limit(0) - 300_000)
+}
+
+#[tokio::test]
+async fn five_hundred_changes_of_both_under_load_give_no_wrong_mixed_or_old_answer() {
+    const CHANGES: u64 = 500;
+    let scene = Scene::new(&numbered_overlay(0));
+    scene.write("rules.yaml", &numbered_rules(0));
+    let server = scene.start().await;
+    // Change n is of the overlay if n is odd, and of the rules if it is even.
+    let expected = |change: u64| (change.div_ceil(2), change / 2);
+    let [written, in_force] = [AtomicU64::new(0), AtomicU64::new(0)];
+    let answers = AtomicU64::new(0);
+    let load = async |client: u64| {
+        while in_force.load(Ordering::SeqCst) < CHANGES {
+            let number = answers.fetch_add(1, Ordering::SeqCst);
+            let least = in_force.load(Ordering::SeqCst);
+            let found = versions(&server, &format!("{client}-{number}")).await;
+            let most = written.load(Ordering::SeqCst);
+            let is_expected = (least..=most).any(|change| expected(change) == found);
+            assert!(is_expected, "{found:?} between change {least} and change {most}");
+        }
+    };
+    let changes = async {
+        for change in 1..=CHANGES {
+            written.store(change, Ordering::SeqCst);
+            let (overlay, rules) = expected(change);
+            match change % 2 {
+                1 => scene.write("overlay.yaml", &numbered_overlay(overlay)),
+                _ => scene.write("rules.yaml", &numbered_rules(rules)),
+            }
+            generation(&server, u32::try_from(change + 1).expect("a number")).await;
+            in_force.store(change, Ordering::SeqCst);
+        }
+    };
+    tokio::join!(changes, load(1), load(2), load(3), load(4));
+    assert!(answers.load(Ordering::SeqCst) > 2 * CHANGES);
     assert_eq!(metric(&server, "tidegate_overlay_fields_skipped").await, "0");
+    assert_eq!(metric(&server, "tidegate_rules_rejected").await, "0");
 }

@@ -38,6 +38,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.rules.existingConfigMap | default (printf "%s-rules" (include "tidegate.fullname" .)) -}}
 {{- end -}}
 
+{{- /* Name of the ConfigMap with overlays; empty without overlays. */ -}}
+{{- define "tidegate.overlayConfigMap" -}}
+{{- if .Values.overlay.existingConfigMap -}}
+{{- .Values.overlay.existingConfigMap -}}
+{{- else if .Values.overlay.files -}}
+{{- printf "%s-overlay" (include "tidegate.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tidegate.redisName" -}}
 {{- printf "%s-redis" (include "tidegate.fullname" .) -}}
 {{- end -}}
@@ -76,6 +85,7 @@ capabilities:
   "GRPC_MAX_CONNECTION_AGE" .Values.grpc.maxConnectionAge
   "DRAIN_DELAY" (printf "%ds" (int .Values.drain.delaySeconds))
   "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
+{{- if include "tidegate.overlayConfigMap" . }}{{ $_ := set $set "RULES_OVERLAY" "/etc/tidegate/overlay" }}{{ end -}}
 {{- if .Values.onStoreFailure }}{{ $_ := set $set "ON_STORE_FAILURE" .Values.onStoreFailure }}{{ end -}}
 {{- if eq .Values.store "redis" -}}
 {{- $_ := set $set "REDIS_TYPE" $redis.type -}}

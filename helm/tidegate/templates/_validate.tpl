@@ -55,6 +55,9 @@
 {{- fail "xds.tls.certKey and xds.tls.keyKey belong together: set both, or none" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
+{{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}
+{{- end -}}
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas: lower the minimum, or raise the maximum" -}}
 {{- end -}}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Compiler, DomainWide, Inherited};
+use super::{Compiler, DomainWide, Inherited, value};
 use crate::model::Path;
 use crate::normalize::Normalizers;
 use crate::rulefile::cycles::Cycles;
@@ -23,9 +23,9 @@ impl Compiler<'_> {
         let cycles = Cycles::of(std::iter::once(&document));
         let name = document.domain.value;
         let wide = domains.get(&name).copied().unwrap_or(DomainWide {
-            charging: document.charging,
-            on_store_failure: document.on_store_failure,
-            on_store_overload: document.on_store_overload,
+            charging: value(&document.charging),
+            on_store_failure: value(&document.on_store_failure),
+            on_store_overload: value(&document.on_store_overload),
             ..DomainWide::default()
         });
         let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(|| self.new_domain(wide));

@@ -102,9 +102,9 @@ impl<'t> Reader<'_, 't> {
                     domain = self.text(entry);
                     domain_entry = Some(entry);
                 }
-                "charging" => charging = self.charging(entry),
-                "on_store_failure" => on_store_failure = self.policy(entry),
-                "on_store_overload" => on_store_overload = self.policy(entry),
+                "charging" => charging = self.word(entry, &Charging::ALL),
+                "on_store_failure" => on_store_failure = self.word(entry, &FailurePolicy::ALL),
+                "on_store_overload" => on_store_overload = self.word(entry, &FailurePolicy::ALL),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "entries" => normalizers = self.normalizers(entry),
                 "descriptors" => descriptors = self.descriptors(entry),

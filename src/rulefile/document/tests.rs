@@ -134,7 +134,10 @@ fn every_key_is_read() {
     let document = clean(EVERYTHING);
     assert_eq!((document.domain.value.as_str(), document.domain.place), ("edge", Position { line: 1, column: 9 }));
     assert_eq!(
-        (document.charging, document.on_store_failure),
+        (
+            document.charging.as_ref().map(|charging| charging.value),
+            document.on_store_failure.as_ref().map(|policy| policy.value)
+        ),
         (Some(Charging::AllOrNothing), Some(FailurePolicy::Open))
     );
     assert_eq!(document.colocate, None);

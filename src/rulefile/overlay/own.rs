@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::HashSet;
 
-use super::{Layer, Laying, Overlay, merge_entry};
+use super::{Layer, Laying, Overlay, merge_entry, set_top};
 use crate::rulefile::document::{DescriptorNode, EntryNode};
 use crate::rulefile::documents::{Documents, MAX_LIST_BYTES, OverlayRules, list_path};
 
@@ -32,9 +32,7 @@ impl Overlay {
         document.domain.value = domain.to_owned();
         for (_, other) in self.layers_of(domain) {
             let over = &other.document;
-            document.charging = over.charging.or(document.charging);
-            document.on_store_failure = over.on_store_failure.or(document.on_store_failure);
-            document.on_store_overload = over.on_store_overload.or(document.on_store_overload);
+            set_top(&mut document, over);
             over.entries.iter().for_each(|entry| merge_entry(&mut entries, entry.clone()));
         }
         OverlayRules { file: first + layer.file, pattern: layer.domains.text().into(), document, entries }
@@ -50,8 +48,7 @@ impl Laying<'_> {
         if with_rules().next().is_none() {
             return;
         }
-        let first = documents.files.len();
-        documents.files.extend(overlay.files.iter().cloned());
+        let first = self.first_file;
         for (path, list) in &overlay.lists {
             documents.lists.entry(path.clone()).or_insert_with(|| list.clone());
         }

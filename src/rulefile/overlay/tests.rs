@@ -417,3 +417,68 @@ fn rules_that_are_copied_to_too_many_domains_are_an_error() {
     assert!(error.starts_with("overlay.yaml:1:10: error:") && error.contains("100 domains"), "{error}");
     assert!(overlay.compile(Some(Documents::parse(files[1..].to_vec())), &Options::default()).is_ok());
 }
+
+#[test]
+fn a_rule_names_its_place_and_the_lines_of_the_overlay_that_changed_it() {
+    let text = "overlay: \"*\"
+charging: all_or_nothing
+apply:
+  - { match: [\"**\", user], limit: { algorithm: gcra, burst: 20 } }
+  - match: [\"**\", user]
+    limit:
+      burst: 30
+    message: Slow down.
+  - { match: [remote_address], limit: { algorithm: sliding_log } }
+descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 7 } }]
+";
+    let (CompiledRules { rules, .. }, _) = laid(text);
+    let [user, address, own] = rules.rules()[..] else { panic!("three rules") };
+    let changed = "rules.yaml:6, with algorithm of overlay.yaml:4, burst of overlay.yaml:7, message of overlay.yaml:8";
+    assert_eq!(rules.places(user), changed);
+    assert_eq!((rules.places(address).as_str(), rules.is_overlaid(address)), ("rules.yaml:7", false));
+    assert_eq!((rules.places(own).as_str(), rules.is_overlaid(own)), ("overlay.yaml:10", true));
+    let descriptor = |entries| request("edge", entries).descriptors()[0].clone();
+    let explained = crate::rules::explain(&rules, "edge", &descriptor(&[("api", "v1"), ("user", "a")])).to_string();
+    let from = format!("from     {changed}");
+    for line in ["overlay: charging of overlay.yaml:2", &from, "overlay *"] {
+        assert!(explained.contains(line), "{line} in {explained}");
+    }
+    let explained = crate::rules::explain(&rules, "edge", &descriptor(&[("user", "a")])).to_string();
+    for line in [
+        "=> no rule of the source",
+        "(overlay.yaml:10)",
+        "=> rule edge.overlay+user",
+        "{edge|user=a}~*~fixed_window:1d",
+    ] {
+        assert!(explained.contains(line), "{line} in {explained}");
+    }
+}
+
+#[test]
+fn several_limits_of_a_rule_are_numbered_in_their_places() {
+    let rules = "domain: edge
+descriptors:
+  - key: user
+    rate_limits: [{ unit: minute, requests_per_unit: 5 }, { unit: day, requests_per_unit: 50 }]
+";
+    let overlay =
+        overlay("overlay: edge\napply: [{ match: { unit: day }, limit: { algorithm: gcra, cost: 2 } }]\n").unwrap();
+    let rules = overlay.compile(Some(documents("rules.yaml", rules)), &Options::default()).unwrap().0.rules;
+    let places = rules.places(rules.rules()[0]);
+    assert_eq!(places, "rules.yaml:3, with algorithm (limit 2) and cost (limit 2) of overlay.yaml:2");
+}
+
+#[test]
+fn an_overlay_that_hides_a_limit_with_a_warning_header_warns() {
+    let rules = USERS.replace("requests_per_unit: 5", "requests_per_unit: 5, warn_at: 80%");
+    let overlay = overlay("overlay: edge\napply:\n  - match: [user]\n    expose: false\n").unwrap();
+    let (CompiledRules { rules, warnings }, effect) =
+        overlay.compile(Some(documents("rules.yaml", &rules)), &Options::default()).unwrap();
+    let warning = warnings[0].to_string();
+    assert!(
+        warning.starts_with("overlay.yaml:4:5: warning: `expose: false` hides the limit of edge.user"),
+        "{warning}"
+    );
+    assert_eq!((warnings.len(), effect), (1, OverlayEffect::default()));
+    assert_eq!((rules.rules()[0].limits()[0].warn_at, rules.rules()[0].about().is_exposed), (None, false));
+}

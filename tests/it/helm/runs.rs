@@ -41,6 +41,18 @@ async fn the_example_for_envoy_gateway_runs_as_it_is_deployed() {
 }
 
 #[tokio::test]
+async fn an_overlay_of_the_values_is_mounted_where_the_service_reads_it() {
+    let Some(helm) = Helm::find() else { return };
+    let values = tempfile::NamedTempFile::new().expect("a file");
+    let text = "overlay: { files: { all.yaml: \"overlay: edge\\ncharging: each\" } }\n";
+    fs::write(values.path(), text).expect("it is written");
+    let objects = helm.render(&["--values".to_owned(), values.path().display().to_string()]).await;
+    assert_eq!(super::told(server(&objects), "RULES_OVERLAY").as_deref(), Some("/etc/tidegate/overlay"));
+    // Without the file, the service would not start.
+    deployed(&objects).await;
+}
+
+#[tokio::test]
 async fn secrets_and_certificates_are_where_the_settings_say_and_readable_to_the_pod() {
     let Some(helm) = Helm::find() else { return };
     let tls = "redis.tls.enabled=true,redis.tls.existingSecret=s,redis.tls.certKey=tls.crt,redis.tls.keyKey=tls.key";
@@ -117,12 +129,9 @@ async fn deployed(objects: &[Value]) {
     let guarded = (told("REDIS_TLS") == Some("true")).then_some(&authority);
     let redis = if let Some(url) = url { Some(redis(&host, objects, url, guarded).await) } else { None };
     let rules = of("ConfigMap", objects).into_iter().find(|it| it["metadata"]["name"] == "t-tidegate-rules");
-    let rules: Vec<(String, String)> = rules.expect("rules")["data"]
-        .as_object()
-        .expect("files")
-        .iter()
-        .map(|(name, text)| (name.clone(), text.as_str().expect("text").to_owned()))
-        .collect();
+    let rules = files_of(rules.expect("rules"));
+    let overlay = of("ConfigMap", objects).into_iter().find(|it| it["metadata"]["name"] == "t-tidegate-overlay");
+    let overlay = Mounted::new(&overlay.map(files_of).unwrap_or_default());
     let mut mounted = Mounted::new(&rules);
     let auth = Mounted::secret(&[("auth".to_owned(), format!("tidegate:{PASSWORD}\n"))]);
     let client = authority.issue("tidegate");
@@ -134,6 +143,7 @@ async fn deployed(objects: &[Value]) {
         .map(|mount| {
             let volume = match *mount {
                 "/etc/tidegate/rules" => &mounted,
+                "/etc/tidegate/overlay" => &overlay,
                 "/etc/tidegate/redis-auth" => &auth,
                 "/etc/tidegate/redis-tls" => &certificates,
                 other => panic!("what is mounted at {other}?"),
@@ -190,6 +200,12 @@ async fn deployed(objects: &[Value]) {
     eventually("it is not healthy", async || output(&mut ask).await.2.contains("HTTP Error 500").then_some(())).await;
     let (_, said) = call(&["--descriptor", "path=/login", "--hits", "0"]).await;
     assert!(said.contains("4 per minute"), "{said}");
+}
+
+/// The files of a ConfigMap.
+fn files_of(map: &Value) -> Vec<(String, String)> {
+    let files = map["data"].as_object().expect("files").iter();
+    files.map(|(name, text)| (name.clone(), text.as_str().expect("text").to_owned())).collect()
 }
 
 /// Waits until it has started, and holds the ports that it says against those that its container declares.

@@ -118,6 +118,8 @@ async fn a_typo_in_values_is_refused_and_named() {
         ("replicaCount=0", "/replicaCount"),
         ("replicaCount=two", "/replicaCount"),
         (r"rules.files.a/b\.yaml=x", "a/b.yaml"),
+        (r"overlay.files.a/b\.yaml=x", "a/b.yaml"),
+        ("settings.RULES_OVERLAY=x", "RULES_OVERLAY"),
     ] {
         let refusal = helm.refusal(&["--set", set]).await;
         assert!(refusal.contains("don't meet the specifications") && refusal.contains(named), "{set}: {refusal}");
@@ -157,6 +159,7 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
             "the port 6380, which networkPolicy.redisPorts",
         ),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
+        ("overlay.existingConfigMap=a,overlay.files.b=c".to_owned(), "overlay.files are both set: remove one of them"),
         (
             format!("{redis},redis.url=r:1,autoscaling.enabled=true,autoscaling.minReplicas=7"),
             "is above autoscaling.max",

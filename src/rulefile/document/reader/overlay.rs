@@ -33,9 +33,13 @@ impl<'t> Reader<'_, 't> {
             target: MatchNode::default(),
             limit: LimitNode { place, ..LimitNode::default() },
             rule: DescriptorNode { place, ..DescriptorNode::default() },
+            places: Vec::new(),
         };
         let mut has_match = false;
         for entry in self.entries(mapping, Level::Apply) {
+            if !matches!(entry.name, "match" | "limit") {
+                node.places.push((entry.name, entry.place));
+            }
             match entry.name {
                 "match" => {
                     has_match = true;
@@ -62,6 +66,7 @@ impl<'t> Reader<'_, 't> {
             return;
         };
         for entry in self.entries(mapping, Level::Fields) {
+            node.places.push((entry.name, entry.place));
             let limit = &mut node.limit;
             match entry.name {
                 "unit_multiplier" => limit.unit_multiplier = self.number(entry),
