@@ -280,6 +280,11 @@ impl RuleSet {
         names
     }
 
+    /// Returns true if the source has at least one domain. Domains of overlays alone do not count.
+    pub fn has_domain_of_source(&self) -> bool {
+        self.source_files > 0 && !self.awaits_source
+    }
+
     /// Returns the stored name of a domain, and true if any of its rules can refuse a request. `None` without such a domain.
     pub fn domain(&self, name: &str) -> Option<(&str, bool)> {
         let (name, domain) = self.domains.get_key_value(name)?;

@@ -51,7 +51,7 @@ impl HealthState {
 pub(super) struct Conditions {
     /// Redis to which there must be a connection.
     pub(super) redis: Option<Redis>,
-    /// Rules that must have a domain.
+    /// Rules of which the source must have at least one domain.
     pub(super) rules: Option<Arc<LiveRules>>,
 }
 
@@ -63,8 +63,8 @@ impl Conditions {
 
     /// Returns true if all conditions hold.
     pub(super) fn hold(&self) -> bool {
-        let has_domain = |rules: &Arc<LiveRules>| !rules.snapshot().domains().is_empty();
-        self.redis.as_ref().is_none_or(Redis::is_connected) && self.rules.as_ref().is_none_or(has_domain)
+        let has_rules = |rules: &Arc<LiveRules>| rules.snapshot().has_domain_of_source();
+        self.redis.as_ref().is_none_or(Redis::is_connected) && self.rules.as_ref().is_none_or(has_rules)
     }
 }
 

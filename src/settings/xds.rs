@@ -96,6 +96,12 @@ impl Variables {
             let name = (!self.name.is_empty()).then(|| self.name.clone());
             PlaneTls { files: variables.files(false), name }
         });
+        let files = [variables.authorities, variables.certificate, variables.key];
+        let named = files.into_iter().chain([("CONFIG_GRPC_XDS_SERVER_TLS_SAN", self.name.as_str())]);
+        for (variable, found) in named.filter(|(_, found)| !found.is_empty() && !self.is_tls) {
+            let takes = "an empty value, because CONFIG_GRPC_XDS_SERVER_USE_TLS is false; set that to true to use TLS";
+            wrong.push(InvalidSetting::Value { variable, found: found.to_owned(), takes });
+        }
         let duration = |length: Micros| Duration::from_micros(length.get());
         ControlPlane {
             host: self.server.host,
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_needs_its_key_only_with_tls() {
+    fn a_certificate_needs_its_key_and_tls() {
         let given = |is_tls| {
             [
                 ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
@@ -280,7 +286,12 @@ mod tests {
                 ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
             ]
         };
-        assert!(read(&given("false")).unwrap().source.plane.unwrap().tls.is_none());
+        assert_eq!(
+            wrong(&given("false")),
+            [
+                r#"CONFIG_GRPC_XDS_CLIENT_TLS_CERT is "/certs/tls.crt": expected an empty value, because CONFIG_GRPC_XDS_SERVER_USE_TLS is false; set that to true to use TLS"#
+            ]
+        );
         assert_eq!(
             wrong(&given("true")),
             [

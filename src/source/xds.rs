@@ -36,11 +36,13 @@ mod resource;
 pub mod state;
 pub mod status;
 
+/// Maximum bytes of the reasons in a refusal: 64 KiB. A server of grpc-go takes messages of at most 4 MiB.
+const LONGEST_REASONS: usize = 64 << 10;
 /// Requests that may wait to be sent: 4. Each response is answered by at most one.
 const MOST_REQUESTS: usize = 4;
-/// First wait before a version is refused again: 1 s. A control plane answers a refusal at once with the same rules.
+/// Wait before the second refusal in a row: 1 s. A control plane answers a refusal at once with the same rules.
 const REFUSE_AGAIN: Duration = Duration::from_secs(1);
-/// Longest wait before a version is refused again: 8 s. A control plane may wait for the refusal before it sends corrected rules.
+/// Longest wait before a refusal: 8 s. A control plane may wait for the refusal before it sends corrected rules.
 const REFUSE_AGAIN_MOST: Duration = Duration::from_secs(8);
 
 /// The rules of one control plane.
@@ -51,8 +53,10 @@ pub struct XdsSource {
     /// True after the first response that could be decoded, or once rules of the state directory are in force.
     answered: watch::Sender<bool>,
     status: Arc<XdsStatus>,
-    /// Version that was refused last, and how many times in a row.
-    refused: Option<(String, u32)>,
+    /// Number of responses that were refused in a row.
+    refused: u32,
+    /// True while the rules that arrived last are rejected.
+    is_rejected: bool,
     /// Digest of the resources in force; `None` if there are none.
     in_force: Option<blake3::Hash>,
     /// Time at which an empty set, which is already acknowledged, comes into force.
@@ -111,7 +115,8 @@ impl XdsSource {
             state,
             answered: watch::Sender::new(false),
             status: Arc::default(),
-            refused: None,
+            refused: 0,
+            is_rejected: false,
             in_force: None,
             held_until: None,
             unsaved: watch::Sender::new(None),
@@ -191,10 +196,10 @@ impl XdsSource {
         let at = Instant::now();
         match taken {
             Ok(()) => {
-                self.refused = None;
+                self.refused = 0;
                 request.version_info.clone_from(&version);
                 request.error_detail = None;
-                tracing::info!(event = "xds.acknowledged", version, "rules of the control plane are in force");
+                tracing::info!(event = "xds.acknowledged", version, "the rules of the control plane are acknowledged");
                 self.status.set(|state| {
                     state.acknowledged += 1;
                     state.last_acknowledged = Some(Answered { version, at, reasons: String::new() });
@@ -202,7 +207,7 @@ impl XdsSource {
                 Duration::ZERO
             }
             Err(reasons) => {
-                let wait = self.wait_to_refuse(&version);
+                let wait = self.wait_to_refuse();
                 self.status.set(|state| {
                     state.refused += 1;
                     state.last_refused = Some(Answered { version, at, reasons: reasons.clone() });
@@ -223,8 +228,9 @@ impl XdsSource {
         let digest = digest(&resources);
         if self.in_force == Some(digest) {
             // The same content, perhaps under another version: its rules are in force.
-            if self.refused.is_some() {
+            if self.is_rejected {
                 sink.restored();
+                self.is_rejected = false;
             }
             self.hold(None);
             self.status.set(|state| state.restored = None);
@@ -240,21 +246,36 @@ impl XdsSource {
             self.hold(self.held_until.or(Some(Instant::now() + wait)));
             return Ok(Ok(()));
         }
-        let (is_decoded, taken, resources) = self.load(resources, sink).await?;
+        // Whatever arrives now is the last word of the control plane: if it has an error, the rules in force stay.
+        self.hold(None);
+        let (is_decoded, taken, resources) = self.load(digest, resources, sink).await?;
         if is_decoded {
             self.answered.send_replace(true);
         }
         if taken.is_ok() {
-            self.status.set(|state| state.restored = None);
-            self.unsaved.send_replace(Some((version_info, resources)));
+            self.save(version_info, resources);
         }
-        Ok(taken)
+        Ok(taken.map_err(|mut reasons| {
+            if reasons.len() > LONGEST_REASONS {
+                reasons.truncate(reasons.floor_char_boundary(LONGEST_REASONS));
+                reasons.push_str("\n(more errors follow; the log has all)");
+            }
+            reasons
+        }))
     }
 
-    /// Compiles `resources` and puts them in force. Returns true if they could be decoded, all reasons why they are not in force, and the
+    /// Passes acknowledged rules to the state directory, if there is one.
+    fn save(&self, version: String, resources: Vec<Any>) {
+        if self.state.is_some() {
+            self.unsaved.send_replace(Some((version, resources)));
+        }
+    }
+
+    /// Compiles `resources`, which have this digest, and puts them in force. Returns true if they could be decoded, all reasons why they are not in force, and the
     /// resources.
     async fn load(
         &mut self,
+        digest: blake3::Hash,
         resources: Vec<Any>,
         sink: &Arc<dyn RuleSink>,
     ) -> Result<(bool, Result<(), String>, Vec<Any>), StreamEnd> {
@@ -276,9 +297,11 @@ impl XdsSource {
         })?;
         sink.ended(None);
         let (_, taken, resources) = &loaded;
+        self.is_rejected = taken.is_err();
         if taken.is_ok() {
-            self.in_force = (!resources.is_empty()).then(|| digest(resources));
+            self.in_force = (!resources.is_empty()).then_some(digest);
             self.hold(None);
+            self.status.set(|state| state.restored = None);
         }
         Ok(loaded)
     }
@@ -298,28 +321,25 @@ impl XdsSource {
                 () = sleep_until(until) => {}
             }
             // An empty set has no errors. Were it refused, the rules in force would stay.
-            if let Ok((_, Ok(()), empty)) = self.load(Vec::new(), sink).await {
-                self.unsaved.send_replace(Some((String::new(), empty)));
+            if let Ok((_, Ok(()), empty)) = self.load(digest(&[]), Vec::new(), sink).await {
+                self.save(String::new(), empty);
             }
             self.hold(None);
         }
         event.await
     }
 
-    /// Returns the time to wait before `version` is refused: none for a version that was not refused before, else a time that grows.
-    fn wait_to_refuse(&mut self, version: &str) -> Duration {
-        let times = match &mut self.refused {
-            Some((refused, times)) if refused == version => {
-                *times = times.saturating_add(1);
-                *times
+    /// Counts a refusal. Returns the time to wait before it is sent: none for the first one in a row, then a time that grows.
+    fn wait_to_refuse(&mut self) -> Duration {
+        let before = self.refused;
+        self.refused = before.saturating_add(1);
+        match before.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(doublings) => {
+                let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+                REFUSE_AGAIN.saturating_mul(factor).min(REFUSE_AGAIN_MOST)
             }
-            refused => {
-                *refused = Some((version.to_owned(), 0));
-                return Duration::ZERO;
-            }
-        };
-        let factor = 1_u32.checked_shl(times - 1).unwrap_or(u32::MAX);
-        REFUSE_AGAIN.saturating_mul(factor).min(REFUSE_AGAIN_MOST)
+        }
     }
 
     /// Puts the rules of the state directory in force.
@@ -328,11 +348,15 @@ impl XdsSource {
         let read = apart(move || state.read(), |passed| sink.is_slow(passed)).await;
         let restored = match read.unwrap_or_else(|error| Err(error.to_string())) {
             Ok(None) => return,
-            Ok(Some(Restored { response, age })) => match self.load(response.resources, sink).await {
-                Ok((_, Ok(()), _)) => Ok(age),
-                Ok((_, Err(reasons), _)) => Err(reasons),
-                Err(end) => Err(end.to_string()),
-            },
+            // An empty set limits nothing. Without it, the start waits for the control plane.
+            Ok(Some(Restored { response, .. })) if response.resources.is_empty() => return,
+            Ok(Some(Restored { response, age })) => {
+                match self.load(digest(&response.resources), response.resources, sink).await {
+                    Ok((_, Ok(()), _)) => Ok(age),
+                    Ok((_, Err(reasons), _)) => Err(reasons),
+                    Err(end) => Err(end.to_string()),
+                }
+            }
             Err(why) => Err(why),
         };
         match restored {

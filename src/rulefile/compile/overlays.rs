@@ -64,6 +64,8 @@ impl Compiler<'_> {
             "`replace` replaces limits, and this item decides the whole request: remove one of the two"
         } else if matches!(item.limits, LimitsNode::None) {
             "`replace` needs a limit in place of those that it replaces: write `rate_limit` beside it, or `rate_limit: { unlimited: true }`"
+        } else if item.shadow_mode {
+            "`replace` takes the place of a limit that refuses, and `shadow_mode` refuses nothing, so nobody would be refused: remove one of the two"
         } else {
             return;
         };

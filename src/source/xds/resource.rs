@@ -17,7 +17,7 @@ use crate::rules::tree::Position;
 
 /// Type of the resources.
 pub(super) const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
-/// Maximum bytes of a line that shows a descriptor in an error: 160, the characters of an excerpt.
+/// Maximum bytes of the name of a resource, and of a line that shows a descriptor, in an error: 160, the characters of an excerpt.
 const LONGEST_LINE: usize = 160;
 /// Maximum nesting of metadata: 16, as in rule files.
 const DEEPEST_METADATA: usize = 16;
@@ -51,7 +51,8 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
         }
         let config = proto::RateLimitConfig::decode(resource.value.as_slice());
         let config = config.map_err(|error| undecodable(format!("found bytes that are not one: {error}")))?;
-        let name: Arc<str> = config.name.into();
+        let end = config.name.floor_char_boundary(LONGEST_LINE);
+        let name: Arc<str> = config.name.get(..end).unwrap_or_default().into();
         let mut conversion = Conversion { lines: String::new(), count: 0 };
         let place = conversion.place(&config.domain);
         let descriptors = conversion.descriptors(config.descriptors, &config.domain);

@@ -168,16 +168,17 @@ pub(super) async fn save(state: Option<StateDirectory>, mut unsaved: watch::Rece
     let Some(state) = state else { return };
     let mut renewal = interval(RENEW_EVERY);
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pending: Unsaved = None;
     loop {
-        let changed = tokio::select! {
-            Ok(()) = unsaved.changed() => unsaved.borrow_and_update().clone(),
-            _ = renewal.tick() => None,
-        };
-        if changed.is_none() && !status.get().is_connected {
+        tokio::select! {
+            Ok(()) = unsaved.changed() => pending = unsaved.borrow_and_update().clone(),
+            _ = renewal.tick() => {}
+        }
+        if pending.is_none() && !status.get().is_connected {
             continue;
         }
-        let directory = state.clone();
-        let write = move || match changed {
+        let (directory, rules) = (state.clone(), pending.clone());
+        let write = move || match rules {
             Some((version, resources)) => directory.write(&version, resources),
             None => directory.renew(),
         };
@@ -189,11 +190,13 @@ pub(super) async fn save(state: Option<StateDirectory>, mut unsaved: watch::Rece
             );
         };
         let written = apart(write, slow).await.map_err(|error| error.to_string());
-        if let Err(error) = written.and_then(|written| written.map_err(|error| error.to_string())) {
-            tracing::error!(
+        match written.and_then(|written| written.map_err(|error| error.to_string())) {
+            Ok(()) => pending = None,
+            // Rules that are not written yet are tried again; the age of the older ones does not start anew.
+            Err(error) => tracing::error!(
                 event = "xds.not_saved",
-                "the rules in force cannot be written to STATE_DIR, so they would not survive a restart: {error}"
-            );
+                "the rules in force cannot be written to STATE_DIR, so older rules or none would be in force after a restart; trying again every 60 s: {error}"
+            ),
         }
     }
 }

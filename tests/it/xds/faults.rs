@@ -4,7 +4,7 @@ use envoy_types::pb::google::protobuf::Any;
 use std::time::{Duration, Instant};
 use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
 
-use super::plane::{Plane, TYPE_URL, answer, call, limit, page, response, rlconfig, start};
+use super::plane::{Plane, StreamTo, TYPE_URL, answer, call, limit, page, response, rlconfig, start};
 use crate::support::{Tidegate, eventually};
 
 const FORCED: (&str, &str) = ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true");
@@ -35,6 +35,11 @@ async fn each_kind_of_wrong_set_is_refused_with_all_reasons_and_changes_nothing(
     stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
     plane.request().await;
     let in_force = rlconfig(&server).await;
+    // After a good set, the next refusal is the first in a row, which does not wait.
+    let good = async |stream: &StreamTo, plane: &mut Plane| {
+        stream.send(response("1", "again", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
+        assert_eq!(answer(&plane.request().await), ("1", "again", None));
+    };
     let day = |name, domain| limit(name, domain, RateLimitUnit::Day, 5);
     let no_domain = day("res", "");
     let mut no_key = day("res", "edge");
@@ -65,6 +70,7 @@ async fn each_kind_of_wrong_set_is_refused_with_all_reasons_and_changes_nothing(
             assert!(found.contains(reason), "{reason:?} in {found}");
         }
         assert_eq!(rlconfig(&server).await, in_force);
+        good(&stream, &mut plane).await;
     }
     for (number, (type_url, value)) in
         [(TYPE_URL, vec![0xff]), ("type.googleapis.com/other.Type", vec![])].iter().enumerate()
@@ -75,6 +81,9 @@ async fn each_kind_of_wrong_set_is_refused_with_all_reasons_and_changes_nothing(
         let refused = plane.request().await;
         assert_eq!(refused.version_info, "1");
         let reason = refused.error_detail.expect("a refusal").message;
+        if number == 0 {
+            good(&stream, &mut plane).await;
+        }
         assert!(
             reason.starts_with("resource 1 of the response cannot be decoded: expected type.googleapis.com/"),
             "{reason}"
@@ -187,6 +196,22 @@ async fn an_empty_set_is_acknowledged_and_held_and_rules_that_come_meanwhile_end
     stream.send(response("3", "n3", &set(1))).unwrap();
     assert_eq!(answer(&plane.request().await), ("3", "n3", None));
     assert!(metric(&server, "tidegate_xds_empty_set_held 0").await);
+    assert!(call(&server).await.starts_with("HTTP/1.1 429 "), "the counter lives on");
+
+    // A wrong set is the last word of the control plane too: the rules in force stay.
+    stream.send(response("4", "n4", &[])).unwrap();
+    plane.request().await;
+    assert!(metric(&server, "tidegate_xds_empty_set_held 1").await);
+    stream.send(response("5", "n5", &[limit("res", "edge", RateLimitUnit::Unknown, 1)])).unwrap();
+    assert!(plane.request().await.error_detail.is_some());
+    assert!(metric(&server, "tidegate_xds_empty_set_held 0").await);
+    assert!(metric(&server, "tidegate_rules_rejected 1").await);
+    // And so is an empty set after it; then the set in force again.
+    stream.send(response("6", "n6", &[])).unwrap();
+    plane.request().await;
+    stream.send(response("7", "n7", &set(1))).unwrap();
+    assert_eq!(answer(&plane.request().await), ("7", "n7", None));
+    assert!(metric(&server, "tidegate_rules_rejected 0").await);
     assert!(call(&server).await.starts_with("HTTP/1.1 429 "), "the counter lives on");
 }
 

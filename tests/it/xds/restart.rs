@@ -78,6 +78,26 @@ async fn rules_that_are_too_old_or_damaged_are_named_and_not_used() {
 }
 
 #[tokio::test]
+async fn an_empty_set_in_the_state_directory_opens_no_listener() {
+    let mut plane = Plane::start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("state").display().to_string();
+    let more = [("STATE_DIR", &*state), ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
+    let mut server = start(&plane.variables(), &more).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[])).unwrap();
+    plane.request().await;
+    let file = directory.path().join("state").join("rules.state");
+    eventually("the set is written", async || file.exists().then_some(())).await;
+    server.terminate();
+    server.ended().await;
+    let variables = plane.variables();
+    drop((plane, stream));
+    let server = start(&variables, &more).await;
+    assert!(call(&server).await.contains("no rate limit configuration loaded"));
+}
+
+#[tokio::test]
 async fn a_state_directory_that_others_could_write_to_stops_the_start() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").env_clear().env("CONFIG_TYPE", "GRPC_XDS_SOTW").env("STATE_DIR", "/tmp");
