@@ -263,7 +263,7 @@ fn every_named_difference_is_told_to_those_who_move_here() {
     for rule in RULES {
         match rule.reason {
             Reason::Told(sentence) => {
-                assert!(page.contains(sentence), "docs/compatibility.md does not say: {sentence}")
+                assert!(page.contains(sentence), "docs/compatibility.md does not say: {sentence}");
             }
             Reason::Inexact(why) => assert!(why.ends_with('.'), "a sentence: {why}"),
         }
