@@ -93,14 +93,12 @@ impl Domain {
 }
 
 impl<'a> Places<'a> {
-    /// Returns all matching rules.
-    fn rules(&self) -> impl Iterator<Item = &'a Rule> {
-        self.source.iter().chain(self.overlaid.iter().map(|overlaid| &overlaid.found)).filter_map(|found| found.rule)
-    }
-
     /// Returns the rule with this decision of the first descriptor that has one.
     pub(super) fn first(&self, wanted: Action) -> Option<&'a Rule> {
         let is_wanted = |found: &TreeMatch<'a>| found.rule.filter(|rule| rule.action == Some(wanted));
+        if self.overlaid.is_empty() {
+            return self.source.iter().find_map(is_wanted);
+        }
         let source = self.source.iter().enumerate().find_map(|(index, found)| Some((index, is_wanted(found)?)));
         let overlaid = self.overlaid.iter().find_map(|laid| Some((laid.descriptor, is_wanted(&laid.found)?)));
         match (source, overlaid) {
@@ -133,16 +131,23 @@ impl<'a> Places<'a> {
 
     /// Returns the factor for the hits of every limit of the request. Each matched rule multiplies once.
     pub(super) fn request_cost(&self) -> u64 {
-        let mut costly: SmallVec<[(RuleId, u64); 4]> = self.costs().collect();
+        let mut costly = self.costs();
         costly.sort_unstable();
         costly.dedup();
         product(costly.iter().map(|(_, cost)| *cost))
     }
 
     /// Returns the matched rules with a request cost above 1, and their costs.
-    pub(super) fn costs(&self) -> impl Iterator<Item = (RuleId, u64)> {
-        let rules = self.rules().filter(|rule| rule.request_cost.get() > 1);
-        rules.map(|rule| (rule.id(), rule.request_cost.get().into()))
+    pub(super) fn costs(&self) -> SmallVec<[(RuleId, u64); 4]> {
+        let mut costs = SmallVec::new();
+        let mut add = |rule: Option<&Rule>| {
+            if let Some(rule) = rule.filter(|rule| rule.request_cost.get() > 1) {
+                costs.push((rule.id(), rule.request_cost.get().into()));
+            }
+        };
+        self.source.iter().for_each(|found| add(found.rule));
+        self.overlaid.iter().for_each(|overlaid| add(overlaid.found.rule));
+        costs
     }
 }
 
@@ -165,7 +170,10 @@ impl<'a> TreeReplacements<'a> {
 
     /// Returns the names of the limits that are replaced.
     pub(super) fn replaced(&self) -> Replaced<'a> {
-        let overlays = self.overlays.iter().map(Replacements::replaced).collect();
+        let mut overlays = Vec::new();
+        if !self.overlays.is_empty() {
+            overlays.extend(self.overlays.iter().map(Replacements::replaced));
+        }
         Replaced { source: self.source.replaced(), overlays }
     }
 }

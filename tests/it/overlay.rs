@@ -189,6 +189,24 @@ async fn own_rules_of_an_overlay_are_in_force_and_change_live() {
 }
 
 #[tokio::test]
+async fn a_list_of_an_overlay_is_followed_live_and_rules_of_the_source_do_not_hide_it() {
+    let scene = Scene::new("overlay: \"*\"\ndescriptors: [{ key: user, values_file: denied.txt, deny: true }]\n");
+    scene.write("rules.yaml", &RULES.replace("key: user", "key: user, value: b"));
+    scene.write("denied.txt", "a\n");
+    let server = scene.start().await;
+    assert_eq!((admitted(&server, "a").await, admitted(&server, "b").await), (0, 5));
+    scene.write("denied.txt", "b\nc\n");
+    generation(&server, 2).await;
+    let body = |user: &str| {
+        format!(r#"{{"domain":"edge","descriptors":[{{"entries":[{{"key":"user","value":"{user}"}}]}}]}}"#)
+    };
+    assert!(asked(&server, &body("a")).await.starts_with("HTTP/1.1 200 "));
+    for user in ["b", "c"] {
+        assert!(asked(&server, &body(user)).await.starts_with("HTTP/1.1 429 "), "{user}");
+    }
+}
+
+#[tokio::test]
 async fn own_rules_of_a_named_domain_are_in_force_before_the_control_plane_answers() {
     let scene =
         Scene::new("overlay: edge\ndescriptors: [{ key: user, rate_limit: { unit: hour, requests_per_unit: 2 } }]\n");

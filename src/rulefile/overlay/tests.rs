@@ -1,6 +1,6 @@
 use super::*;
 use crate::algorithm::Algorithm;
-use crate::model::{Descriptor, Entry, Override, Request};
+use crate::model::{Descriptor, Entry, Hits, Override, Request};
 use crate::rulefile::File;
 use crate::rules::{Matched, MatchedKind, RuleSet};
 
@@ -481,4 +481,20 @@ fn an_overlay_that_hides_a_limit_with_a_warning_header_warns() {
     );
     assert_eq!((warnings.len(), effect), (1, OverlayEffect::default()));
     assert_eq!((rules.rules()[0].limits()[0].warn_at, rules.rules()[0].about().is_exposed), (None, false));
+}
+
+#[test]
+fn a_request_cost_of_either_multiplies_the_hits_on_limits_of_both() {
+    let own = "overlay: edge
+descriptors: [{ key: user, request_cost: 3, rate_limit: { unit: day, requests_per_unit: 7 } }]
+";
+    let hits = |rules: &RuleSet| {
+        let charges = rules.find(&request("edge", &[("user", "a")])).charges;
+        charges.iter().map(|charge| format!("{:?}", charge.hits)).collect::<Vec<_>>()
+    };
+    let costly = USERS.replace("key: user", "key: user, request_cost: 2");
+    let [once, three, six] = [1, 3, 6].map(|hits| format!("{:?}", Hits::take(hits)));
+    assert_eq!(hits(&over(USERS, &[])), [once]);
+    assert_eq!(hits(&over(USERS, &[own])), [three.as_str(), three.as_str()]);
+    assert_eq!(hits(&over(&costly, &[own])), [six.as_str(), six.as_str()]);
 }
