@@ -278,6 +278,7 @@ fn a_wrong_replace_is_an_error() {
     for (item, expected) in [
         ("deny: true", "decides the whole request"),
         ("descriptors: [{ key: path, rate_limit: { unit: day, requests_per_unit: 1 } }]", "needs a limit"),
+        ("shadow_mode: true, rate_limit: { unit: day, requests_per_unit: 1 }", "nobody would be refused"),
     ] {
         let text = format!("overlay: edge\ndescriptors: [{{ key: user, replace: true, {item} }}]\n");
         let error = overlay(&text).unwrap_err().to_string();
