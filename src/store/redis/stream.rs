@@ -62,11 +62,11 @@ impl From<RejectedReply> for io::Error {
 pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<RedisSocket> {
     match (address, tls) {
         (Address::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
-        (Address::Tcp(host, port), None) => Ok(Box::new(first(host, *port, tcp).await?)),
+        (Address::Tcp(host, port), None) => Ok(Box::new(first(lookup_host((host.as_str(), *port)).await?, tcp).await?)),
         (Address::Tcp(host, port), Some(tls)) => {
             let connector = TlsConnector::from(Arc::new(tls.config()?));
             let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let connected = first(host, *port, |address| {
+            let connected = first(lookup_host((host.as_str(), *port)).await?, |address| {
                 let (connector, name) = (&connector, name.clone());
                 async move { connector.connect(name, tcp(address).await?).await }
             });
@@ -75,13 +75,12 @@ pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<RedisSo
     }
 }
 
-/// Connects to all addresses of `host` at once. Returns the first connection.
+/// Connects to all `addresses` of a host at once. Returns the first connection.
 async fn first<T, F: Future<Output = io::Result<T>>>(
-    host: &str,
-    port: u16,
+    addresses: impl Iterator<Item = SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
 ) -> io::Result<T> {
-    let attempts: Vec<_> = lookup_host((host, port)).await?.map(|address| Box::pin(connect(address))).collect();
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(connect(address))).collect();
     if attempts.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
     }
@@ -137,5 +136,16 @@ impl AsyncWrite for Guarded {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_without_an_address_is_an_error() {
+        let connected = first(std::iter::empty(), tcp).await;
+        assert_eq!(connected.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
     }
 }
