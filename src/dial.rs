@@ -29,7 +29,7 @@ pub struct TcpTimeouts {
 /// # Errors
 /// If the host has no address, or none accepts the connection.
 pub async fn tcp(host: &str, port: u16, timeouts: TcpTimeouts) -> io::Result<TcpStream> {
-    first(host, port, |address| one(address, timeouts)).await
+    first(lookup_host((host, port)).await?, |address| one(address, timeouts)).await
 }
 
 /// Connects over TLS to all addresses of `host` at once. Returns the first connection. Its certificate must be for `name`: a DNS name,
@@ -50,15 +50,15 @@ pub async fn tls(
         let (connector, name) = (&connector, name.clone());
         async move { connector.connect(name, one(address, timeouts).await?).await }
     };
-    first(host, port, connect).await
+    first(lookup_host((host, port)).await?, connect).await
 }
 
+/// Connects to all `addresses` of a host at once. Returns the first connection.
 async fn first<T, F: Future<Output = io::Result<T>>>(
-    host: &str,
-    port: u16,
+    addresses: impl Iterator<Item = SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
 ) -> io::Result<T> {
-    let attempts: Vec<_> = lookup_host((host, port)).await?.map(|address| Box::pin(connect(address))).collect();
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(connect(address))).collect();
     if attempts.is_empty() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
     }
@@ -81,6 +81,12 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_host_without_an_address_is_an_error() {
+        let connected = first(std::iter::empty(), |address| async move { TcpStream::connect(address).await }).await;
+        assert_eq!(connected.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+    }
 
     #[tokio::test]
     async fn the_kernel_notices_a_silent_peer() {

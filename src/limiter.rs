@@ -267,3 +267,47 @@ fn tightness(one: &Charge, a: &Verdict, other: &Charge, b: &Verdict) -> Ordering
         .then(share(a, other).cmp(&share(b, one)))
         .then(b.duration_until_reset().cmp(&a.duration_until_reset()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{Algorithm, Limit};
+    use crate::model::key::KeyPart;
+    use crate::model::{Charging, Colocation, CounterKey, Hits, Quota, Role, StorePolicies, Unit, Window};
+
+    fn charge(limit: u32) -> Charge {
+        let window = Window::of_unit(Unit::Minute);
+        let limit = Limit::new(Algorithm::FixedWindow, Quota::new(limit, window)).expect("it can be counted");
+        let part = std::iter::once(KeyPart::own(b"k", b"v"));
+        let key = CounterKey::new("d", part, Colocation::Descriptor, limit.algorithm().name(), window.length());
+        let (hits, role, charging, policies) = (Hits::take(9), Role::Enforce, Charging::Each, StorePolicies::default());
+        Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true }
+    }
+
+    #[test]
+    fn a_limit_that_refuses_is_shown_before_one_that_failed_and_that_before_those_with_the_least_left() {
+        let of = |outcome, provenance, remaining, secs| Verdict {
+            remaining,
+            reset: Micros::from_secs(secs),
+            ..Verdict::uncounted(outcome, provenance)
+        };
+        let admitted = |remaining, secs| of(Outcome::Admitted, Provenance::Store, remaining, secs);
+        let in_order = [
+            (10, of(Outcome::Refused, Provenance::Store, 5, 1)),
+            (10, of(Outcome::Refused, Provenance::Closed, 0, 60)),
+            (10, of(Outcome::Failed, Provenance::Error, 0, 0)),
+            (10, admitted(0, 60)),
+            (10, admitted(0, 1)),
+            (20, admitted(5, 1)),
+            (10, admitted(4, 60)),
+            (10, of(Outcome::Admitted, Provenance::Open, 0, 60)),
+        ]
+        .map(|(limit, verdict)| (charge(limit), verdict));
+        for (index, (one, a)) in in_order.iter().enumerate() {
+            for (other, b) in &in_order[index + 1..] {
+                assert_eq!(tightness(one, a, other, b), Ordering::Less, "{a:?}, {b:?}");
+                assert_eq!(tightness(other, b, one, a), Ordering::Greater, "{b:?}, {a:?}");
+            }
+        }
+    }
+}

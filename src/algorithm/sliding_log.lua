@@ -98,7 +98,8 @@ local function entry_of(state, hit)
   end
   local low = redis.call('ZCOUNT', state.key, '-inf', state.old)
   local all = redis.call('ZCARD', state.key)
-  local high = all - 1 - state.gone
+  -- The entries that are gone end behind the hit, so the search passes over them.
+  local high = all - 1
   while low < high do
     local middle = math.floor((low + high) / 2)
     local start, hits = parse(redis.call('ZRANGE', state.key, middle, middle)[1])
@@ -184,19 +185,17 @@ local function save(state, key)
     return commands
   end
   local old = redis.call('ZCOUNT', key, '-inf', state.old)
-  local dropped = math.min(old, most_dropped)
-  if dropped > 0 then
-    table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, dropped - 1 })
-  end
+  if old > 0 then
+    table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, math.min(old, most_dropped) - 1 })
   -- Each entry has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes become old
-  -- with those of the next.
-  if (state.upto - state.start) % turn > most_entries
-    and redis.call('ZCARD', key) - old - state.gone + #tail > most_entries then
-    local two = redis.call('ZRANGE', key, old, old + 1, 'WITHSCORES')
+  -- with those of the next. Where some are old, a charge drops one at least and adds one at most, so the log does not grow.
+  elseif (state.upto - state.start) % turn > most_entries
+    and redis.call('ZCARD', key) - state.gone + #tail > most_entries then
+    local two = redis.call('ZRANGE', key, 0, 1, 'WITHSCORES')
     local start, hits = parse(two[1])
     local _, more = parse(two[3])
     if more then
-      table.insert(commands, { 'ZREMRANGEBYRANK', key, old - dropped, old - dropped + 1 })
+      table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, 1 })
       table.insert(commands, { 'ZADD', key, two[4], plain(start) .. ' ' .. plain(hits + more) })
     end
   end

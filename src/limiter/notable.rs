@@ -75,10 +75,6 @@ impl<'a> Notables<'a> {
             let own = answers.iter().take_while(|answer| answer.descriptor == index).count();
             let (own, rest) = answers.split_at(own);
             answers = rest;
-            let is_plain = own.is_empty() && matches!(part.finding, Finding::Unmatched | Finding::Unlimited);
-            if is_plain && !self.kept.is_empty() {
-                continue;
-            }
             let mut reasons = Vec::new();
             self.reasons(part, own, &mut reasons);
             if reasons.is_empty() {

@@ -323,10 +323,8 @@ fn register(
         ListValue::Network(network) => by_value.networks.get_or_insert_default().entry(network, index),
         ListValue::Text(text) => by_value.exact.entry(text).or_insert(index),
     };
-    if *found == index {
-        return None;
-    }
     let known = place(*found);
+    // A new value is found at `index`, which is no earlier child.
     let other = earlier.get(known)?;
     if !child.has_file() && !other.has_file() {
         return Some(known);

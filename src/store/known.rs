@@ -332,3 +332,6 @@ fn table<K: Hash + Eq, T>() -> LruCache<K, T> {
     table.resize(MOST_OF_SHARD);
     table
 }
+
+#[cfg(test)]
+mod tests;

@@ -367,6 +367,36 @@ async fn under_overload_an_instance_admits_its_share_of_what_was_left_and_charge
     }
 }
 
+/// Decides one hit of a counter again and again, while the store is too busy: how many are admitted.
+fn admitted_alone(store: &Counting, guard: &Guard, charge: &Charge) -> usize {
+    *store.error.lock() = Some(StoreError::Overloaded);
+    let one = Charge { hits: Hits::take(1), ..charge.clone() };
+    (0..100).filter(|_| ask(guard, &one).outcome == Outcome::Admitted).count()
+}
+
+#[test]
+fn an_instance_admits_its_share_of_what_was_left_whatever_request_was_told_of_it() {
+    let most = |charging| charge("most", per_minute(Algorithm::Gcra, 30), charging, Hits::take(25));
+    // A part of a large request.
+    let store = Counting::new(&HandClock::at(NOON));
+    let guard = instance(&store, 3);
+    let large = most(Charging::AllOrNothing);
+    futures(guard.take(std::slice::from_ref(&large), CallerTime::from(None)));
+    assert_eq!(admitted_alone(&store, &guard, &large), 2, "a third of five, rounded up");
+    // A request beside a refusal that is known and does not decide it.
+    for (charging, role) in [(Charging::Each, Role::Enforce), (Charging::AllOrNothing, Role::Quota)] {
+        let store = Counting::new(&HandClock::at(NOON));
+        let guard = instance(&store, 3);
+        let small = Charge { role, ..charge("small", per_minute(Algorithm::Gcra, 1), charging, Hits::take(1)) };
+        (0..2).for_each(|_| assert_ne!(ask(&guard, &small).outcome, Outcome::Failed));
+        let other = Charge { descriptor: 1, ..most(charging) };
+        let calls = *store.calls.lock();
+        futures(guard.charge(&[small, other.clone()], None));
+        assert_eq!(*store.calls.lock(), calls + 1, "{role:?}: the other is asked about");
+        assert_eq!(admitted_alone(&store, &guard, &other), 2, "{role:?}");
+    }
+}
+
 #[test]
 fn what_a_large_request_took_here_under_overload_is_given_back_when_it_is_refused() {
     for (name, algorithm) in Algorithm::ALL {

@@ -292,6 +292,21 @@ fn of_two_lists_with_the_same_value_the_one_that_refuses_goes_first() {
 }
 
 #[test]
+fn of_two_items_with_the_same_value_one_of_them_in_a_file_exempt_goes_before_a_limit_and_the_first_of_two_limits() {
+    let list = list("alice\n");
+    let of_file = |rest: &str| format!("  - {{ key: who, values_file: {}, {rest} }}\n", list.path().display());
+    let limit = |hits: u32| format!("rate_limit: {{ unit: week, requests_per_unit: {hits} }}");
+    let plain = format!("  - {{ key: who, value: alice, {} }}\n", limit(0));
+    let exempt = of_file("exempt: true");
+    for items in [[&plain, &exempt], [&exempt, &plain]] {
+        let world = world(&format!("domain: d\ndescriptors:\n{}", items.map(String::as_str).concat()));
+        assert!(!world.hit("who=alice", 1).refused, "{items:?}");
+    }
+    let world = world(&format!("domain: d\ndescriptors:\n{}{}", of_file(&limit(5)), of_file(&limit(9))));
+    world.hit("who=alice", 1).admitted(4);
+}
+
+#[test]
 fn a_million_entries_load() {
     let lines: String =
         (0..1_000_000_u32).map(|n| format!("{}\n", std::net::Ipv4Addr::from(0x0a00_0000 + n * 3))).collect();
@@ -690,3 +705,132 @@ descriptors:
         assert_eq!(sentences.map(|sentence| told.contains(sentence)), said, "{told}");
     }
 }
+
+#[test]
+fn explain_shows_the_whole_way_to_a_rule_and_all_that_it_does() {
+    let rules = "
+domain: d
+on_store_failure: open
+descriptors:
+  - { key: ip, cidr: [10.0.0.0/8], deny: true, message: Go away. }
+  - { key: ip, values: [192.0.2.1], exempt: true }
+  - key: ip
+    request_cost: 2
+    expose: false
+    message: slower
+    remember_refusals: false
+    quota_mode: true
+    rate_limits:
+      - { unit: minute, requests_per_unit: 4, algorithm: gcra, name: fast, count_refused: true }
+      - { unit: day, requests_per_unit: 90, replaces: [{ name: base }] }
+  - { key: base, shadow_mode: true, rate_limit: { unit: minute, requests_per_unit: 4, name: base } }
+  - { key: both, shadow_mode: true, quota_mode: true, rate_limit: { unit: minute, requests_per_unit: 4 } }
+  - { key: free, rate_limit: { unlimited: true, replaces: [{ name: base }] } }
+";
+    let options = Options { shadow_mode: true, ..Options::default() };
+    let loaded = load(&[file("rules.yaml", rules)], options).expect("rules").rules;
+    let asked = [("d", "ip=10.1.1.1"), ("d", "ip=192.0.2.1"), ("d", "ip=8.8.8.8"), ("d", "base=1"), ("d", "both=1")];
+    let asked = asked.into_iter().chain([("d", "free=1"), ("d", "ip=8.8.8.8,a=b"), ("d", "none=1"), ("e", "a=b")]);
+    let told: Vec<_> = asked.map(|(domain, asked)| explain(&loaded, domain, &descriptor(asked)).to_string()).collect();
+    assert_eq!(told.join("\n"), EXPLAINED.trim_start());
+}
+
+/// The explanations of that test.
+const EXPLAINED: &str = "
+domain d
+  ip=10.1.1.1
+    ✓ ip=[10.0.0.0/8]  in its list  (rules.yaml:5)
+    ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
+    ✗ ip  would match, but a list comes first  (rules.yaml:7)
+    ✗ 3 with another key
+=> rule d.ip_[10.0.0.0/8]
+  deny     refuses the whole request and charges nothing
+  message  Go away.
+  mode     SHADOW_MODE: refusals are not enforced
+
+domain d
+  ip=192.0.2.1
+    ✓ ip=[192.0.2.1]  in its list  (rules.yaml:6)
+    ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
+    ✗ ip  would match, but a list comes first  (rules.yaml:7)
+    ✗ 3 with another key
+=> rule d.ip_[192.0.2.1]
+  exempt   admits the whole request and charges nothing, unless another rule denies the request
+  mode     SHADOW_MODE: refusals are not enforced
+
+domain d
+  ip=8.8.8.8
+    ✓ ip  any value of this key  (rules.yaml:7)
+    ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
+    ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
+    ✗ 3 with another key
+=> rule d.ip
+  limit    4 per minute, gcra, burst 4, called fast
+  counter  {d|ip=8.8.8.8}gcra:1m
+           counts refused charges too
+  limit    90 per day, fixed_window
+  counter  {d|ip=8.8.8.8}fixed_window:1d
+  replaces base in requests that match both
+  cost     multiplies the hits of the request by 2, on each of its limits
+  message  slower
+  expose   false: no header and no body shows this rule
+  quota    the request is refused only if all its quotas refuse
+  mode     SHADOW_MODE: refusals are not enforced
+  charging each
+  failure  open, under overload local
+  remember_refusals false: the store decides each charge
+
+domain d
+  base=1
+    ✓ base  any value of this key  (rules.yaml:16)
+    ✗ 5 with another key
+=> rule d.base
+  limit    4 per minute, fixed_window, called base
+  counter  {d|base=1}fixed_window:1m
+  shadow   refusals are counted but not enforced
+  mode     SHADOW_MODE: refusals are not enforced
+  charging each
+  failure  open, under overload local
+
+domain d
+  both=1
+    ✓ both  any value of this key  (rules.yaml:17)
+    ✗ 5 with another key
+=> rule d.both
+  limit    4 per minute, fixed_window
+  counter  {d|both=1}fixed_window:1m
+  shadow   refusals are counted; for the other quotas, this quota always has room
+  mode     SHADOW_MODE: refusals are not enforced
+  charging each
+  failure  open, under overload local
+
+domain d
+  free=1
+    ✓ free  any value of this key  (rules.yaml:18)
+    ✗ 5 with another key
+=> rule d.free
+  unlimited: admitted without counting
+  replaces base in requests that match both
+  mode     SHADOW_MODE: refusals are not enforced
+  charging each
+  failure  open, under overload local
+
+domain d
+  ip=8.8.8.8
+    ✓ ip  any value of this key  (rules.yaml:7)
+    ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
+    ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
+    ✗ 3 with another key
+    a=b
+      ✗ the rules end one level above: a rule matches only descriptors of its own depth
+=> not limited
+
+domain d
+  none=1
+    ✗ 6 with another key
+=> not limited
+
+domain e
+  no rule file has this domain; known domains: d
+=> not limited
+";

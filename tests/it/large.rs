@@ -9,7 +9,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
 use tidegate::algorithm::Charge;
-use tidegate::model::{Charging, Micros};
+use tidegate::limiter::Limiter;
+use tidegate::model::{Charging, Micros, Request};
 use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride};
@@ -26,6 +27,7 @@ use tidegate::transport::grpc::Edge;
 use tidegate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 use tokio::sync::Barrier;
 
+use crate::policy::failing::Failing;
 use crate::support::in_time;
 use crate::world::{HandClock, NOON, file};
 
@@ -53,12 +55,48 @@ descriptors:
     rate_limits:
       - { unit: minute, requests_per_unit: 3, algorithm: sliding_window }
       - { unit: day, requests_per_unit: 5, algorithm: token_bucket }
+  - { key: quick-quota, quota_mode: true, rate_limit: { unit: hour, requests_per_unit: 2 } }
+  - { key: other-quota, quota_mode: true, rate_limit: { unit: hour, requests_per_unit: 5 } }
+  - { key: shy-quota, quota_mode: true, expose: false, rate_limit: { unit: day, requests_per_unit: 3 } }
+  - { key: held, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } } }
+  - { key: also-held, rate_limit: { unit: minute, requests_per_unit: 4, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } } }
+  - key: shadow-held
+    shadow_mode: true
+    rate_limit: { unit: minute, requests_per_unit: 2, algorithm: leaky_bucket, delay: { max: 60s, delivery: hold } }
+  - { key: warns, rate_limit: { unit: day, requests_per_unit: 1, warn_at: 100% } }
+  - { key: shut, on_store_failure: closed, rate_limit: { unit: day, requests_per_unit: 4 } }
+  - { key: shadow-shut, shadow_mode: true, on_store_failure: closed, rate_limit: { unit: day, requests_per_unit: 4 } }
 ";
 
-/// The keys of the rules, and one of no rule. The first ones are limits.
-const KEYS: [&str; 18] = [
-    "user", "gcra", "log", "own", "quota", "shadow", "shy", "costly", "base", "better", "wild", "waits", "two", "free",
-    "none", "closed", "deny", "exempt",
+/// The keys of the rules, and one of no rule. The first ones are limits; the last ones are not in random requests.
+const KEYS: [&str; 27] = [
+    "user",
+    "gcra",
+    "log",
+    "own",
+    "quota",
+    "shadow",
+    "shy",
+    "costly",
+    "base",
+    "better",
+    "wild",
+    "waits",
+    "two",
+    "free",
+    "none",
+    "closed",
+    "deny",
+    "exempt",
+    "quick-quota",
+    "other-quota",
+    "shy-quota",
+    "held",
+    "also-held",
+    "shadow-held",
+    "warns",
+    "shut",
+    "shadow-shut",
 ];
 
 /// How requests are answered, and in slices of how many descriptors.
@@ -74,6 +112,9 @@ struct Manner {
 
 /// A descriptor: the key and the value of its entry, its own addend, whether it gives back, and a limit of its own.
 type Asked = (usize, u8, Option<u64>, bool, Option<u32>);
+
+const EACH: Manner =
+    Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 3 };
 
 fn manner() -> impl Strategy<Value = Manner> {
     let charging = prop_oneof![Just(Charging::Each), Just(Charging::AllOrNothing)];
@@ -96,9 +137,14 @@ fn descriptor() -> impl Strategy<Value = Asked> {
     (key, 0_u8..3, addend, prop::bool::weighted(0.05), limit)
 }
 
+/// The store of some tests fails for the last one.
+fn value_of(value: u8) -> String {
+    if value == 255 { "down".to_owned() } else { format!("v{value}") }
+}
+
 fn message(domain: &str, descriptors: &[Asked], hits_addend: u32) -> RateLimitRequest {
     let descriptor = |&(key, value, hits_addend, is_negative_hits, limit): &Asked| RateLimitDescriptor {
-        entries: vec![Entry { key: KEYS[key].into(), value: format!("v{value}").into() }],
+        entries: vec![Entry { key: KEYS[key].into(), value: value_of(value).into() }],
         limit: limit.map(|requests_per_unit| RateLimitOverride { requests_per_unit, unit: 3, unit_multiplier: None }),
         hits_addend,
         is_negative_hits,
@@ -114,7 +160,7 @@ fn edge(manner: &Manner, clock: &Arc<HandClock>) -> Edge {
     edge_with(manner, clock, Arc::new(Memory::new(Arc::clone(clock) as Arc<_>, 10_000)))
 }
 
-fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> Edge {
+fn limiter(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> Arc<Limiter> {
     let text = format!("domain: d\ncharging: {}\n{RULES}", manner.charging.name());
     let options = Options { quota_mode: manner.quota_mode, shadow_mode: manner.shadow_mode, ..Options::default() };
     let loaded = load(&[file("rules.yaml", &text)], options).unwrap_or_else(|invalid| panic!("{invalid}"));
@@ -126,7 +172,12 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
         Arc::new(Replicas::set(NonZeroU32::MIN)),
         Arc::clone(clock) as Arc<_>,
     );
-    let limiter = tidegate::limiter::Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard));
+    Arc::new(Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard)))
+}
+
+/// An edge that holds no call: what would be held is refused.
+fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> Edge {
+    let limiter = limiter(manner, clock, store);
     let names = HeaderNames::new("limit".into(), "remaining".into(), "reset".into()).expect("names");
     let headers = match manner.headers {
         0 => Headers::Off,
@@ -136,8 +187,7 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
     };
     let refusal_body = [RefusalBody::Own, RefusalBody::Json, RefusalBody::Text][usize::from(manner.body)];
     let answers = Answers { headers, refusal_body, dynamic_metadata: false, decision_metadata: true, explains: false };
-    Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::new(0.8, Micros::ZERO)), 8)
-        .slicing(manner.slice)
+    Edge::new(limiter, Arc::new(answers), Arc::new(Telemetry::new(0.8, Micros::ZERO)), 0).slicing(manner.slice)
 }
 
 async fn whole(edge: &Edge, request: RateLimitRequest) -> RateLimitResponse {
@@ -200,10 +250,83 @@ proptest! {
     }
 }
 
+/// A descriptor of this key that takes so many hits.
+fn takes(key: &str, value: u8, hits: u64) -> Asked {
+    let key = KEYS.iter().position(|known| *known == key).expect("it is a key");
+    (key, value, Some(hits), false, None)
+}
+
+/// As many limits as headers list, all used up.
+fn listed() -> Vec<Asked> {
+    (100..116).map(|value| takes("user", value, 4)).collect()
+}
+
+/// Behind these, a descriptor is kept for no other reason than that under test.
+#[tokio::test]
+async fn what_decides_behind_sixteen_limits_is_told_of_a_large_request_as_of_a_whole_one() {
+    let (used_up, one) = (|key, hits| takes(key, 0, hits), |key| takes(key, 0, 1));
+    for (what, before, request) in [
+        (
+            "the first quota decides, and the quickest is described",
+            vec![used_up("quota", 3), used_up("quick-quota", 2)],
+            vec![one("quota"), one("quick-quota")],
+        ),
+        (
+            "of two quotas that are as quick, the first is described",
+            vec![used_up("quota", 3), used_up("quick-quota", 2), used_up("other-quota", 5)],
+            vec![one("quota"), one("quick-quota"), one("other-quota")],
+        ),
+        (
+            "a quota that never fits is described beside one that is not exposed",
+            vec![used_up("shy-quota", 3)],
+            vec![one("shy-quota"), takes("quota", 0, 4)],
+        ),
+        (
+            "the last of the longest waits decides where there is no room to hold the call, and no shadow does",
+            vec![one("held"), one("also-held"), one("shadow-held")],
+            vec![one("shadow-held"), one("held"), one("also-held")],
+        ),
+        (
+            "a policy answers for a limit, and not for a shadow",
+            vec![],
+            vec![takes("shadow-shut", 255, 1), takes("shut", 255, 1)],
+        ),
+    ] {
+        for headers in 0..4 {
+            let manner = Manner { headers, ..EACH };
+            let clock = HandClock::at(NOON);
+            let edges = [(); 2].map(|()| edge_with(&manner, &clock, Failing::new(&clock)));
+            for edge in edges.iter().filter(|_| !before.is_empty()) {
+                whole(edge, message("d", &before, 0)).await;
+            }
+            let request = message("d", &[listed(), request.clone()].concat(), 0);
+            let expected = whole(&edges[0], request.clone()).await;
+            assert_eq!(sliced(&edges[1], &request).await, expected, "{what}, headers {headers}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn as_many_warnings_of_a_large_request_are_kept_as_a_header_lists() {
+    let clock = HandClock::at(NOON);
+    let limiter = limiter(&EACH, &clock, Arc::new(Memory::new(Arc::clone(&clock) as Arc<_>, 10_000)));
+    let rules = limiter.rules();
+    let mut large = limiter.large(&rules, "d");
+    let slice = |values: std::ops::Range<u8>| -> Request {
+        let asked: Vec<_> = values.map(|value| takes("warns", value, 1)).collect();
+        message("d", &asked, 0).try_into().expect("it is valid")
+    };
+    let slices = [slice(0..10), slice(10..20), slice(20..60)];
+    slices.iter().for_each(|slice| large.survey(slice.descriptors()));
+    for slice in &slices {
+        large.decide(slice, None).await;
+    }
+    assert_eq!(large.conclude(&slices[0]).1.warnings.len(), 16);
+}
+
 #[tokio::test]
 async fn what_is_no_valid_request_is_an_error_before_anything_is_charged() {
-    let manner =
-        Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 2 };
+    let manner = Manner { slice: 2, ..EACH };
     let edge = edge(&manner, &HandClock::at(NOON));
     let user = (0, 0, None, false, None);
     let mut wrong_unit = message("d", &[user; 9], 0);
@@ -224,14 +347,7 @@ async fn what_is_no_valid_request_is_an_error_before_anything_is_charged() {
 
 #[tokio::test]
 async fn a_caller_that_goes_away_in_the_middle_leaves_nothing_taken_all_or_nothing() {
-    let manner = Manner {
-        charging: Charging::AllOrNothing,
-        quota_mode: false,
-        shadow_mode: false,
-        headers: 0,
-        body: 0,
-        slice: 1,
-    };
+    let manner = Manner { charging: Charging::AllOrNothing, slice: 1, ..EACH };
     let edge = edge(&manner, &HandClock::at(NOON));
     let gcra = |value| (1, value, None, false, None);
     let request = message("d", &[gcra(0), gcra(1), gcra(2), gcra(0)], 0);
@@ -258,8 +374,7 @@ async fn a_caller_that_goes_away_in_the_middle_leaves_nothing_taken_all_or_nothi
 
 #[tokio::test]
 async fn large_requests_of_a_worker_are_decided_one_after_the_other() {
-    let manner =
-        Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 1 };
+    let manner = Manner { slice: 1, ..EACH };
     let edge = edge(&manner, &HandClock::at(NOON));
     let wild = (10, 0, None, false, None);
     let request = Bytes::from(message("d", &[wild; 4], 0).encode_to_vec());
@@ -305,8 +420,7 @@ impl Store for AnswersTwo {
 
 #[tokio::test]
 async fn a_large_request_that_waits_for_the_store_lets_another_one_go_on() {
-    let manner =
-        Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 2 };
+    let manner = Manner { slice: 2, ..EACH };
     let clock = HandClock::at(NOON);
     let store = Memory::new(Arc::clone(&clock) as Arc<_>, 10_000);
     let edge = edge_with(&manner, &clock, Arc::new(AnswersTwo { store, both: Barrier::new(2) }));
@@ -319,8 +433,7 @@ async fn a_large_request_that_waits_for_the_store_lets_another_one_go_on() {
 
 #[tokio::test]
 async fn a_message_is_taken_for_a_large_one_by_its_size_alone() {
-    let manner =
-        Manner { charging: Charging::Each, quota_mode: false, shadow_mode: false, headers: 0, body: 0, slice: 256 };
+    let manner = Manner { slice: 256, ..EACH };
     let edge = edge(&manner, &HandClock::at(NOON));
     let request = message("d", &[(14, 0, None, false, None); 5], 0);
     let call = tonic::Request::new(Incoming::Large(Bytes::from(request.encode_to_vec())));

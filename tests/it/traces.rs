@@ -253,6 +253,14 @@ async fn a_round_trip_to_redis_is_a_child_of_the_request_and_says_why_it_failed(
     })
     .await;
 
+    redis.cli(&["SCRIPT", "FLUSH"]).await;
+    assert_eq!(client.call(request("edge", &[("user", "alice")]), &[]).await, Ok(1));
+    eventually("the call that found no script says so", async || {
+        let codes = receiver.spans().into_iter().filter_map(|call| call.attribute("db.response.status_code"));
+        codes.into_iter().find(|code| code == "NOSCRIPT")
+    })
+    .await;
+
     redis.signal(Signal::KILL);
     redis.ended().await;
     let before = receiver.spans().len();

@@ -100,6 +100,8 @@ async fn waits_for_slots_are_told_the_same_at_their_edges() {
             (slots(algorithm, 5, Unit::Second, 1, 2_000_000), &[(0, 11), (0, 12), (0, 1), (200_000, 1), (300_000, 12)]),
             // A hit is two ticks of 100 us, and two of them fit at the end of a tick only.
             (slots(algorithm, 300_000, Unit::Minute, 1, 150), &[(0, 2), (49, 2), (50, 2), (51, 1), (99, 2)]),
+            // In the bucket stands the last of the million parts of a hit, and a microsecond later nothing.
+            (slots(algorithm, 3, Unit::Second, 1, 1_000_000), &[(0, 1), (333_333, 1), (333_334, 1)]),
             // The highest level drains sooner than the longest wait ends.
             (slots(algorithm, most, Unit::Second, most, longest), &[(0, most), (0, most), (1_000_000, most)]),
             // The longest wait that is promised is that until the longest wait for a slot.

@@ -52,3 +52,19 @@ impl Backoff {
 pub fn chance(bound: u64) -> u64 {
     RandomState::new().hash_one(0) % bound.max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_failure_the_next_attempt_waits_unless_another_one_succeeds_meanwhile() {
+        let backoff = Backoff::default();
+        let began = Instant::now();
+        backoff.failed();
+        let until = backoff.until().expect("it waits");
+        assert!((Backoff::LEAST..Duration::from_millis(600)).contains(&(until - began)));
+        backoff.clear();
+        assert_eq!(backoff.until(), None, "the server can be reached");
+    }
+}

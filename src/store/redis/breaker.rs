@@ -209,12 +209,14 @@ mod tests {
         assert!(!breaker.missed(at(199), at(400)));
         assert_eq!(breaker.next_probe(WAITED), None, "still asked");
         assert!(breaker.missed(at(200), at(400)), "it opens");
+        assert!(breaker.is_open().load(Ordering::Acquire), "the metric shows it");
         assert_eq!(breaker.next_probe(WAITED), Some(at(400)));
         assert!(!breaker.is_probe_due(at(399)), "no probe before it is due");
         assert!(breaker.is_probe_due(at(400)));
         assert!(!breaker.missed(at(400), at(600)), "it is open already");
         assert!(breaker.passed());
         assert_eq!((breaker.next_probe(WAITED), breaker.is_trusted()), (None, true));
+        assert!(!breaker.is_open().load(Ordering::Acquire), "the metric shows that it is closed");
     }
 
     #[tokio::test]

@@ -108,6 +108,25 @@ impl ConnectionHealth {
         self.give_up();
         self.was_established.load(Ordering::Acquire)
     }
+
+    fn answered(&self, now: Instant) {
+        self.silence.replied(now);
+        if self.timeouts.load(Ordering::Relaxed) > 0 {
+            self.timeouts.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn timed_out(&self) {
+        self.timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn give_up_if_silent(&self, length: Duration) {
+        let has_timed_out = self.timeouts.load(Ordering::Relaxed) >= MOST_TIMEOUTS;
+        let length = if has_timed_out { length } else { length * DEAD };
+        if self.silence.lasts(Instant::now(), length) {
+            self.give_up();
+        }
+    }
 }
 
 impl Drop for ConnectionHealth {
@@ -162,25 +181,18 @@ impl Connection {
 
     /// Notes that a call was answered at `now`.
     pub fn answered(&self, now: Instant) {
-        self.health.silence.replied(now);
-        if self.health.timeouts.load(Ordering::Relaxed) > 0 {
-            self.health.timeouts.store(0, Ordering::Relaxed);
-        }
+        self.health.answered(now);
     }
 
     /// Notes that a call was not answered in time.
     pub fn timed_out(&self) {
-        self.health.timeouts.fetch_add(1, Ordering::Relaxed);
+        self.health.timed_out();
     }
 
     /// Gives the connection up if at least 3 calls in a row have timed out and no reply, however late, has come for `length`.
     /// With only one or two calls in flight, fewer time out: then the silence must last ten times as long.
     pub fn give_up_if_silent(&self, length: Duration) {
-        let has_timed_out = self.health.timeouts.load(Ordering::Relaxed) >= MOST_TIMEOUTS;
-        let length = if has_timed_out { length } else { length * DEAD };
-        if self.health.silence.lasts(Instant::now(), length) {
-            self.give_up();
-        }
+        self.health.give_up_if_silent(length);
     }
 
     /// Returns the tracker of its outstanding replies.
@@ -247,5 +259,63 @@ impl Connection {
     /// in-flight call at most.
     fn explained(&self, error: RedisError) -> RedisError {
         self.health.refused.get().map_or(error, |refused| io::Error::from(refused.clone()).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::store::redis::replies::InvalidReply;
+
+    /// Enough silence for a connection with three timeouts in a row.
+    const SILENT: Duration = Duration::from_millis(100);
+
+    fn established() -> ConnectionHealth {
+        let health = ConnectionHealth::new(0, Arc::default());
+        health.establish();
+        health
+    }
+
+    fn is_given_up(health: &ConnectionHealth) -> bool {
+        health.is_broken.load(Ordering::Acquire)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_is_given_up_after_three_timeouts_in_a_row_or_a_silence_ten_times_as_long() {
+        let health = established();
+        health.silence.sent(Instant::now());
+        advance(SILENT).await;
+        for timeouts in 1..=2 {
+            health.timed_out();
+            health.give_up_if_silent(SILENT);
+            assert!(!is_given_up(&health), "{timeouts} timeouts");
+        }
+        // A reply in between, and the next call is not answered either.
+        health.answered(Instant::now());
+        health.timed_out();
+        advance(SILENT).await;
+        health.give_up_if_silent(SILENT);
+        assert!(!is_given_up(&health), "one timeout after a reply");
+        advance(SILENT * 9).await;
+        health.give_up_if_silent(SILENT);
+        assert!(is_given_up(&health), "a second of silence");
+
+        let health = established();
+        health.silence.sent(Instant::now());
+        advance(SILENT).await;
+        (0..3).for_each(|_| health.timed_out());
+        health.give_up_if_silent(SILENT);
+        assert!(is_given_up(&health), "three timeouts");
+    }
+
+    #[tokio::test]
+    async fn a_refused_reply_ends_a_connection_and_is_reported_if_calls_used_it() {
+        let refused = RejectedReply { server: "a:1".to_owned(), refusal: InvalidReply::Malformed };
+        let being_made = ConnectionHealth::new(0, Arc::default());
+        assert!(!being_made.refuse(refused.clone()), "the attempt to connect fails, which is reported");
+        let in_use = established();
+        assert!(in_use.refuse(refused) && is_given_up(&in_use));
     }
 }

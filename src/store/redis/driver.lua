@@ -343,7 +343,7 @@ if failed then
   for index = 1, count do
     local charge = charges[index]
     if not is_refused and charge.code ~= 1 then
-      charge.code, charge.remaining, charge.reset, charge.wait = 2, 0, 0, -1
+      charge.code = 2
     end
   end
 end

@@ -222,9 +222,9 @@ impl Manager {
     async fn ask_sentinels(&self, master: &str, sentinels: &[Address], login: &Login) -> RedisResult<Address> {
         let mut wrong = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel is configured"));
         // Each sentinel gets an equal part of the timeout, so that a dead one does not use it up.
-        let each = self.access.connect_timeout / u32::try_from(sentinels.len().max(1)).unwrap_or(1);
+        let each = self.access.connect_timeout.checked_div(sentinels.len().try_into().unwrap_or(u32::MAX));
         for sentinel in sentinels {
-            let asked = timeout(each, async {
+            let asked = timeout(each.unwrap_or_default(), async {
                 let config = AsyncConnectionConfig::new().set_response_timeout(None);
                 let report = self.report(Weak::new());
                 let (mut handle, _driver) = self.handshake(sentinel, login, 0, config, report).await?;

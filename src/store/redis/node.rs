@@ -394,3 +394,6 @@ impl Node {
         Some(loaded)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -152,26 +152,16 @@ async fn follow(
                     return Err(StoreError::Unreachable);
                 };
                 node = named;
-                loads = node.loads();
             }
         }
-        let mode = SendMode { is_asking, with_script };
         let calls = std::slice::from_ref(call);
-        let mut again = if mode.with_script {
-            // One call loads the script for all.
-            let load = async || exchange(&node, None, calls, mode, until).await;
-            match node.load_once(loads, until, load).await {
-                Some(again) => {
-                    loads = node.loads();
-                    again?
-                }
-                None => {
-                    loads = node.loads();
-                    exchange(&node, None, calls, SendMode { is_asking, with_script: false }, until).await?
-                }
-            }
-        } else {
-            exchange(&node, None, calls, mode, until).await?
+        let send = async |with_script| exchange(&node, None, calls, SendMode { is_asking, with_script }, until).await;
+        // One call loads the script for all.
+        let loaded = if with_script { node.load_once(loads, until, async || send(true).await).await } else { None };
+        loads = node.loads();
+        let mut again = match loaded {
+            Some(again) => again?,
+            None => send(false).await?,
         };
         reply = again.pop().unwrap_or(NodeReply::Failed(StoreError::Rejected));
     }

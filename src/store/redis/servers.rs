@@ -136,9 +136,7 @@ impl Servers {
     /// cluster map with that node: redirects to unknown nodes are not followed.
     pub async fn named(&self, name: &str, from: &Node, until: Instant) -> Option<Arc<Node>> {
         let Shape::Cluster { map, renewed, .. } = &self.shape else { return None };
-        let (host, port) = name.rsplit_once(':')?;
-        let host = if host.is_empty() { from.name().rsplit_once(':')?.0 } else { host };
-        let address = Address::Tcp(host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
+        let address = redirection(name, from.name())?;
         let mut maps = renewed.subscribe();
         self.attention.notify_one();
         loop {
@@ -320,7 +318,7 @@ impl Servers {
                         new.masters.push(node);
                         new.masters.len() - 1
                     });
-                    let slots = usize::from(first)..=usize::from(last.min(SLOTS - 1));
+                    let slots = usize::from(first)..=usize::from(last);
                     if let (Some(slots), Ok(at)) = (new.slots.get_mut(slots), u16::try_from(at)) {
                         slots.fill(at);
                     }
@@ -342,6 +340,13 @@ impl Servers {
             Arc::new(Node::new(locate, self.access.clone(), self.lanes, Arc::clone(&self.attention)))
         })
     }
+}
+
+/// Parses `name`, the `host:port` to which the node `from` redirects a call. An empty host is that of `from`.
+fn redirection(name: &str, from: &str) -> Option<Address> {
+    let (host, port) = name.rsplit_once(':')?;
+    let host = if host.is_empty() { from.rsplit_once(':')?.0 } else { host };
+    Some(Address::Tcp(host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?))
 }
 
 /// Returns the slot of `key`: of the text in its first braces or, if that is missing or empty, of the whole key (the cluster
@@ -442,7 +447,30 @@ fn read_range(range: &Value, asked: &Node) -> Option<Range> {
 
 #[cfg(test)]
 mod tests {
-    use super::slot_of;
+    use super::{Address, Map, MapReply, Range, Servers, Topology, redirection, slot_of};
+    use crate::store::redis::tests::access;
+
+    #[tokio::test]
+    async fn the_first_node_of_each_range_of_slots_gets_its_charges_and_the_others_are_known() {
+        let [one, other, replica] = [1, 2, 3].map(|port| Address::Tcp("127.0.0.1".to_owned(), port));
+        let servers = Servers::new(Topology::Cluster(vec![one.clone()]), access(), 1);
+        let range = |first, last, master: &Address| Range { first, last, nodes: vec![master.clone(), replica.clone()] };
+        let ranges = vec![range(8_192, 16_383, &other), range(0, 8_191, &one)];
+        let map = servers.map(&Map::default(), MapReply { epoch: 7, ranges });
+        let master = |slot: usize| map.masters[usize::from(map.slots[slot])].name().to_owned();
+        assert_eq!([0, 8_191].map(master), [one.to_string(), one.to_string()]);
+        assert_eq!([8_192, 16_383].map(master), [other.to_string(), other.to_string()]);
+        assert_eq!((map.masters.len(), map.known.len(), map.epoch), (2, 3, 7));
+    }
+
+    #[test]
+    fn a_redirection_without_a_host_leads_to_another_port_of_the_same_host() {
+        let to = |name| redirection(name, "10.0.0.2:7001").map(|address| address.to_string());
+        assert_eq!(to("10.0.0.1:7000").as_deref(), Some("10.0.0.1:7000"));
+        assert_eq!(to("fd00::1:7000"), to("[fd00::1]:7000"));
+        assert_eq!(to(":7000").as_deref(), Some("10.0.0.2:7000"));
+        assert_eq!(["10.0.0.1", "10.0.0.1:", "10.0.0.1:x", ""].map(to), [const { None }; 4]);
+    }
 
     /// The expected slots are those of `CLUSTER KEYSLOT` in Redis 7.0.
     #[test]

@@ -9,7 +9,7 @@ use crate::store::redis::concurrency::CallPriority;
 use crate::store::redis::credentials::{Credentials, Login};
 use crate::store::redis::manager::Locate;
 
-fn access() -> Access {
+pub(super) fn access() -> Access {
     Access {
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
@@ -20,7 +20,8 @@ fn access() -> Access {
     }
 }
 
-fn address() -> Address {
+/// No server listens there.
+pub(super) fn address() -> Address {
     Address::Tcp("127.0.0.1".to_owned(), 1)
 }
 

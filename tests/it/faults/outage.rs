@@ -12,7 +12,7 @@ use super::{
 use crate::load::alone;
 use crate::redis::Single;
 use crate::redis::proxy::{Faults, Proxy, Way};
-use crate::redis::sentinel::Sentinel;
+use crate::redis::sentinel::{MASTER, Sentinel};
 use crate::support::eventually;
 
 /// A breaker opens after so long: 100 ms of failures, and 100 ms in which probes check them.
@@ -74,6 +74,19 @@ async fn a1_a_killed_master_of_sentinels_is_followed_by_the_promoted_one() {
     report("A1 master killed", &without, &format!("{lost} charges lost that were not replicated, 0 double (bar 0)"));
     println!("A1 master killed: promoted after {}", ms(promoted - killed));
     report_restored("A1 master killed, from the promotion on", restored(&calls, promoted));
+}
+
+#[tokio::test]
+async fn a_sentinel_that_is_silent_leaves_time_to_ask_the_next() {
+    let set = Sentinel::start().await;
+    let silent = Proxy::start(set.sentinels()[0].address()).await;
+    silent.set(Faults::both(Way::black_hole()));
+    let slow = Proxy::start(set.sentinels()[1].address()).await;
+    slow.set(Faults::both(Way::latency_ms(10)));
+    let url = format!("{MASTER},{},{}", silent.address(), slow.address());
+    let settings = [("REDIS_TYPE", "sentinel"), ("REDIS_URL", &url), ("REDIS_TIMEOUT", "2s")];
+    let server = tidegate_with(rules("fixed_window").path(), &settings).await;
+    assert!(Asker::of(&server).await.decided("open", "a").await);
 }
 
 #[tokio::test]

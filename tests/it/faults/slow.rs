@@ -1,8 +1,14 @@
 //! A Redis that answers, but slowly.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::store::Store;
+use tidegate::store::redis::address::{Address, Topology};
+use tidegate::store::redis::credentials::{Credentials, Login};
+use tidegate::store::redis::manager::Access;
+use tidegate::store::redis::{Instance, Redis};
 use tonic::Request;
 
 use super::{
@@ -116,6 +122,23 @@ async fn decided_of_20(server: &Tidegate, name: &str) -> usize {
         decided += usize::from(is_decided_by_the_store(server, &format!("{name}-{call}")).await);
     }
     decided
+}
+
+#[tokio::test]
+async fn the_round_trip_to_a_redis_is_known_before_its_first_charge() {
+    let server = Single::start(&[]).await;
+    let address = Address::Tcp(server.address().ip().to_string(), server.address().port());
+    let access = Access {
+        credentials: Arc::new(Credentials::fixed(Login::default())),
+        tls: None,
+        db: 0,
+        connect_timeout: Duration::from_secs(10),
+        alive: Arc::default(),
+        metrics: Arc::default(),
+    };
+    let redis = Redis::new(Instance { topology: Topology::Single(address), access }, None, "", 1);
+    redis.connect(Duration::from_secs(10)).await;
+    assert!(redis.is_connected() && redis.round_trip().is_some());
 }
 
 #[tokio::test]

@@ -81,8 +81,9 @@ async fn b2_each_step_of_a_move_is_followed_and_none_charges_what_it_does_not_an
     let slot = slot_of("one", "old");
     let values =
         |key: &'static str| (0..).map(|n: u32| format!("v{n}")).filter(move |value| slot_of(key, value) == slot);
-    let (new, log, new_log, old, fresh) = (
+    let (new, newer, log, new_log, old, fresh) = (
         values("one").next().expect("there are many"),
+        values("one").nth(1).expect("there are many"),
         values("log").next().expect("there are many"),
         values("log").nth(1).expect("there are many"),
         values("two").next().expect("there are many"),
@@ -91,10 +92,15 @@ async fn b2_each_step_of_a_move_is_followed_and_none_charges_what_it_does_not_an
     assert_eq!(asked.hit("one", "old").await, Ok(1));
     assert_eq!(asked.hit("log", &log).await, Ok(1));
     assert_eq!(asked.hit("two", &old).await, Ok(1));
+    // Each master loses the script once, at another time.
+    let lose_script = async |master: usize| assert_eq!(cluster.nodes()[master].cli(&["SCRIPT", "FLUSH"]).await, "OK");
     let owner = cluster.shard_of(slot).await.master;
-    let to = shards.iter().find(|shard| shard.master != owner).expect("there are three").master;
+    let others: Vec<_> = shards.iter().map(|shard| shard.master).filter(|master| *master != owner).collect();
+    let [to, third] = others[..] else { panic!("there are three") };
     let migration = cluster.migrate(slot, to).await;
+    lose_script(owner).await;
     assert_eq!(asked.hit("one", "old").await, Ok(2), "where it is");
+    lose_script(to).await;
     assert_eq!(asked.hit("log", &log).await, Ok(2), "where it is");
     assert_eq!(asked.hit("two", &old).await, Ok(2), "where they are");
     assert_eq!(asked.hit("one", &new).await, Ok(1), "ASK: a new counter is made where the slot goes");
@@ -108,10 +114,16 @@ async fn b2_each_step_of_a_move_is_followed_and_none_charges_what_it_does_not_an
     assert_eq!(asked.hit("two", &old).await, Ok(3), "ASK: both have moved");
     assert_eq!(asked.hit("two", &fresh).await, Err(Code::Unavailable), "TRYAGAIN still");
     migration.finish().await;
+    let migration = cluster.migrate(slot, third).await;
+    lose_script(third).await;
+    assert_eq!(asked.hit("one", &newer).await, Ok(1), "MOVED, ASK and NOSCRIPT, one after the other");
+    migration.move_keys().await;
+    migration.finish().await;
     assert_eq!(asked.hit("one", "old").await, Ok(4), "MOVED");
     assert_eq!(asked.hit("log", &log).await, Ok(4), "known by now");
     assert_eq!(asked.hit("two", &old).await, Ok(4), "MOVED, or known by now");
     assert_eq!(asked.hit("one", &new).await, Ok(3));
+    assert_eq!(asked.hit("one", &newer).await, Ok(2));
     assert_eq!(asked.hit("log", &new_log).await, Ok(3));
     assert_eq!(asked.hit("two", &fresh).await, Ok(1), "what was answered by policy was not charged");
 }

@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
-use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
+use tidegate::model::{Charging, Hits, Micros, Quota, Role, Unit, Window};
 use tidegate::store::redis::script::{self, Mode, ScriptReply};
 
 use super::bench::{Bench, PREFIX, SLACK_MS, key};
@@ -99,6 +99,8 @@ async fn a_text_that_no_version_wrote_is_nobodys_counter_and_stays() {
         "1 4503599627370497",
         "1 4503599627370497 3",
         "9007199254740992 1",
+        // The window in which the first of those moments lies.
+        "150119987 1",
         "9007199254740993 1 1",
         &format!("{long} 2"),
         &format!("{long} 2 3"),
@@ -145,18 +147,25 @@ async fn a_sorted_set_that_no_version_wrote_is_nobodys_log_and_stays() {
 }
 
 #[tokio::test]
-async fn a_log_of_as_many_hits_as_are_ever_counted_goes_on_refusing() {
+async fn a_counter_of_as_many_hits_as_are_ever_counted_goes_on_refusing() {
     let mut bench = Bench::start(&[]).await;
-    let minute = per_minute(Algorithm::SlidingLog, 10).counting_refused();
-    let charge = each("full", minute, Hits::MOST);
-    let entry = format!("0 {} at {}", 1_u64 << 48, NOON.get());
-    bench.set(&charge, &entry);
-    for _ in 0..2 {
-        let now = NOON.saturating_add(Micros::from_secs(1));
-        let answer = bench.rows(std::slice::from_ref(&charge), Mode::Each, now)[0].answer;
-        assert!(answer.expect("it is ours").outcome.is_refused());
+    let (most, noon) = (1_u64 << 52, NOON.get());
+    for (_, algorithm) in Algorithm::ALL {
+        bench.empty();
+        let charge = each("full", per_minute(algorithm, 10).counting_refused(), Hits::MOST);
+        let text = match algorithm {
+            Algorithm::FixedWindow => format!("{} {most}", noon / 60_000_000),
+            Algorithm::SlidingWindow => format!("{} {most} {most}", noon / 60_000_000),
+            Algorithm::SlidingLog => format!("0 {} at {noon}", 1_u64 << 48),
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => format!("{} {most} 10", noon / 100),
+        };
+        bench.set(&charge, &text);
+        for _ in 0..2 {
+            let answer = bench.rows(std::slice::from_ref(&charge), Mode::Each, NOON)[0].answer;
+            assert!(answer.expect("it is ours").outcome.is_refused(), "{algorithm:?}");
+            assert_eq!(bench.text(&charge).as_ref(), Some(&text), "{algorithm:?}");
+        }
     }
-    assert_eq!(bench.text(&charge), Some(entry));
 }
 
 #[tokio::test]
@@ -259,6 +268,29 @@ async fn a_full_redis_still_refuses_and_admits_nothing_by_halves() {
                 assert_eq!(failed.code(), Some("OOM"), "{algorithm:?}: {failed}");
                 assert_eq!(bench.counters(), 1, "{algorithm:?}: nothing was written");
             }
+        }
+    }
+}
+
+#[tokio::test]
+async fn beside_a_refusal_a_full_redis_admits_nothing_that_it_cannot_record() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
+        bench.empty();
+        let limit = per_minute(algorithm, 10);
+        bench.charge(&[all("full", limit, 10)], NOON);
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
+        // The refusal of a quota leaves the decision to the caller, who then keeps what was taken.
+        let quota = Charge { role: Role::Quota, ..all("full", limit, 1) };
+        for (mode, charges) in [
+            (Mode::Each, [each("full", limit, 1), each("other", limit, 1)]),
+            (Mode::Take, [quota, all("other", limit, 1)]),
+        ] {
+            let rows = bench.rows(&charges, mode, NOON);
+            let answers: Vec<_> = rows.iter().map(|row| row.answer.map(|answer| answer.outcome.is_refused())).collect();
+            assert_eq!(answers, [Some(true), None], "{algorithm:?}, {mode:?}");
+            assert_eq!(bench.counters(), 1, "{algorithm:?}, {mode:?}: nothing was written");
         }
     }
 }

@@ -308,3 +308,27 @@ fn below_a_limit_of_one_nobody_waits_for_the_end_of_the_pause_and_undos_do_not_p
     let after = now + Duration::from_millis(20);
     assert_eq!(calls.ask(after, 1, until, CallPriority::InOrder, || "fifth"), PermitState::Permitted);
 }
+
+#[test]
+fn a_call_whose_time_is_over_holds_up_no_other() {
+    let now = Instant::now();
+    let [soon, later] = [10, 1_000].map(|ms| now + Duration::from_millis(ms));
+    let mut calls = CallQueue::new(now);
+    calls.limit = 8.0;
+    assert_eq!(calls.ask(now, 5, later, CallPriority::InOrder, || "five"), PermitState::Permitted);
+    assert_eq!(calls.ask(now, 8, soon, CallPriority::InOrder, || "eight"), PermitState::Waits);
+    let just_before = soon - Duration::from_nanos(1);
+    assert_eq!(calls.ask(just_before, 1, later, CallPriority::AtOnce, || "one"), PermitState::Shed);
+    assert_eq!(calls.ask(soon, 1, later, CallPriority::AtOnce, || "one"), PermitState::Permitted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_never_full_has_capacity_to_spare() {
+    let concurrency = Arc::new(Concurrency::new(Instant::now()));
+    assert!(concurrency.has_capacity_to_spare());
+    let until = Instant::now() + Duration::from_secs(1);
+    let all = concurrency.permit(Instant::now(), concurrency.room(), until, CallPriority::InOrder).await;
+    assert!(all.is_some() && !concurrency.has_capacity_to_spare());
+    tokio::time::advance(COUNTS_AS_FULL).await;
+    assert!(concurrency.has_capacity_to_spare());
+}

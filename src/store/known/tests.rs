@@ -1,0 +1,75 @@
+//! Tests of what is remembered of a counter, and for how long.
+
+use super::*;
+use crate::algorithm::Algorithm;
+use crate::model::key::KeyPart;
+use crate::model::{Colocation, Quota, Role, StorePolicies, Unit, Window};
+
+const NOON: Micros = Micros::from_secs(1_795_262_400);
+
+fn after(secs: u64) -> Micros {
+    NOON.saturating_add(Micros::from_secs(secs))
+}
+
+/// A charge of the one counter, against so many hits a minute.
+fn charge(hits: Hits, limit: u32) -> Charge {
+    let window = Window::of_unit(Unit::Minute);
+    let limit = Limit::new(Algorithm::SlidingWindow, Quota::new(limit, window)).expect("it can be counted");
+    let user = std::iter::once(KeyPart::own(b"user", b"alice"));
+    let key = CounterKey::new("d", user, Colocation::Descriptor, limit.algorithm().name(), window.length());
+    let (role, charging, policies) = (Role::Enforce, Charging::AllOrNothing, StorePolicies::default());
+    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true }
+}
+
+fn takes(hits: u64, limit: u32) -> Charge {
+    charge(Hits::take(hits), limit)
+}
+
+fn answer(outcome: Outcome) -> Verdict {
+    let retry = outcome.is_refused().then_some(Micros::from_secs(30));
+    Verdict { reset: Micros::from_secs(90), retry, ..Verdict::uncounted(outcome, Provenance::Store) }
+}
+
+fn is_known(known: &Known, charge: &Charge, now: Micros) -> bool {
+    known.refusal(charge, now).is_some()
+}
+
+#[test]
+fn an_admission_ends_refusals_of_as_few_hits_and_those_under_other_limits() {
+    let known = Known::default();
+    for refused in [takes(5, 10), takes(2, 20)] {
+        known.learn(&refused, &answer(Outcome::Refused), NOON);
+        assert!(is_known(&known, &refused, NOON));
+    }
+    known.learn(&takes(3, 10), &answer(Outcome::Admitted), NOON);
+    assert!(is_known(&known, &takes(5, 10), NOON), "three hits fit, and five still do not");
+    assert!(!is_known(&known, &takes(2, 20), NOON), "the hits of the counter may have drained faster");
+    known.learn(&takes(5, 10), &answer(Outcome::Admitted), NOON);
+    assert!(!is_known(&known, &takes(5, 10), NOON), "they were admitted");
+}
+
+#[test]
+fn what_a_reply_left_under_one_limit_is_not_left_under_another() {
+    let known = Known::default();
+    known.learn(&takes(1, 100), &Verdict { remaining: 99, ..answer(Outcome::Admitted) }, NOON);
+    assert_eq!(known.take_remaining(&takes(1, 10), NOON), None);
+    assert_eq!(known.take_remaining(&takes(1, 100), NOON), Some(99));
+}
+
+#[test]
+fn refusals_of_a_counter_are_remembered_under_its_last_four_limits() {
+    let known = Known::default();
+    (1..=5).for_each(|limit| known.learn(&takes(1, limit), &answer(Outcome::Refused), NOON));
+    let remembered = (1..=5).filter(|limit| is_known(&known, &takes(1, *limit), NOON));
+    assert_eq!(remembered.collect::<Vec<_>>(), [2, 3, 4, 5]);
+}
+
+#[test]
+fn a_counter_to_which_hits_were_given_back_is_asked_about_each_charge_of_that_window() {
+    let known = Known::default();
+    known.learn(&charge(Hits::give_back(1), 10), &answer(Outcome::Admitted), NOON);
+    for (secs, expected) in [(0, false), (30, false), (59, false), (60, true)] {
+        known.learn(&takes(1, 10), &answer(Outcome::Refused), after(secs));
+        assert_eq!(is_known(&known, &takes(1, 10), after(secs)), expected, "{secs} s after it");
+    }
+}
