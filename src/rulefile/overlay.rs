@@ -7,7 +7,7 @@ use foldhash::HashSet;
 use super::compile::{CompiledRules, InvalidRules, Options, compile};
 use super::document::{ApplyNode, Document, EntryNode};
 use super::documents::{Documents, File, Lists};
-use super::problem::{Problem, Report, Severity};
+use super::problem::{Problem, Report, Severity, quoted};
 use crate::normalize::pattern::Pattern;
 use crate::rules::changes::Changes;
 use crate::rules::tree::Position;
@@ -92,26 +92,30 @@ impl Overlay {
     ) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
         let Some(documents) = documents else {
             let none = Documents::of(Vec::new(), Vec::new(), Vec::new());
-            let (mut compiled, _) = self.lay_and_compile(none, options, true)?;
+            let (mut compiled, _) = self.lay_and_compile(none, options, Reads::All)?;
             compiled.rules.awaits_source = true;
             // Nothing can match before the source has offered rules.
             compiled.warnings.clone_from(&self.problems);
             return Ok((compiled, OverlayEffect::default()));
         };
-        if let Ok(compiled) = self.lay_and_compile(documents.clone(), options, true) {
-            return Ok(compiled);
-        }
-        // Either the documents are invalid, or `entries` changes the meaning of a value in them. Sensitive values stay hidden.
-        self.lay_and_compile(documents, options, false)
+        let invalid = match self.lay_and_compile(documents.clone(), options, Reads::All) {
+            Ok(compiled) => return Ok(compiled),
+            Err(invalid) => invalid,
+        };
+        // Either the documents are invalid, or `entries` changes the meaning of a value in them: then only in these domains it reads no
+        // values. Sensitive values stay hidden.
+        let broken = domains_with_errors(&documents, &invalid);
+        self.lay_and_compile(documents.clone(), options, Reads::AllBut(&broken))
+            .or_else(|_| self.lay_and_compile(documents, options, Reads::None))
     }
 
     fn lay_and_compile(
         &self,
         mut documents: Documents,
         options: &Options,
-        reads_values: bool,
+        reads: Reads<'_>,
     ) -> Result<(CompiledRules, OverlayEffect), InvalidRules> {
-        let (mut problems, effect) = self.lay(&mut documents, reads_values);
+        let (mut problems, effect) = self.lay(&mut documents, reads);
         documents.problems.extend(problems.extract_if(.., |problem| problem.severity == Severity::Error));
         let mut compiled = compile(documents, options)?;
         // The own rules of the overlay have the same warnings in each load.
@@ -121,8 +125,8 @@ impl Overlay {
     }
 
     /// Lays the overlay over `documents`. Returns the problems, and the effect.
-    /// Without `reads_values`, `entries` only marks sensitive values.
-    fn lay(&self, documents: &mut Documents, reads_values: bool) -> (Vec<Problem>, OverlayEffect) {
+    /// In domains without `reads`, `entries` only marks sensitive values.
+    fn lay(&self, documents: &mut Documents, reads: Reads<'_>) -> (Vec<Problem>, OverlayEffect) {
         let reports = self.files.iter().map(|file| Report::new(&file.name)).collect();
         let first_file = documents.files.len();
         documents.files.extend(self.files.iter().cloned());
@@ -136,7 +140,7 @@ impl Overlay {
             }
             laying.apply(document, &layers, &mut used);
         }
-        laying.entries(documents, reads_values);
+        laying.entries(documents, reads);
         laying.own_rules(documents);
         laying.domain_changes(documents);
         for (layer, used) in self.layers.iter().zip(used) {
@@ -192,29 +196,11 @@ impl Laying<'_> {
         }
     }
 
-    /// Returns `entry` with its field `sensitive` alone. Reports the others as skipped.
-    fn only_sensitive(&mut self, file: usize, entry: EntryNode) -> EntryNode {
-        let EntryNode { key, form, v4_prefix, v6_prefix, is_lower, sensitive, is_laid } = entry;
-        if form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || is_lower {
-            self.skipped(file, key.place, || {
-                "a rule has a value that is not valid when values are read this way, so this entry of the overlay reads no values: change that rule, or remove this entry".to_owned()
-            });
-        }
-        EntryNode { key, form: None, v4_prefix: None, v6_prefix: None, is_lower: false, sensitive, is_laid }
-    }
-
-    /// Adds the overlay's `entries` to the domains that use their keys. Without `reads_values`, only their `sensitive`; the other fields
-    /// are skipped.
-    fn entries(&mut self, documents: &mut Documents, reads_values: bool) {
+    /// Adds the overlay's `entries` to the domains that use their keys. In domains without `reads`, only their `sensitive`; the other
+    /// fields are skipped there.
+    fn entries(&mut self, documents: &mut Documents, reads: Reads<'_>) {
         for layer in &self.overlay.layers {
             for entry in &layer.document.entries {
-                let mut entry = entry.clone();
-                if !reads_values {
-                    entry = self.only_sensitive(layer.file, entry);
-                    if entry.sensitive.is_none() {
-                        continue;
-                    }
-                }
                 let key = &entry.key.value;
                 let own = |domain: &str| {
                     self.overlay.layers_of(domain).any(|(_, other)| target::has_key(&other.document.descriptors, key))
@@ -227,9 +213,6 @@ impl Laying<'_> {
                         domains.push(domain.as_str().into());
                     }
                 }
-                for domain in &domains {
-                    lay_entry(documents, domain, &entry);
-                }
                 if domains.is_empty() && !(layer.domains.is_literal() && own(layer.domains.text())) {
                     self.unmatched(
                         layer.file,
@@ -237,9 +220,54 @@ impl Laying<'_> {
                         "no rule has this key, so the entry has no effect: check the spelling",
                     );
                 }
+                let (read, unread): (Vec<_>, Vec<_>) = domains.iter().partition(|domain| reads.includes(domain));
+                read.into_iter().for_each(|domain| lay_entry(documents, domain, entry));
+                let EntryNode { form, v4_prefix, v6_prefix, is_lower, .. } = entry;
+                let reads_values = form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || *is_lower;
+                if let Some(first) = unread.first().filter(|_| reads_values) {
+                    let (first, more) = (quoted(first), unread.len() - 1);
+                    self.skipped(layer.file, entry.key.place, || {
+                        let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+                        format!("in the domain {first}{others}, a rule has a value that is not valid when values are read this way, so there this entry of the overlay reads no values: change that rule, or remove this entry")
+                    });
+                }
+                if entry.sensitive.is_some() {
+                    unread.into_iter().for_each(|domain| lay_entry(documents, domain, &only_sensitive(entry)));
+                }
             }
         }
     }
+}
+
+/// Domains in which the overlay's `entries` reads values.
+#[derive(Clone, Copy)]
+enum Reads<'a> {
+    All,
+    AllBut(&'a HashSet<String>),
+    None,
+}
+
+impl Reads<'_> {
+    fn includes(self, domain: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllBut(broken) => !broken.contains(domain),
+            Self::None => false,
+        }
+    }
+}
+
+/// Returns the domains of the documents that have an error.
+fn domains_with_errors(documents: &Documents, invalid: &InvalidRules) -> HashSet<String> {
+    let errors = invalid.problems.iter().filter(|problem| problem.severity == Severity::Error);
+    let files: HashSet<&str> = errors.map(|problem| &*problem.file).collect();
+    let broken = documents.documents.iter().filter(|(_, document)| files.contains(&*document.file));
+    broken.map(|(_, document)| document.domain.value.clone()).collect()
+}
+
+/// Returns `entry` with its field `sensitive` alone.
+fn only_sensitive(entry: &EntryNode) -> EntryNode {
+    EntryNode { form: None, v4_prefix: None, v6_prefix: None, is_lower: false, ..entry.clone() }
 }
 
 /// Sets the settings at the top of `over` on `document`.

@@ -129,11 +129,31 @@ descriptors: [{ key: remote_address, value: 10.0.0.0/8, rate_limit: { unit: day,
 }
 
 #[test]
+fn entries_that_break_a_rule_of_one_domain_still_read_the_values_of_the_others() {
+    let rules = |domain: &str, value: &str| {
+        let rule = format!("key: remote_address{value}, rate_limit: {{ unit: day, requests_per_unit: 1 }}");
+        File { name: domain.into(), bytes: format!("domain: {domain}\ndescriptors: [{{ {rule} }}]\n").into() }
+    };
+    let files = vec![rules("one", ", value: 10.0.0.0/8"), rules("two", "")];
+    let overlay = overlay("overlay: \"*\"\nentries: { remote_address: { as: ip, v6_prefix: 64 } }\n").unwrap();
+    let (CompiledRules { rules, warnings }, effect) =
+        overlay.compile(Some(Documents::parse(files)), &Options::default()).unwrap();
+    assert_eq!(effect.skipped, 1);
+    assert!(warnings.iter().any(|warning| warning.message.contains("in the domain `one`")), "{warnings:?}");
+    let key = |domain: &str, address: &str| {
+        let matched = rules.find(&request(domain, &[("remote_address", address)]));
+        matched.charges.iter().map(|charge| charge.key.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(key("two", "2001:db8::1"), key("two", "2001:db8::2"), "one counter for a /64");
+    assert_ne!(key("two", "2001:db8::1"), key("two", "2001:db8:1::1"));
+}
+
+#[test]
 fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skipped() {
     let mut rules = documents("rules.yaml", RULES);
     let overlay =
         overlay("overlay: edge\nentries: { user: { as: path, sensitive: true }, api: { case: lower } }\n").unwrap();
-    let (warnings, effect) = overlay.lay(&mut rules, false);
+    let (warnings, effect) = overlay.lay(&mut rules, Reads::None);
     let entries = &rules.documents[0].1.entries;
     let [EntryNode { key, form: None, is_lower: false, sensitive: Some(_), .. }] = entries.as_slice() else {
         panic!("{entries:?}");
