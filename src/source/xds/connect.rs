@@ -99,12 +99,16 @@ pub(super) fn config(tls: &PlaneTls) -> Result<ClientConfig, NotConnected> {
     Ok(config)
 }
 
-/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error".
+/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error". Some causes repeat the text
+/// of their own cause.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        text = format!("{text}: {error}");
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
         source = error.source();
     }
     text
