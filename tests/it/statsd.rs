@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use tempfile::NamedTempFile;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::task::JoinHandle;
 
 use crate::support::{Tidegate, eventually, in_time, said};
@@ -41,7 +41,11 @@ impl Drop for Receiver {
 impl Receiver {
     /// One that listens over TCP on this port, or on a free one.
     async fn tcp(port: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("a free port");
+        Self::of(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("a free port"))
+    }
+
+    /// One that takes the connections of `listener`, one after the other.
+    fn of(listener: TcpListener) -> Self {
         let port = listener.local_addr().expect("it is bound").port();
         let packets = Arc::<Mutex<Vec<Vec<u8>>>>::default();
         let kept = Arc::clone(&packets);
@@ -93,13 +97,17 @@ impl Receiver {
     }
 }
 
+/// Keeps the whole lines of a connection. A line that is cut off at its end comes again on the next connection.
 async fn read(mut stream: TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
-    let mut bytes = vec![0; 65_536];
+    let (mut bytes, mut lines) = (vec![0; 65_536], Vec::new());
     while let Ok(length) = stream.read(&mut bytes).await {
         if length == 0 {
             break;
         }
-        kept.lock().expect("nobody panicked").push(bytes[..length].to_vec());
+        lines.extend_from_slice(&bytes[..length]);
+        if let Some(end) = lines.iter().rposition(|byte| *byte == b'\n') {
+            kept.lock().expect("nobody panicked").push(lines.drain(..=end).collect());
+        }
     }
 }
 
@@ -206,12 +214,45 @@ async fn the_last_hits_are_sent_at_the_stop() {
     receiver.sees(&format!("{USER}.total_hits"), 3).await;
 }
 
+/// Number of rules whose counters fill the buffers of the kernel.
+const RULES_OF_A_FLOOD: usize = 500;
+
 #[tokio::test]
-async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop() {
-    let rules = rules();
-    // The kernel takes the connection; nobody reads from it.
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+async fn a_receiver_that_reads_nothing_slows_no_decision_and_no_stop_and_misses_nothing_if_it_reads_later() {
+    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    let rule = |number| {
+        format!("  - {{ key: a-key-with-a-long-name-{number}, rate_limit: {{ unit: week, requests_per_unit: 9 }} }}\n")
+    };
+    let text: String = (0..RULES_OF_A_FLOOD).map(rule).collect();
+    std::fs::write(rules.path(), format!("domain: edge\ndescriptors:\n{text}")).expect("it is written");
+    let entry = |number| format!(r#"{{"entries":[{{"key":"a-key-with-a-long-name-{number}","value":"a"}}]}}"#);
+    let descriptors: Vec<_> = (0..RULES_OF_A_FLOOD).map(entry).collect();
+    let body = format!(r#"{{"domain":"edge","descriptors":[{}]}}"#, descriptors.join(","));
+    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    // The kernel takes connections and a few bytes; nobody reads them.
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4_096).expect("a small buffer");
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    let listener = socket.listen(16).expect("it listens");
     let tidegate = serve(&rules, listener.local_addr().expect("it is bound").port(), &[]).await;
-    ask(&tidegate, ALICE, 50).await;
+    let asked = std::cell::Cell::new(0);
+    let ask = async || {
+        assert!(said(tidegate.http, &format!("{head}{body}")).await.starts_with("HTTP/1.1 "));
+        asked.set(asked.get() + 1);
+    };
+    eventually("its buffers are full", async || {
+        ask().await;
+        tidegate.log().contains("statistics wait here").then_some(())
+    })
+    .await;
+    for _ in 0..20 {
+        ask().await;
+    }
+    let receiver = Receiver::of(listener);
+    for number in [0, RULES_OF_A_FLOOD - 1] {
+        let name = format!("ratelimit.service.rate_limit.edge.a-key-with-a-long-name-{number}.total_hits");
+        receiver.sees(&name, asked.get()).await;
+    }
+    drop(receiver);
     stop(tidegate).await;
 }
