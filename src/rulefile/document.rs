@@ -229,6 +229,9 @@ pub struct DelayNode {
 
 /// Maximum size of a rule file: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
 pub const MAX_FILE_BYTES: usize = 32 << 20;
+/// Maximum nesting of lists and mappings in metadata: 16. Each level is about three in the protocol's dynamic metadata, and common
+/// decoders refuse the whole message at a hundred levels.
+pub const MAX_METADATA_DEPTH: usize = 16;
 
 /// Reads one rule file. Adds every problem to `problems`, in file order. Returns a document if there is no error. With an
 /// error it may return a document of the valid parts, which must only be checked and never enforced.

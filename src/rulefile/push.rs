@@ -6,7 +6,7 @@
 use foldhash::{HashMap, HashSet};
 use serde_json::{Number, Value};
 
-use super::document::{DescriptorNode, Document, LimitNode, LimitsNode};
+use super::document::{DescriptorNode, Document, LimitNode, LimitsNode, MAX_METADATA_DEPTH};
 use super::documents::{Documents, File};
 use super::problem::{Placed, Report, quoted};
 use super::yaml::scalar::{Scalar, resolve};
@@ -16,8 +16,6 @@ use crate::rules::tree::Position;
 
 /// Name of the message in `@type`.
 const MESSAGE: &str = "ratelimit.config.ratelimit.v3.RateLimitConfig";
-/// Maximum nesting of metadata: 16, as in rule files.
-const DEEPEST_METADATA: usize = 16;
 
 /// Returns the documents of a recorded push. With `merge_domains`, several resources may have one domain.
 pub fn recorded_push(file: File, merge_domains: bool) -> Documents {
@@ -125,7 +123,7 @@ impl Reader<'_> {
             shadow_mode,
             quota_mode,
             detailed_metric,
-            metadata: metadata.map(|node| self.metadata(*node, DEEPEST_METADATA)),
+            metadata: metadata.map(|node| self.metadata(*node, MAX_METADATA_DEPTH)),
             descriptors: self.descriptors(&fields),
             ..DescriptorNode::default()
         }

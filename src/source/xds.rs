@@ -300,7 +300,6 @@ impl XdsSource {
         self.is_rejected = taken.is_err();
         if taken.is_ok() {
             self.in_force = (!resources.is_empty()).then_some(digest);
-            self.hold(None);
             self.status.set(|state| state.restored = None);
         }
         Ok(loaded)

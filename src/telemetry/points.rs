@@ -17,7 +17,7 @@ use super::metrics::{Metric as Row, MetricKind};
 use super::value::{Value, seconds};
 use crate::model::Micros;
 
-/// Maximum size of the data points of one request: 1 MiB. Receivers take gRPC messages of at most 4 MiB unless they are told otherwise,
+/// Maximum size of the data points of one request: 1 MiB. Receivers take gRPC messages of at most 4 MiB by default,
 /// and each point and each metric has a few bytes around it.
 const MOST_BYTES: usize = 1 << 20;
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::model::Metadata;
 use crate::proto::ratelimit::config::ratelimit::v3 as proto;
-use crate::rulefile::document::{DescriptorNode, Document, LimitNode, LimitsNode};
+use crate::rulefile::document::{DescriptorNode, Document, LimitNode, LimitsNode, MAX_METADATA_DEPTH};
 use crate::rulefile::problem::{Placed, Problem, Severity};
 use crate::rulefile::{Documents, File};
 use crate::rules::tree::Position;
@@ -19,8 +19,6 @@ use crate::rules::tree::Position;
 pub(super) const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 /// Maximum bytes of the name of a resource, and of a line that shows a descriptor, in an error: 160, the characters of an excerpt.
 const LONGEST_LINE: usize = 160;
-/// Maximum nesting of metadata: 16, as in rule files.
-const DEEPEST_METADATA: usize = 16;
 
 /// Resource that is not a `RateLimitConfig`.
 #[derive(Debug, Error)]
@@ -116,7 +114,7 @@ impl Conversion {
             shadow_mode: item.shadow_mode,
             quota_mode: item.quota_mode,
             detailed_metric: item.detailed_metric,
-            metadata: item.metadata.map(|metadata| object(metadata, DEEPEST_METADATA)),
+            metadata: item.metadata.map(|metadata| object(metadata, MAX_METADATA_DEPTH)),
             descriptors: self.descriptors(item.descriptors, &path),
             ..DescriptorNode::default()
         }

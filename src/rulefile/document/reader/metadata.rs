@@ -5,6 +5,7 @@ use serde_json::{Number, Value};
 use super::values::found;
 use super::{MapEntry, Reader, TEXT_BYTES, is_merge};
 use crate::model::Metadata;
+use crate::rulefile::document::MAX_METADATA_DEPTH;
 use crate::rulefile::yaml::scalar::{Scalar, resolve};
 use crate::rulefile::yaml::{Content, Node, Nodes};
 
@@ -14,10 +15,6 @@ const MAP_BYTES: usize = 640;
 
 /// Memory of an entry in a half-full leaf: 110 bytes. Leaves are half full if entries come in order.
 const ENTRY_BYTES: usize = 110;
-
-/// Maximum nesting of lists and mappings: 16. Each level is about three in the protocol's dynamic metadata, and common
-/// decoders refuse the whole message at a hundred levels.
-const MAX_DEPTH: usize = 16;
 
 impl<'t> Reader<'_, 't> {
     /// Returns the mapping; `None` if null or wrong.
@@ -84,10 +81,10 @@ impl<'t> Reader<'_, 't> {
     }
 
     fn value(&mut self, node: Node<'t>, depth: usize) -> Value {
-        if depth >= MAX_DEPTH && matches!(node.content(), Content::List(_) | Content::Mapping(_)) {
+        if depth >= MAX_METADATA_DEPTH && matches!(node.content(), Content::List(_) | Content::Mapping(_)) {
             self.report.error(node.place, || {
                 format!(
-                    "`metadata` is nested more than {MAX_DEPTH} levels deep, and receivers reject that: use fewer levels."
+                    "`metadata` is nested more than {MAX_METADATA_DEPTH} levels deep, and receivers reject that: use fewer levels."
                 )
             });
             return Value::Null;
