@@ -118,6 +118,9 @@ pub trait RuleSink: Send + Sync {
     /// Reports that a load has taken `passed` and continues.
     fn is_slow(&self, passed: Duration);
 
+    /// Returns a receiver that changes when another input of the load has changed, so that rejected documents may be valid now.
+    fn other_inputs(&self) -> watch::Receiver<()>;
+
     /// Reports the end of a load that was reported as slow. `error`: the load ended with a panic.
     fn ended(&self, error: Option<&str>);
 }

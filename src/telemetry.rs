@@ -291,6 +291,11 @@ impl Telemetry {
         self.loads.is_rejected.store(true, Ordering::Relaxed);
     }
 
+    /// Reports that other rules came into force while the newest rules stay rejected.
+    pub fn rules_still_rejected(&self) {
+        self.loads.is_rejected.store(true, Ordering::Relaxed);
+    }
+
     /// Reports that the rule files again have the content of the rules in force.
     pub fn rules_restored(&self) {
         self.loads.is_rejected.store(false, Ordering::Relaxed);

@@ -33,9 +33,18 @@ pub(super) struct Intake {
     telemetry: Arc<Telemetry>,
     /// Replaced rule sets that requests may still use. Its lock also orders offers of several sources.
     retired: Mutex<Vec<Arc<RuleSet>>>,
+    /// Changes when documents of the source, or an overlay, come into force.
+    accepted: Accepted,
     /// Inputs of the load in force. Its lock orders loads of the source and of the overlay.
     inputs: Mutex<Inputs>,
     overlay: Arc<OverlayState>,
+}
+
+/// Signals of accepted inputs, each for the source of the other input.
+#[derive(Debug, Default)]
+pub(super) struct Accepted {
+    pub(super) documents: watch::Sender<()>,
+    pub(super) overlay: watch::Sender<()>,
 }
 
 impl Intake {
@@ -48,7 +57,16 @@ impl Intake {
         inputs: Inputs,
         overlay: Arc<OverlayState>,
     ) -> Self {
-        Self { options, live, page, telemetry, retired: Mutex::default(), inputs: Mutex::new(inputs), overlay }
+        Self {
+            options,
+            live,
+            page,
+            telemetry,
+            retired: Mutex::default(),
+            accepted: Accepted::default(),
+            inputs: Mutex::new(inputs),
+            overlay,
+        }
     }
 
     /// Returns the state of the overlay.
@@ -68,13 +86,20 @@ impl Intake {
         let (compiled, effect) = overlay.compile(source, &self.options)?;
         inputs.overlay = Some(overlay);
         *self.overlay.effect.lock() = effect;
-        // The source may have newer documents that are invalid; the overlay does not change that.
+        // The source may have newer documents that are invalid. They stay rejected until the source offers them again.
         let rejected = self.page.borrow().rejected.clone();
         let load = self.warn_and_put_in_force(compiled, files);
-        if let Some(why) = rejected {
-            self.rejected(&why);
+        if rejected.is_some() {
+            self.telemetry.rules_still_rejected();
+            self.page.send_modify(|loaded| loaded.rejected = rejected);
         }
+        self.accepted.overlay.send_replace(());
         Ok(load)
+    }
+
+    /// Returns the signals of accepted inputs.
+    pub(super) fn accepted(&self) -> &Accepted {
+        &self.accepted
     }
 
     /// Compiles documents of the source with the overlay, if one is set, and puts them in force.
@@ -83,7 +108,9 @@ impl Intake {
         let mut inputs = self.inputs.lock();
         let (compiled, effect) = inputs.compile(documents, &self.options)?;
         *self.overlay.effect.lock() = effect;
-        Ok(self.warn_and_put_in_force(compiled, files))
+        let load = self.warn_and_put_in_force(compiled, files);
+        self.accepted.documents.send_replace(());
+        Ok(load)
     }
 
     fn warn_and_put_in_force(&self, CompiledRules { rules, warnings }: CompiledRules, files: usize) -> Generation {
@@ -148,6 +175,10 @@ impl RuleSink for Intake {
         self.telemetry.rules_restored();
         self.page.send_modify(|loaded| loaded.rejected = None);
         tracing::info!(event = "rules.restored", "the rule files have the content of the rules in force again");
+    }
+
+    fn other_inputs(&self) -> watch::Receiver<()> {
+        self.accepted.overlay.subscribe()
     }
 
     fn is_slow(&self, passed: Duration) {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::inputs::OverlayState;
 use super::intake::Intake;
 use crate::rulefile::{Documents, InvalidRules};
@@ -45,6 +47,10 @@ impl RuleSink for OverlayIntake {
     fn restored(&self) {
         self.state.is_rejected.store(false, Ordering::Relaxed);
         tracing::info!(event = "overlay.restored", "the overlay has the content of the overlay in force again");
+    }
+
+    fn other_inputs(&self) -> watch::Receiver<()> {
+        self.rules.accepted().documents.subscribe()
     }
 
     fn is_slow(&self, passed: Duration) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use foldhash::HashSet;
+use foldhash::{HashMap, HashMapExt, HashSet};
 
 use super::compile::{CompiledRules, InvalidRules, Options, compile};
 use super::document::{ApplyNode, Document, EntryNode};
@@ -53,6 +53,8 @@ struct Laying<'a> {
     first_file: usize,
     reports: Vec<Report>,
     effect: OverlayEffect,
+    /// Settings of whole domains that the overlay has set.
+    domain_changes: HashMap<String, Changes>,
 }
 
 impl Overlay {
@@ -131,7 +133,8 @@ impl Overlay {
         let first_file = documents.files.len();
         documents.files.extend(self.files.iter().cloned());
         documents.overlay_files = self.files.len();
-        let mut laying = Laying { overlay: self, first_file, reports, effect: OverlayEffect::default() };
+        let (effect, domain_changes) = (OverlayEffect::default(), HashMap::new());
+        let mut laying = Laying { overlay: self, first_file, reports, effect, domain_changes };
         let mut used: Vec<Vec<bool>> = self.layers.iter().map(|layer| vec![false; layer.apply.len()]).collect();
         for (_, document) in &mut documents.documents {
             let layers: Vec<_> = self.layers_of(&document.domain.value).collect();
@@ -142,7 +145,8 @@ impl Overlay {
         }
         laying.entries(documents, reads);
         laying.own_rules(documents);
-        laying.domain_changes(documents);
+        laying.domain_settings(documents);
+        documents.domain_changes = std::mem::take(&mut laying.domain_changes);
         for (layer, used) in self.layers.iter().zip(used) {
             for (item, _) in layer.apply.iter().zip(used).filter(|(_, is_used)| !is_used) {
                 let message = "this item matches no limit of the rules, so it has no effect: compare `match` with `/rlconfig` of the debug listener";
@@ -170,13 +174,12 @@ impl Laying<'_> {
         self.reports[file].warning(place, message);
     }
 
-    /// Records the settings of whole domains that the overlay has set.
-    fn domain_changes(&self, documents: &mut Documents) {
+    /// Records `charging` and the policies that the overlay has set for whole domains.
+    fn domain_settings(&mut self, documents: &Documents) {
         let of_source = documents.documents.iter().map(|(_, document)| &document.domain.value);
         let own = documents.overlays.iter().map(|own| &own.document.domain.value);
         let domains: HashSet<String> = of_source.chain(own).cloned().collect();
         for domain in domains {
-            let mut changes = Changes::default();
             for (_, layer) in self.overlay.layers_of(&domain) {
                 let Document { charging, on_store_failure, on_store_overload, .. } = &layer.document;
                 let places = [
@@ -186,12 +189,10 @@ impl Laying<'_> {
                 ];
                 for (field, place) in places {
                     if let Some(place) = place {
+                        let changes = self.domain_changes.entry(domain.clone()).or_default();
                         changes.set(field, None, self.first_file + layer.file, place);
                     }
                 }
-            }
-            if changes != Changes::default() {
-                documents.domain_changes.insert(domain, changes);
             }
         }
     }
@@ -221,7 +222,9 @@ impl Laying<'_> {
                     );
                 }
                 let (read, unread): (Vec<_>, Vec<_>) = domains.iter().partition(|domain| reads.includes(domain));
-                read.into_iter().for_each(|domain| lay_entry(documents, domain, entry));
+                for domain in read {
+                    self.lay_entry(documents, domain, layer.file, entry);
+                }
                 let EntryNode { form, v4_prefix, v6_prefix, is_lower, .. } = entry;
                 let reads_values = form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || *is_lower;
                 if let Some(first) = unread.first().filter(|_| reads_values) {
@@ -231,11 +234,31 @@ impl Laying<'_> {
                         format!("in the domain {first}{others}, a rule has a value that is not valid when values are read this way, so there this entry of the overlay reads no values: change that rule, or remove this entry")
                     });
                 }
-                if entry.sensitive.is_some() {
-                    unread.into_iter().for_each(|domain| lay_entry(documents, domain, &only_sensitive(entry)));
+                for domain in unread.into_iter().filter(|_| entry.sensitive.is_some()) {
+                    self.lay_entry(documents, domain, layer.file, &only_sensitive(entry));
                 }
             }
         }
+    }
+
+    /// Adds `entry` of the overlay's file `file` to the documents of `domain`. Its fields win over those of the documents.
+    fn lay_entry(&mut self, documents: &mut Documents, domain: &str, file: usize, entry: &EntryNode) {
+        let changes = self.domain_changes.entry(domain.to_owned()).or_default();
+        let field = format!("entries {}", quoted(&entry.key.value));
+        changes.set(field, None, self.first_file + file, entry.key.place);
+        let is_of_key = |known: &EntryNode| known.key.value == entry.key.value;
+        let of_domain =
+            || documents.documents.iter().enumerate().filter(|(_, (_, other))| other.domain.value == domain);
+        let with_key = of_domain().find(|(_, (_, document))| document.entries.iter().any(is_of_key));
+        let Some((index, _)) = with_key.or_else(|| of_domain().next()) else { return };
+        let Some((_, document)) = documents.documents.get_mut(index) else { return };
+        let place = document.domain.place;
+        let mut entry = entry.clone();
+        entry.key.place = place;
+        entry.v4_prefix.iter_mut().chain(&mut entry.v6_prefix).for_each(|prefix| prefix.place = place);
+        entry.sensitive = entry.sensitive.map(|_| place);
+        entry.is_laid = true;
+        merge_entry(&mut document.entries, entry);
     }
 }
 
@@ -275,22 +298,6 @@ fn set_top(document: &mut Document, over: &Document) {
     document.charging = over.charging.clone().or(document.charging.take());
     document.on_store_failure = over.on_store_failure.clone().or(document.on_store_failure.take());
     document.on_store_overload = over.on_store_overload.clone().or(document.on_store_overload.take());
-}
-
-/// Adds `entry` to the documents of `domain`. Its fields win over those of the documents.
-fn lay_entry(documents: &mut Documents, domain: &str, entry: &EntryNode) {
-    let is_of_key = |known: &EntryNode| known.key.value == entry.key.value;
-    let of_domain = || documents.documents.iter().enumerate().filter(|(_, (_, other))| other.domain.value == domain);
-    let with_key = of_domain().find(|(_, (_, document))| document.entries.iter().any(is_of_key));
-    let Some((index, _)) = with_key.or_else(|| of_domain().next()) else { return };
-    let Some((_, document)) = documents.documents.get_mut(index) else { return };
-    let place = document.domain.place;
-    let mut entry = entry.clone();
-    entry.key.place = place;
-    entry.v4_prefix.iter_mut().chain(&mut entry.v6_prefix).for_each(|prefix| prefix.place = place);
-    entry.sensitive = entry.sensitive.map(|_| place);
-    entry.is_laid = true;
-    merge_entry(&mut document.entries, entry);
 }
 
 /// Adds `entry` to `entries`. Its fields win over those of an entry with the same key.

@@ -1,13 +1,15 @@
 //! Settings of rules that overlays have set, for people who look for the line of a setting.
 
+use std::borrow::Cow;
+
 use super::tree::Position;
 use super::{Domain, Rule, RuleSet};
 
 /// A setting that an overlay has set, and its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Name of the setting in the overlay.
-    pub(crate) field: &'static str,
+    pub(crate) field: Cow<'static, str>,
     /// Index of the limit in its rule; `None` for a setting of the whole rule or domain.
     pub(crate) limit: Option<usize>,
     /// Index of the file.
@@ -21,14 +23,21 @@ pub(crate) struct Changes(Vec<Change>);
 
 impl Changes {
     /// Adds a setting. It wins over an earlier one of the same name.
-    pub(crate) fn set(&mut self, field: &'static str, limit: Option<usize>, file: usize, place: Position) {
-        self.remove(field, limit);
+    pub(crate) fn set(
+        &mut self,
+        field: impl Into<Cow<'static, str>>,
+        limit: Option<usize>,
+        file: usize,
+        place: Position,
+    ) {
+        let field = field.into();
+        self.remove(&field, limit);
         self.0.push(Change { field, limit, file: u32::try_from(file).unwrap_or(u32::MAX), line: place.line });
     }
 
     /// Removes a setting.
     pub(crate) fn remove(&mut self, field: &str, limit: Option<usize>) {
-        self.0.retain(|change| (change.field, change.limit) != (field, limit));
+        self.0.retain(|change| (&*change.field, change.limit) != (field, limit));
     }
 }
 
@@ -44,6 +53,19 @@ impl RuleSet {
     /// Returns true if an overlay has `rule`, or has set a setting of it.
     pub fn is_overlaid(&self, rule: &Rule) -> bool {
         rule.changes.is_some() || usize::try_from(rule.file).is_ok_and(|file| file >= self.source_files)
+    }
+
+    /// Returns each domain with the settings of the whole domain that overlays have set, in the order of their names:
+    /// `charging of overlay.yaml:2`.
+    pub fn changed_domains(&self) -> Vec<(&str, Vec<String>)> {
+        let mut changed: Vec<_> = self
+            .domains
+            .iter()
+            .filter(|(_, domain)| domain.changes.is_some())
+            .map(|(name, domain)| (&**name, self.domain_changes(domain)))
+            .collect();
+        changed.sort_unstable();
+        changed
     }
 
     /// Returns the settings of a domain that overlays have set.
@@ -65,7 +87,7 @@ impl RuleSet {
         changes.sort_by_key(|change| (change.file, change.line, change.limit));
         let name = |change: &Change| match change.limit.filter(|_| limits > 1) {
             Some(limit) => format!("{} (limit {})", change.field, limit + 1),
-            None => change.field.to_owned(),
+            None => change.field.to_string(),
         };
         let of_place = changes.chunk_by(|one, other| (one.file, one.line) == (other.file, other.line));
         of_place

@@ -56,6 +56,7 @@ impl RuleSource for FileSource {
         let reload = Reload { loader, watch: Arc::clone(&watch), sink: Arc::clone(&sink), complaint };
         let reload = Arc::new(Mutex::new(reload));
         let mut trigger = Trigger::Event;
+        let mut other_inputs = sink.other_inputs();
         loop {
             let once = {
                 let reload = Arc::clone(&reload);
@@ -63,13 +64,20 @@ impl RuleSource for FileSource {
             };
             let loaded = apart(once, |passed| sink.is_slow(passed)).await;
             sink.ended(loaded.err().map(|error| error.to_string()).as_deref());
-            trigger = watch.changed().await;
+            trigger = tokio::select! {
+                trigger = watch.changed() => trigger,
+                // The sender lives as long as `sink`.
+                _ = other_inputs.changed() => Trigger::OtherInput,
+            };
         }
     }
 }
 
 impl Reload {
     fn once(&mut self, trigger: Trigger) {
+        if trigger == Trigger::OtherInput && !self.loader.retry() {
+            return;
+        }
         let look = self.loader.look();
         if trigger == Trigger::Poll && !matches!(look, Look::Same) {
             tracing::info!(

@@ -130,6 +130,9 @@ fn is_addressed_directly(headers: &HeaderMap) -> bool {
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
     let mut text = String::new();
     let rules = limiter.rules();
+    for (domain, changed) in rules.changed_domains() {
+        let _ = writeln!(text, "{domain}: with {}", changed.join(", "));
+    }
     for rule in rules.rules() {
         let mut flags = format!("shadow_mode: {}, quota_mode: {}", rule.role().is_shadow(), rule.role().is_quota());
         // A line without an overlay is that of the reference.

@@ -186,6 +186,12 @@ async fn own_rules_of_an_overlay_are_in_force_and_change_live() {
     generation(&server, 3).await;
     let page = rlconfig(&server).await;
     assert!(page.contains("/rules.yaml:2, with algorithm of "), "{page}");
+    scene.write("overlay.yaml", "overlay: \"*\"\nentries: { user: { case: lower } }\ncharging: all_or_nothing\n");
+    generation(&server, 4).await;
+    let page = rlconfig(&server).await;
+    let of_domain = page.lines().next().expect("a line");
+    assert!(of_domain.starts_with("edge: with entries `user` of "), "{page}");
+    assert!(of_domain.ends_with("/overlay.yaml:3"), "charging in {page}");
 }
 
 #[tokio::test]
@@ -374,4 +380,49 @@ async fn five_hundred_changes_of_both_under_load_give_no_wrong_mixed_or_old_answ
     assert!(answers.load(Ordering::SeqCst) > 2 * CHANGES);
     assert_eq!(metric(&server, "tidegate_overlay_fields_skipped").await, "0");
     assert_eq!(metric(&server, "tidegate_rules_rejected").await, "0");
+}
+
+/// An overlay whose 2,000 values are copied to each domain: it has room in 99 domains, not in 100.
+fn wide_overlay() -> String {
+    let values: Vec<_> = (0..2_000).map(|number| format!("v{number}")).collect();
+    format!("overlay: \"*\"\ndescriptors: [{{ key: user, values: [{}], deny: true }}]\n", values.join(", "))
+}
+
+/// Writes a file of rules for the domain with this number.
+fn write_domain(scene: &Scene, number: usize) {
+    scene.write(&format!("rules/{number}.yaml"), &RULES.replace("edge", &format!("edge-{number}")));
+}
+
+/// A start with this many domains, each in a file of its own.
+async fn start_with_domains(count: usize, overlay: &str) -> (Scene, Tidegate) {
+    let scene = Scene::new(overlay);
+    fs::create_dir(scene.at("rules")).expect("a directory");
+    (0..count).for_each(|number| write_domain(&scene, number));
+    let server = Tidegate::start(&scene.at("rules"), &[("RULES_OVERLAY", &scene.overlay())]).await;
+    (scene, server)
+}
+
+#[tokio::test]
+async fn rules_without_room_beside_the_overlay_come_into_force_once_it_has_shrunk() {
+    let (scene, server) = start_with_domains(99, &wide_overlay()).await;
+    write_domain(&scene, 99);
+    eventually("they are rejected", async || (metric(&server, "tidegate_rules_rejected").await == "1").then_some(()))
+        .await;
+    scene.write("overlay.yaml", &overlay(4));
+    eventually("they are in force", async || (metric(&server, "tidegate_rules_rejected").await == "0").then_some(()))
+        .await;
+    assert_eq!(metric(&server, "tidegate_rules").await, "100");
+}
+
+#[tokio::test]
+async fn an_overlay_without_room_beside_the_rules_comes_into_force_once_they_have_shrunk() {
+    let (scene, server) = start_with_domains(100, &overlay(4)).await;
+    scene.write("overlay.yaml", &wide_overlay());
+    eventually("it is rejected", async || (metric(&server, "tidegate_overlay_rejected").await == "1").then_some(()))
+        .await;
+    fs::remove_file(scene.at("rules/99.yaml")).expect("it is removed");
+    eventually("it is in force", async || (metric(&server, "tidegate_overlay_rejected").await == "0").then_some(()))
+        .await;
+    let denied = r#"{"domain":"edge-0","descriptors":[{"entries":[{"key":"user","value":"v1999"}]}]}"#;
+    assert!(asked(&server, denied).await.starts_with("HTTP/1.1 429 "), "the overlay's own rules are in force");
 }

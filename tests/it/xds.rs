@@ -1,5 +1,9 @@
 //! Rules from a control plane, with a management server of the tests.
 
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
 use rustix::process::Signal;
 use tidegate::proto::ratelimit::config::ratelimit::v3::RateLimitUnit;
 use tokio::process::Command;
@@ -14,6 +18,7 @@ mod load;
 pub mod plane;
 mod restart;
 mod secured;
+mod silence;
 
 #[tokio::test]
 async fn pushed_rules_are_acknowledged_and_decide_and_a_wrong_set_is_refused_and_changes_nothing() {
@@ -22,16 +27,18 @@ async fn pushed_rules_are_acknowledged_and_decide_and_a_wrong_set_is_refused_and
     let starting = tokio::spawn(async move { start(&variables, &[]).await });
     let (stream, first) = plane.stream().await;
     assert_eq!(answer(&first), ("", "", None));
-    assert_eq!((&*first.type_url, first.resource_names.len()), (TYPE_URL, 0));
-    let node = first.node.clone().expect("a node");
-    assert_eq!(node.id, "node-1");
-    assert_eq!(node.metadata.expect("metadata").fields.keys().collect::<Vec<_>>(), ["zone"]);
+    let zone = Value { kind: Some(Kind::StringValue("a".to_owned())) };
+    let metadata = Some(Struct { fields: [("zone".to_owned(), zone)].into() });
+    let node = Some(Node { id: "node-1".to_owned(), metadata, ..Node::default() });
+    let expected = DiscoveryRequest { node, type_url: TYPE_URL.to_owned(), ..DiscoveryRequest::default() };
+    assert_eq!(first, expected, "the whole request");
 
     stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Week, 1)])).expect("it is sent");
     let server = in_time("the listeners open after the first rules", starting).await.expect("it starts");
     let accepted = plane.request().await;
-    assert_eq!(answer(&accepted), ("1", "n1", None));
-    assert_eq!(accepted.node.expect("in every request").id, "node-1");
+    let expected =
+        DiscoveryRequest { version_info: "1".to_owned(), response_nonce: "n1".to_owned(), ..expected.clone() };
+    assert_eq!(accepted, expected, "the node is in every request");
     let in_force = "edge.user: unit=WEEK requests_per_unit=1, shadow_mode: false, quota_mode: false";
     assert_eq!(rlconfig(&server).await, in_force);
     assert!(call(&server).await.starts_with("HTTP/1.1 200 "));
@@ -43,9 +50,12 @@ async fn pushed_rules_are_acknowledged_and_decide_and_a_wrong_set_is_refused_and
     let refused = plane.request().await;
     let (version, nonce, reasons) = answer(&refused);
     assert_eq!((version, nonce), ("1", "n2"));
-    let reasons = reasons.expect("all reasons");
-    assert!(reasons.contains("res:2:1: error: the rate limit has no unit"), "{reasons}");
-    assert!(reasons.contains("res-bad:2:1: error: the descriptor has no key"), "{reasons}");
+    assert_eq!(
+        reasons,
+        Some(
+            "res:2:1: error: the rate limit has no unit: write `unit:` with one of second, minute, hour, day, week, month, year, or `window:` with a length such as 250ms\n  2 | other > user\n    | ^\nres-bad:2:1: error: the descriptor has no key: write `key:` with the name of the entry that it matches\n  2 | edge > \n    | ^"
+        )
+    );
     assert_eq!(rlconfig(&server).await, in_force);
 
     // The counter lives on under the new limit.

@@ -451,6 +451,8 @@ apply:
     message: Slow down.
   - { match: [remote_address], limit: { algorithm: sliding_log } }
 descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 7 } }]
+entries:
+  user: { case: lower }
 ";
     let (CompiledRules { rules, .. }, _) = laid(text);
     let [user, address, own] = rules.rules()[..] else { panic!("three rules") };
@@ -461,7 +463,9 @@ descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 7 } }]
     let descriptor = |entries| request("edge", entries).descriptors()[0].clone();
     let explained = crate::rules::explain(&rules, "edge", &descriptor(&[("api", "v1"), ("user", "a")])).to_string();
     let from = format!("from     {changed}");
-    for line in ["overlay: charging of overlay.yaml:2", &from, "overlay *"] {
+    for line in
+        ["overlay: charging of overlay.yaml:2", "overlay: entries `user` of overlay.yaml:12", &from, "overlay *"]
+    {
         assert!(explained.contains(line), "{line} in {explained}");
     }
     let explained = crate::rules::explain(&rules, "edge", &descriptor(&[("user", "a")])).to_string();

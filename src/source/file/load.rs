@@ -108,6 +108,11 @@ impl Loader {
         Look::Changed(self.load(files, hash))
     }
 
+    /// Forgets that content was rejected, so that the next look returns it again. Returns false if none was.
+    pub fn retry(&mut self) -> bool {
+        self.refused.take().is_some()
+    }
+
     /// Records that the documents of the last look are in force.
     pub fn accepted(&mut self) {
         if let Some(accepted) = self.refused.take() {

@@ -38,6 +38,8 @@ pub struct Watch {
 pub enum Trigger {
     /// A change was reported, or may have gone unseen: events were lost, or a directory is newly watched.
     Event,
+    /// Another input of the load has changed.
+    OtherInput,
     /// The polling interval has passed without an event.
     Poll,
 }

@@ -55,7 +55,7 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
         let place = conversion.place(&config.domain);
         let descriptors = conversion.descriptors(config.descriptors, &config.domain);
         if config.domain.is_empty() {
-            let message = "`domain` is empty, so no request matches the rules: give the resource a domain.".to_owned();
+            let message = "`domain` is empty, so no request matches the rules: give the resource a domain".to_owned();
             let file = Arc::clone(&name);
             problems.push(Problem { file, place: Some(place), severity: Severity::Error, message, excerpt: None });
         } else {
