@@ -143,7 +143,7 @@ impl Redis {
     /// Returns the server of `main` that has `key`, if one is known.
     fn node(&self, key: &[u8]) -> Option<Arc<Node>> {
         let Instances { main, .. } = &*self.0;
-        main.node(main.slot(key))
+        main.node(main.slot(&[], key))
     }
 
     /// Returns true if at least one server is connected.
@@ -320,16 +320,13 @@ impl Instances {
     }
 
     /// Groups the charges by Redis instance and slot, in order. Limits of 0 have no counter and join any group.
-    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[SlotGroup; 4]> {
-        let mut key = Vec::new();
+    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[SlotGroup; 1]> {
         let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
         for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
             let is_per_second =
                 self.per_second.is_some() && charge.limit.quota().window().length() == Unit::Second.length();
-            key.clear();
-            key.extend_from_slice(&self.prefix);
-            key.extend_from_slice(charge.key.as_bytes());
-            places.push((is_per_second, self.servers(is_per_second).slot(&key), member));
+            let slot = self.servers(is_per_second).slot(&self.prefix, charge.key.as_bytes());
+            places.push((is_per_second, slot, member));
         }
         if let Some(&(is_per_second, slot, _)) = places.first() {
             let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
@@ -337,7 +334,7 @@ impl Instances {
         }
         places.sort_unstable();
         let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
-        let mut groups: SmallVec<[SlotGroup; 4]> = SmallVec::new();
+        let mut groups: SmallVec<[SlotGroup; 1]> = SmallVec::new();
         for places in places.chunk_by(same) {
             // A bounded script does not hold up others for long.
             let most = if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT };
@@ -381,6 +378,12 @@ impl Instances {
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
             return self.ask_node(servers, &node, None, &[group], charges, (mode, until)).await;
         }
+        // Boxed, so that a request for one slot does not carry it.
+        Box::pin(self.ask_nodes(groups, charges, mode, until)).await
+    }
+
+    /// Calls the nodes of several slots.
+    async fn ask_nodes(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
         // The outcome of groups that are not sent for want of room.
         let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Overloaded)).collect();
         let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();

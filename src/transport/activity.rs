@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use std::time::Duration;
+
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -21,6 +23,7 @@ struct ActivityState {
     endless: AtomicU32,
     accepted_ms: u64,
     idle_since_ms: AtomicU64,
+    turn_ns: AtomicU64,
     is_leaving: AtomicBool,
     leave: Notify,
 }
@@ -43,7 +46,22 @@ impl Activity {
         let idle_since_ms = AtomicU64::new(accepted_ms);
         let (endless, calls, is_leaving, leave) =
             (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false), Notify::new());
-        Self(Arc::new(ActivityState { began, calls, endless, accepted_ms, idle_since_ms, is_leaving, leave }))
+        let turn_ns = AtomicU64::new(0);
+        let state = ActivityState { began, calls, endless, accepted_ms, idle_since_ms, turn_ns, is_leaving, leave };
+        let activity = Self(Arc::new(state));
+        activity.begin_turn();
+        activity
+    }
+
+    /// Records the time at which a turn of the connection begins.
+    pub(super) fn begin_turn(&self) {
+        let ns = u64::try_from(self.0.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.0.turn_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Returns the time at which the present turn of the connection began.
+    pub(super) fn turn_began(&self) -> Instant {
+        self.0.began + Duration::from_nanos(self.0.turn_ns.load(Ordering::Relaxed))
     }
 
     /// Counts a call in flight until the returned guard is dropped.

@@ -74,7 +74,7 @@ pub(super) async fn live<C: Connection>(
     // A single place that waits, so that the future has space for one wait only.
     loop {
         let over = phase.over(&limits, &activity, &mut stop);
-        if let Some(ending) = until(connection.as_mut(), &state, over).await {
+        if let Some(ending) = until(connection.as_mut(), &state, &activity, over).await {
             return if activity.is_leaving() { Ending::Ended(EndCause::Idle) } else { ending };
         }
         phase = match phase {
@@ -119,12 +119,14 @@ impl ConnectionPhase {
 async fn until<C: Connection>(
     mut connection: Pin<&mut C>,
     state: &State,
+    activity: &Activity,
     due: impl Future<Output = ()>,
 ) -> Option<Ending> {
     let mut due = pin!(due);
     let mut alarm: Option<Arc<Alarm>> = None;
     std::future::poll_fn(|cx| {
         state.begin_turn();
+        activity.begin_turn();
         if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
             return Poll::Ready(Some(Ending::of(ended, state)));
         }

@@ -7,12 +7,13 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
+use hyper::rt::{Sleep, Timer};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service as HyperService;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -141,7 +142,7 @@ impl<S: Answering> Protocol for Http2<S> {
         let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
         let account = Arc::new(account);
         http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
-            .timer(TokioTimer::new())
+            .timer(TurnTimer(activity.clone()))
             .max_concurrent_streams(MAX_STREAMS)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -156,6 +157,28 @@ impl<S: Answering> Protocol for Http2<S> {
                 TokioIo::new(socket.within(Arc::clone(&account))),
                 Calls { service: self.service.clone(), body: limits.body, account: Some(account), read_empty: None },
             )
+    }
+}
+
+/// Timer of a connection whose time stands still during a turn. hyper asks for the time at each frame, to know for how long a peer has
+/// been idle; a turn is much shorter than `ConnectionLimits::ping_after`.
+struct TurnTimer(Activity);
+
+impl Timer for TurnTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep(duration)
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep_until(deadline)
+    }
+
+    fn now(&self) -> Instant {
+        self.0.turn_began().into_std()
+    }
+
+    fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, new_deadline: Instant) {
+        TokioTimer::new().reset(sleep, new_deadline);
     }
 }
 

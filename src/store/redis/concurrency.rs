@@ -84,6 +84,19 @@ pub struct Permit {
     is_used: bool,
 }
 
+/// Measurement of one reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Time of the reply.
+    pub now: Instant,
+    /// Time for which the call waited at the server.
+    pub delay: Duration,
+    /// Time that its caller had.
+    pub budget: Duration,
+    /// True if the server came to the call too late.
+    pub is_late: bool,
+}
+
 impl Concurrency {
     /// Creates the calls to a server, none of them in flight.
     pub fn new(now: Instant) -> Self {
@@ -146,23 +159,20 @@ impl Concurrency {
         self.calls.lock().full_until <= Instant::now()
     }
 
-    fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
-        let delay_us = u64::try_from(delay.as_micros()).unwrap_or(u64::MAX);
-        self.metrics.queue_delay_us.store(delay_us, Ordering::Relaxed);
-        let mut calls = self.calls.lock();
-        calls.learn(now, delay, budget, is_late);
-        self.show(&calls);
-    }
-
-    /// Takes a permit for `scripts` scripts back, with which a call was sent at `began`, if one was.
-    fn returned(self: &Arc<Self>, scripts: usize, began: Option<Instant>) {
-        let now = Instant::now();
+    /// Takes a permit for `scripts` scripts back, with which a call was sent at `began`, if one was. Learns what was `measured` first.
+    fn returned(self: &Arc<Self>, scripts: usize, began: Option<Instant>, measured: Option<Measured>) {
+        let now = measured.map_or_else(Instant::now, |measured| measured.now);
         let permit = |handle: oneshot::Sender<Permit>, scripts| {
             let sent = handle.send(Permit::new(self, scripts, now));
             // A caller that has gone returns no permit.
             sent.map_err(|mut permit| permit.of = None).is_ok()
         };
         let mut calls = self.calls.lock();
+        if let Some(measured) = measured {
+            let delay_us = u64::try_from(measured.delay.as_micros()).unwrap_or(u64::MAX);
+            self.metrics.queue_delay_us.store(delay_us, Ordering::Relaxed);
+            calls.learn(measured);
+        }
         calls.returned(now, scripts, began.map(|began| now.saturating_duration_since(began)), permit);
         self.show(&calls);
     }
@@ -173,11 +183,10 @@ impl Permit {
         Self { of: Some(Arc::clone(of)), scripts, began, has_caller: true, is_used: false }
     }
 
-    /// Learns the queue delay of a call from its reply, and whether the server came to it too late. `budget` is the time that its caller
-    /// had; nothing is learnt where no caller waits.
-    pub fn learn(&self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
-        if let Some(of) = self.of.as_ref().filter(|_| self.has_caller) {
-            of.learn(now, delay, budget, is_late);
+    /// Returns the permit and learns from the reply. Nothing is learnt where no caller waits.
+    pub fn answered(mut self, measured: Measured) {
+        if let Some(of) = self.of.take() {
+            of.returned(self.scripts, Some(self.began), Some(measured).filter(|_| self.has_caller));
         }
     }
 
@@ -196,7 +205,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(of) = self.of.take() {
-            of.returned(self.scripts, self.is_used.then_some(self.began));
+            of.returned(self.scripts, self.is_used.then_some(self.began), None);
         }
     }
 }
@@ -331,7 +340,6 @@ impl<W> CallQueue<W> {
             }
             self.mean = if self.mean.is_zero() { took } else { (self.mean * (MEAN_OF - 1) + took) / MEAN_OF };
         }
-        let in_time = now + self.mean.mul_f64(MARGIN_TO_SEND);
         loop {
             let queue = if self.undos.is_empty() { &self.waiting } else { &self.undos };
             if !queue.calls.front().is_some_and(|next| self.fits(next.scripts)) {
@@ -339,13 +347,13 @@ impl<W> CallQueue<W> {
             }
             let Some(next) = self.undos.pop().or_else(|| self.waiting.pop()) else { break };
             // A call that would be answered too late gives its turn to the next one.
-            if next.until >= in_time && permit(next.who, next.scripts) {
+            if next.until >= now + self.mean.mul_f64(MARGIN_TO_SEND) && permit(next.who, next.scripts) {
                 self.in_flight += next.scripts;
             }
         }
     }
 
-    fn learn(&mut self, now: Instant, delay: Duration, budget: Duration, is_late: bool) {
+    fn learn(&mut self, Measured { now, delay, budget, is_late }: Measured) {
         let window = &mut self.window;
         window.least_delay = window.least_delay.min(delay);
         window.least_budget = window.least_budget.min(budget);

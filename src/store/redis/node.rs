@@ -147,17 +147,17 @@ impl Node {
         &self.metrics
     }
 
-    /// Returns a permit for a call that runs `scripts` scripts and has to be answered before `until`.
+    /// Returns a permit for a call that asks at `began`, runs `scripts` scripts and has to be answered before `until`.
     ///
     /// # Errors
     /// If it is down, is too far away, or has too many calls to answer one more in time.
     pub async fn permit(
         self: &Arc<Self>,
+        began: Instant,
         scripts: usize,
         until: Instant,
         turn: CallPriority,
     ) -> Result<Permit, StoreError> {
-        let began = Instant::now();
         let budget = until.saturating_duration_since(began);
         // What is charged later has more time than any caller, and waits all the same until the breaker is closed.
         let timeout = if turn == CallPriority::Spare { Duration::ZERO } else { budget };
@@ -195,13 +195,28 @@ impl Node {
         self.lane().concurrency.has_capacity_to_spare()
     }
 
-    /// Connects a call that has a permit.
+    /// Connects a call that asked at `asked` and has a permit.
     ///
     /// # Errors
     /// If there is no connection before `until`.
-    pub async fn checkout(self: &Arc<Self>, permit: Permit, until: Instant) -> Result<Checkout, StoreError> {
-        match self.connection(until).await {
-            Some(connection) => Ok(Checkout { node: Arc::clone(self), connection, permit: Some(permit.used()) }),
+    pub async fn checkout(
+        self: &Arc<Self>,
+        permit: Permit,
+        asked: Instant,
+        until: Instant,
+    ) -> Result<Checkout, StoreError> {
+        let (connection, began) = match self.live_connection() {
+            // Nothing was waited for, so the clock is not read again.
+            Some(live) if permit.began() == asked => (Some(live), asked),
+            Some(live) => (Some(live), Instant::now()),
+            // Boxed, so that calls on a live connection do not carry it.
+            None => (Box::pin(self.opened_connection(until)).await, Instant::now()),
+        };
+        match connection {
+            Some(connection) => {
+                let (node, permit) = (Arc::clone(self), Some(permit.used()));
+                Ok(Checkout { node, connection, began, permit, pending: None })
+            }
             None => {
                 self.failed(until.saturating_duration_since(permit.began()));
                 Err(StoreError::Unreachable)

@@ -26,7 +26,7 @@ pub(super) async fn take(batches: &mut SmallVec<[Batch<'_>; 4]>, mode: Mode, unt
     let mut is_shed = false;
     for Batch { node, groups, .. } in batches.iter() {
         let turn = if is_shed { CallPriority::AtOnce } else { CallPriority::InOrder };
-        let permit = node.permit(groups.len(), until, turn).await;
+        let permit = node.permit(Instant::now(), groups.len(), until, turn).await;
         is_shed |= matches!(permit, Err(StoreError::Overloaded));
         if is_shed && mode == Mode::Take {
             return batches.iter().map(|_| Err(StoreError::Overloaded)).collect();
@@ -48,7 +48,7 @@ async fn take_spare(batches: &mut [Batch<'_>], until: Instant) -> Permits {
     let mut permits = Permits::new();
     for Batch { node, groups, .. } in batches {
         groups.truncate(node.room().max(1));
-        permits.push(node.permit(groups.len(), until, CallPriority::Spare).await);
+        permits.push(node.permit(Instant::now(), groups.len(), until, CallPriority::Spare).await);
     }
     permits
 }

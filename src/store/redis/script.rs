@@ -218,11 +218,10 @@ fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
     };
     write(writer, &small(place).to_le_bytes());
     word(writer, limit.algorithm().name());
-    write(writer, &quota.limit().to_le_bytes());
-    write(writer, &quota.burst().to_le_bytes());
-    for number in [quota.window().length().get(), quota.tick().get(), hits.taken(), hits.given_back()] {
-        write(writer, &number.to_le_bytes());
-    }
+    // Few long writes: each costs as much as it writes.
+    write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
+    let numbers = [quota.window().length().get(), quota.tick().get(), hits.taken(), hits.given_back()];
+    write(writer, numbers.map(u64::to_le_bytes).as_flattened());
     write(writer, &small(charge.descriptor).to_le_bytes());
     word(writer, role_name(charge.role));
     let (records, kept) = (limit.records_refused(charge.charging), charge.is_recorded_despite_refusal());

@@ -86,7 +86,29 @@ pub(super) async fn run(
     calls: &[ScriptCall<'_>],
     until: Instant,
 ) -> SmallVec<[CallResult; 1]> {
-    let outcomes = attempt(servers, node, permit, calls, until).await;
+    let loads = node.loads();
+    let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, SendMode::default(), until).await {
+        Ok(replies) => {
+            if replies.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
+                servers.doubt_map();
+            }
+            if replies.iter().all(NodeReply::is_final) {
+                replies.into_iter().map(NodeReply::outcome).collect()
+            } else {
+                let followed = calls.iter().zip(replies).map(|(call, reply)| async move {
+                    follow(servers, Arc::clone(node), loads, call, reply, until).await
+                });
+                join_all(followed).await.into()
+            }
+        }
+        Err(error) => {
+            if matches!(error, StoreError::TimedOut | StoreError::Late | StoreError::Unreachable) {
+                // A node that has taken its place is in the new map.
+                servers.doubt_map();
+            }
+            calls.iter().map(|_| Err(error)).collect()
+        }
+    };
     for (call, outcome) in calls.iter().zip(&outcomes) {
         // The caller of an undo tries it again, and counts it when it gives up.
         if let (Some((charges, _)), Err(error)) = (call.expects, outcome)
@@ -96,37 +118,6 @@ pub(super) async fn run(
         }
     }
     outcomes
-}
-
-async fn attempt(
-    servers: &Servers,
-    node: &Arc<Node>,
-    permit: Option<Permit>,
-    calls: &[ScriptCall<'_>],
-    until: Instant,
-) -> SmallVec<[CallResult; 1]> {
-    let loads = node.loads();
-    let reply = match exchange(node, permit, calls, SendMode::default(), until).await {
-        Ok(reply) => reply,
-        Err(error) => {
-            if matches!(error, StoreError::TimedOut | StoreError::Late | StoreError::Unreachable) {
-                // A node that has taken its place is in the new map.
-                servers.doubt_map();
-            }
-            return calls.iter().map(|_| Err(error)).collect();
-        }
-    };
-    if reply.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
-        servers.doubt_map();
-    }
-    if reply.iter().all(|reply| matches!(reply, NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_))) {
-        return reply.into_iter().map(NodeReply::outcome).collect();
-    }
-    let followed = calls
-        .iter()
-        .zip(reply)
-        .map(|(call, reply)| async move { follow(servers, Arc::clone(node), loads, call, reply, until).await });
-    join_all(followed).await.into()
 }
 
 /// Runs a call again as `reply` says, until it is executed or may have been.
@@ -207,29 +198,20 @@ async fn exchange_unrecorded(
     mode: SendMode,
     until: Instant,
 ) -> Result<SmallVec<[NodeReply; 1]>, StoreError> {
-    if until <= Instant::now() {
+    let asked = Instant::now();
+    if until <= asked {
         return Err(StoreError::Late);
     }
     let permit = match permit {
         Some(permit) => permit,
         None => {
             let turn = calls.first().map_or(CallPriority::InOrder, ScriptCall::turn);
-            node.permit(calls.len(), until, turn).await?
+            node.permit(asked, calls.len(), until, turn).await?
         }
     };
-    let mut checkout = node.checkout(permit, until).await?;
-    let deadline = checkout.time_at(until);
-    let mut commands: SmallVec<[Cmd; 1]> = SmallVec::with_capacity(calls.len());
-    if mode.with_script {
-        commands.push(script::load());
-    }
-    for call in calls {
-        if mode.is_asking {
-            commands.push(cmd("ASKING"));
-        }
-        commands.push((call.command)(deadline));
-    }
-    let replies = checkout.send(commands, until).await?;
+    let mut checkout = node.checkout(permit, asked, until).await?;
+    checkout.send(commands(calls, mode, checkout.time_at(until)), until);
+    let replies = checkout.replies(until).await?;
     // The replies to SCRIPT LOAD and ASKING come before the call's own.
     let own = if mode.is_asking { 2 } else { 1 };
     let skipped = usize::from(mode.with_script);
@@ -243,6 +225,21 @@ async fn exchange_unrecorded(
         checkout.demoted();
     }
     Ok(reply)
+}
+
+/// Returns the commands of `calls`; the node's clock says `deadline` when their time is over.
+fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> SmallVec<[Cmd; 1]> {
+    let mut commands = SmallVec::with_capacity(calls.len());
+    if mode.with_script {
+        commands.push(script::load());
+    }
+    for call in calls {
+        if mode.is_asking {
+            commands.push(cmd("ASKING"));
+        }
+        commands.push((call.command)(deadline));
+    }
+    commands
 }
 
 impl NodeReply {
@@ -274,6 +271,11 @@ impl NodeReply {
                 Self::Failed(StoreError::Rejected)
             }
         }
+    }
+
+    /// Returns true if the call is not sent again.
+    const fn is_final(&self) -> bool {
+        matches!(self, Self::Done(..) | Self::ClusterDown | Self::Failed(_))
     }
 
     /// Returns the error if it will not be executed.

@@ -112,11 +112,13 @@ impl Servers {
         join_all(nodes.iter().map(|node| node.ask(vec![cmd("PING")], until))).await;
     }
 
-    /// Returns the slot of `key`, or 0 outside a cluster. Counters of one slot are charged in one atomic step.
-    pub fn slot(&self, key: &[u8]) -> u16 {
+    /// Returns the slot of the key that begins with `prefix` and ends with `key`, or 0 outside a cluster. Counters of one slot are
+    /// charged in one atomic step.
+    pub fn slot(&self, prefix: &[u8], key: &[u8]) -> u16 {
         match &self.shape {
             Shape::One(_) => 0,
-            Shape::Cluster { .. } => slot_of(key),
+            Shape::Cluster { .. } if prefix.is_empty() => slot_of(key),
+            Shape::Cluster { .. } => slot_of(&[prefix, key].concat()),
         }
     }
 

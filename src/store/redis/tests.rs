@@ -69,7 +69,7 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
 /// Takes all permits of `node`.
 async fn fill(node: &Arc<Node>) -> Vec<Permit> {
     let mut permits = Vec::new();
-    while let Ok(permit) = node.permit(1, Instant::now(), CallPriority::AtOnce).await {
+    while let Ok(permit) = node.permit(Instant::now(), 1, Instant::now(), CallPriority::AtOnce).await {
         permits.push(permit);
     }
     assert_eq!(node.room(), 0, "it is full");

@@ -116,7 +116,7 @@ impl Simulation {
                 Event::Reply { caller, call, until, sent, executed } => {
                     let lane = caller % self.lanes.len();
                     let delay = (executed - sent).saturating_sub(WAY);
-                    self.lanes[lane].learn(now, delay, BUDGET, now > until);
+                    self.lanes[lane].learn(Measured { now, delay, budget: BUDGET, is_late: now > until });
                     let mut permitted = Vec::new();
                     let callers = &self.callers;
                     let scripts = self.scripts as usize;

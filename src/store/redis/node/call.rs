@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
@@ -14,16 +13,25 @@ use tokio::time::{Instant, interval_at, timeout_at};
 use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
-use crate::store::redis::concurrency::Permit;
+use crate::store::redis::concurrency::{Measured, Permit};
 use crate::store::redis::script::time_of;
 
-/// A permit for a call, and the connection to call on.
+/// A connection to call on, and the call once it is sent. If it is dropped before the replies come, a task waits on for them until the
+/// connection is given up.
 pub struct Checkout {
     pub(super) node: Arc<Node>,
     pub(super) connection: Connection,
+    /// Time at which the call begins.
+    pub(super) began: Instant,
     /// `None` once the call is sent.
     pub(super) permit: Option<Permit>,
+    pub(super) pending: Option<PendingReplies>,
 }
+
+/// Replies of the server to the commands of one call.
+type Replies = RedisResult<SmallVec<[Value; 1]>>;
+
+type PendingReplies = Pin<Box<dyn Future<Output = Replies> + Send>>;
 
 impl Checkout {
     /// Returns the time of the node's clock at `moment`, or an earlier one if it is not known exactly.
@@ -31,43 +39,38 @@ impl Checkout {
         self.node.clock.at(moment).unwrap_or(Micros::ZERO)
     }
 
-    /// Sends commands in one write and waits for their replies until `until`.
+    /// Begins a call. Its commands are sent in one write once [`Self::replies`] waits for the replies.
+    pub fn send(&mut self, commands: SmallVec<[Cmd; 1]>, until: Instant) {
+        let mut owed = Owed::new(self, until);
+        self.pending = Some(Box::pin(async move {
+            let replies = match commands.as_slice() {
+                [command] => owed.connection.send(command).await.map(|reply| smallvec![reply]),
+                _ => owed.connection.send_all(commands).await.map(SmallVec::from_vec),
+            };
+            owed.reply(&replies);
+            replies
+        }));
+    }
+
+    /// Waits for the replies until `until`.
     ///
     /// # Errors
     /// If they do not come, or the connection is lost: then the commands may have been executed or not.
-    pub async fn send(
-        &mut self,
-        commands: SmallVec<[Cmd; 1]>,
-        until: Instant,
-    ) -> Result<SmallVec<[Value; 1]>, StoreError> {
-        let began = Instant::now();
-        let budget = until.saturating_duration_since(began);
-        let mut connection = self.connection.clone();
-        let reply = Box::pin(async move {
-            match commands.as_slice() {
-                [command] => connection.send(command).await.map(|reply| smallvec![reply]),
-                _ => connection.send_all(commands).await.map(SmallVec::from_vec),
-            }
-        });
-        let owed = Owed::new(self, began, budget);
-        match timeout_at(until, Sent(Some((reply, owed)))).await {
-            Ok(Ok(replies)) => {
-                if replies.iter().any(is_blocked) {
-                    self.node.failed(budget);
-                }
-                Ok(replies)
-            }
-            Ok(Err(_)) => {
-                self.node.failed(budget);
-                Err(StoreError::Unreachable)
-            }
-            Err(_) => {
-                self.connection.timed_out();
-                self.node.failed(budget);
-                let is_silent = self.node.is_silent(Instant::now());
-                Err(if is_silent { StoreError::TimedOut } else { StoreError::Late })
-            }
+    pub async fn replies(&mut self, until: Instant) -> Result<SmallVec<[Value; 1]>, StoreError> {
+        let Some(pending) = &mut self.pending else { return Err(StoreError::Rejected) };
+        let came = timeout_at(until, pending.as_mut()).await;
+        let budget = until.saturating_duration_since(self.began);
+        let Ok(replies) = came else {
+            self.connection.timed_out();
+            self.node.failed(budget);
+            let is_silent = self.node.is_silent(Instant::now());
+            return Err(if is_silent { StoreError::TimedOut } else { StoreError::Late });
+        };
+        self.pending = None;
+        if replies.as_ref().map_or(true, |replies| replies.iter().any(is_blocked)) {
+            self.node.failed(budget);
         }
+        replies.map_err(|_| StoreError::Unreachable)
     }
 
     /// Notes that the server is no longer a master. The next connection may find the new one; backoff applies if it does not.
@@ -79,9 +82,25 @@ impl Checkout {
     }
 }
 
-type PendingReplies = RedisResult<SmallVec<[Value; 1]>>;
+impl Drop for Checkout {
+    fn drop(&mut self) {
+        let (Some(mut pending), Ok(runtime)) = (self.pending.take(), Handle::try_current()) else { return };
+        let (connection, began, silent_after) = (self.connection.clone(), self.began, self.node.silent_after());
+        runtime.spawn(async move {
+            let mut checks = interval_at(began + silent_after, silent_after);
+            let mut given_up = pin!(connection.given_up());
+            loop {
+                tokio::select! {
+                    _ = &mut pending => return,
+                    () = &mut given_up => return,
+                    _ = checks.tick() => connection.give_up_if_silent(silent_after),
+                }
+            }
+        });
+    }
+}
 
-/// A reply that is outstanding. It holds its permit until the reply comes.
+/// A call whose replies are outstanding. It holds its permit until they come.
 struct Owed {
     node: Arc<Node>,
     connection: Connection,
@@ -91,15 +110,16 @@ struct Owed {
 }
 
 impl Owed {
-    fn new(checkout: &mut Checkout, began: Instant, budget: Duration) -> Self {
-        let Checkout { node, connection, permit } = checkout;
-        node.silence.sent(began);
-        connection.silence().sent(began);
-        Self { node: Arc::clone(node), connection: connection.clone(), began, budget, permit: permit.take() }
+    fn new(checkout: &mut Checkout, until: Instant) -> Self {
+        let Checkout { node, connection, began, permit, .. } = checkout;
+        node.silence.sent(*began);
+        connection.silence().sent(*began);
+        let budget = until.saturating_duration_since(*began);
+        Self { node: Arc::clone(node), connection: connection.clone(), began: *began, budget, permit: permit.take() }
     }
 
     /// Handles the replies, however late, or the loss of the connection. Learns the node's clock and queue delay from them.
-    fn reply(&self, replies: &PendingReplies) {
+    fn reply(&mut self, replies: &Replies) {
         let now = Instant::now();
         match replies {
             Ok(replies) => {
@@ -117,13 +137,13 @@ impl Owed {
                 let last = times.next_back().unwrap_or(first);
                 // The last script gives the latest time of the clock. The first one waited only for scripts of others.
                 clock.learn(self.began, now, last);
-                if let (Some(sent), Some(permit)) = (clock.at(self.began), &self.permit) {
+                if let (Some(sent), Some(permit)) = (clock.at(self.began), self.permit.take()) {
                     let since = |time: Micros| Duration::from_micros(time.saturating_sub(sent).get());
                     let way = round_trips.least().unwrap_or_default();
                     let delay = since(first).saturating_sub(way);
                     // Scripts that take longer than they waited are late through themselves.
                     let is_late = since(last) >= self.budget && delay >= since(last).saturating_sub(since(first));
-                    permit.learn(now, delay, self.budget, is_late);
+                    permit.answered(Measured { now, delay, budget: self.budget, is_late });
                 }
             }
             Err(error) => {
@@ -140,43 +160,6 @@ impl Drop for Owed {
     fn drop(&mut self) {
         self.node.silence.ended();
         self.connection.silence().ended();
-    }
-}
-
-/// A call that was sent. If it is dropped before its reply comes, a task waits on for the reply until the connection is given up.
-struct Sent(Option<(PendingReply, Owed)>);
-
-type PendingReply = Pin<Box<dyn Future<Output = PendingReplies> + Send>>;
-
-impl Future for Sent {
-    type Output = PendingReplies;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some((reply, owed)) = &mut self.0 else { return Poll::Pending };
-        let replies = ready!(reply.as_mut().poll(context));
-        owed.reply(&replies);
-        self.0 = None;
-        Poll::Ready(replies)
-    }
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        let (Some((mut reply, owed)), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
-        runtime.spawn(async move {
-            let Owed { node, connection, began, .. } = &owed;
-            let silent_after = node.silent_after();
-            let mut checks = interval_at(*began + silent_after, silent_after);
-            let mut given_up = pin!(connection.given_up());
-            let replies = loop {
-                tokio::select! {
-                    replies = &mut reply => break replies,
-                    () = &mut given_up => return,
-                    _ = checks.tick() => connection.give_up_if_silent(silent_after),
-                }
-            };
-            owed.reply(&replies);
-        });
     }
 }
 

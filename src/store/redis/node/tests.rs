@@ -31,7 +31,7 @@ async fn a_caller_with_more_time_than_those_who_failed_is_let_through_and_what_i
         tokio::time::advance(ms(10)).await;
     }
     assert!(node.breaker.missed(Instant::now() + ms(100), Instant::now() + ms(200)), "the breaker opens");
-    let ask = async |wait, turn| node.permit(1, Instant::now() + wait, turn).await.map(drop);
+    let ask = async |wait, turn| node.permit(Instant::now(), 1, Instant::now() + wait, turn).await.map(drop);
     let is_down = |result| matches!(result, Err(StoreError::Down { .. }));
     assert!(is_down(ask(ms(10), CallPriority::InOrder).await));
     assert_eq!(ask(ms(1_000), CallPriority::InOrder).await, Ok(()));
@@ -42,12 +42,12 @@ async fn a_caller_with_more_time_than_those_who_failed_is_let_through_and_what_i
 async fn what_is_charged_later_and_finds_no_room_at_a_silent_node_is_no_failure_of_the_node() {
     let node = node();
     let until = Instant::now() + ms(10_000);
-    let all = node.permit(node.room(), until, CallPriority::InOrder).await;
+    let all = node.permit(Instant::now(), node.room(), until, CallPriority::InOrder).await;
     assert!(all.is_ok() && node.room() == 0);
     node.silence.sent(Instant::now());
     tokio::time::advance(SILENT).await;
-    assert_eq!(node.permit(1, until, CallPriority::Spare).await.err(), Some(StoreError::Overloaded));
-    assert_eq!(node.permit(1, until, CallPriority::AtOnce).await.err(), Some(StoreError::TimedOut));
+    assert_eq!(node.permit(Instant::now(), 1, until, CallPriority::Spare).await.err(), Some(StoreError::Overloaded));
+    assert_eq!(node.permit(Instant::now(), 1, until, CallPriority::AtOnce).await.err(), Some(StoreError::TimedOut));
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_node_is_silent_after_100_ms_or_three_round_trips() {
 async fn a_server_further_away_than_a_caller_waits_is_not_called() {
     let node = node();
     node.round_trips.add(Instant::now(), ms(50));
-    let ask = async |wait| node.permit(1, Instant::now() + wait, CallPriority::InOrder).await.map(drop);
+    let ask = async |wait| node.permit(Instant::now(), 1, Instant::now() + wait, CallPriority::InOrder).await.map(drop);
     assert_eq!(ask(ms(49)).await, Err(StoreError::Overloaded));
     assert_eq!(ask(ms(50)).await, Ok(()));
 }
