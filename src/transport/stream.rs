@@ -221,3 +221,62 @@ impl AsyncWrite for Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A stream whose peer sends more than any bound, on a task of its own.
+    async fn flooded() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (stream, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async {
+            listener.accept().await.unwrap()
+        });
+        let mut peer = stream.unwrap();
+        tokio::spawn(async move { while peer.write_all(&[7; 1_024]).await.is_ok() {} });
+        accepted.0
+    }
+
+    /// Reads until the stream holds a read back. Returns the number of bytes read.
+    async fn read_turn(tcp: &mut Tcp) -> Result<u64> {
+        let mut bytes = 0;
+        std::future::poll_fn(|cx| {
+            loop {
+                let mut space = [0; 1_024];
+                let mut buffer = ReadBuf::new(&mut space);
+                match Pin::new(&mut *tcp).poll_read(cx, &mut buffer) {
+                    Poll::Ready(Ok(())) => bytes += u64::try_from(buffer.filled().len()).unwrap(),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending if tcp.is_held => return Poll::Ready(Ok(bytes)),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn a_turn_of_tls_reads_a_bounded_number_of_encrypted_bytes() {
+        let state = State::default();
+        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 0);
+        tcp.settle(state.clone()).unwrap();
+        for _ in 0..3 {
+            let bytes = read_turn(&mut tcp).await.unwrap();
+            // The last read may begin within the bound and end beyond it.
+            assert!((TURN_BYTES..TURN_BYTES + 1_024).contains(&bytes), "{bytes}");
+            assert_eq!(read_turn(&mut tcp).await.unwrap(), 0, "the turn is over");
+            state.begin_turn();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handshake_reads_a_bounded_number_of_bytes() {
+        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 10_000);
+        let error = read_turn(&mut tcp).await.unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<HandshakeTooLarge>());
+        assert_eq!(error.map(ToString::to_string).as_deref(), Some("the TLS handshake is larger than 10000 bytes"));
+    }
+}
