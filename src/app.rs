@@ -29,6 +29,7 @@ mod authorities;
 mod health;
 mod inputs;
 mod intake;
+mod listener_tls;
 mod log;
 mod metrics;
 mod otlp;

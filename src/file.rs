@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 mod apart;
+pub mod pem;
 
 pub use apart::apart;
 
@@ -66,14 +67,19 @@ impl Named {
         Self { variable, path, most }
     }
 
+    /// Returns the error that the file cannot be used because of `why`, which must not quote it.
+    pub fn unusable(&self, why: impl Into<String>) -> Unusable {
+        Unusable { variable: self.variable, path: self.path.clone(), why: why.into() }
+    }
+
     /// Reads the file and returns the result of `take` on its bytes.
     ///
     /// # Errors
     /// If the file cannot be read, or if `take` returns `None`; `expected` names the expected content in that message.
     pub fn read<T>(&self, expected: &str, take: impl FnOnce(&[u8]) -> Option<T>) -> Result<T, Unusable> {
-        let unusable = |why| Unusable { variable: self.variable, path: self.path.clone(), why };
-        let bytes = read(&self.path, self.most).map_err(|error| unusable(format!("it cannot be read: {error}")))?;
-        take(&bytes).ok_or_else(|| unusable(format!("expected {expected}")))
+        let bytes = read(&self.path, self.most);
+        let bytes = bytes.map_err(|error| self.unusable(format!("it cannot be read: {error}")))?;
+        take(&bytes).ok_or_else(|| self.unusable(format!("expected {expected}")))
     }
 }
 

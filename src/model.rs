@@ -15,6 +15,7 @@ pub mod decision;
 pub mod delay;
 pub mod descriptor;
 pub mod key;
+pub mod peer_name;
 pub mod policy;
 pub mod quota;
 pub mod rule;
@@ -26,6 +27,7 @@ pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Rulin
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
+pub use peer_name::PeerName;
 pub use policy::{ChargeOutcome, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
 pub use rule::{About, Metadata, Path, RuleId, Series, Shown};

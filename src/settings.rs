@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::model::{Micros, StorePolicies};
 
+mod listener_tls;
 mod otel;
 mod otlp;
 mod redis;
@@ -21,6 +22,7 @@ mod unused;
 mod values;
 mod xds;
 
+pub use listener_tls::ListenerTlsSettings;
 pub use otel::ExportProtocol;
 pub use otlp::OtlpSettings;
 pub use redis::{Auth, RedisSettings};
@@ -94,6 +96,8 @@ macro_rules! settings {
             pub otlp: Option<OtlpSettings>,
             /// Settings of statsd or DogStatsD; `None` if neither is on.
             pub statsd: Option<StatsdSettings>,
+            /// TLS of the gRPC listener; `None` for plaintext.
+            pub listener_tls: Option<ListenerTlsSettings>,
             /// Variables that are set and have no effect.
             pub unused: Vec<UnusedVariable>,
             /// Settings of the rule source.
@@ -113,10 +117,13 @@ macro_rules! settings {
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
                 let (store, exports) = (store::read(&given, &mut wrong), otlp::read(&given, &mut wrong));
                 let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
-                match ($($field,)+ store, exports, statsd, source) {
-                    ($(Some($field),)+ Some(store), Some((traces, otlp)), Some(statsd), Some(source)) if wrong.is_empty() => {
-                        let unused = unused::set(&given);
-                        let mut all = Self { $($field,)+ store, traces, otlp, statsd, unused, source };
+                let mut unused = unused::set(&given);
+                let listener_tls = listener_tls::read(&given, &mut wrong, &mut unused);
+                match ($($field,)+ store, exports, statsd, source, listener_tls) {
+                    ($(Some($field),)+ Some(store), Some((traces, otlp)), Some(statsd), Some(source), Some(listener_tls))
+                        if wrong.is_empty() =>
+                    {
+                        let mut all = Self { $($field,)+ store, traces, otlp, statsd, listener_tls, unused, source };
                         all.statsd = all.statsd.filter(|_| !all.disable_stats);
                         all.otlp = all.otlp.filter(|_| !all.disable_stats);
                         Ok(all)
@@ -138,7 +145,7 @@ settings! {
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
     workers: WorkerCount = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "Age (plus or minus a tenth) at which a gRPC connection gets a GOAWAY, so that its client reconnects; 0: never";
-    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Number of open gRPC connections above which connections without a call in flight are closed: first those that never had a call, then those that are idle longest; auto: a quarter of the memory that the process may use, at 36 KiB per connection";
+    grpc_max_idle_connections: IdleConnections = "GRPC_MAX_IDLE_CONNECTIONS", "auto", "Number of open gRPC connections above which connections without a call in flight are closed: first those that never had a call, then those that are idle longest; auto: a quarter of the memory that the process may use, at 36 KiB per connection, or 48 KiB over TLS";
     grpc_max_connection_age_grace: Micros = "GRPC_MAX_CONNECTION_AGE_GRACE", "1h", "Time that calls on a connection have to finish after the GOAWAY of GRPC_MAX_CONNECTION_AGE; 0: no limit";
     drain_timeout: Micros = "DRAIN_TIMEOUT", "5s", "Time that calls in flight have to finish after SIGTERM and DRAIN_DELAY";
     drain_delay: Micros = "DRAIN_DELAY", "0s", "Time after SIGTERM during which calls are still accepted while the health checks already fail, so that load balancers send new calls elsewhere";
@@ -232,7 +239,7 @@ impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
         let own = [Self::PROCESS].into_iter().chain(store::TABLES).chain(otlp::TABLES);
-        own.chain([statsd::TABLE]).chain(xds::TABLES).flatten()
+        own.chain([statsd::TABLE]).chain(xds::TABLES).chain([listener_tls::TABLE]).flatten()
     }
 
     /// Returns the policies that answer in place of the store where no rule says otherwise.
@@ -263,18 +270,13 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 3] = [
+    let rows: [(&'static str, Asks<'_>, &'static str); 2] = [
         (
             "BACKEND_TYPE",
             &|text| text.eq_ignore_ascii_case("memcache"),
             "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
         ),
         ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
-        (
-            "GRPC_SERVER_USE_TLS",
-            &|text| bool::parse(text) != Some(false),
-            "this version serves only plaintext; unset it, and terminate TLS in front of Tidegate",
-        ),
     ];
     let asked = rows.into_iter().filter_map(|(variable, asks, why)| {
         let found = given(variable).filter(|text| !text.is_empty() && asks(text))?;
@@ -335,7 +337,7 @@ mod tests {
                 r#"BACKEND_TYPE is "memcache": Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL"#
             ]
         );
-        assert!(read(&[("GRPC_SERVER_USE_TLS", "true")]).is_err());
+        assert!(read(&[("GRPC_UDS", "/tmp/ratelimit.sock")]).is_err());
         assert!(read(&[("GRPC_SERVER_USE_TLS", "false"), ("CONFIG_TYPE", "FILE")]).is_ok());
     }
 

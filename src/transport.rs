@@ -1,7 +1,7 @@
 //! Network edge: listeners, connections, and a graceful stop that loses no call.
 //!
 //! ```text
-//! Listener ── accepts ──> Workers ── one thread per core ──> connection (Http2 or Http1) ──> service
+//! Listener ── accepts ──> (ListenerTls) ──> Workers ── one thread per core ──> connection (Http2 or Http1) ──> service
 //! ```
 //!
 //! One accept loop takes the sockets of a listener and hands each to the worker with the fewest connections, so a few
@@ -28,7 +28,11 @@ mod message;
 pub mod metrics;
 pub mod protocol;
 pub mod socket;
+mod stop;
+mod stream;
 pub mod tally;
+pub mod tls;
+pub mod turn;
 mod waiting;
 pub mod wire;
 pub mod workers;
@@ -38,4 +42,5 @@ pub use limits::{ConnectionLimits, ConnectionSlots, connection_cap, raise_open_f
 pub use listener::{Drained, Listener};
 pub use protocol::{Http1, Http2};
 pub use tally::{ConnectionCounts, EndCause, Tally};
+pub use tls::{Clients, HandshakeOutcome, Identity, ListenerTls};
 pub use workers::Workers;

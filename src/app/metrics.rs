@@ -7,6 +7,8 @@ use tokio::sync::watch;
 
 use super::SystemClock;
 use super::inputs::OverlayState;
+use super::listener_tls::Expiry;
+use crate::dial::tls::Tls;
 use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
 use crate::rules::{Rule, RuleSet};
@@ -19,14 +21,14 @@ use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED,
-    MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING,
-    SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES,
-    XDS_RESTORED_AGE,
+    CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED,
+    LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS,
+    RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
+    XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
-use crate::transport::{EndCause, Tally};
+use crate::transport::{EndCause, HandshakeOutcome, ListenerTls, Tally};
 
 /// Creates the telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
@@ -125,6 +127,42 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
             for (name, counts) in &counts {
                 EndCause::ALL.into_iter().for_each(|how| family.sample(&[name, how.name()], counts.ended(how)));
             }
+        });
+    });
+}
+
+/// Adds the metric of TLS handshakes. Without `tls`, there are none.
+pub(super) fn handshakes(telemetry: &Telemetry, tls: Option<Arc<ListenerTls>>) {
+    telemetry.also(move |page| {
+        page.family(&TLS_HANDSHAKES, |family| match &tls {
+            Some(tls) => tls.outcomes().for_each(|(outcome, count)| family.sample(&[outcome.name()], count)),
+            None => HandshakeOutcome::ALL.into_iter().for_each(|outcome| family.sample(&[outcome.name()], 0_u8)),
+        });
+    });
+}
+
+/// Adds the metric of the certificates in use: those of the gRPC `listener`, and the client certificates for `redis` and for
+/// the control plane.
+pub(super) fn certificates(
+    telemetry: &Telemetry,
+    listener: Option<Arc<Expiry>>,
+    redis: Vec<(&'static str, Arc<Tls>)>,
+    xds: Option<Arc<XdsStatus>>,
+) {
+    telemetry.also(move |page| {
+        page.family(&CERTIFICATE_EXPIRY, |family| {
+            let mut sample = |of, ends_at: Option<u64>| {
+                if let Some(ends_at) = ends_at.filter(|ends_at| *ends_at > 0) {
+                    family.sample(&[of], ends_at);
+                }
+            };
+            let of_listener = |expiry: fn(&Expiry) -> &AtomicU64| {
+                listener.as_ref().map(|listener| expiry(listener).load(Ordering::Relaxed))
+            };
+            sample("grpc_server", of_listener(|expiry| &expiry.certificate));
+            sample("grpc_client_ca", of_listener(|expiry| &expiry.authorities));
+            redis.iter().for_each(|(of, tls)| sample(of, tls.client_expiry()));
+            sample("xds", xds.as_ref().and_then(|status| status.get().client_expiry));
         });
     });
 }

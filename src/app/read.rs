@@ -7,6 +7,7 @@ use anyhow::Context;
 
 use super::SENT_TWICE;
 use super::inputs::{Inputs, OverlayState};
+use super::listener_tls::ListenerFiles;
 use super::otlp::Exporter;
 use super::store::RedisFiles;
 use super::traces::Exporting;
@@ -50,6 +51,8 @@ pub(super) struct Read {
     pub(super) overlay_state: OverlayState,
     /// Credentials and certificates for Redis, if counters are in Redis.
     pub(super) redis: Option<RedisFiles>,
+    /// Certificates of the gRPC listener, if it serves TLS.
+    pub(super) listener_tls: Option<ListenerFiles>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
     /// Exporter of metrics, if that is on. It reads the same authorities.
@@ -85,7 +88,8 @@ impl Read {
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
         let metrics = Exporter::build(settings)?;
-        Ok(Self { source, options, rules, overlay, inputs, overlay_state, redis, spans, metrics })
+        let listener_tls = settings.listener_tls.as_ref().map(ListenerFiles::read).transpose()?;
+        Ok(Self { source, options, rules, overlay, inputs, overlay_state, redis, listener_tls, spans, metrics })
     }
 }
 

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
+use super::listener_tls::ListenerFiles;
 use super::log::{self, Log};
 use super::otlp::{Exporter, Otlp};
 use super::overlay::OverlayIntake;
@@ -17,7 +18,7 @@ use super::read::Read;
 use super::signals::Signals;
 use super::sockets::{Addresses, SlotCounts, Sockets};
 use super::statsd::Statsd;
-use super::store::{self, Stores};
+use super::store::{self, RedisFiles, Stores};
 use super::traces::Exporting;
 use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worker_count};
 use crate::limiter::Limiter;
@@ -38,7 +39,7 @@ use crate::transport::budget::process::ProcessAccount;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, Workers, admin, json, limits as bounds,
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, ListenerTls, Workers, admin, json, limits as bounds,
 };
 
 /// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
@@ -70,6 +71,8 @@ pub(super) struct Service {
     exporting: Option<Exporting>,
     /// Exporter of metrics, until it is started.
     exporter: Option<Exporter>,
+    /// Files of the gRPC listener's TLS, if it serves TLS.
+    listener_tls: Option<ListenerFiles>,
     workers: NonZeroUsize,
 }
 
@@ -95,12 +98,26 @@ pub(super) struct Running {
 impl Service {
     /// Connects rules, stores and telemetry.
     pub(super) fn build(settings: &Settings, log: &Log, read: Read) -> Self {
-        let Read { source, options, rules, overlay, inputs, overlay_state, redis, spans, metrics: exporter } = read;
+        let Read {
+            source,
+            options,
+            rules,
+            overlay,
+            inputs,
+            overlay_state,
+            redis,
+            listener_tls,
+            spans,
+            metrics: exporter,
+        } = read;
         let overlay_state = Arc::new(overlay_state);
         let workers = worker_count(settings);
         let (traces, exporting) = spans.unzip();
         let telemetry = metrics::telemetry(settings, traces);
         metrics::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
+        let (listener, redis_tls) =
+            (listener_tls.as_ref().map(ListenerFiles::expiry), redis.as_ref().map(RedisFiles::tls));
+        metrics::certificates(&telemetry, listener, redis_tls.unwrap_or_default(), source.xds_status());
         // The workers and the main thread, which supervises the servers, all call the store.
         let Stores { guard, memory, redis, replicas } =
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());
@@ -147,6 +164,7 @@ impl Service {
             telemetry,
             exporting,
             exporter,
+            listener_tls,
             workers,
         }
     }
@@ -166,7 +184,7 @@ impl Service {
     ///
     /// # Errors
     /// If the worker threads or a service cannot be started.
-    pub(super) async fn serve(self, settings: &Settings, log: &Log, sockets: Sockets) -> anyhow::Result<Running> {
+    pub(super) async fn serve(mut self, settings: &Settings, log: &Log, sockets: Sockets) -> anyhow::Result<Running> {
         let addresses = sockets.addresses()?;
         let answers = Arc::new(answers(settings)?);
         let edge = |most_held| {
@@ -192,11 +210,12 @@ impl Service {
                 addresses.debug.ip(),
             ),
         };
-        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped);
+        let (tls, following_tls) = tls(self.listener_tls.take(), self.workers, &self.telemetry)?.unzip();
+        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, tls);
         let Self {
             following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, exporter, ..
         } = self;
-        let mut tasks: Vec<_> = following.into_iter().collect();
+        let mut tasks: Vec<_> = following.into_iter().chain(following_tls).collect();
         tasks.extend(overlay.map(|overlay| {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
             tokio::spawn(overlay.follow(sink as _))
@@ -237,6 +256,17 @@ impl Service {
     }
 }
 
+/// Starts TLS of the gRPC listener, and the task that reads its files again. Returns `None` for plaintext.
+fn tls(
+    files: Option<ListenerFiles>,
+    workers: NonZeroUsize,
+    telemetry: &Telemetry,
+) -> anyhow::Result<Option<(Arc<ListenerTls>, JoinHandle<()>)>> {
+    let tls = files.as_ref().map(|files| files.start(workers)).transpose()?;
+    metrics::handshakes(telemetry, tls.clone());
+    Ok(files.zip(tls).map(|(files, tls)| (Arc::clone(&tls), tokio::spawn(files.follow(tls)))))
+}
+
 /// Handlers of the listeners.
 struct Routes {
     services: Services,
@@ -252,6 +282,7 @@ fn listeners(
     telemetry: &Arc<Telemetry>,
     workers: &Workers,
     stopped: &watch::Receiver<bool>,
+    tls: Option<Arc<ListenerTls>>,
 ) -> JoinSet<Drained> {
     let Sockets { grpc, http, debug, metrics, slots } = sockets;
     let limits = ConnectionLimits {
@@ -267,7 +298,8 @@ fn listeners(
         tallies.push((name, listener.tally()));
         listener
     };
-    let grpc = listener("gRPC", grpc, slots.of_grpc()).with_most_idle(most_idle(settings, slots, memory_bytes));
+    let grpc = listener("gRPC", grpc, slots.of_grpc());
+    let grpc = grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls);
     let http = listener("HTTP", http, slots.of_other());
     let debug = listener("debug", debug, slots.of_other());
     let metrics = metrics.map(|socket| listener("metrics", socket, slots.of_other()));
@@ -289,7 +321,11 @@ fn listeners(
 fn most_idle(settings: &Settings, slots: SlotCounts, memory_bytes: u64) -> usize {
     match settings.grpc_max_idle_connections.0 {
         Some(connections) => bounds::below(connections, slots.grpc),
-        None => bounds::idle_connections(memory_bytes, slots.grpc),
+        None => {
+            let is_tls = settings.listener_tls.is_some();
+            let bytes_each = if is_tls { bounds::IDLE_TLS_CONNECTION_BYTES } else { bounds::IDLE_CONNECTION_BYTES };
+            bounds::idle_connections(memory_bytes, bytes_each, slots.grpc)
+        }
     }
 }
 

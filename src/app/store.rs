@@ -53,6 +53,14 @@ impl RedisFiles {
     }
 }
 
+impl RedisFiles {
+    /// Returns the TLS of each Redis that has some, with the label of its client certificate in the metrics.
+    pub(super) fn tls(&self) -> Vec<(&'static str, Arc<Tls>)> {
+        let all = [("redis", Some(&self.main)), ("redis_persecond", self.per_second.as_ref())];
+        all.into_iter().filter_map(|(of, secrets)| Some((of, secrets?.tls.clone()?))).collect()
+    }
+}
+
 impl Secrets {
     fn read(redis: &RedisSettings) -> anyhow::Result<Self> {
         let credentials = match &redis.auth {

@@ -33,7 +33,11 @@ impl fmt::Display for Summary<'_> {
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
         writeln!(f, "tidegate {}", env!("CARGO_PKG_VERSION"))?;
-        writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection")?;
+        let tls = settings.listener_tls.as_ref().map_or("", |tls| match tls.authorities.is_empty() {
+            true => ", over TLS",
+            false => ", over TLS with client certificates",
+        });
+        writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection{tls}")?;
         writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics")?;
         writeln!(f, "  debug    {debug}  /rlconfig, /log_level")?;
         if let Some(metrics) = metrics {
@@ -51,7 +55,10 @@ impl fmt::Display for Summary<'_> {
             writeln!(f, "  mode     QUOTA_MODE: a request is refused only if all of its limits refuse")?;
         }
         match rules.example() {
-            Some(example) => try_next(f, program, &example, reachable(grpc), reachable(http)),
+            Some(example) => {
+                let grpc = settings.listener_tls.is_none().then(|| reachable(grpc));
+                try_next(f, program, &example, grpc, reachable(http))
+            }
             None if rules.is_empty() => writeln!(f, "  nothing is limited: there are no rules"),
             None => Ok(()),
         }
@@ -77,12 +84,13 @@ fn store(settings: &Settings) -> String {
     }
 }
 
-/// Writes two example commands; each calls the server until a limit refuses.
+/// Writes two example commands; each calls the server until a limit refuses. `grpc` is `None` if gRPC is served over TLS, which the
+/// first command does not speak.
 fn try_next(
     f: &mut fmt::Formatter<'_>,
     program: &str,
     example: &Example<'_>,
-    grpc: SocketAddr,
+    grpc: Option<SocketAddr>,
     http: SocketAddr,
 ) -> fmt::Result {
     let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));
@@ -94,7 +102,9 @@ fn try_next(
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
     writeln!(f, "try one of these commands (they share a limit of {limit}: the last of {times} calls is refused)")?;
-    writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
+    if let Some(grpc) = grpc {
+        writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
+    }
     writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
 }
 

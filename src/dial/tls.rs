@@ -6,18 +6,18 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use rustls_native_certs::load_native_certs;
 
+use crate::file::pem::{Certificates, Validity, certificates, private_key};
 use crate::file::{Named, Unusable};
 
 /// TLS settings of the connections to one server, and the last good content of their files. Connections use that content and do
 /// not wait for these files. The system's authorities are loaded for each connection.
 pub struct Tls {
     files: TlsFiles,
-    known: ArcSwap<Pem>,
+    known: ArcSwap<Content>,
 }
 
 /// Files that TLS needs.
@@ -32,10 +32,10 @@ pub struct TlsFiles {
 }
 
 /// Content of these files.
-#[derive(Default, PartialEq, Eq)]
-struct Pem {
-    authorities: Option<Vec<u8>>,
-    client: Option<(Vec<u8>, Vec<u8>)>,
+#[derive(PartialEq, Eq)]
+struct Content {
+    authorities: Option<Certificates>,
+    client: Option<(Certificates, PrivateKeyDer<'static>)>,
 }
 
 /// Trusts a certificate of the authorities for any name.
@@ -62,7 +62,7 @@ impl Tls {
     /// # Errors
     /// If a certificate cannot be used, or the key is not that of the certificate.
     pub fn config(&self) -> io::Result<ClientConfig> {
-        let Pem { authorities, client } = &**self.known.load();
+        let Content { authorities, client } = &**self.known.load();
         let roots = Arc::new(roots(authorities.as_deref())?);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
@@ -75,9 +75,13 @@ impl Tls {
             config.with_root_certificates(roots)
         };
         let Some((certificate, key)) = client else { return Ok(config.with_no_client_auth()) };
-        let chain: Result<_, pem::Error> = CertificateDer::pem_slice_iter(certificate).collect();
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(io::Error::other)?;
-        config.with_client_auth_cert(chain.map_err(io::Error::other)?, key).map_err(io::Error::other)
+        config.with_client_auth_cert(certificate.clone(), key.clone_key()).map_err(io::Error::other)
+    }
+
+    /// Returns the time until which the client certificate is valid, in seconds since 1970; `None` without one.
+    pub fn client_expiry(&self) -> Option<u64> {
+        let known = self.known.load();
+        Validity::of(&known.client.as_ref()?.0).map(|validity| validity.ends_at())
     }
 
     /// Reads the files again. Returns true if they differ from the content in use. A file that cannot be read or is not PEM
@@ -96,9 +100,12 @@ impl Tls {
 }
 
 impl TlsFiles {
-    fn read(&self) -> Result<Pem, Unusable> {
+    fn read(&self) -> Result<Content, Unusable> {
         let client = self.client.as_ref().map(|(certificate, key)| Ok((certificates(certificate)?, private_key(key)?)));
-        Ok(Pem { authorities: self.authorities.as_ref().map(certificates).transpose()?, client: client.transpose()? })
+        Ok(Content {
+            authorities: self.authorities.as_ref().map(certificates).transpose()?,
+            client: client.transpose()?,
+        })
     }
 }
 
@@ -144,12 +151,10 @@ impl ServerCertVerifier for AnyHostname {
 }
 
 /// Returns the authorities to trust: those in `authorities`, or the system's.
-fn roots(authorities: Option<&[u8]>) -> io::Result<RootCertStore> {
+fn roots(authorities: Option<&[CertificateDer<'static>]>) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let certificates = match authorities {
-        Some(authorities) => {
-            CertificateDer::pem_slice_iter(authorities).collect::<Result<_, _>>().map_err(io::Error::other)?
-        }
+        Some(authorities) => authorities.to_vec(),
         None => {
             let mut found = load_native_certs();
             match found.errors.pop() {
@@ -162,18 +167,4 @@ fn roots(authorities: Option<&[u8]>) -> io::Result<RootCertStore> {
         roots.add(certificate).map_err(io::Error::other)?;
     }
     Ok(roots)
-}
-
-/// Returns the content of a file with certificates. Drops the error of the PEM parser, because it quotes what it read.
-fn certificates(file: &Named) -> Result<Vec<u8>, Unusable> {
-    file.read("at least one certificate as PEM", |bytes| {
-        let mut found = CertificateDer::pem_slice_iter(bytes).peekable();
-        let is_pem = found.peek().is_some() && found.all(|certificate| certificate.is_ok());
-        is_pem.then(|| bytes.to_vec())
-    })
-}
-
-/// Returns the content of a file with a private key.
-fn private_key(file: &Named) -> Result<Vec<u8>, Unusable> {
-    file.read("a private key as PEM", |bytes| PrivateKeyDer::from_pem_slice(bytes).is_ok().then(|| bytes.to_vec()))
 }

@@ -35,8 +35,6 @@ unused! {
     "metrics have the names that the reference's own mapper gives them": "PROMETHEUS_MAPPER_YAML";
     "response times are in seconds, as their name says": "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS";
     "the listeners serve TCP, and the reference does not use it either": "PROTO";
-    "it applies only with GRPC_SERVER_USE_TLS, which this version does not support":
-        "GRPC_SERVER_TLS_CERT" "GRPC_SERVER_TLS_KEY" "GRPC_SERVER_TLS_CA_CERT" "GRPC_CLIENT_TLS_CACERT" "GRPC_CLIENT_TLS_SAN";
 }
 
 /// Returns the variables that are set and have no effect.

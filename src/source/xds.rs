@@ -149,7 +149,8 @@ impl XdsSource {
         let mut request =
             DiscoveryRequest { node: Some(self.node()), type_url: TYPE_URL.to_owned(), ..DiscoveryRequest::default() };
         let plane = self.plane.clone();
-        let opening = open(&plane, &requests, &request, queue);
+        let status = Arc::clone(&self.status);
+        let opening = open((&plane, &status), &requests, &request, queue);
         let mut responses = match self.unless_held(sink, opening).await {
             Ok(responses) => responses,
             Err(end) => return end,
@@ -416,12 +417,12 @@ impl StreamEnd {
 
 /// Opens a stream and sends `first`. `queue` receives what is sent to `requests`.
 async fn open(
-    plane: &ControlPlane,
+    (plane, status): (&ControlPlane, &XdsStatus),
     requests: &mpsc::Sender<DiscoveryRequest>,
     first: &DiscoveryRequest,
     queue: mpsc::Receiver<DiscoveryRequest>,
 ) -> Result<Streaming<DiscoveryResponse>, StreamEnd> {
-    let channel = connect(plane).await?;
+    let channel = connect(plane, status).await?;
     let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(plane.max_message);
     let _ = requests.send(first.clone()).await;
     let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));

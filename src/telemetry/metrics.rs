@@ -93,6 +93,8 @@ metrics! {
     MEMORY_EVICTED: Counter "tidegate_memory_evicted_total" [] "Counters in use that the embedded store evicted because it was full";
     CONNECTIONS: Gauge "tidegate_connections" ["listener"] "Open connections";
     CONNECTIONS_ENDED: Counter "tidegate_connections_ended_total" ["listener" "how"] "Connections that did not end normally, by cause";
+    TLS_HANDSHAKES: Counter "tidegate_tls_handshakes_total" ["outcome"] "TLS handshakes on the gRPC listener, by outcome; full and resumed succeeded";
+    CERTIFICATE_EXPIRY: Gauge "tidegate_certificate_expiry_seconds" ["use"] "Time until which a certificate in use is valid, in seconds since 1970; the earliest time if a file has several";
     SPANS_DROPPED: Counter "tidegate_spans_dropped_total" [] "Spans that were recorded but not exported, because the queue was full or the receiver did not accept them";
     LOG_LINES_DROPPED: Counter "tidegate_log_lines_dropped_total" [] "Log lines that were dropped because standard error accepted no more";
     BUILD_INFO: Gauge "tidegate_build_info" ["version"] "Always 1; the label version is the version of Tidegate";

@@ -8,21 +8,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::activity::Activity;
 use super::ending::Ending;
 use super::limits::ConnectionLimits;
 use super::protocol::Connection;
-use super::socket::State;
+use super::stop::StopNotice;
 use super::tally::EndCause;
+use super::tls::Peer;
+use super::turn::State;
 
 /// Time that an idle connection has to close when others need its memory: 1 s. It still answers the calls that were on
 /// their way.
 pub const IDLE_GRACE: Duration = Duration::from_secs(1);
 /// Time that a connection has to close if it never had a call: 100 ms.
 pub const UNUSED_GRACE: Duration = Duration::from_millis(100);
+/// Time that calls have to finish on a connection whose client is no longer accepted: 30 s. With the time until each
+/// connection has verified its client again (10 s), all such connections end within a minute.
+pub const REVOKED_GRACE: Duration = Duration::from_secs(30);
 
 /// Phase of a connection's life.
 #[derive(Clone, Copy, Debug)]
@@ -35,32 +39,13 @@ enum ConnectionPhase {
     Leaving,
     /// The connection takes no new calls and answers those in flight.
     Finishing,
+    /// Same as `Finishing`, because the client is no longer accepted.
+    Revoked,
     /// Same as `Finishing`, while the service stops.
     Draining,
 }
 
-/// Stop signal of the service, as one connection or listener receives it.
-#[derive(Clone, Debug)]
-pub(super) struct StopNotice(pub(super) watch::Receiver<bool>);
-
-impl StopNotice {
-    /// Returns true after the signal, or if its sender is gone.
-    pub(super) fn is_set(&self) -> bool {
-        *self.0.borrow() || self.0.has_changed().is_err()
-    }
-
-    /// Waits for the signal, or until its sender is gone.
-    pub(super) async fn wait(&mut self) {
-        let _ = self.0.wait_for(|stop| *stop).await;
-    }
-
-    /// Waits for the signal, at most for `length`.
-    pub(super) async fn wait_at_most(&mut self, length: Duration) {
-        let _ = timeout(length, self.wait()).await;
-    }
-}
-
-/// Serves `connection` until it ends, whatever the cause. `limits.age` is the age of this connection.
+/// Serves `connection` of `peer` until it ends, whatever the cause. `limits.age` is the age of this connection.
 ///
 /// `connection` is boxed, because the task would hold its space twice: as the argument, and pinned.
 pub(super) async fn live<C: Connection>(
@@ -69,15 +54,26 @@ pub(super) async fn live<C: Connection>(
     activity: Activity,
     limits: ConnectionLimits,
     mut stop: StopNotice,
+    mut peer: Peer,
 ) -> Ending {
     let mut phase = ConnectionPhase::Opening;
     // A single place that waits, so that the future has space for one wait only.
     loop {
-        let over = phase.over(&limits, &activity, &mut stop);
+        let over = phase.over(&limits, &activity, &mut stop, &mut peer);
         if let Some(ending) = until(connection.as_mut(), &state, &activity, over).await {
-            return if activity.is_leaving() { Ending::Ended(EndCause::Idle) } else { ending };
+            return match ending {
+                _ if activity.is_leaving() => Ending::Ended(EndCause::Idle),
+                _ if peer.is_refused() => Ending::Ended(EndCause::Revoked),
+                ending => ending,
+            };
         }
         phase = match phase {
+            ConnectionPhase::Opening | ConnectionPhase::Serving | ConnectionPhase::Finishing
+                if peer.is_refused() && !stop.is_set() =>
+            {
+                connection.as_mut().finish();
+                ConnectionPhase::Revoked
+            }
             ConnectionPhase::Opening if !state.is_opened() => {
                 return Ending::Ended(if activity.is_leaving() { EndCause::Idle } else { EndCause::Unopened });
             }
@@ -88,27 +84,31 @@ pub(super) async fn live<C: Connection>(
             }
             ConnectionPhase::Leaving if !activity.is_busy() && !stop.is_set() => return Ending::Ended(EndCause::Idle),
             ConnectionPhase::Leaving => ConnectionPhase::Finishing,
-            ConnectionPhase::Finishing if stop.is_set() => ConnectionPhase::Draining,
-            ConnectionPhase::Finishing | ConnectionPhase::Draining => return Ending::Ended(EndCause::Cut),
+            ConnectionPhase::Finishing | ConnectionPhase::Revoked if stop.is_set() => ConnectionPhase::Draining,
+            ConnectionPhase::Finishing | ConnectionPhase::Revoked | ConnectionPhase::Draining => {
+                return Ending::Ended(EndCause::Cut);
+            }
         };
     }
 }
 
 impl ConnectionPhase {
-    /// Waits until this phase is over: by its timeout, the stop signal, or [`Activity::leave`].
-    async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut StopNotice) {
+    /// Waits until this phase is over: by its timeout, the stop signal, [`Activity::leave`], or a refused client.
+    async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut StopNotice, peer: &mut Peer) {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
             Self::Serving => (limits.age, true),
             Self::Leaving if activity.is_used() => (IDLE_GRACE, false),
             Self::Leaving => (UNUSED_GRACE, false),
             Self::Finishing => (limits.grace, false),
+            Self::Revoked => (REVOKED_GRACE, false),
             Self::Draining => return sleep(limits.drain).await,
         };
         let _ = timeout(length, async {
             tokio::select! {
                 () = stop.wait() => {}
                 () = activity.asked_to_leave(), if is_serving => {}
+                () = peer.refused(), if is_serving || matches!(self, Self::Finishing) => {}
             }
         })
         .await;

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::io::{self, ErrorKind};
 
 use super::frames::FrameError;
-use super::socket::State;
 use super::tally::EndCause;
+use super::turn::State;
 
 /// End of a connection.
 #[derive(Debug)]

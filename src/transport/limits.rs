@@ -14,6 +14,9 @@ pub const DESCRIPTOR_RESERVE: u64 = 64;
 
 /// Memory of an idle gRPC connection: 36 KiB, measured (`docs/decisions/0025`).
 pub const IDLE_CONNECTION_BYTES: u64 = 36 << 10;
+/// Memory of an idle gRPC connection over TLS: 48 KiB. rustls holds 8 KiB of it, and 10 KiB with a client certificate, measured
+/// (`docs/decisions/0043`).
+pub const IDLE_TLS_CONNECTION_BYTES: u64 = 48 << 10;
 /// Divisor of the process's memory: idle connections take at most a quarter of it.
 pub const IDLE_MEMORY_SHARE: u64 = 4;
 /// Number of idle connections that are kept however little memory there is: 1,024, which take 36 MiB.
@@ -99,11 +102,11 @@ pub fn connection_cap(open_files: u64) -> usize {
     usize::try_from(open_files - reserve).unwrap_or(usize::MAX)
 }
 
-/// Returns the number of connections that stay open without a call, given the memory of the process and the maximum
-/// number of connections. It is at least [`LEAST_IDLE`], but a sixteenth less than `most`: leaving connections need
+/// Returns the number of connections of `bytes_each` that stay open without a call, given the memory of the process and the
+/// maximum number of connections. It is at least [`LEAST_IDLE`], but a sixteenth less than `most`: leaving connections need
 /// their descriptors for a moment more, and no new connection should be refused while there are idle ones.
-pub fn idle_connections(memory_bytes: u64, most: usize) -> usize {
-    let by_memory = usize::try_from(memory_bytes / IDLE_MEMORY_SHARE / IDLE_CONNECTION_BYTES).unwrap_or(usize::MAX);
+pub fn idle_connections(memory_bytes: u64, bytes_each: u64, most: usize) -> usize {
+    let by_memory = usize::try_from(memory_bytes / IDLE_MEMORY_SHARE / bytes_each).unwrap_or(usize::MAX);
     below(by_memory.max(LEAST_IDLE), most)
 }
 
@@ -152,11 +155,12 @@ mod tests {
 
     #[test]
     fn idle_connections_have_a_quarter_of_the_memory_and_leave_descriptors_to_others() {
-        assert_eq!(idle_connections(512 << 20, 1_000_000), 3_640);
-        assert_eq!(idle_connections(16 << 30, 1_000_000), 116_508);
-        assert_eq!(idle_connections(16 << 20, 1_000_000), LEAST_IDLE);
-        assert_eq!(idle_connections(16 << 30, 1_024), 960);
-        assert_eq!(idle_connections(16 << 30, 0), 1);
+        assert_eq!(idle_connections(512 << 20, IDLE_CONNECTION_BYTES, 1_000_000), 3_640);
+        assert_eq!(idle_connections(16 << 30, IDLE_CONNECTION_BYTES, 1_000_000), 116_508);
+        assert_eq!(idle_connections(16 << 20, IDLE_CONNECTION_BYTES, 1_000_000), LEAST_IDLE);
+        assert_eq!(idle_connections(16 << 30, IDLE_CONNECTION_BYTES, 1_024), 960);
+        assert_eq!(idle_connections(16 << 30, IDLE_CONNECTION_BYTES, 0), 1);
+        assert_eq!(idle_connections(512 << 20, IDLE_TLS_CONNECTION_BYTES, 1_000_000), 2_730);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,13 +13,17 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::activity::Activity;
-use super::connection::{StopNotice, live};
+use super::connection::live;
 use super::ending::Ending;
 use super::idle::{Idle, LOOK_EVERY, LOOKS, LOOKS_AT_REST};
 use super::limits::{ConnectionLimits, ConnectionSlots};
 use super::protocol::Protocol;
-use super::socket::{Socket, State};
+use super::socket::Socket;
+use super::stop::StopNotice;
+use super::stream::{Stream, Tcp};
 use super::tally::{EndCause, Tally};
+use super::tls::{Accepted, ListenerTls, Peer};
+use super::turn::State;
 use super::workers::{WorkerSlots, Workers};
 use crate::telemetry::throttle::LogThrottle;
 
@@ -34,13 +39,13 @@ pub const IDLE_REST: Duration = Duration::from_millis(1);
 pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 
 /// Bound socket, and the limits of its connections.
-#[derive(Debug)]
 pub struct Listener {
     name: &'static str,
     socket: TcpListener,
     slots: ConnectionSlots,
     limits: ConnectionLimits,
     most_idle: usize,
+    tls: Option<Arc<ListenerTls>>,
     tally: Arc<Tally>,
 }
 
@@ -58,7 +63,13 @@ pub struct Drained {
 impl Listener {
     /// Creates a listener on the bound `socket`; `name` appears in the log.
     pub fn new(name: &'static str, socket: TcpListener, slots: ConnectionSlots, limits: ConnectionLimits) -> Self {
-        Self { name, socket, slots, limits, most_idle: usize::MAX, tally: Arc::default() }
+        Self { name, socket, slots, limits, most_idle: usize::MAX, tls: None, tally: Arc::default() }
+    }
+
+    /// Serves TLS instead of plaintext if `tls` is given.
+    #[must_use]
+    pub fn with_tls(self, tls: Option<Arc<ListenerTls>>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Bounds the open connections: while there are more than `most`, those that are idle longest are closed.
@@ -79,12 +90,13 @@ impl Listener {
     /// A connection over the cap is accepted and closed, not left waiting: its client learns at once that it has to go
     /// elsewhere.
     pub async fn serve<P: Protocol>(self, protocol: P, workers: Workers, stop: watch::Receiver<bool>) -> Drained {
-        let Self { name, socket, slots, limits, most_idle, tally } = self;
+        let Self { name, socket, slots, limits, most_idle, tls, tally } = self;
         let mut stop = StopNotice(stop);
         let slots_of_workers = workers.slots();
         let mut loops = Loop {
             name,
             tally,
+            tls,
             connections: JoinSet::new(),
             idle: Idle::new(most_idle),
             began: Instant::now(),
@@ -101,7 +113,7 @@ impl Listener {
                 Some(ended) = loops.connections.join_next_with_id() => { loops.ended(ended); None }
                 _ = look.tick(), if loops.idle.is_over() => { loops.idle.make_room(LOOKS_AT_REST); None }
                 accepted = socket.accept() => match accepted {
-                    Ok((stream, _)) => loops.accepted(stream, &slots, &slots_of_workers, &protocol, limits, &stop),
+                    Ok(accepted) => loops.accepted(accepted, &slots, &slots_of_workers, &protocol, limits, &stop),
                     Err(error) => loops.not_accepted(&error),
                 }
             };
@@ -118,6 +130,7 @@ impl Listener {
 struct Loop {
     name: &'static str,
     tally: Arc<Tally>,
+    tls: Option<Arc<ListenerTls>>,
     connections: JoinSet<Ending>,
     idle: Idle,
     began: Instant,
@@ -127,10 +140,10 @@ struct Loop {
 }
 
 impl Loop {
-    /// Serves `stream`, or closes it if no slot is free. Returns the pause before the next accept, if one is needed.
+    /// Serves `stream` of `client`, or closes it if no slot is free. Returns the pause before the next accept, if one is needed.
     fn accepted<P: Protocol>(
         &mut self,
-        stream: TcpStream,
+        (stream, client): (TcpStream, SocketAddr),
         slots: &ConnectionSlots,
         slots_of_workers: &WorkerSlots,
         protocol: &P,
@@ -154,15 +167,31 @@ impl Loop {
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
         let activity = Activity::new(self.began);
         let shared = activity.clone();
+        let tls = self.tls.clone();
         let connection = async move {
             let _held = (slot, seat);
-            let state = State::default();
-            match TcpStream::from_std(stream) {
-                Ok(stream) => {
-                    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone(), limits.stall);
-                    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop).await
+            let (state, mut stop, mut limits) = (State::default(), stop, limits);
+            let accepted = match tls {
+                None => TcpStream::from_std(stream)
+                    .map(|stream| Accepted {
+                        stream: Stream::Plain(Tcp::plain(stream, limits.stall)),
+                        peer: Peer::anyone(),
+                    })
+                    .map_err(|error| Ending::Failed(EndCause::Io, error.into())),
+                Some(tls) => {
+                    let began = Instant::now();
+                    // Boxed, so that a connection in plaintext has no space for it.
+                    let accepted = Box::pin(tls.accept((stream, client), &state, &activity, &limits, &mut stop)).await;
+                    limits.handshake = limits.handshake.saturating_sub(began.elapsed());
+                    accepted
                 }
-                Err(error) => Ending::Failed(EndCause::Io, error.into()),
+            };
+            match accepted {
+                Ok(Accepted { stream, peer }) => {
+                    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone());
+                    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop, peer).await
+                }
+                Err(ending) => ending,
             }
         };
         let id = self.connections.spawn_on(connection, &worker).id();

@@ -48,7 +48,7 @@ pub const MAX_HEADER_BYTES: u32 = 256 * 1_024;
 /// Bytes of an answer buffered for one call: 16 KiB, one frame. hyper's default of 400 KiB is meant for files.
 pub const SEND_BUFFER_BYTES: usize = 16 * 1_024;
 /// Maximum number of calls that the client resets before h2 hands them over: 2,048 at a time. h2 ends the connection
-/// beyond it, so it must never be reached: one turn reads 8 KiB (`socket::TURN_BYTES`). Together with a frame that
+/// beyond it, so it must never be reached: one turn reads 8 KiB (`turn::TURN_BYTES`). Together with a frame that
 /// began in the turn before, these hold at most 1,000 such calls, and all of them are handed over before the next turn.
 pub const MAX_RESET_BEFORE_ACCEPT: usize = 2_048;
 /// Maximum number of calls that we reset for the client's errors in the life of a connection: 256 (RUSTSEC-2024-0003).

@@ -1,51 +1,39 @@
 //! Socket of one connection. It bounds the bytes that one turn reads, and detects a peer that never opens the
-//! connection or stops reading.
+//! connection.
 
 use std::future::Future;
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::mem;
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 use super::budget::Account;
 use super::budget::process::Pace;
 use super::frames::{FrameError, FrameReader};
+use super::stream::Stream;
+use super::turn::{State, TURN_BYTES, wake_after_others};
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::Cause;
 
-/// Bytes read in one turn of a connection, which is one poll of its task: 8 KiB.
-///
-/// h2 handles everything it has read before it yields the thread. It ends a connection on which too many calls are
-/// reset before it could hand them over, and Envoy's shared connection looks like that when clients reset their
-/// requests. 8 KiB hold about 375 calls with their resets, so h2's count stays far below `MAX_RESET_BEFORE_ACCEPT`. A
-/// peer that floods waits for the other connections after each turn (`docs/decisions/0023`).
-pub const TURN_BYTES: u64 = 8 * 1_024;
 /// Bytes read in a short turn: 1 KiB, about five ordinary calls, so that a connection detects soon that it holds its
 /// share.
 pub const SHORT_TURN_BYTES: u64 = 1_024;
 /// Time between two turns of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
 pub const MEMORY_REST: Duration = Duration::from_millis(20);
 
-/// TCP stream that reads at most [`TURN_BYTES`] in a turn, counts its first bytes, and fails if its peer stops reading.
-///
-/// Without that failure, a peer with a closed window holds its connection forever: no ping can reach it, so none goes
-/// unanswered.
+/// Stream that reads at most [`TURN_BYTES`] in a turn, and counts its first bytes. With TLS these are the decrypted bytes.
 #[derive(Debug)]
 pub struct Socket {
     /// Its limit is the number of bytes that this turn may still read.
-    stream: Take<TcpStream>,
+    stream: Take<Stream>,
     turn: u64,
     unopened_bytes: usize,
     state: State,
-    stall: Duration,
-    stalled: Option<Pin<Box<Sleep>>>,
     http2: Option<Http2>,
     read_empty: Arc<ReadEmpty>,
     /// Timer until the next turn that may read, while the connection waits for memory.
@@ -62,57 +50,15 @@ struct Http2 {
     late_head: Option<Pin<Box<Sleep>>>,
 }
 
-/// State shared by the task of a connection and its socket.
-#[derive(Clone, Debug, Default)]
-pub(super) struct State(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    is_opened: AtomicBool,
-    is_at_rest: AtomicBool,
-    turns: AtomicU64,
-    broken: OnceLock<FrameError>,
-}
-
-impl State {
-    /// Returns the error in the peer's frames, if the socket failed for one. h2 keeps only the kind of an error.
-    pub(super) fn broken(&self) -> Option<FrameError> {
-        self.0.broken.get().copied()
-    }
-
-    /// Returns true after the read that brought the last of the opening bytes.
-    pub(super) fn is_opened(&self) -> bool {
-        self.0.is_opened.load(Ordering::Relaxed)
-    }
-
-    /// Returns true if the peer has sent nothing since the last write: in HTTP/1, since the last answer.
-    pub(super) fn is_at_rest(&self) -> bool {
-        self.0.is_at_rest.load(Ordering::Relaxed)
-    }
-
-    /// Begins a turn: the socket may read [`TURN_BYTES`] more. The connection's task calls this once per poll.
-    pub(super) fn begin_turn(&self) {
-        // Only one thread at a time polls a connection, so no update is lost between load and store.
-        self.0.turns.store(self.turn().wrapping_add(1), Ordering::Relaxed);
-    }
-
-    fn turn(&self) -> u64 {
-        self.0.turns.load(Ordering::Relaxed)
-    }
-}
-
 impl Socket {
-    /// Wraps `stream`. It is opened after `opening_bytes` from the peer, and fails if a write makes no progress for
-    /// `stall`.
-    pub(super) fn new(stream: TcpStream, opening_bytes: usize, state: State, stall: Duration) -> Self {
+    /// Wraps `stream`. It is opened after `opening_bytes` from the peer.
+    pub(super) fn new(stream: Stream, opening_bytes: usize, state: State) -> Self {
         let turn = state.turn();
         Self {
             stream: stream.take(TURN_BYTES),
             turn,
             unopened_bytes: opening_bytes,
             state,
-            stall,
-            stalled: None,
             http2: None,
             read_empty: Arc::default(),
             rest: None,
@@ -174,30 +120,26 @@ impl Socket {
     }
 
     fn broken(&self, error: FrameError) -> Error {
-        let _ = self.state.0.broken.set(error);
+        self.state.note_broken(error);
         Error::new(ErrorKind::InvalidData, error)
     }
 
     fn has_read(&mut self, bytes: usize) {
         self.unopened_bytes = self.unopened_bytes.saturating_sub(bytes);
         if self.unopened_bytes == 0 {
-            self.state.0.is_opened.store(true, Ordering::Relaxed);
+            self.state.note_opened();
         }
     }
 
-    fn stream(&mut self) -> Pin<&mut TcpStream> {
+    fn stream(&mut self) -> Pin<&mut Stream> {
         Pin::new(self.stream.get_mut())
     }
 
-    fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
+    fn has_written(&self, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
         if written.is_ready() {
-            self.stalled = None;
-            self.state.0.is_at_rest.store(true, Ordering::Relaxed);
-            return written;
+            self.state.note_rest(true);
         }
-        let stall = self.stall;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
-        stalled.as_mut().poll(cx).map(|()| Err(Error::new(ErrorKind::TimedOut, "the peer stopped reading")))
+        written
     }
 }
 
@@ -231,12 +173,12 @@ impl AsyncRead for Socket {
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if read.is_pending() {
+        if read.is_pending() && !self.stream.get_ref().is_held() {
             self.read_empty.note();
         }
         let bytes = buffer.filled().len().saturating_sub(before);
         if bytes > 0 {
-            self.state.0.is_at_rest.store(false, Ordering::Relaxed);
+            self.state.note_rest(false);
             let read = buffer.filled().get(before..).unwrap_or_default();
             if let Some(Err(error)) = self.http2.as_mut().map(|http2| http2.pass(read, cx)) {
                 return Poll::Ready(Err(self.broken(error)));
@@ -259,7 +201,7 @@ impl AsyncRead for Socket {
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         let written = self.stream().poll_write(cx, bytes);
-        self.unless_stalled(cx, written)
+        self.has_written(written)
     }
 
     fn poll_write_vectored(
@@ -268,7 +210,7 @@ impl AsyncWrite for Socket {
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
         let written = self.stream().poll_write_vectored(cx, parts);
-        self.unless_stalled(cx, written)
+        self.has_written(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -282,12 +224,4 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         self.stream().poll_shutdown(cx)
     }
-}
-
-/// Wakes the task after the runtime has polled for events of other tasks. A task that wakes itself directly runs again
-/// before that, up to 61 times in a row (tokio's `event_interval`).
-fn wake_after_others(cx: &mut Context<'_>) {
-    let yielded = pin!(tokio::task::yield_now());
-    // The first poll registers the wake-up and is never ready.
-    let _ = yielded.poll(cx);
 }

@@ -37,6 +37,10 @@ endings! {
     NotAccepted "not_accepted";
     /// Dropped because the peer sent no HTTP/2 preface in time, or nothing at all.
     Unopened "unopened";
+    /// Ended without a TLS handshake; the metric of handshakes has the cause.
+    Handshake "handshake";
+    /// Ended because the certificate of the client is no longer accepted.
+    Revoked "revoked" warn "connections were ended, because the certificates of their clients are no longer accepted (the CA certificates of clients have changed)";
     /// Dropped because the head of a request was not complete in time.
     LateHead "late_head";
     /// Dropped because the peer spoke HTTP/1 where only HTTP/2 is served.

@@ -25,8 +25,17 @@ impl Workers {
     /// # Errors
     /// Returns an error if the system has no thread or no descriptor left for one of them. Those already started end.
     pub fn start(count: NonZeroUsize) -> io::Result<Self> {
+        Self::start_as("worker", count)
+    }
+
+    /// Starts `count` threads with this name and a number, each with a runtime of its own.
+    ///
+    /// # Errors
+    /// As [`Workers::start`].
+    pub(super) fn start_as(name: &str, count: NonZeroUsize) -> io::Result<Self> {
         let (stop, stopped) = watch::channel(false);
-        let runtimes = (0..count.get()).map(|number| start_one(number, stopped.clone())).collect::<Result<_, _>>()?;
+        let start = |number| start_one(format!("{name}-{number}"), stopped.clone());
+        let runtimes = (0..count.get()).map(start).collect::<Result<_, _>>()?;
         Ok(Self { runtimes, stop: Arc::new(stop) })
     }
 
@@ -99,10 +108,10 @@ impl Drop for WorkerSlot {
     }
 }
 
-fn start_one(number: usize, mut stopped: watch::Receiver<bool>) -> io::Result<Handle> {
+fn start_one(name: String, mut stopped: watch::Receiver<bool>) -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().on_thread_unpark(waiting::was_idle).build()?;
     let handle = runtime.handle().clone();
-    std::thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+    std::thread::Builder::new().name(name).spawn(move || {
         // An error means that the last `Workers` is gone, which counts as a stop.
         let _ = runtime.block_on(stopped.wait_for(|stop| *stop));
         runtime.shutdown_background();

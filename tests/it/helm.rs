@@ -35,12 +35,13 @@ const EXAMPLES: [&str; 4] = ["trial", "production-redis-cluster", "envoy-gateway
 /// The arguments that make each rendering that the tests look at.
 fn renderings() -> Vec<Vec<String>> {
     let examples = EXAMPLES.iter().map(|name| vec!["--values".to_owned(), example(name)]);
-    // What no example has: a volume for the bundled Redis, sentinels with secrets, rules from elsewhere, a control plane, everything more.
+    // What no example has: a volume for the bundled Redis, sentinels with secrets, rules from elsewhere, a control plane, TLS for callers, everything more.
     let kept = "--values BUNDLED --set redis.bundled.persistence.enabled=true,networkPolicy.enabled=true,tracing.enabled=true,tracing.endpoint=http://c:4318,overlay.files.all\\.yaml=overlay:";
     let sentinels = "--set store=redis,onStoreFailure=closed,redis.type=sentinel,redis.url=m\\,s1:26379\\,s2:26379,redis.auth.existingSecret=a,redis.sentinelAuth.existingSecret=b,redis.tls.enabled=true,redis.tls.skipHostnameVerification=true,rules.existingConfigMap=mine,overlay.existingConfigMap=over,serviceAccount.create=false,podDisruptionBudget.enabled=false,image.digest=sha256:0000000000000000000000000000000000000000000000000000000000000000,test.httpImage=,replicaCount=2";
     let xds = "--set xds.enabled=true,xds.url=envoy-gateway:18001,xds.nodeId=envoy-ratelimit,xds.tls.existingSecret=envoy-rate-limit,networkPolicy.enabled=true";
+    let secured = "--set grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,service.headless.enabled=true";
     let words = |text: &str| text.replace("BUNDLED", &example("trial")).split(' ').map(str::to_owned).collect();
-    [vec![], words(kept), words(sentinels), words(xds)].into_iter().chain(examples).collect()
+    [vec![], words(kept), words(sentinels), words(xds), words(secured)].into_iter().chain(examples).collect()
 }
 
 fn example(name: &str) -> String {

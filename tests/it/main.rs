@@ -77,6 +77,8 @@ mod shared;
 mod sources;
 /// Statistics, as a receiver of statsd or DogStatsD gets them.
 mod statsd;
+/// TLS on the gRPC listener: who is let in, and certificates that change under load.
+mod tls;
 /// A cluster that changes and breaks under load.
 mod topology;
 /// Spans, as a receiver of OpenTelemetry is told of them, and as parts of an Envoy's own.

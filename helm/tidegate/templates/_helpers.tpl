@@ -102,6 +102,14 @@ capabilities:
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.grpc.tls -}}
+{{- if .enabled -}}
+{{- $_ := set $set "GRPC_SERVER_USE_TLS" "true" -}}
+{{- range $variable, $key := dict "GRPC_SERVER_TLS_CERT" .certKey "GRPC_SERVER_TLS_KEY" .keyKey "GRPC_CLIENT_TLS_CACERT" .clientCaKey -}}
+{{- if $key }}{{ $_ := set $set $variable (printf "/etc/tidegate/grpc-tls/%s" $key) }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $xds := .Values.xds -}}
 {{- if $xds.enabled -}}
 {{- $_ := set $set "CONFIG_TYPE" "GRPC_XDS_SOTW" -}}

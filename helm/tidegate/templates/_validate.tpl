@@ -55,6 +55,12 @@
 {{- fail "xds.tls.certKey and xds.tls.keyKey belong together: set both, or none" -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.grpc.tls.enabled (not .Values.grpc.tls.existingSecret) -}}
+{{- fail "grpc.tls.enabled needs grpc.tls.existingSecret: set the name of the Secret with the certificate and its key" -}}
+{{- end -}}
+{{- if and .Values.grpc.tls.existingSecret (not .Values.grpc.tls.enabled) -}}
+{{- fail "grpc.tls.existingSecret is set, but grpc.tls.enabled is false: set grpc.tls.enabled: true, or remove the Secret" -}}
+{{- end -}}
 {{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
 {{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}
 {{- end -}}

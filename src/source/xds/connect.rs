@@ -11,6 +11,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
 use super::plane::{ControlPlane, PlaneTls};
+use super::status::XdsStatus;
 use crate::dial::tls::Tls;
 use crate::dial::{self, TcpTimeouts};
 use crate::file::{Unusable, apart};
@@ -46,17 +47,18 @@ pub enum NotConnected {
 ///
 /// # Errors
 /// The reason why there is no connection.
-pub(super) async fn connect(plane: &ControlPlane) -> Result<Channel, NotConnected> {
-    timeout(CONNECT_TIMEOUT, channel(plane)).await.unwrap_or(Err(NotConnected::TimedOut))
+pub(super) async fn connect(plane: &ControlPlane, status: &XdsStatus) -> Result<Channel, NotConnected> {
+    timeout(CONNECT_TIMEOUT, channel(plane, status)).await.unwrap_or(Err(NotConnected::TimedOut))
 }
 
-async fn channel(plane: &ControlPlane) -> Result<Channel, NotConnected> {
+async fn channel(plane: &ControlPlane, status: &XdsStatus) -> Result<Channel, NotConnected> {
     let tls = match &plane.tls {
         None => None,
         Some(tls) => {
             let read = tls.clone();
             let config = apart(move || config(&read), |_| {}).await;
-            let config = config.map_err(|error| NotConnected::Panicked(error.to_string()))??;
+            let (config, expiry) = config.map_err(|error| NotConnected::Panicked(error.to_string()))??;
+            status.set(|state| state.client_expiry = expiry);
             Some((config, tls.name.clone().unwrap_or_else(|| plane.host.clone())))
         }
     };
@@ -89,14 +91,16 @@ async fn channel(plane: &ControlPlane) -> Result<Channel, NotConnected> {
     Ok(channel?)
 }
 
-/// Reads the files of TLS. Blocks while the file system does.
+/// Reads the files of TLS. Returns the time until which the client certificate is valid, too. Blocks while the file system
+/// does.
 ///
 /// # Errors
 /// If a file cannot be used.
-pub(super) fn config(tls: &PlaneTls) -> Result<ClientConfig, NotConnected> {
-    let mut config = Tls::of_files(tls.files.clone())?.config().map_err(NotConnected::Certificates)?;
+pub(super) fn config(tls: &PlaneTls) -> Result<(ClientConfig, Option<u64>), NotConnected> {
+    let tls = Tls::of_files(tls.files.clone())?;
+    let mut config = tls.config().map_err(NotConnected::Certificates)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(config)
+    Ok((config, tls.client_expiry()))
 }
 
 /// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error". Some causes repeat the text

@@ -28,6 +28,8 @@ pub struct StreamState {
     pub next_attempt: Option<(Instant, String)>,
     /// End of the time for which the rules in force stay although the control plane has sent an empty set.
     pub held_until: Option<Instant>,
+    /// Time until which the client certificate of the last connection is valid, in seconds since 1970; `None` without one.
+    pub client_expiry: Option<u64>,
     /// Time at which rules of the state directory came into force, and their age then; `None` if the control plane has sent rules
     /// since.
     pub restored: Option<(Instant, Duration)>,

@@ -200,7 +200,9 @@ async fn services_and_monitors_find_the_pods_and_nothing_else() {
             }
             let ports = service["spec"]["ports"].as_array().expect("ports");
             if let Some(grpc) = ports.iter().find(|port| port["name"] == "grpc") {
-                assert!(["kubernetes.io/h2c", "grpc"].iter().any(|protocol| grpc["appProtocol"] == *protocol));
+                let is_tls = values.iter().any(|value| value.contains("grpc.tls.enabled=true"));
+                let allowed: &[_] = if is_tls { &[Value::Null] } else { &[json!("kubernetes.io/h2c"), json!("grpc")] };
+                assert!(allowed.contains(&grpc["appProtocol"]), "{values:?}");
             }
         }
         for monitor in of("ServiceMonitor", objects) {

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -82,13 +82,7 @@ async fn with_a_control_plane_the_rules_come_over_mutual_tls_and_survive_a_resta
     for (name, path) in secret {
         fs::copy(path, at("/etc/tidegate/xds-tls").join(name)).unwrap();
     }
-    let ports = ["GRPC_PORT", "PORT", "DEBUG_PORT"];
-    let variables: Vec<(String, String)> = environment(container)
-        .into_iter()
-        .filter(|(name, _)| !ports.contains(&name.as_str()))
-        .map(|(name, text)| (name, text.expect("a variable with a text")))
-        .map(|(name, text)| (name, if text.starts_with('/') { at(&text).display().to_string() } else { text }))
-        .collect();
+    let variables = in_volumes(container, volumes.path());
     let variables: Vec<(&str, &str)> = variables.iter().map(|(name, text)| (&**name, &**text)).collect();
     let answered = async {
         let (stream, first) = plane.stream().await;
@@ -104,6 +98,47 @@ async fn with_a_control_plane_the_rules_come_over_mutual_tls_and_survive_a_resta
     drop((server, stream, plane));
     let server = Tidegate::start_with(None, &variables).await;
     assert!(rlconfig(&server).await.contains("requests_per_unit=5"));
+}
+
+/// The environment of a container on free ports, with its volumes below `volumes`.
+fn in_volumes(container: &Value, volumes: &Path) -> Vec<(String, String)> {
+    let ports = ["GRPC_PORT", "PORT", "DEBUG_PORT"];
+    let at = |mount: &str| volumes.join(mount.trim_start_matches('/')).display().to_string();
+    environment(container)
+        .into_iter()
+        .filter(|(name, _)| !ports.contains(&name.as_str()))
+        .map(|(name, text)| (name, text.expect("a variable with a text")))
+        .map(|(name, text)| (name, if text.starts_with('/') { at(&text) } else { text }))
+        .collect()
+}
+
+#[tokio::test]
+async fn grpc_is_served_over_mutual_tls_with_the_files_of_a_secret() {
+    let Some(helm) = Helm::find() else { return };
+    let set = "grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,settings.GRPC_CLIENT_TLS_SAN=envoy";
+    let objects = helm.render(&["--set".to_owned(), set.to_owned()]).await;
+    for service in of("Service", &objects) {
+        for port in service["spec"]["ports"].as_array().unwrap().iter().filter(|port| port["name"] == "grpc") {
+            assert_eq!(port["appProtocol"], Value::Null, "h2c would be wrong");
+        }
+    }
+    let container = server(&objects);
+    let volumes = tempfile::tempdir().unwrap();
+    let secret = volumes.path().join("etc/tidegate/grpc-tls");
+    fs::create_dir_all(&secret).unwrap();
+    let authority = Authority::new();
+    let own = authority.issue("127.0.0.1");
+    for (name, path) in [("ca.crt", authority.certificate()), ("tls.crt", own.certificate), ("tls.key", own.key)] {
+        fs::copy(path, secret.join(name)).unwrap();
+    }
+    let variables = in_volumes(container, volumes.path());
+    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, text)| (&**name, &**text)).collect();
+    let rules = crate::tls::rules();
+    let server = Tidegate::start(rules.path(), &variables).await;
+    let client = crate::tls::client::Client::of(&authority);
+    client.clone().with(&authority.issue("envoy")).call(server.grpc).await.expect("it is answered");
+    client.clone().with(&authority.issue("other")).call(server.grpc).await.expect_err("it has another name");
+    client.call(server.grpc).await.expect_err("it has no certificate");
 }
 
 /// Starts what a rendering deploys, with its environment, arguments, volumes, names and ports unchanged, as the user and

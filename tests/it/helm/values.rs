@@ -132,6 +132,8 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
     let redis = "store=redis,onStoreFailure=open";
     for (set, says) in [
         ("xds.enabled=true".to_owned(), "xds.enabled needs xds.url: set the address of the control plane"),
+        ("grpc.tls.enabled=true".to_owned(), "set the name of the Secret with the certificate and its key"),
+        ("grpc.tls.existingSecret=a".to_owned(), "set grpc.tls.enabled: true, or remove the Secret"),
         (
             "xds.enabled=true,xds.url=a:1,rules.existingConfigMap=mine".to_owned(),
             "takes the rules from the control plane",

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Signal;
 use tempfile::{NamedTempFile, TempDir};
@@ -13,6 +13,7 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::task::AbortHandle;
@@ -20,9 +21,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::scrape::{Prometheus, get, page};
 use super::{ALERTS, alerts, queries, text};
+use crate::redis::certificates::{Authority, Issued};
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::{Port, Single};
 use crate::support::{PATIENCE, Tidegate, eventually, output, repository};
+use crate::tls::variables_of;
 
 /// What an alert looks at and how long it waits, and what it does here, where a day has a minute at most. Thresholds stay.
 const FASTER: &[(&str, &str)] = &[
@@ -97,6 +100,20 @@ fn calls(server: SocketAddr, per_second: u32, make: impl Fn(u32) -> RateLimitReq
         }
     };
     Calls(tokio::spawn(calling).abort_handle())
+}
+
+/// Connections in plaintext to a Tidegate that serves TLS, until this is dropped.
+fn in_plaintext(server: SocketAddr) -> Calls {
+    let connecting = async move {
+        let mut due = interval(Duration::from_millis(100));
+        loop {
+            due.tick().await;
+            let mut stream = TcpStream::connect(server).await.expect("it takes connections");
+            let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+            let _ = stream.read_to_end(&mut Vec::new()).await;
+        }
+    };
+    Calls(tokio::spawn(connecting).abort_handle())
 }
 
 fn request(domain: &str, entries: impl IntoIterator<Item = (&'static str, String)>) -> RateLimitRequest {
@@ -199,7 +216,17 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
     let crowded = Tidegate::start(rules_of_all.path(), &[]).await;
     let mut leaving = Tidegate::start(rules_of_all.path(), &[]).await;
     let (rules_a, rules_b) = (rules(), rules());
-    let (one_of_two, other) = (Tidegate::start(rules_a.path(), &[]).await, Tidegate::start(rules_b.path(), &[]).await);
+    let authority = Authority::new();
+    let certificates = tempfile::tempdir().expect("a directory");
+    let put = |issued: &Issued| {
+        fs::copy(&issued.certificate, certificates.path().join("tls.crt")).expect("it is copied");
+        fs::copy(&issued.key, certificates.path().join("tls.key")).expect("it is copied");
+    };
+    put(&authority.issue("127.0.0.1"));
+    let over_tls = variables_of(&certificates, &[]);
+    let over_tls: Vec<_> = over_tls.iter().map(|(name, value)| (&**name, &**value)).collect();
+    let one_of_two = Tidegate::start(rules_a.path(), &[]).await;
+    let other = Tidegate::start(rules_b.path(), &over_tls).await;
 
     prometheus.scrape("store", "a", with_store.http);
     prometheus.scrape("memory", "a", small.http);
@@ -235,6 +262,11 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
     proxy.set(Faults { to_client: Way::latency_ms(40), ..Faults::default() });
     write(rules_a.path(), "domain: edge\ndescriptors: 7\n");
     write(rules_b.path(), &RULES.replace("watched", "more"));
+    put(&authority.issue_as("127.0.0.1", |params| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later");
+        params.not_after = rcgen::date_time_ymd(1970, 1, 1) + now + Duration::from_secs(3 * 86_400);
+    }));
+    let _strangers = in_plaintext(other.grpc);
     leave_no_files(crowded.pid()).await;
     let mut crowd = Vec::new();
     for _ in 0..64 {
@@ -255,6 +287,8 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
             ("TidegateRulesRejected", "rules"),
             ("TidegateRulesDiffer", "rules"),
             ("TidegateConnectionsRefused", "crowd"),
+            ("TidegateHandshakesRefused", "rules"),
+            ("TidegateCertificateExpires", "rules"),
         ],
     )
     .await;

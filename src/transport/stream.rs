@@ -1,0 +1,282 @@
+//! Byte stream of one connection: plaintext, or TLS over it.
+
+use std::io::{Error, ErrorKind, IoSlice, Result};
+use std::net;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+use tokio_rustls::server::TlsStream;
+
+use super::turn::{State, TURN_BYTES, wake_after_others};
+
+/// Byte stream of a connection.
+#[derive(Debug)]
+pub(super) enum Stream {
+    /// Plaintext.
+    Plain(Tcp),
+    /// TLS, after its handshake.
+    Tls(Box<TlsStream<Tcp>>),
+}
+
+/// TCP stream of a connection. It fails if its peer stops reading, and bounds the bytes that TLS reads.
+///
+/// Without that failure, a peer with a closed window holds its connection forever: no ping can reach it, so none goes
+/// unanswered. It is noticed here, below TLS, because TLS takes bytes before the peer does.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    /// `None` only if the stream could not move to its worker.
+    stream: Option<TcpStream>,
+    stall: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+    bound: Bound,
+    is_held: bool,
+}
+
+/// Bound on the bytes that are read.
+#[derive(Debug)]
+enum Bound {
+    /// None: the socket bounds what it reads of a plaintext stream.
+    Elsewhere,
+    /// Bytes that the peer may still send in its TLS handshake, of `most`.
+    Handshake { left: usize, most: usize },
+    /// Bytes that TLS may still read in this turn. A record without content costs a decryption and shows nothing above
+    /// TLS, so the bound of the socket does not see it.
+    Turn { state: State, turn: u64, left: u64 },
+}
+
+/// The peer sent more bytes in its TLS handshake than a handshake needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the TLS handshake is larger than {most} bytes")]
+pub(super) struct HandshakeTooLarge {
+    most: usize,
+}
+
+impl Tcp {
+    /// Wraps `stream` as a plaintext connection that fails if a write makes no progress for `stall`.
+    pub(super) fn plain(stream: TcpStream, stall: Duration) -> Self {
+        Self { stream: Some(stream), stall, stalled: None, bound: Bound::Elsewhere, is_held: false }
+    }
+
+    /// Wraps `stream` for a TLS handshake, in which the peer may send `most` bytes.
+    pub(super) fn shaking(stream: TcpStream, stall: Duration, most: usize) -> Self {
+        Self { bound: Bound::Handshake { left: most, most }, ..Self::plain(stream, stall) }
+    }
+
+    /// Moves the stream to the runtime of the caller after its handshake. From now on it bounds the turns of `state`.
+    ///
+    /// # Errors
+    /// If the system does not register the stream there.
+    pub(super) fn settle(&mut self, state: State) -> Result<()> {
+        let stream: Option<net::TcpStream> = self.stream.take().map(TcpStream::into_std).transpose()?;
+        self.stream = stream.map(TcpStream::from_std).transpose()?;
+        self.stalled = None;
+        self.bound = Bound::Turn { turn: state.turn(), state, left: TURN_BYTES };
+        Ok(())
+    }
+
+    fn stream(&mut self) -> Result<Pin<&mut TcpStream>> {
+        self.stream.as_mut().map(Pin::new).ok_or_else(|| ErrorKind::NotConnected.into())
+    }
+
+    /// Returns true if the bound allows another read. Otherwise the task is woken for the next turn.
+    fn may_read(&mut self, cx: &mut Context<'_>) -> Result<bool> {
+        match &mut self.bound {
+            Bound::Elsewhere => {}
+            Bound::Handshake { left: 0, most } => {
+                return Err(Error::new(ErrorKind::InvalidData, HandshakeTooLarge { most: *most }));
+            }
+            Bound::Handshake { .. } => {}
+            Bound::Turn { state, turn, left } => {
+                if state.turn() != *turn {
+                    (*turn, *left) = (state.turn(), TURN_BYTES);
+                }
+                self.is_held = *left == 0;
+                if self.is_held {
+                    wake_after_others(cx);
+                }
+            }
+        }
+        Ok(!self.is_held)
+    }
+
+    fn has_read(&mut self, bytes: usize) {
+        match &mut self.bound {
+            Bound::Elsewhere => {}
+            Bound::Handshake { left, .. } => *left = left.saturating_sub(bytes),
+            Bound::Turn { left, .. } => *left = left.saturating_sub(u64::try_from(bytes).unwrap_or(u64::MAX)),
+        }
+    }
+
+    fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stall = self.stall;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(stall)));
+        stalled.as_mut().poll(cx).map(|()| Err(Error::new(ErrorKind::TimedOut, "the peer stopped reading")))
+    }
+}
+
+impl Stream {
+    /// Returns true if the last read was held back until the next turn, although the peer may have sent more.
+    pub(super) fn is_held(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.get_ref().0.is_held,
+        }
+    }
+}
+
+impl AsyncRead for Tcp {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if !self.may_read(cx)? {
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        let read = self.stream()?.poll_read(cx, buffer);
+        self.has_read(buffer.filled().len().saturating_sub(before));
+        read
+    }
+}
+
+impl AsyncWrite for Tcp {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        let written = self.stream()?.poll_write(cx, bytes);
+        self.unless_stalled(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        let written = self.stream()?.poll_write_vectored(cx, parts);
+        self.unless_stalled(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.stream()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.stream()?.poll_shutdown(cx)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream) => match Pin::new(stream).poll_read(cx, buffer) {
+                // An end of TCP without an end of TLS. The frames of HTTP/2 show whether something is missing.
+                Poll::Ready(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+                read => read,
+            },
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(self: Pin<&mut Self>, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A stream whose peer sends more than any bound, on a task of its own.
+    async fn flooded() -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (stream, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async {
+            listener.accept().await.unwrap()
+        });
+        let mut peer = stream.unwrap();
+        tokio::spawn(async move { while peer.write_all(&[7; 1_024]).await.is_ok() {} });
+        accepted.0
+    }
+
+    /// Reads until the stream holds a read back. Returns the number of bytes read.
+    async fn read_turn(tcp: &mut Tcp) -> Result<u64> {
+        let mut bytes = 0;
+        std::future::poll_fn(|cx| {
+            loop {
+                let mut space = [0; 1_024];
+                let mut buffer = ReadBuf::new(&mut space);
+                match Pin::new(&mut *tcp).poll_read(cx, &mut buffer) {
+                    Poll::Ready(Ok(())) => bytes += u64::try_from(buffer.filled().len()).unwrap(),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending if tcp.is_held => return Poll::Ready(Ok(bytes)),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn a_turn_of_tls_reads_a_bounded_number_of_encrypted_bytes() {
+        let state = State::default();
+        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 0);
+        tcp.settle(state.clone()).unwrap();
+        for _ in 0..3 {
+            let bytes = read_turn(&mut tcp).await.unwrap();
+            // The last read may begin within the bound and end beyond it.
+            assert!((TURN_BYTES..TURN_BYTES + 1_024).contains(&bytes), "{bytes}");
+            assert_eq!(read_turn(&mut tcp).await.unwrap(), 0, "the turn is over");
+            state.begin_turn();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handshake_reads_a_bounded_number_of_bytes() {
+        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 10_000);
+        let error = read_turn(&mut tcp).await.unwrap_err();
+        let error = error.get_ref().and_then(|error| error.downcast_ref::<HandshakeTooLarge>());
+        assert_eq!(error.map(ToString::to_string).as_deref(), Some("the TLS handshake is larger than 10000 bytes"));
+    }
+}

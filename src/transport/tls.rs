@@ -1,0 +1,166 @@
+//! TLS of a listener: certificates and client verification that change while it serves, and the handshakes.
+//!
+//! ```text
+//! accept ──> worker: waits ──> handshake thread: rustls ──> worker: connection over the stream
+//! ```
+//!
+//! A handshake takes up to a millisecond of one core for its signature, and a peer can begin one without being known. So
+//! handshakes have threads of their own, and a flood of them does not delay calls on open connections
+//! (`docs/decisions/0043`).
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::crypto::ring::{Ticketer, default_provider};
+use rustls::server::{NoServerSessionStorage, ProducesTickets, ServerConfig};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{DEFAULT_VERSIONS, SupportedProtocolVersion, version};
+use tokio::sync::watch;
+
+use super::workers::{WorkerSlots, Workers};
+
+mod clients;
+mod handshake;
+mod outcome;
+mod peer;
+mod waiting;
+
+pub use clients::Clients;
+pub(super) use handshake::Accepted;
+pub use outcome::HandshakeOutcome;
+use outcome::Outcomes;
+pub(super) use peer::Peer;
+use waiting::Waiting;
+
+/// Maximum bytes that a peer may send in its handshake: 32 KiB. Certificate chains of clients have 2 to 10 KB.
+pub const HANDSHAKE_BYTES: usize = 32 << 10;
+/// Maximum number of handshakes at once: 1,024, which hold at most 43 MiB. With one more, the one that began first ends: a
+/// client needs a few round trips, and a peer that holds its handshake open has had longer than that.
+pub const MOST_HANDSHAKES: usize = 1_024;
+/// Worker threads for each thread that does handshakes: 4.
+const WORKERS_PER_THREAD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
+
+/// Versions of TLS without 1.2.
+const ONLY_TLS13: &[&SupportedProtocolVersion] = &[&version::TLS13];
+/// The protocol of ALPN that gRPC needs.
+const H2: &[u8] = b"h2";
+
+/// Reason why TLS cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidTls {
+    /// The certificate and key, or the authorities, cannot be used.
+    #[error(transparent)]
+    Rustls(#[from] rustls::Error),
+    /// The authorities of clients cannot be used.
+    #[error(transparent)]
+    Clients(#[from] rustls::server::VerifierBuilderError),
+    /// The system has no thread left for handshakes.
+    #[error(transparent)]
+    Threads(#[from] io::Error),
+}
+
+/// Certificate of a listener with its chain and key, which belong together.
+#[derive(Clone, Debug)]
+pub struct Identity(Arc<CertifiedKey>);
+
+/// TLS of a listener.
+pub struct ListenerTls {
+    versions: &'static [&'static SupportedProtocolVersion],
+    current: watch::Sender<Current>,
+    slots: WorkerSlots,
+    /// Ends the threads when it is dropped.
+    _threads: Workers,
+    waiting: Arc<Mutex<Waiting>>,
+    outcomes: Outcomes,
+}
+
+/// TLS settings that the next handshake uses.
+#[derive(Clone)]
+struct Current {
+    config: Arc<ServerConfig>,
+    clients: Option<Arc<Clients>>,
+}
+
+impl Identity {
+    /// Creates an identity of a certificate, those of intermediate authorities, and the key of the first.
+    ///
+    /// # Errors
+    /// If the key is of an unknown kind, or is not the key of the first certificate.
+    pub fn new(
+        chain: Vec<rustls::pki_types::CertificateDer<'static>>,
+        key: rustls::pki_types::PrivateKeyDer<'static>,
+    ) -> Result<Self, InvalidTls> {
+        Ok(Self(Arc::new(CertifiedKey::from_der(chain, key, &default_provider())?)))
+    }
+}
+
+impl ListenerTls {
+    /// Starts the threads for handshakes. With `clients`, a client needs a certificate that they accept. `is_tls13` refuses
+    /// TLS 1.2.
+    ///
+    /// # Errors
+    /// If the system has no thread left, or no random bytes.
+    pub fn start(
+        identity: &Identity,
+        clients: Option<Arc<Clients>>,
+        is_tls13: bool,
+        workers: NonZeroUsize,
+    ) -> Result<Arc<Self>, InvalidTls> {
+        let versions = if is_tls13 { ONLY_TLS13 } else { DEFAULT_VERSIONS };
+        let threads = Workers::start_as("handshakes", workers.div_ceil(WORKERS_PER_THREAD))?;
+        let config = config(identity, clients.as_ref(), versions, Ticketer::new()?)?;
+        let current = watch::Sender::new(Current { config: Arc::new(config), clients });
+        let (slots, waiting) = (threads.slots(), Arc::default());
+        Ok(Arc::new(Self { versions, current, slots, _threads: threads, waiting, outcomes: Outcomes::default() }))
+    }
+
+    /// Uses `identity` and `clients` for each handshake from now on. If `clients` is another verifier than before, sessions
+    /// from before are not resumed, and open connections end unless it accepts their certificates too.
+    ///
+    /// # Errors
+    /// If the system has no random bytes. Then nothing changes.
+    pub fn replace(&self, identity: &Identity, clients: Option<Arc<Clients>>) -> Result<(), InvalidTls> {
+        let (is_same, ticketer) = {
+            let current = self.current.borrow();
+            (same(current.clients.as_ref(), clients.as_ref()), Arc::clone(&current.config.ticketer))
+        };
+        let ticketer = if is_same { ticketer } else { Ticketer::new()? };
+        let config = config(identity, clients.as_ref(), self.versions, ticketer)?;
+        self.current.send_replace(Current { config: Arc::new(config), clients });
+        Ok(())
+    }
+
+    /// Returns the number of handshakes by outcome since the start.
+    pub fn outcomes(&self) -> impl Iterator<Item = (HandshakeOutcome, u64)> + '_ {
+        HandshakeOutcome::ALL.into_iter().map(|outcome| (outcome, self.outcomes.count(outcome)))
+    }
+}
+
+fn same(one: Option<&Arc<Clients>>, other: Option<&Arc<Clients>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    }
+}
+
+fn config(
+    identity: &Identity,
+    clients: Option<&Arc<Clients>>,
+    versions: &[&'static SupportedProtocolVersion],
+    ticketer: Arc<dyn ProducesTickets>,
+) -> Result<ServerConfig, rustls::Error> {
+    let builder = ServerConfig::builder_with_provider(Arc::new(default_provider())).with_protocol_versions(versions)?;
+    let builder = match clients {
+        Some(clients) => builder.with_client_cert_verifier(Arc::clone(clients) as _),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&identity.0))));
+    config.alpn_protocols = vec![H2.to_vec()];
+    // Sessions are in their tickets, so clients cannot fill a store of them.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.ticketer = ticketer;
+    Ok(config)
+}

@@ -1,0 +1,118 @@
+//! One TLS handshake, on a thread for handshakes.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::super::activity::Activity;
+use super::super::ending::Ending;
+use super::super::limits::ConnectionLimits;
+use super::super::stop::StopNotice;
+use super::super::stream::{Stream, Tcp};
+use super::super::tally::EndCause;
+use super::super::turn::State;
+use super::outcome::Failure;
+use super::waiting::Place;
+use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, ListenerTls, Peer};
+
+/// A connection after its handshake.
+pub(in crate::transport) struct Accepted {
+    /// The stream over TLS.
+    pub(in crate::transport) stream: Stream,
+    /// The client.
+    pub(in crate::transport) peer: Peer,
+}
+
+/// Handshake that ends when this is dropped.
+struct Shaking(JoinHandle<Result<TlsStream<Tcp>, Failure>>);
+
+impl Drop for Shaking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl ListenerTls {
+    /// Does the handshake of the connection `tcp` from `client`, within the limit for opening it. The stream belongs to the
+    /// runtime of the caller afterwards.
+    ///
+    /// # Errors
+    /// The end of the connection, if there is no handshake.
+    pub(in crate::transport) async fn accept(
+        &self,
+        (tcp, client): (StdTcpStream, SocketAddr),
+        state: &State,
+        activity: &Activity,
+        limits: &ConnectionLimits,
+        stop: &mut StopNotice,
+    ) -> Result<Accepted, Ending> {
+        let (_place, lost) = Place::take(&self.waiting);
+        let (thread, _slot) = self.slots.take();
+        // The connection verifies its client again if the verifier is another one than that of its handshake.
+        let mut updates = self.current.subscribe();
+        let current = updates.borrow_and_update().clone();
+        let mut shaking = Shaking(thread.spawn(shake(tcp, current.clone(), *limits, lost)));
+        let shaken = tokio::select! {
+            biased;
+            shaken = &mut shaking.0 => shaken.map_err(|error| Ending::Failed(EndCause::Failed, error.into()))?,
+            () = stop.wait() => return Err(Ending::Ended(EndCause::Unopened)),
+            () = activity.asked_to_leave() => return Err(Ending::Ended(EndCause::Idle)),
+        };
+        let accepted = shaken.and_then(|mut stream| {
+            stream.get_mut().0.settle(state.clone())?;
+            let peer = match (current.clients, stream.get_ref().1.peer_certificates()) {
+                (None, _) => Peer::anyone(),
+                (Some(clients), Some(chain)) => Peer::verified(chain, clients, updates),
+                // rustls has refused such a client.
+                (Some(_), None) => return Err(failure(HandshakeOutcome::NoCertificate, "there is no certificate")),
+            };
+            Ok((stream, peer))
+        });
+        let (stream, peer) = accepted.map_err(|failure| {
+            self.outcomes.refuse(&failure, client.ip());
+            // As in plaintext: a peer that leaves or never says anything has not opened its connection.
+            let how = match failure.outcome {
+                HandshakeOutcome::Closed | HandshakeOutcome::TimedOut => EndCause::Unopened,
+                _ => EndCause::Handshake,
+            };
+            Ending::Failed(how, failure.error.into())
+        })?;
+        self.outcomes.add(match stream.get_ref().1.handshake_kind() {
+            Some(rustls::HandshakeKind::Resumed) => HandshakeOutcome::Resumed,
+            _ => HandshakeOutcome::Full,
+        });
+        Ok(Accepted { stream: Stream::Tls(Box::new(stream)), peer })
+    }
+}
+
+async fn shake(
+    tcp: StdTcpStream,
+    current: Current,
+    limits: ConnectionLimits,
+    lost: oneshot::Receiver<()>,
+) -> Result<TlsStream<Tcp>, Failure> {
+    let tcp = Tcp::shaking(TcpStream::from_std(tcp)?, limits.stall, HANDSHAKE_BYTES);
+    let handshake = TlsAcceptor::from(current.config).accept(tcp);
+    let stream = tokio::select! {
+        biased;
+        shaken = timeout(limits.handshake, handshake) => {
+            shaken.unwrap_or_else(|error| Err(io::Error::new(io::ErrorKind::TimedOut, error))).map_err(Failure::from)?
+        }
+        _ = lost => return Err(failure(HandshakeOutcome::Crowded, "a later handshake needed the place")),
+    };
+    // rustls refuses a client that offers other protocols only, but not one that offers none.
+    match stream.get_ref().1.alpn_protocol() {
+        Some(H2) => Ok(stream),
+        _ => Err(failure(HandshakeOutcome::Alpn, "the client offers no protocol by ALPN")),
+    }
+}
+
+fn failure(outcome: HandshakeOutcome, text: &str) -> Failure {
+    Failure { outcome, error: io::Error::other(text) }
+}
