@@ -199,9 +199,11 @@ impl Service {
         let statsd = settings.statsd.as_ref().map(|settings| Statsd::start(settings, Arc::clone(&self.telemetry)));
         let workers = Workers::start(self.workers)?;
         let (stop, stopped) = watch::channel(false);
+        let door = settings.json_door;
+        let json_door = move |address| door.admits(address);
         let routes = Routes {
             services,
-            json: json::routes(http_edge, health.readiness.clone(), settings.json_max_body.0),
+            json: json::routes(http_edge, health.readiness.clone(), settings.json_max_body.0, json_door),
             admin: admin::routes(
                 Arc::clone(&self.limiter),
                 self.status.clone(),

@@ -244,6 +244,40 @@ impl Setting for HeaderStyle {
     }
 }
 
+/// Callers that may use `/json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonDoor {
+    /// All.
+    On,
+    /// Those on this machine.
+    Loopback,
+    /// None.
+    Off,
+}
+
+impl JsonDoor {
+    /// Returns true if a caller at `address` may use it.
+    pub fn admits(self, address: IpAddr) -> bool {
+        match self {
+            Self::On => true,
+            Self::Loopback => address.to_canonical().is_loopback(),
+            Self::Off => false,
+        }
+    }
+}
+
+impl Setting for JsonDoor {
+    const TAKES: &'static str = "on, loopback or off";
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "on" => Some(Self::On),
+            "loopback" => Some(Self::Loopback),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
 /// Format of the body of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyStyle {
@@ -346,5 +380,22 @@ impl Setting for KeyPrefix {
     const TAKES: &'static str = "text without braces";
     fn parse(text: &str) -> Option<Self> {
         (!text.contains(['{', '}'])).then(|| Self(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_door_on_loopback_admits_callers_of_this_machine_only() {
+        let admits = |door: &str, address: &str| JsonDoor::parse(door).unwrap().admits(address.parse().unwrap());
+        for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert!(admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
+        }
+        for address in ["10.0.0.1", "0.0.0.0", "::ffff:10.0.0.1", "fe80::1"] {
+            assert!(!admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
+        }
+        assert_eq!(JsonDoor::parse("yes"), None);
     }
 }

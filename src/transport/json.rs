@@ -1,6 +1,7 @@
 //! The HTTP listener: `/healthcheck` and `/json`, as the reference has them, and `/metrics`.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use prost::Message;
 use self::room::{Permitted, Room, SMALL_BODY_BYTES};
 use super::grpc::{Edge, Undecided};
 use super::metrics;
+use super::protocol::PeerAddress;
 use super::waiting::ReadEmpty;
 use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -51,10 +53,15 @@ impl Readiness {
     }
 }
 
-/// The routes of the HTTP listener. A body of `/json` has at most `most_bytes`.
-pub fn routes(edge: Edge, readiness: Readiness, most_bytes: usize) -> Router {
+/// The routes of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
+pub fn routes(
+    edge: Edge,
+    readiness: Readiness,
+    most_bytes: usize,
+    admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
+) -> Router {
     let metrics = metrics::routes("/metrics", edge.telemetry());
-    let door = Door { edge, most_bytes, room: Room::new() };
+    let door = Door { edge, most_bytes, admits: Arc::new(admits), room: Room::new() };
     Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
         .route("/json", any(json).with_state(door))
@@ -70,6 +77,7 @@ async fn healthcheck(State(readiness): State<Readiness>) -> Response {
 struct Door {
     edge: Edge,
     most_bytes: usize,
+    admits: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
     room: Room,
 }
 
@@ -96,6 +104,12 @@ struct JsonAnswer {
 
 async fn json(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
+    // A peer that has already left has no address.
+    let address = head.extensions.get().map_or(Ipv4Addr::UNSPECIFIED.into(), |PeerAddress(address)| *address);
+    if !(door.admits)(address) {
+        return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
+            .into_response();
+    }
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     match announced {
         Some(bytes) if bytes > door.most_bytes => door.too_large(&head, body.into_data_stream()).await,

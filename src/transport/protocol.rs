@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::mem;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -155,7 +156,13 @@ impl<S: Answering> Protocol for Http2<S> {
             .auto_date_header(false)
             .serve_connection(
                 TokioIo::new(socket.within(Arc::clone(&account))),
-                Calls { service: self.service.clone(), body: limits.body, account: Some(account), read_empty: None },
+                Calls {
+                    service: self.service.clone(),
+                    body: limits.body,
+                    account: Some(account),
+                    read_empty: None,
+                    peer: None,
+                },
             )
     }
 }
@@ -201,7 +208,8 @@ impl<S> Http1<S> {
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
-        Self { builder, calls: Calls { service, body: limits.body, account: None, read_empty: None } }
+        let calls = Calls { service, body: limits.body, account: None, read_empty: None, peer: None };
+        Self { builder, calls }
     }
 }
 
@@ -212,7 +220,8 @@ impl<S: Answering> Protocol for Http1<S> {
 
     /// Ignores the activity: an HTTP/1 connection closes after `ConnectionLimits::handshake` without a request.
     fn connect(&self, socket: Socket, _: &Activity) -> Self::Connection {
-        let calls = Calls { read_empty: Some(socket.read_empty()), ..self.calls.clone() };
+        let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
+        let calls = Calls { read_empty, peer, ..self.calls.clone() };
         self.builder.serve_connection(TokioIo::new(socket), calls)
     }
 }
@@ -232,7 +241,13 @@ pub struct Calls<S> {
     account: Option<Arc<Account>>,
     /// Passed to requests of HTTP/1 to measure their wait; requests of HTTP/2 use their account.
     read_empty: Option<Arc<ReadEmpty>>,
+    /// Passed to requests of HTTP/1.
+    peer: Option<PeerAddress>,
 }
+
+/// Address of the peer of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerAddress(pub IpAddr);
 
 /// Call that is being answered.
 #[derive(Debug)]
@@ -265,6 +280,9 @@ where
         }
         if let Some(read_empty) = &self.read_empty {
             head.extensions.insert(Arc::clone(read_empty));
+        }
+        if let Some(peer) = self.peer {
+            head.extensions.insert(peer);
         }
         Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless }
     }

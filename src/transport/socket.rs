@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::mem;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -68,6 +69,11 @@ impl Socket {
     /// Returns the last time at which the socket had nothing to read. The socket keeps it up to date.
     pub(super) fn read_empty(&self) -> Arc<ReadEmpty> {
         Arc::clone(&self.read_empty)
+    }
+
+    /// Returns the address of the peer; `None` if it has already left.
+    pub(super) fn peer_address(&self) -> Option<IpAddr> {
+        self.stream.get_ref().peer_address()
     }
 
     /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.

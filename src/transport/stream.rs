@@ -1,7 +1,7 @@
 //! Byte stream of one connection: plaintext, or TLS over it.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
-use std::net;
+use std::net::{self, IpAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -123,6 +123,15 @@ impl Tcp {
 }
 
 impl Stream {
+    /// Returns the address of the peer; `None` if it has already left.
+    pub(super) fn peer_address(&self) -> Option<IpAddr> {
+        let tcp = match self {
+            Self::Plain(tcp) => tcp,
+            Self::Tls(stream) => stream.get_ref().0,
+        };
+        Some(tcp.stream.as_ref()?.peer_addr().ok()?.ip())
+    }
+
     /// Returns true if the last read was held back until the next turn, although the peer may have sent more.
     pub(super) fn is_held(&self) -> bool {
         match self {

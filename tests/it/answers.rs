@@ -304,7 +304,7 @@ async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
 
 #[tokio::test(start_paused = true)]
 async fn as_json_a_call_is_held_as_well() {
-    let router = routes(holding(), Readiness::default(), 4_096);
+    let router = routes(holding(), Readiness::default(), 4_096, |_| true);
     let mut waits = Vec::new();
     for _ in 0..3 {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;

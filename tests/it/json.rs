@@ -207,3 +207,15 @@ async fn no_mixture_of_requests_takes_more_memory_than_the_bound() {
         let _ = in_time("each is answered", socket.read(&mut byte)).await;
     }
 }
+
+#[tokio::test]
+async fn the_door_of_json_may_be_closed() {
+    for (door, status) in [("on", "200"), ("loopback", "200"), ("off", "403")] {
+        let server = server(&[("JSON_DOOR", door)]).await;
+        let answer = said(server.http, &post(&request("k", KIB), Told::ContentLength)).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{door}: {answer}");
+        assert_eq!(answer.contains("(JSON_DOOR)"), status == "403", "{answer}");
+        let health = said(server.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+        assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
+    }
+}

@@ -247,7 +247,7 @@ async fn every_policy_of_a_request_is_named_beside_the_metadata_that_was_asked_f
 #[tokio::test]
 async fn as_json_the_policies_are_200_429_and_503() {
     let instance = Instance::of(2);
-    let router = routes(edge(&instance, false), Readiness::default(), 4_096);
+    let router = routes(edge(&instance, false), Readiness::default(), 4_096, |_| true);
     let ask = async |key: &str| {
         let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"{key}","value":"down"}}]}}]}}"#);
         let request = Request::post("/json").body(Body::from(body)).expect("a request");
