@@ -170,28 +170,18 @@ impl Loop {
         let tls = self.tls.clone();
         let connection = async move {
             let _held = (slot, seat);
-            let (state, mut stop, mut limits) = (State::default(), stop, limits);
-            let accepted = match tls {
-                None => TcpStream::from_std(stream)
-                    .map(|stream| Accepted {
-                        stream: Stream::Plain(Tcp::plain(stream, limits.stall)),
-                        peer: Peer::anyone(),
-                    })
-                    .map_err(|error| Ending::Failed(EndCause::Io, error.into())),
-                Some(tls) => {
-                    let began = Instant::now();
-                    // Boxed, so that a connection in plaintext has no space for it.
-                    let accepted = Box::pin(tls.accept((stream, client), &state, &activity, &limits, &mut stop)).await;
-                    limits.handshake = limits.handshake.saturating_sub(began.elapsed());
-                    accepted
-                }
-            };
-            match accepted {
-                Ok(Accepted { stream, peer }) => {
-                    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone());
-                    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop, peer).await
-                }
-                Err(ending) => ending,
+            let state = State::default();
+            match tls {
+                None => match TcpStream::from_std(stream) {
+                    Ok(stream) => {
+                        let stream = Stream::Plain(Tcp::plain(stream, limits.stall));
+                        let accepted = Accepted { stream, peer: Peer::anyone() };
+                        served(&protocol, accepted, state, activity, limits, stop).await
+                    }
+                    Err(error) => Ending::Failed(EndCause::Io, error.into()),
+                },
+                // Boxed, so that a connection in plaintext has no space for it.
+                Some(tls) => Box::pin(shaken(tls, protocol, (stream, client), state, activity, limits, stop)).await,
             }
         };
         let id = self.connections.spawn_on(connection, &worker).id();
@@ -282,6 +272,38 @@ impl Loop {
         );
         drained
     }
+}
+
+/// Serves a connection that speaks TLS, if it needs to, until it ends.
+fn served<P: Protocol>(
+    protocol: &P,
+    Accepted { stream, peer }: Accepted,
+    state: State,
+    activity: Activity,
+    limits: ConnectionLimits,
+    stop: StopNotice,
+) -> impl Future<Output = Ending> + use<P> {
+    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone());
+    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop, peer)
+}
+
+/// Does the TLS handshake of a connection, and serves it until it ends.
+async fn shaken<P: Protocol>(
+    tls: Arc<ListenerTls>,
+    protocol: P,
+    stream: (std::net::TcpStream, SocketAddr),
+    state: State,
+    activity: Activity,
+    limits: ConnectionLimits,
+    mut stop: StopNotice,
+) -> Ending {
+    let began = Instant::now();
+    let accepted = match tls.accept(stream, &state, &activity, &limits, &mut stop).await {
+        Ok(accepted) => accepted,
+        Err(ending) => return ending,
+    };
+    let limits = ConnectionLimits { handshake: limits.handshake.saturating_sub(began.elapsed()), ..limits };
+    served(&protocol, accepted, state, activity, limits, stop).await
 }
 
 /// Maximum ages of connections: one setting with a jitter of plus or minus 10 %, so that connections opened together do

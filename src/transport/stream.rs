@@ -32,20 +32,18 @@ pub(super) struct Tcp {
     stream: Option<TcpStream>,
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    bound: Bound,
-    is_held: bool,
+    /// Bound on the bytes that TLS reads; `None` for plaintext, which the socket bounds.
+    bound: Option<Box<Bound>>,
 }
 
-/// Bound on the bytes that are read.
+/// Bound on the bytes that TLS reads.
 #[derive(Debug)]
 enum Bound {
-    /// None: the socket bounds what it reads of a plaintext stream.
-    Elsewhere,
     /// Bytes that the peer may still send in its TLS handshake, of `most`.
     Handshake { left: usize, most: usize },
     /// Bytes that TLS may still read in this turn. A record without content costs a decryption and shows nothing above
     /// TLS, so the bound of the socket does not see it.
-    Turn { state: State, turn: u64, left: u64 },
+    Turn { state: State, turn: u64, left: u64, is_held: bool },
 }
 
 /// The peer sent more bytes in its TLS handshake than a handshake needs.
@@ -58,12 +56,12 @@ pub(super) struct HandshakeTooLarge {
 impl Tcp {
     /// Wraps `stream` as a plaintext connection that fails if a write makes no progress for `stall`.
     pub(super) fn plain(stream: TcpStream, stall: Duration) -> Self {
-        Self { stream: Some(stream), stall, stalled: None, bound: Bound::Elsewhere, is_held: false }
+        Self { stream: Some(stream), stall, stalled: None, bound: None }
     }
 
     /// Wraps `stream` for a TLS handshake, in which the peer may send `most` bytes.
     pub(super) fn shaking(stream: TcpStream, stall: Duration, most: usize) -> Self {
-        Self { bound: Bound::Handshake { left: most, most }, ..Self::plain(stream, stall) }
+        Self { bound: Some(Box::new(Bound::Handshake { left: most, most })), ..Self::plain(stream, stall) }
     }
 
     /// Moves the stream to the runtime of the caller after its handshake. From now on it bounds the turns of `state`.
@@ -74,7 +72,7 @@ impl Tcp {
         let stream: Option<net::TcpStream> = self.stream.take().map(TcpStream::into_std).transpose()?;
         self.stream = stream.map(TcpStream::from_std).transpose()?;
         self.stalled = None;
-        self.bound = Bound::Turn { turn: state.turn(), state, left: TURN_BYTES };
+        self.bound = Some(Box::new(Bound::Turn { turn: state.turn(), state, left: TURN_BYTES, is_held: false }));
         Ok(())
     }
 
@@ -84,31 +82,35 @@ impl Tcp {
 
     /// Returns true if the bound allows another read. Otherwise the task is woken for the next turn.
     fn may_read(&mut self, cx: &mut Context<'_>) -> Result<bool> {
-        match &mut self.bound {
-            Bound::Elsewhere => {}
-            Bound::Handshake { left: 0, most } => {
-                return Err(Error::new(ErrorKind::InvalidData, HandshakeTooLarge { most: *most }));
+        match self.bound.as_deref_mut() {
+            Some(Bound::Handshake { left: 0, most }) => {
+                Err(Error::new(ErrorKind::InvalidData, HandshakeTooLarge { most: *most }))
             }
-            Bound::Handshake { .. } => {}
-            Bound::Turn { state, turn, left } => {
+            Some(Bound::Turn { state, turn, left, is_held }) => {
                 if state.turn() != *turn {
                     (*turn, *left) = (state.turn(), TURN_BYTES);
                 }
-                self.is_held = *left == 0;
-                if self.is_held {
+                *is_held = *left == 0;
+                if *is_held {
                     wake_after_others(cx);
                 }
+                Ok(!*is_held)
             }
+            _ => Ok(true),
         }
-        Ok(!self.is_held)
     }
 
     fn has_read(&mut self, bytes: usize) {
-        match &mut self.bound {
-            Bound::Elsewhere => {}
-            Bound::Handshake { left, .. } => *left = left.saturating_sub(bytes),
-            Bound::Turn { left, .. } => *left = left.saturating_sub(u64::try_from(bytes).unwrap_or(u64::MAX)),
+        match self.bound.as_deref_mut() {
+            Some(Bound::Handshake { left, .. }) => *left = left.saturating_sub(bytes),
+            Some(Bound::Turn { left, .. }) => *left = left.saturating_sub(u64::try_from(bytes).unwrap_or(u64::MAX)),
+            None => {}
         }
+    }
+
+    /// Returns true if the last read was held back until the next turn.
+    fn is_held(&self) -> bool {
+        matches!(self.bound.as_deref(), Some(Bound::Turn { is_held: true, .. }))
     }
 
     fn unless_stalled(&mut self, cx: &mut Context<'_>, written: Poll<Result<usize>>) -> Poll<Result<usize>> {
@@ -136,7 +138,7 @@ impl Stream {
     pub(super) fn is_held(&self) -> bool {
         match self {
             Self::Plain(_) => false,
-            Self::Tls(stream) => stream.get_ref().0.is_held,
+            Self::Tls(stream) => stream.get_ref().0.is_held(),
         }
     }
 }
@@ -259,7 +261,7 @@ mod tests {
                 match Pin::new(&mut *tcp).poll_read(cx, &mut buffer) {
                     Poll::Ready(Ok(())) => bytes += u64::try_from(buffer.filled().len()).unwrap(),
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Pending if tcp.is_held => return Poll::Ready(Ok(bytes)),
+                    Poll::Pending if tcp.is_held() => return Poll::Ready(Ok(bytes)),
                     Poll::Pending => return Poll::Pending,
                 }
             }

@@ -36,6 +36,8 @@ use waiting::Waiting;
 
 /// Maximum bytes that a peer may send in its handshake: 32 KiB. Certificate chains of clients have 2 to 10 KB.
 pub const HANDSHAKE_BYTES: usize = 32 << 10;
+/// Bytes of answers that TLS holds for a peer that does not read: 16 KiB, one record. rustls' default is 64 KiB.
+pub const UNREAD_BYTES: usize = 16 << 10;
 /// Maximum number of handshakes at once: 1,024, which hold at most 43 MiB. With one more, the one that began first ends: a
 /// client needs a few round trips, and a peer that holds its handshake open has had longer than that.
 pub const MOST_HANDSHAKES: usize = 1_024;
@@ -68,6 +70,8 @@ pub struct Identity(Arc<CertifiedKey>);
 /// TLS of a listener.
 pub struct ListenerTls {
     versions: &'static [&'static SupportedProtocolVersion],
+    /// Encrypts tickets of sessions. It stays the same when the certificate changes.
+    ticketer: Arc<dyn ProducesTickets>,
     current: watch::Sender<Current>,
     slots: WorkerSlots,
     /// Ends the threads when it is dropped.
@@ -110,24 +114,21 @@ impl ListenerTls {
     ) -> Result<Arc<Self>, InvalidTls> {
         let versions = if is_tls13 { ONLY_TLS13 } else { DEFAULT_VERSIONS };
         let threads = Workers::start_as("handshakes", workers.div_ceil(WORKERS_PER_THREAD))?;
-        let config = config(identity, clients.as_ref(), versions, Ticketer::new()?)?;
+        let ticketer = Ticketer::new()?;
+        let config = config(identity, clients.as_ref(), versions, &ticketer)?;
         let current = watch::Sender::new(Current { config: Arc::new(config), clients });
         let (slots, waiting) = (threads.slots(), Arc::default());
-        Ok(Arc::new(Self { versions, current, slots, _threads: threads, waiting, outcomes: Outcomes::default() }))
+        let outcomes = Outcomes::default();
+        Ok(Arc::new(Self { versions, ticketer, current, slots, _threads: threads, waiting, outcomes }))
     }
 
-    /// Uses `identity` and `clients` for each handshake from now on. If `clients` is another verifier than before, sessions
-    /// from before are not resumed, and open connections end unless it accepts their certificates too.
+    /// Uses `identity` and `clients` for each handshake from now on. If `clients` is another verifier than before, open
+    /// connections end unless it accepts their certificates too.
     ///
     /// # Errors
-    /// If the system has no random bytes. Then nothing changes.
+    /// If rustls does not accept the versions of TLS, which it did at the start. Then nothing changes.
     pub fn replace(&self, identity: &Identity, clients: Option<Arc<Clients>>) -> Result<(), InvalidTls> {
-        let (is_same, ticketer) = {
-            let current = self.current.borrow();
-            (same(current.clients.as_ref(), clients.as_ref()), Arc::clone(&current.config.ticketer))
-        };
-        let ticketer = if is_same { ticketer } else { Ticketer::new()? };
-        let config = config(identity, clients.as_ref(), self.versions, ticketer)?;
+        let config = config(identity, clients.as_ref(), self.versions, &self.ticketer)?;
         self.current.send_replace(Current { config: Arc::new(config), clients });
         Ok(())
     }
@@ -150,7 +151,7 @@ fn config(
     identity: &Identity,
     clients: Option<&Arc<Clients>>,
     versions: &[&'static SupportedProtocolVersion],
-    ticketer: Arc<dyn ProducesTickets>,
+    ticketer: &Arc<dyn ProducesTickets>,
 ) -> Result<ServerConfig, rustls::Error> {
     let builder = ServerConfig::builder_with_provider(Arc::new(default_provider())).with_protocol_versions(versions)?;
     let builder = match clients {
@@ -161,6 +162,11 @@ fn config(
     config.alpn_protocols = vec![H2.to_vec()];
     // Sessions are in their tickets, so clients cannot fill a store of them.
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.ticketer = ticketer;
+    // A resumed session would not look at the certificate of the client again, and would have a new ticket, without end.
+    if clients.is_none() {
+        config.ticketer = Arc::clone(ticketer);
+    } else {
+        config.send_tls13_tickets = 0;
+    }
     Ok(config)
 }

@@ -19,7 +19,7 @@ use super::super::tally::EndCause;
 use super::super::turn::State;
 use super::outcome::Failure;
 use super::waiting::Place;
-use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, ListenerTls, Peer};
+use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, ListenerTls, Peer, UNREAD_BYTES};
 
 /// A connection after its handshake.
 pub(in crate::transport) struct Accepted {
@@ -65,7 +65,9 @@ impl ListenerTls {
             () = activity.asked_to_leave() => return Err(Ending::Ended(EndCause::Idle)),
         };
         let accepted = shaken.and_then(|mut stream| {
-            stream.get_mut().0.settle(state.clone())?;
+            let (tcp, session) = stream.get_mut();
+            tcp.settle(state.clone())?;
+            session.set_buffer_limit(Some(UNREAD_BYTES));
             let peer = match (current.clients, stream.get_ref().1.peer_certificates()) {
                 (None, _) => Peer::anyone(),
                 (Some(clients), Some(chain)) => Peer::verified(chain, clients, updates),

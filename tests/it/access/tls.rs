@@ -38,6 +38,8 @@ async fn a_server_is_trusted_for_its_authority_and_its_name_and_a_client_for_its
     for (at, more) in [(&named, None), (&numbered, Some(any_name.clone()))] {
         let service = start(&[&[url(at), ca(&ours)], &shows(&client), more.as_slice()]).await;
         service.counts("in private").await;
+        let page = service.tidegate.metrics().await;
+        assert!(page.contains("\ntidegate_certificate_expiry_seconds{use=\"redis\"} "), "{page}");
         service.log();
     }
     for (why, given) in [

@@ -66,7 +66,7 @@ impl Authority {
         change(&mut params);
         let signed = params.signed_by(key, &self.issuer).expect("a certificate");
         let number = self.issued.fetch_add(1, Ordering::Relaxed);
-        let file = |kind: &str| self.directory.path().join(format!("{number}.{kind}.pem"));
+        let file = |kind: &str| self.directory.path().join(format!("{name}.{number}.{kind}.pem"));
         let issued = Issued { certificate: file("certificate"), key: file("key") };
         std::fs::write(&issued.certificate, signed.pem()).expect("it is written");
         std::fs::write(&issued.key, pem).expect("it is written");

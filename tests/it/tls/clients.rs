@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, SanType};
+use rustls::{HandshakeKind, version};
 
+use super::client::Client;
 use super::{MUTUAL, Secured};
 use crate::redis::certificates::Authority;
 
@@ -39,6 +41,19 @@ async fn a_certificate_of_the_authority_that_may_be_for_clients_is_accepted_and_
     server.client().call(server.tidegate.grpc).await.expect_err("it is refused");
     server.counts("no_certificate", 1).await;
     server.logs("clients were refused, because they sent no certificate").await;
+}
+
+#[tokio::test]
+async fn the_certificate_of_a_client_is_verified_on_each_connection() {
+    let server = Secured::start(&[MUTUAL]).await;
+    for versions in [&version::TLS12, &version::TLS13] {
+        let client = Client::of_versions(&server.authority, &[versions]).with(&server.authority.issue("client"));
+        for _ in 0..3 {
+            let seen = client.call(server.tidegate.grpc).await.expect("it is accepted");
+            assert_eq!(seen.kind, HandshakeKind::Full, "a resumed session would not show the certificate");
+        }
+    }
+    server.counts("full", 6).await;
 }
 
 #[tokio::test]

@@ -165,7 +165,6 @@ async fn clients_of_an_authority_that_is_gone_are_ended_with_their_calls_answere
     let calls = Calls::start(&server, &staying);
 
     fs::copy(new.certificate(), server.file("ca.crt")).expect("it is copied");
-    // A session from before is not resumed, from the first refusal on.
     eventually("new connections are refused", async || leaving.call(at).await.err()).await;
     let unknown = "tidegate_tls_handshakes_total{outcome=\"unknown_authority\"}";
     eventually("the reason is counted", async || (server.metric(unknown).await > 0).then_some(())).await;

@@ -2,11 +2,12 @@
 
 use std::fs;
 
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use super::{MUTUAL, Secured, rules, variables_of};
 use crate::redis::certificates::Authority;
-use crate::support::{on_free_ports, output};
+use crate::support::{eventually, on_free_ports, output};
 
 #[tokio::test]
 async fn files_that_cannot_be_used_stop_the_start_and_are_named_all_at_once() {
@@ -42,6 +43,18 @@ async fn files_that_cannot_be_used_stop_the_start_and_are_named_all_at_once() {
     let errors = start().await;
     assert!(errors.contains("tls.crt: expected at least one certificate as PEM"), "{errors}");
     assert!(errors.contains("tls.key: expected a private key as PEM"), "{errors}");
+}
+
+#[tokio::test]
+async fn a_stop_waits_for_no_handshake() {
+    let mut server = Secured::start(&[("LOG_LEVEL", "info"), ("DRAIN_TIMEOUT", "1h")]).await;
+    let half_open = TcpStream::connect(server.tidegate.grpc).await.expect("it listens");
+    let series = "tidegate_connections{listener=\"gRPC\"}";
+    eventually("it is accepted", async || (server.metric(series).await == 1).then_some(())).await;
+    server.tidegate.terminate();
+    assert!(server.tidegate.ended().await.success());
+    assert!(server.tidegate.log().contains("unopened=1"), "{}", server.tidegate.log());
+    drop(half_open);
 }
 
 #[tokio::test]

@@ -35,6 +35,8 @@ async fn certificates_are_read_for_each_connection_and_a_new_authority_is_truste
     assert_eq!(answer(&first), ("", "", None));
     stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 5)])).unwrap();
     assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+    let page = server.metrics().await;
+    assert!(page.contains("\ntidegate_certificate_expiry_seconds{use=\"xds\"} "), "{page}");
 
     // The control plane comes back with certificates of another authority, which the process does not trust yet.
     let address = plane.address;
