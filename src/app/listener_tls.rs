@@ -109,7 +109,7 @@ impl ListenerFiles {
                 },
             );
             // The panic hook has logged an error.
-            let Ok(read) = read.await else { return };
+            let Ok(read) = read.await else { continue };
             let wrong = self.take(read, &tls);
             // A certificate and its key are seldom written at the same moment, so a mismatch counts the second time.
             if was_wrong && !wrong.is_empty() && complaints.is_due() {
@@ -176,7 +176,9 @@ impl ListenerFiles {
             return Ok(None);
         }
         let identity = identity(&self.settings, &chain, &key)?;
-        if let Some(validity) = Validity::of(&chain).filter(|validity| !validity.contains(now())) {
+        // An intermediate certificate that has expired may be one that clients do not need.
+        let first = chain.get(..1).unwrap_or_default();
+        if let Some(validity) = Validity::of(first).filter(|validity| !validity.contains(now())) {
             let why = format!("it is valid {validity}: expected a certificate that is valid now");
             return Err(self.settings.certificate.unusable(why));
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::inputs::OverlayState;
-use super::intake::Intake;
+use super::intake::{Intake, TARGET};
 use crate::rulefile::{Documents, InvalidRules};
 use crate::rules::Generation;
 use crate::source::RuleSink;
@@ -46,7 +46,7 @@ impl RuleSink for OverlayIntake {
 
     fn restored(&self) {
         self.state.is_rejected.store(false, Ordering::Relaxed);
-        tracing::info!(event = "overlay.restored", "the overlay has the content of the overlay in force again");
+        tracing::info!(target: TARGET, event = "overlay.restored", "the overlay has the content of the overlay in force again");
     }
 
     fn other_inputs(&self) -> watch::Receiver<()> {

@@ -199,11 +199,9 @@ impl Service {
         let statsd = settings.statsd.as_ref().map(|settings| Statsd::start(settings, Arc::clone(&self.telemetry)));
         let workers = Workers::start(self.workers)?;
         let (stop, stopped) = watch::channel(false);
-        let door = settings.json_door;
-        let json_door = move |address| door.admits(address);
         let routes = Routes {
             services,
-            json: json::routes(http_edge, health.readiness.clone(), settings.json_max_body.0, json_door),
+            json: json_routes(settings, http_edge, health.readiness.clone()),
             admin: admin::routes(
                 Arc::clone(&self.limiter),
                 self.status.clone(),
@@ -274,6 +272,11 @@ struct Routes {
     services: Services,
     json: axum::Router,
     admin: axum::Router,
+}
+
+fn json_routes(settings: &Settings, edge: Edge, readiness: Readiness) -> axum::Router {
+    let door = settings.json_door;
+    json::routes(edge, readiness, settings.json_max_body.0, move |address| door.admits(address))
 }
 
 /// Starts the listeners.

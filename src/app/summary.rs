@@ -59,6 +59,9 @@ impl fmt::Display for Summary<'_> {
                 let grpc = settings.listener_tls.is_none().then(|| reachable(grpc));
                 try_next(f, program, &example, grpc, reachable(http))
             }
+            None if !rules.is_loaded() => {
+                writeln!(f, "  no rules yet: calls fail until the control plane has sent valid ones")
+            }
             None if rules.is_empty() => writeln!(f, "  nothing is limited: there are no rules"),
             None => Ok(()),
         }

@@ -122,10 +122,7 @@ impl Report {
         problems.append(&mut self.found);
         if self.left_out > 0 {
             let severity = if self.is_error_left_out { Severity::Error } else { Severity::Warning };
-            let message = format!(
-                "There are more problems ({} not shown): correct those above, then load the files again.",
-                self.left_out
-            );
+            let message = format!("There are more problems ({} not shown): correct those above first.", self.left_out);
             problems.push(Problem { file: self.file, place: None, severity, message, excerpt: None });
         }
     }

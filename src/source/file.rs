@@ -75,8 +75,8 @@ impl RuleSource for FileSource {
 
 impl Reload {
     fn once(&mut self, trigger: Trigger) {
-        if trigger == Trigger::OtherInput && !self.loader.retry() {
-            return;
+        if trigger == Trigger::OtherInput {
+            self.loader.retry();
         }
         let look = self.loader.look();
         if trigger == Trigger::Poll && !matches!(look, Look::Same) {

@@ -7,26 +7,20 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream;
-use http::HeaderMap;
 use prost::Message;
 use prost_types::value::Kind;
 use prost_types::{Any, Struct};
-use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
-use tonic::metadata::MetadataMap;
-use tonic::{Code, Request, Status, Streaming};
 
-use self::connect::{NotConnected, connect};
 use self::plane::ControlPlane;
 use self::resource::{TYPE_URL, documents};
 use self::state::{Restored, StateDirectory, Unsaved, save};
 use self::status::{Answered, XdsStatus};
+use self::stream::{Event, StreamEnd, next, open};
 use super::{NotOpened, RuleSink, RuleSource};
 use crate::file::apart;
 use crate::proto::envoy::config::core::v3::Node;
-use crate::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
 use crate::proto::google::rpc;
 
@@ -35,6 +29,7 @@ pub mod plane;
 mod resource;
 pub mod state;
 pub mod status;
+mod stream;
 
 /// Maximum bytes of the reasons in a refusal: 64 KiB. A server of grpc-go takes messages of at most 4 MiB.
 const LONGEST_REASONS: usize = 64 << 10;
@@ -55,6 +50,8 @@ pub struct XdsSource {
     status: Arc<XdsStatus>,
     /// Number of responses that were refused in a row.
     refused: u32,
+    /// Last set that the compiler refused: it may be valid once another input of the load has changed.
+    refused_set: Option<RefusedSet>,
     /// True while the rules that arrived last are rejected.
     is_rejected: bool,
     /// Digest of the resources in force; `None` if there are none.
@@ -65,39 +62,11 @@ pub struct XdsSource {
     unsaved: watch::Sender<Unsaved>,
 }
 
-/// Reason for the end of a stream.
-#[derive(Debug, Error)]
-enum StreamEnd {
-    /// There is no connection.
-    #[error("no connection: {0}")]
-    Connect(#[from] NotConnected),
-    /// The control plane or the network ended the stream.
-    #[error("the stream ended: {}", .0.message())]
-    Ended(Status),
-    /// A response is larger than allowed.
-    #[error(
-        "a response is larger than {most} bytes, so its rules are not used: raise XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES ({found})"
-    )]
-    TooLarge {
-        /// Maximum size in bytes.
-        most: usize,
-        /// Description by the gRPC library, with the size.
-        found: String,
-    },
-    /// The control plane closed the stream without an error.
-    #[error("the control plane closed the stream")]
-    Closed,
-    /// The rule compiler panicked.
-    #[error("loading the rules panicked, which is a bug: {0}")]
-    Panicked(String),
-}
-
-/// Event of a stream.
-enum Event {
-    /// A response has arrived, or the stream has ended.
-    Received(Result<Option<DiscoveryResponse>, Status>),
-    /// The wait before a refusal is over.
-    RefusalDue,
+/// A set of rules that the compiler refused.
+#[derive(Debug)]
+struct RefusedSet {
+    version: String,
+    resources: Vec<Any>,
 }
 
 impl XdsSource {
@@ -116,6 +85,7 @@ impl XdsSource {
             answered: watch::Sender::new(false),
             status: Arc::default(),
             refused: 0,
+            refused_set: None,
             is_rejected: false,
             in_force: None,
             held_until: None,
@@ -159,10 +129,21 @@ impl XdsSource {
         self.status.set(|state| (state.is_connected, state.next_attempt) = (true, None));
         // A refusal that waits, and the time at which it is sent.
         let mut refusal: Option<(Instant, DiscoveryRequest)> = None;
+        let mut other_inputs = sink.other_inputs();
         loop {
             let due = refusal.as_ref().map(|(due, _)| *due);
-            let answer = match self.unless_held(sink, next(&mut responses, due)).await {
+            let other_input = self.refused_set.is_some().then_some(&mut other_inputs);
+            let answer = match self.unless_held(sink, next(&mut responses, due, other_input)).await {
                 Event::RefusalDue => refusal.take().map(|(_, request)| request),
+                Event::OtherInput => match self.take_again(sink).await {
+                    Err(end) => return end,
+                    Ok(None) => None,
+                    Ok(Some(version)) => {
+                        refusal = None;
+                        self.answer(&mut request, version, Ok(()));
+                        Some(request.clone())
+                    }
+                },
                 Event::Received(Err(status)) => return StreamEnd::of(status, plane.max_message),
                 Event::Received(Ok(None)) => return StreamEnd::Closed,
                 Event::Received(Ok(Some(response))) => {
@@ -225,7 +206,15 @@ impl XdsSource {
         response: DiscoveryResponse,
         sink: &Arc<dyn RuleSink>,
     ) -> Result<Result<(), String>, StreamEnd> {
-        let DiscoveryResponse { version_info, resources, .. } = response;
+        let DiscoveryResponse { version_info, resources, type_url, .. } = response;
+        self.refused_set = None;
+        if resources.is_empty() && !type_url.is_empty() && !resource::is_ours(&type_url) {
+            // Taken as an empty set, it would remove all rules.
+            let reason = format!("the response has no resources, and is of the type {type_url:?}: expected {TYPE_URL}");
+            sink.unreadable(&reason);
+            self.is_rejected = true;
+            return Ok(Err(reason));
+        }
         let digest = digest(&resources);
         if self.in_force == Some(digest) {
             // The same content, perhaps under another version: its rules are in force.
@@ -255,6 +244,8 @@ impl XdsSource {
         }
         if taken.is_ok() {
             self.save(version_info, resources);
+        } else if is_decoded {
+            self.refused_set = Some(RefusedSet { version: version_info, resources });
         }
         Ok(taken.map_err(|mut reasons| {
             if reasons.len() > LONGEST_REASONS {
@@ -263,6 +254,18 @@ impl XdsSource {
             }
             reasons
         }))
+    }
+
+    /// Compiles the last refused set again. Returns its version if its rules are in force now.
+    async fn take_again(&mut self, sink: &Arc<dyn RuleSink>) -> Result<Option<String>, StreamEnd> {
+        let Some(RefusedSet { version, resources }) = self.refused_set.take() else { return Ok(None) };
+        let (_, taken, resources) = self.load(digest(&resources), resources, sink).await?;
+        if taken.is_err() {
+            self.refused_set = Some(RefusedSet { version, resources });
+            return Ok(None);
+        }
+        self.save(version.clone(), resources);
+        Ok(Some(version))
     }
 
     /// Passes acknowledged rules to the state directory, if there is one.
@@ -384,9 +387,13 @@ impl XdsSource {
             let end = self.stream(&sink, &mut is_answered).await;
             failures = if is_answered { 0 } else { failures.saturating_add(1) };
             let wait = self.plane.wait(failures);
+            let state = match self.in_force {
+                Some(_) => "so the rules in force stay",
+                None => "and it has sent no rules yet",
+            };
             tracing::warn!(
                 event = "xds.disconnected",
-                "no stream from the control plane {}, so the rules in force stay; next attempt in {wait:.1?}: {end}",
+                "no stream from the control plane {}, {state}; next attempt in {wait:.1?}: {end}",
                 self.plane.authority()
             );
             self.status.set(|state| {
@@ -403,43 +410,6 @@ impl RuleSource for XdsSource {
     async fn follow(mut self, sink: Arc<dyn RuleSink>) {
         let saved = save(self.state.clone(), self.unsaved.subscribe(), Arc::clone(&self.status));
         tokio::join!(self.run(sink), saved);
-    }
-}
-
-impl StreamEnd {
-    fn of(status: Status, most: usize) -> Self {
-        match status.code() {
-            Code::OutOfRange => Self::TooLarge { most, found: status.message().to_owned() },
-            _ => Self::Ended(status),
-        }
-    }
-}
-
-/// Opens a stream and sends `first`. `queue` receives what is sent to `requests`.
-async fn open(
-    (plane, status): (&ControlPlane, &XdsStatus),
-    requests: &mpsc::Sender<DiscoveryRequest>,
-    first: &DiscoveryRequest,
-    queue: mpsc::Receiver<DiscoveryRequest>,
-) -> Result<Streaming<DiscoveryResponse>, StreamEnd> {
-    let channel = connect(plane, status).await?;
-    let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(plane.max_message);
-    let _ = requests.send(first.clone()).await;
-    let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));
-    let mut call = Request::new(queue);
-    let headers: HeaderMap = plane.headers.iter().cloned().collect();
-    *call.metadata_mut() = MetadataMap::from_headers(headers);
-    let opened = client.stream_aggregated_resources(call).await;
-    Ok(opened.map_err(|status| StreamEnd::of(status, plane.max_message))?.into_inner())
-}
-
-/// Waits for the next response, or for the time at which a refusal is due.
-async fn next(responses: &mut Streaming<DiscoveryResponse>, due: Option<Instant>) -> Event {
-    let Some(due) = due else { return Event::Received(responses.message().await) };
-    tokio::select! {
-        biased;
-        received = responses.message() => Event::Received(received),
-        () = sleep_until(due) => Event::RefusalDue,
     }
 }
 

@@ -11,6 +11,7 @@
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustls::crypto::ring::{Ticketer, default_provider};
@@ -38,9 +39,12 @@ use waiting::Waiting;
 pub const HANDSHAKE_BYTES: usize = 32 << 10;
 /// Bytes of answers that TLS holds for a peer that does not read: 16 KiB, one record. rustls' default is 64 KiB.
 pub const UNREAD_BYTES: usize = 16 << 10;
-/// Maximum number of handshakes at once: 1,024, which hold at most 43 MiB. With one more, the one that began first ends: a
-/// client needs a few round trips, and a peer that holds its handshake open has had longer than that.
+/// Maximum number of handshakes that wait for their peers: 1,024, which hold at most 43 MiB. With one more, the one that began first
+/// ends: a client needs a few round trips, and a peer that holds its handshake open has had longer than that.
 pub const MOST_HANDSHAKES: usize = 1_024;
+/// Maximum time until a thread begins a handshake: 1 s. What waits longer ends unsigned, so that a thread that cannot keep up signs for
+/// peers that still have time to answer.
+pub const LONGEST_QUEUE: Duration = Duration::from_secs(1);
 /// Worker threads for each thread that does handshakes: 4.
 const WORKERS_PER_THREAD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
@@ -55,6 +59,9 @@ pub enum InvalidTls {
     /// The certificate and key, or the authorities, cannot be used.
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
+    /// A certificate among the authorities is that of a client or server.
+    #[error("a certificate is not that of an authority: its basic constraints do not allow it to issue others")]
+    NoAuthority,
     /// The authorities of clients cannot be used.
     #[error(transparent)]
     Clients(#[from] rustls::server::VerifierBuilderError),

@@ -31,7 +31,7 @@ pub(crate) struct Key {
     /// The key as written.
     pub(crate) name: &'static str,
     levels: &'static [Level],
-    /// True for keys of the reference, which ignores them in a wrong place. Our own keys in a wrong place are an error.
+    /// True for keys of the reference, which ignores them in a wrong place of a rule file. Our own keys in a wrong place are an error.
     pub(crate) is_of_reference: bool,
 }
 
@@ -113,6 +113,11 @@ impl Level {
         }
     }
 
+    /// Returns true for the levels of an overlay, which the reference does not have.
+    pub(crate) const fn is_of_overlay(self) -> bool {
+        matches!(self, Self::Overlay | Self::Apply | Self::Match | Self::Fields)
+    }
+
     /// Returns the keys that belong at this level.
     pub(crate) fn names(self) -> impl Iterator<Item = &'static str> + Clone {
         KEYS.iter().filter(move |key| key.belongs(self)).map(|key| key.name)
@@ -130,8 +135,24 @@ impl Key {
         self.levels.contains(&level)
     }
 
+    /// Returns advice where the key belongs, for one that was found at `level`.
+    pub(crate) fn advice(&self, level: Level) -> String {
+        match level {
+            Level::Overlay if self.name == "domain" => "write `overlay: NAME` in its place".to_owned(),
+            Level::Overlay | Level::Apply if self.belongs(Level::Fields) => {
+                "write it inside `limit` of an item of `apply`".to_owned()
+            }
+            Level::Fields if self.belongs(Level::Apply) => "write it beside `limit`".to_owned(),
+            Level::Fields if self.belongs(Level::Limit) => {
+                "the source of the rules decides it; for a limit of your own, add a rule to `descriptors` of the overlay"
+                    .to_owned()
+            }
+            _ => format!("write it {}", self.home()),
+        }
+    }
+
     /// Returns the key's place as the end of a sentence that begins with `write it`.
-    pub(crate) fn home(&self) -> &'static str {
+    fn home(&self) -> &'static str {
         match self.levels {
             [Level::File, Level::Descriptor, ..] => "at the top of the file or in a descriptor",
             [Level::Descriptor, ..] if self.name == "key" => "in an item of `descriptors`",

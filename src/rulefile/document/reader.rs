@@ -372,11 +372,12 @@ impl<'t> Reader<'_, 't> {
         match Key::find(word) {
             Some(key) if key.belongs(level) => Some((key.name, false)),
             Some(known) => {
-                let (name, home) = (known.name, known.home());
-                if known.is_of_reference {
-                    self.report.warning(key.place, || format!("`{name}` has no effect {inside}: write it {home}."));
+                let name = known.name;
+                let advice = || known.advice(level);
+                if known.is_of_reference && !level.is_of_overlay() {
+                    self.report.warning(key.place, || format!("`{name}` has no effect {inside}: {}.", advice()));
                 } else {
-                    self.report.error(key.place, || format!("`{name}` does not belong {inside}: write it {home}."));
+                    self.report.error(key.place, || format!("`{name}` does not belong {inside}: {}.", advice()));
                 }
                 None
             }

@@ -163,6 +163,28 @@ fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skippe
 }
 
 #[test]
+fn a_key_in_a_wrong_place_of_an_overlay_is_an_error_that_names_the_right_place() {
+    for (text, expected) in [
+        (
+            "apply: [{ match: [user], limit: { requests_per_unit: 9 } }]",
+            "`requests_per_unit` does not belong inside `limit` of an overlay: the source of the rules decides it; for a limit of your own, add a rule to `descriptors` of the overlay",
+        ),
+        (
+            "apply: [{ match: [user], burst: 9 }]",
+            "`burst` does not belong inside an item of `apply`: write it inside `limit` of an item of `apply`",
+        ),
+        (
+            "apply: [{ match: [user], limit: { expose: false } }]",
+            "`expose` does not belong inside `limit` of an overlay: write it beside `limit`",
+        ),
+        ("domain: edge", "`domain` does not belong at the top of an overlay: write `overlay: NAME` in its place"),
+    ] {
+        let error = overlay(&format!("overlay: \"*\"\n{text}\n")).unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
+
+#[test]
 fn a_rule_file_is_no_overlay_and_an_overlay_no_rule_file() {
     assert!(overlay(RULES).unwrap_err().to_string().contains("not an overlay"));
     let wrong = compile(documents("rules.yaml", "overlay: edge\n"), &Options::default()).unwrap_err();

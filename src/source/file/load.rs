@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -26,6 +27,8 @@ pub struct Loader {
     in_force: Fingerprint,
     /// Content that is not in force: it was rejected, or the caller has not accepted it yet.
     refused: Option<Fingerprint>,
+    /// True if the next look returns rejected content again.
+    is_retried: bool,
     places: Places,
 }
 
@@ -83,13 +86,14 @@ impl Loader {
         let hash = hash_of(&files);
         let (documents, lists) = parse(files, read_list);
         let in_force = Fingerprint { files: hash, lists };
-        Ok((Self { location, read_list, in_force, refused: None, places }, documents))
+        Ok((Self { location, read_list, in_force, refused: None, is_retried: false, places }, documents))
     }
 
     /// Reads everything again.
     pub fn look(&mut self) -> Look {
         let found = self.location.find();
         self.places = places(&self.location, &found);
+        let is_retried = mem::take(&mut self.is_retried);
         let files = match read(found) {
             Ok(files) => files,
             Err(unreadable) => {
@@ -102,15 +106,15 @@ impl Loader {
         if self.in_force.is_of(hash) {
             return if self.refused.take().is_some() { Look::Restored } else { Look::Same };
         }
-        if self.refused.as_ref().is_some_and(|refused| refused.is_of(hash)) {
+        if !is_retried && self.refused.as_ref().is_some_and(|refused| refused.is_of(hash)) {
             return Look::Same;
         }
         Look::Changed(self.load(files, hash))
     }
 
-    /// Forgets that content was rejected, so that the next look returns it again. Returns false if none was.
-    pub fn retry(&mut self) -> bool {
-        self.refused.take().is_some()
+    /// Makes the next look return content again that was rejected.
+    pub fn retry(&mut self) {
+        self.is_retried = true;
     }
 
     /// Records that the documents of the last look are in force.

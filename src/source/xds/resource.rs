@@ -43,8 +43,7 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
     let (mut files, mut documents, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for (index, resource) in resources.iter().enumerate() {
         let undecodable = |why| Undecodable { number: index + 1, why };
-        let (_, found) = resource.type_url.rsplit_once('/').unwrap_or(("", &resource.type_url));
-        if TYPE_URL.rsplit_once('/').is_some_and(|(_, expected)| expected != found) {
+        if !is_ours(&resource.type_url) {
             return Err(undecodable(format!("found {:?}", resource.type_url)));
         }
         let config = proto::RateLimitConfig::decode(resource.value.as_slice());
@@ -77,6 +76,12 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
         files.push(File { name, bytes: conversion.lines.into_bytes() });
     }
     Ok(Documents::of(files, documents, problems))
+}
+
+/// Returns true for the type of our resources, with any host before it.
+pub(super) fn is_ours(type_url: &str) -> bool {
+    let message = |url: &str| url.rsplit('/').next().map(str::to_owned);
+    message(type_url) == message(TYPE_URL)
 }
 
 impl Conversion {

@@ -60,7 +60,7 @@ pub(super) struct Restored {
 }
 
 impl StateDirectory {
-    /// Opens the directory. Creates it, with mode 0700, if there is nothing at `path`. Rules older than `max_age` are not used; 0: no
+    /// Opens the directory. Creates it and those above it, with mode 0700, if there is nothing at `path`. Rules older than `max_age` are not used; 0: no
     /// limit.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl StateDirectory {
     pub fn open(path: PathBuf, max_age: Duration) -> Result<Self, UnusableState> {
         let unusable = |why: String| UnusableState { path: path.clone(), why };
         let system = |error: io::Error| unusable(format!("it cannot be used: {error}"));
-        if let Err(error) = DirBuilder::new().mode(0o700).create(&path)
+        if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&path)
             && error.kind() != io::ErrorKind::AlreadyExists
         {
             return Err(unusable(format!("it cannot be created: {error}")));
@@ -280,6 +280,11 @@ mod tests {
         fs::create_dir(parent.path().join("open")).unwrap();
         fs::set_permissions(parent.path().join("open"), fs::Permissions::from_mode(0o750)).unwrap();
         assert!(refused("open").contains("its mode is 0750"));
-        assert!(refused("missing/below").contains("cannot be created"));
+        assert!(refused("file/below").contains("cannot be created"));
+        StateDirectory::open(parent.path().join("missing/below"), Duration::ZERO).unwrap();
+        for created in ["missing", "missing/below"] {
+            let mode = fs::metadata(parent.path().join(created)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{created}");
+        }
     }
 }

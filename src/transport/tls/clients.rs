@@ -10,11 +10,15 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 use x509_parser::extensions::GeneralName;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
 use super::InvalidTls;
 use crate::model::PeerName;
 use crate::model::peer_name::Presented;
+
+/// Maximum number of intermediate certificates that a client may send: 4. webpki tries the orders in which they may follow each other,
+/// which takes seconds for a few hundred small certificates; 4 have at most 64 orders.
+const MOST_INTERMEDIATES: usize = 4;
 
 /// Clients that a listener accepts: those with a certificate of one of its authorities, and with one of its names if it
 /// has names.
@@ -31,10 +35,13 @@ impl Clients {
     /// Creates the verifier of `authorities` and `names`. Without names, every certificate of the authorities is accepted.
     ///
     /// # Errors
-    /// If a certificate cannot be that of an authority, or there is none.
+    /// If a certificate cannot be read or is not that of an authority, or there is none.
     pub fn new(authorities: &[CertificateDer<'static>], names: Arc<[PeerName]>) -> Result<Self, InvalidTls> {
         let mut roots = RootCertStore::empty();
         for authority in authorities {
+            if !is_authority(authority) {
+                return Err(InvalidTls::NoAuthority);
+            }
             roots.add(authority.clone())?;
         }
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::new(default_provider()));
@@ -54,6 +61,14 @@ impl Clients {
         let presented = presented.iter().flat_map(|extension| &extension.value.general_names);
         Ok(presented.filter_map(name).any(|presented| self.names.iter().any(|name| name.is_of(&presented))))
     }
+}
+
+/// Returns true unless the certificate says that its owner may not issue others, as that of a client does. webpki trusts any certificate.
+fn is_authority(certificate: &CertificateDer<'_>) -> bool {
+    // One that cannot be read is reported by rustls.
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return true };
+    // Certificates before version 3 do not say.
+    certificate.version() != X509Version::V3 || certificate.is_ca()
 }
 
 /// Returns a name of a certificate; `None` for other kinds than DNS names, addresses and URIs.
@@ -80,6 +95,9 @@ impl ClientCertVerifier for Clients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        if intermediates.len() > MOST_INTERMEDIATES {
+            return Err(Error::InvalidCertificate(CertificateError::BadEncoding));
+        }
         let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
         if self.names.is_empty() || self.has_name(end_entity)? {
             Ok(verified)
@@ -108,5 +126,47 @@ impl ClientCertVerifier for Clients {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.verifier.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
+
+    use super::*;
+
+    fn authority() -> (Certificate, Issuer<'static, KeyPair>) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        (params.self_signed(&key).unwrap(), Issuer::new(params, key))
+    }
+
+    fn client(issuer: &Issuer<'_, KeyPair>) -> Certificate {
+        let params = CertificateParams::new(vec!["envoy.edge".to_owned()]).unwrap();
+        params.signed_by(&KeyPair::generate().unwrap(), issuer).unwrap()
+    }
+
+    #[test]
+    fn a_certificate_that_may_not_issue_others_is_no_authority() {
+        let (authority, issuer) = authority();
+        let client = client(&issuer);
+        assert!(Clients::new(&[authority.der().clone()], Arc::default()).is_ok());
+        let refused = Clients::new(&[authority.der().clone(), client.der().clone()], Arc::default());
+        assert!(matches!(refused, Err(InvalidTls::NoAuthority)));
+    }
+
+    #[test]
+    fn a_client_with_many_intermediate_certificates_is_refused_before_they_are_tried() {
+        let (authority, issuer) = authority();
+        let clients = Clients::new(&[authority.der().clone()], Arc::default()).unwrap();
+        let client = client(&issuer);
+        let chain = |intermediates| {
+            let mut chain = vec![client.der().clone()];
+            chain.extend(std::iter::repeat_n(authority.der().clone(), intermediates));
+            clients.verify(&chain)
+        };
+        assert_eq!(chain(MOST_INTERMEDIATES), Ok(()));
+        assert!(chain(MOST_INTERMEDIATES + 1).is_err());
     }
 }

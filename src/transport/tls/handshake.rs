@@ -1,12 +1,16 @@
 //! One TLS handshake, on a thread for handshakes.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
 
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -18,8 +22,8 @@ use super::super::stream::{Stream, Tcp};
 use super::super::tally::EndCause;
 use super::super::turn::State;
 use super::outcome::Failure;
-use super::waiting::Place;
-use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, ListenerTls, Peer, UNREAD_BYTES};
+use super::waiting::{Place, Waiting};
+use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, LONGEST_QUEUE, ListenerTls, Peer, UNREAD_BYTES};
 
 /// A connection after its handshake.
 pub(in crate::transport) struct Accepted {
@@ -52,15 +56,20 @@ impl ListenerTls {
         limits: &ConnectionLimits,
         stop: &mut StopNotice,
     ) -> Result<Accepted, Ending> {
-        let (_place, lost) = Place::take(&self.waiting);
         let (thread, _slot) = self.slots.take();
         // The connection verifies its client again if the verifier is another one than that of its handshake.
         let mut updates = self.current.subscribe();
         let current = updates.borrow_and_update().clone();
-        let mut shaking = Shaking(thread.spawn(shake(tcp, current.clone(), *limits, lost)));
+        let waiting = Arc::clone(&self.waiting);
+        let mut shaking = Shaking(thread.spawn(shake(tcp, current.clone(), *limits, waiting, Instant::now())));
+        // The time in the queue of the thread counts too.
+        let shaken = timeout(limits.handshake, &mut shaking.0);
         let shaken = tokio::select! {
             biased;
-            shaken = &mut shaking.0 => shaken.map_err(|error| Ending::Failed(EndCause::Failed, error.into()))?,
+            shaken = shaken => match shaken {
+                Ok(shaken) => shaken.map_err(|error| Ending::Failed(EndCause::Failed, error.into()))?,
+                Err(error) => Err(Failure::from(io::Error::new(io::ErrorKind::TimedOut, error))),
+            },
             () = stop.wait() => return Err(Ending::Ended(EndCause::Unopened)),
             () = activity.asked_to_leave() => return Err(Ending::Ended(EndCause::Idle)),
         };
@@ -97,17 +106,28 @@ async fn shake(
     tcp: StdTcpStream,
     current: Current,
     limits: ConnectionLimits,
-    lost: oneshot::Receiver<()>,
+    waiting: Arc<Mutex<Waiting>>,
+    asked: Instant,
 ) -> Result<TlsStream<Tcp>, Failure> {
+    let crowded = || failure(HandshakeOutcome::Crowded, "too many handshakes are in progress");
+    if asked.elapsed() > LONGEST_QUEUE {
+        return Err(crowded());
+    }
     let tcp = Tcp::shaking(TcpStream::from_std(tcp)?, limits.stall, HANDSHAKE_BYTES);
-    let handshake = TlsAcceptor::from(current.config).accept(tcp);
-    let stream = tokio::select! {
-        biased;
-        shaken = timeout(limits.handshake, handshake) => {
-            shaken.unwrap_or_else(|error| Err(io::Error::new(io::ErrorKind::TimedOut, error))).map_err(Failure::from)?
+    let mut handshake = TlsAcceptor::from(current.config).accept(tcp);
+    // Only a handshake that waits for its peer takes a place, so that the queue of this thread ends none.
+    let stream = match poll_fn(|cx| Poll::Ready(Pin::new(&mut handshake).poll(cx))).await {
+        Poll::Ready(shaken) => shaken,
+        Poll::Pending => {
+            let (_place, lost) = Place::take(&waiting);
+            tokio::select! {
+                biased;
+                _ = lost => return Err(crowded()),
+                shaken = handshake => shaken,
+            }
         }
-        _ = lost => return Err(failure(HandshakeOutcome::Crowded, "a later handshake needed the place")),
-    };
+    }
+    .map_err(Failure::from)?;
     // rustls refuses a client that offers other protocols only, but not one that offers none.
     match stream.get_ref().1.alpn_protocol() {
         Some(H2) => Ok(stream),

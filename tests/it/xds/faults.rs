@@ -263,3 +263,47 @@ async fn an_empty_set_comes_into_force_when_its_hold_ends_even_without_a_stream(
     eventually("it is not healthy", async || (!healthy().await).then_some(())).await;
     assert!(metric(&server, "tidegate_xds_empty_set_held 0").await);
 }
+
+#[tokio::test]
+async fn an_empty_response_of_another_type_is_refused_and_removes_no_rules() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[day("res", "edge")])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+    let in_force = rlconfig(&server).await;
+    let mut foreign = response("2", "n2", &[]).unwrap();
+    "type.googleapis.com/envoy.config.cluster.v3.Cluster".clone_into(&mut foreign.type_url);
+    stream.send(Ok(foreign)).unwrap();
+    let reason = format!(
+        "the response has no resources, and is of the type \"type.googleapis.com/envoy.config.cluster.v3.Cluster\": expected {TYPE_URL}"
+    );
+    assert_eq!(answer(&plane.request().await), ("1", "n2", Some(&*reason)));
+    assert_eq!(rlconfig(&server).await, in_force);
+    stream.send(response("3", "n3", &[day("res", "edge")])).unwrap();
+    assert_eq!(answer(&plane.request().await), ("3", "n3", None));
+    assert!(metric(&server, "tidegate_rules_rejected 0").await);
+}
+
+#[tokio::test]
+async fn a_set_without_room_beside_the_overlay_is_acknowledged_once_the_overlay_has_shrunk() {
+    let directory = tempfile::tempdir().unwrap();
+    let overlay = directory.path().join("overlay.yaml");
+    let values: Vec<_> = (0..2_000).map(|number| format!("v{number}")).collect();
+    let wide = format!("overlay: \"*\"\ndescriptors: [{{ key: user, values: [{}], deny: true }}]\n", values.join(", "));
+    std::fs::write(&overlay, wide).unwrap();
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED, ("RULES_OVERLAY", overlay.to_str().unwrap())]).await;
+    let (stream, _) = plane.stream().await;
+    let sets: Vec<_> = (0..100).map(|number| day(&format!("res-{number}"), &format!("edge-{number}"))).collect();
+    stream.send(response("1", "n1", &sets)).unwrap();
+    let refused = plane.request().await;
+    assert_eq!((answer(&refused).0, answer(&refused).1), ("", "n1"));
+    assert!(refused.error_detail.unwrap().message.contains("100 domains"));
+    let small = directory.path().join("small");
+    std::fs::write(&small, "overlay: \"*\"\ncharging: all_or_nothing\n").unwrap();
+    std::fs::rename(small, &overlay).unwrap();
+    assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+    assert!(metric(&server, "tidegate_rules 100").await);
+    assert!(metric(&server, "tidegate_rules_rejected 0").await);
+}
