@@ -35,15 +35,15 @@ mod room;
 mod tests;
 mod write;
 
-/// The bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
+/// Bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
 const MOST_DISCARDED: usize = 4 << 20;
 
-/// The readiness of this instance, for `/healthcheck`.
+/// Readiness of this instance, for `/healthcheck`.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 
 impl Readiness {
-    /// Says so.
+    /// Sets the readiness.
     pub fn set(&self, ready: bool) {
         self.0.store(ready, Ordering::Release);
     }
@@ -53,7 +53,7 @@ impl Readiness {
     }
 }
 
-/// The routes of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
+/// Returns the routes of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
 pub fn routes(
     edge: Edge,
     readiness: Readiness,
@@ -72,7 +72,7 @@ async fn healthcheck(State(readiness): State<Readiness>) -> Response {
     if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
-/// The state of the `/json` handler.
+/// State of the `/json` handler.
 #[derive(Clone)]
 struct Door {
     edge: Edge,
@@ -83,20 +83,20 @@ struct Door {
 
 /// Reasons for which a body was not read.
 enum UnreadBody {
-    /// It has more bytes than it may have; the rest is here.
+    /// The body is above the bound. Contains its rest.
     TooLarge(BodyDataStream),
-    /// It ended with an error, or did not arrive in time.
+    /// The body ended with an error, or did not arrive in time.
     Broken,
 }
 
-/// A decided request.
+/// Decided request.
 struct Decided {
     response: RateLimitResponse,
     /// More statuses of the response, encoded.
     statuses: Vec<Bytes>,
 }
 
-/// An answer: its status and its text.
+/// Status and text of an answer.
 struct JsonAnswer {
     status: StatusCode,
     text: Vec<u8>,
@@ -135,7 +135,7 @@ impl Door {
             Ok(decided) => JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
             Err(response) => response,
         };
-        told(span, response)
+        end_span(span, response)
     }
 
     /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
@@ -149,7 +149,7 @@ impl Door {
             }
         };
         let turn = self.room.turn().await;
-        // What runs there goes on when the caller has left, and so it keeps the turn.
+        // The work continues when the caller has left, so it keeps the turn.
         let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return broken() };
         drop(turn);
         let message = match message {
@@ -170,10 +170,10 @@ impl Door {
             }
             Err(response) => response,
         };
-        told(span, response)
+        end_span(span, response)
     }
 
-    /// Decides an encoded request; one of many descriptors slice by slice.
+    /// Decides an encoded request. A request of many descriptors is decided slice by slice.
     async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
         if !is_large(&message) {
             let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
@@ -228,7 +228,7 @@ impl Door {
     async fn too_large(&self, head: &Parts, mut rest: BodyDataStream) -> Response {
         self.edge.telemetry().call_limited(Cause::JsonTooLarge);
         let mut discarded = 0;
-        // Who asks before it sends does not send.
+        // A client that sent `Expect` waits for our consent before it sends the body.
         let is_sending = !head.headers.contains_key(header::EXPECT);
         while is_sending && discarded < MOST_DISCARDED {
             let Some(Ok(part)) = rest.next().await else { break };
@@ -243,7 +243,7 @@ impl Door {
 }
 
 impl JsonAnswer {
-    /// `None` where the answer has no form as JSON, which is a fault of this program.
+    /// Creates the answer. Returns `None` if it has no form as JSON, which is a bug.
     fn of(Decided { response, statuses }: &Decided) -> Option<Self> {
         let status = match response.overall_code() {
             Code::Ok => StatusCode::OK,
@@ -258,8 +258,8 @@ impl JsonAnswer {
     }
 }
 
-/// Ends the span of a request with the status of its answer.
-fn told(span: Option<Span>, response: Response) -> Response {
+/// Ends the span of a request with the status of its answer, and returns the answer.
+fn end_span(span: Option<Span>, response: Response) -> Response {
     if let Some(mut span) = span {
         span.answered_http(response.status().as_u16());
     }

@@ -16,14 +16,14 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descripto
 use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use crate::proto::envoy::r#type::v3::RateLimitUnit;
 
-/// The numbers of the fields `descriptors` of a request and `entries` of a descriptor.
+/// Numbers of the fields `descriptors` of a request and `entries` of a descriptor.
 const DESCRIPTORS: u32 = 2;
 const ENTRIES: u32 = 1;
 
 /// Reads a request and returns it as an encoded `RateLimitRequest`.
 ///
 /// # Errors
-/// If the body is anything else; the error has line and column.
+/// If the body is not such a request. The error has line and column.
 pub(super) fn read(body: &Bytes) -> serde_json::Result<Bytes> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let Encoded { domain, descriptors, hits_addend } = MessageFields::of(body).deserialize(&mut json)?;
@@ -33,7 +33,7 @@ pub(super) fn read(body: &Bytes) -> serde_json::Result<Bytes> {
     Ok(message.into())
 }
 
-/// A request whose descriptors are encoded.
+/// Request whose descriptors are encoded.
 #[derive(Default)]
 struct Encoded {
     domain: String,
@@ -41,17 +41,17 @@ struct Encoded {
     hits_addend: u32,
 }
 
-/// A descriptor whose entries are encoded.
+/// Descriptor whose entries are encoded.
 #[derive(Default)]
 struct EncodedDescriptor {
     entries: Vec<u8>,
-    /// Everything else.
+    /// The other fields.
     rest: RateLimitDescriptor,
 }
 
-/// A message that is repeated.
+/// Message that is repeated.
 trait JsonItem {
-    /// Appends it, with its field number and length.
+    /// Appends the message, with its field number and length.
     fn encode(self, encoded: &mut Vec<u8>);
 }
 
@@ -66,14 +66,14 @@ impl JsonItem for EncodedDescriptor {
         encode_key(DESCRIPTORS, WireType::LengthDelimited, encoded);
         encode_varint((self.entries.len() + self.rest.encoded_len()) as u64, encoded);
         encoded.extend_from_slice(&self.entries);
-        // A vector grows as it has to.
+        // Writes to a vector do not fail.
         let _ = self.rest.encode(encoded);
     }
 }
 
-/// A message that is read field by field.
+/// Message that is read field by field.
 trait Message: Default {
-    /// The names of its fields: as JSON has them, and as `proto/` has them. Both are read.
+    /// Names of its fields: in JSON, and in `proto/`. Both are read.
     const NAMES: &'static [[&'static str; 2]];
 
     /// Reads the value of the field with this index among [`Self::NAMES`].
@@ -155,7 +155,7 @@ where
     Ok(())
 }
 
-/// A value, or `null` in its place.
+/// Value, or `null` in its place.
 struct Nullable<S>(S);
 
 impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Nullable<S> {
@@ -186,7 +186,7 @@ impl<'de, S: DeserializeSeed<'de>> Visitor<'de> for Nullable<S> {
     }
 }
 
-/// The object of a message.
+/// Object of a message.
 struct MessageFields<'de, T> {
     body: &'de Bytes,
     message: PhantomData<T>,
@@ -222,7 +222,7 @@ impl<'de, T: Message> Visitor<'de> for MessageFields<'de, T> {
     }
 }
 
-/// The name of a field, read as its index.
+/// Name of a field, read as its index.
 struct FieldName(&'static [[&'static str; 2]]);
 
 impl<'de> DeserializeSeed<'de> for FieldName {
@@ -246,7 +246,7 @@ impl Visitor<'_> for FieldName {
     }
 }
 
-/// The array of a repeated message, each of which is encoded when it is read.
+/// Array of a repeated message. Each item is encoded when it is read.
 struct List<'de, T> {
     body: &'de Bytes,
     message: PhantomData<T>,
@@ -282,7 +282,7 @@ impl<'de, T: Message + JsonItem> Visitor<'de> for List<'de, T> {
     }
 }
 
-/// A string that becomes a part of the body, unless escapes in it make a copy necessary.
+/// String that becomes a part of the body, unless escapes in it make a copy necessary.
 struct JsonText<'de>(&'de Bytes);
 
 impl<'de> DeserializeSeed<'de> for JsonText<'de> {
@@ -309,7 +309,7 @@ impl<'de> Visitor<'de> for JsonText<'de> {
     }
 }
 
-/// A unit by its name or its number. Numbers without a meaning are kept, and refused later with a sentence.
+/// Unit by its name or its number. Unknown numbers are kept, and reported later.
 struct UnitField;
 
 impl<'de> DeserializeSeed<'de> for UnitField {
@@ -340,16 +340,16 @@ impl Visitor<'_> for UnitField {
     }
 }
 
-/// A whole number without a sign, as a number or as a string of digits.
+/// Whole number without a sign, as a number or as a string of digits.
 struct Number<N>(PhantomData<N>);
 
 impl<N> Number<N> {
     const NEW: Self = Self(PhantomData);
 }
 
-/// A type of such numbers.
+/// Type of such numbers.
 trait Unsigned: TryFrom<u64> + std::str::FromStr {
-    /// The largest number, as a float.
+    /// Largest number, as a float.
     const LARGEST: f64;
 }
 
