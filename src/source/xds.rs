@@ -114,6 +114,8 @@ impl XdsSource {
 
     /// Runs one stream to its end. Sets `is_answered` once a response has arrived.
     async fn stream(&mut self, sink: &Arc<dyn RuleSink>, is_answered: &mut bool) -> StreamEnd {
+        // A set of an earlier stream cannot be acknowledged on this one, and the control plane sends it again.
+        self.refused_set = None;
         let (requests, queue) = mpsc::channel(MOST_REQUESTS);
         // A version of an earlier stream means nothing to a control plane that has started again.
         let mut request =
