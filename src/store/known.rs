@@ -33,11 +33,13 @@ const COLLECTED: Micros = Micros::from_secs(1);
 
 /// Knowledge of counters in the store.
 pub struct Known {
-    /// Chooses the shard of a counter. The tables in a shard use a hash of this kind too.
-    spread: foldhash::fast::RandomState,
-    /// Makes the hash that stands for a counter and its limit.
-    identity: RandomState,
+    /// Hashes keys, which clients choose.
+    keys: RandomState,
+    /// Hashes limits, which clients do not choose, for less.
+    limits: foldhash::fast::RandomState,
     shards: Box<[Mutex<KnownShard>]>,
+    /// The latest time until which a refusal was remembered. From then on no refusal has to be looked for.
+    refusals_until: AtomicU64,
     refused: AtomicU64,
     backlog: AtomicUsize,
     dropped: AtomicU64,
@@ -87,9 +89,10 @@ impl Default for Known {
             })
         };
         Self {
-            spread: foldhash::fast::RandomState::default(),
-            identity: RandomState::default(),
+            keys: RandomState::default(),
+            limits: foldhash::fast::RandomState::default(),
             shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+            refusals_until: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             backlog: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
@@ -101,7 +104,7 @@ impl Known {
     /// Returns the known refusal of a charge at `now`. `None` if the store has to be called: nothing is known, or the refusal is a
     /// second old and this is the one call that asks again.
     pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let mut shard = self.shard(&charge.key).lock();
+        let mut shard = self.shard_with_refusals(charge, now)?.lock();
         let refusal = shard.refusal(charge, now)?;
         let is_believed = now < refusal.at.saturating_add(BELIEVED);
         if !is_believed && now >= refusal.asked.saturating_add(ASK_AGAIN) {
@@ -114,7 +117,7 @@ impl Known {
 
     /// Returns the refusal of a charge as [`Known::refusal`] does, of any age: for a store that is too busy to be asked.
     pub fn lasting_refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let mut shard = self.shard(&charge.key).lock();
+        let mut shard = self.shard_with_refusals(charge, now)?.lock();
         let refusal = shard.refusal(charge, now)?;
         self.refused.fetch_add(1, Ordering::Relaxed);
         Some(refusal.verdict(charge, now))
@@ -140,6 +143,7 @@ impl Known {
             }
         } else if verdict.outcome.is_refused() {
             let until = at.saturating_add(verdict.retry.unwrap_or(Micros::YEAR));
+            self.refusals_until.fetch_max(until.get(), Ordering::Relaxed);
             let refusal = KnownRefusal { limit: *limit, hits: hits.taken(), verdict: *verdict, at, until, asked: at };
             match refusals.get_mut(key) {
                 Some(known) => remember(known, refusal),
@@ -249,17 +253,31 @@ impl Known {
         }
     }
 
+    /// Returns the shard of a counter if it may have a refusal that holds for a charge at `now`.
+    fn shard_with_refusals(&self, charge: &Charge, now: Micros) -> Option<&Mutex<KnownShard>> {
+        (now.get() < self.refusals_until.load(Ordering::Relaxed)).then(|| self.shard(&charge.key))
+    }
+
     fn shard(&self, key: &CounterKey) -> &Mutex<KnownShard> {
-        &self.shards[usize::try_from(self.spread.hash_one(key) % SHARDS as u64).unwrap_or(0)]
+        self.shard_of(self.hash(key))
     }
 
     /// Returns the shard of a counter, and the fingerprint of the counter under a limit.
     fn place(&self, key: &CounterKey, limit: &Limit) -> (&Mutex<KnownShard>, CounterHash) {
-        let mut hasher = self.identity.build_hasher();
-        // Clients choose keys and no limits, so a limit needs no keyed hash, which costs more for its many parts than for the key.
-        hasher.write_u64(self.spread.hash_one(limit));
+        let hash = self.hash(key);
+        (self.shard_of(hash), CounterHash(hash ^ self.limits.hash_one(limit)))
+    }
+
+    /// Returns the keyed hash of a counter's key.
+    fn hash(&self, key: &CounterKey) -> u64 {
+        let mut hasher = self.keys.build_hasher();
         hasher.write(key.as_bytes());
-        (self.shard(key), CounterHash(hasher.finish()))
+        hasher.finish()
+    }
+
+    /// Returns the shard of the counters with this hash: its low bits, which [`LastReplies`] does not use.
+    fn shard_of(&self, hash: u64) -> &Mutex<KnownShard> {
+        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 }
 

@@ -11,7 +11,7 @@ const COUNTERS_OF_SET: usize = 4;
 /// Stands for no wait: a wait has at most 2^63 microseconds.
 const NO_RETRY: Micros = Micros::new(u64::MAX);
 
-/// A keyed hash (SipHash) of a counter's key and its limit, in place of both: clients choose the names of counters, and must find no two
+/// A keyed hash (SipHash) of a counter's key, mixed with a hash of its limit, in place of both: clients choose the names of counters, and must find no two
 /// with the same hash. The chance that any two of 65,536 counters have it is 1 in 8 billion (2^31 pairs, 2^64 hashes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterHash(pub u64);

@@ -20,8 +20,8 @@
 --                                            the state without a charge of `at`, never less than if it had not been asked
 --                                            (unless hits were given back in between: it cannot know whose they were)
 --
--- KEYS are the counters, each once. ARGV: a moment in the clock of this node, which is the deadline, or to `undo` that of
--- the charges; the mode; and the charges, packed as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
+-- KEYS are the counters, each once. ARGV is one packed text. At its start, as `head` says: a moment in the clock of this node,
+-- which is the deadline, or to `undo` that of the charges; and the mode. Then the charges, each as `record` says: key (its place in KEYS; 0 for a limit of nothing, which
 -- has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back, descriptor, role, records (1: a
 -- refused charge is recorded), always (1: the charge is recorded although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one
 -- that grows). Behind a 1 stands the longest wait, as `slot` says; behind a 2 the longest wait, the wait for each hit over
@@ -39,7 +39,7 @@
 -- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait, and
 -- of what was refused the room there was for it, as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
-local record, slot, growing = '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
+local head, record, slot, growing = '<I8s', '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
 local row, left = '<BI4I8i8I4', '<I4I8'
 local pack, unpacked = struct.pack, struct.unpack
 
@@ -48,8 +48,8 @@ local now = time[1] * 1000000 + time[2]
 -- How long a counter is kept beyond its idle moment, in milliseconds.
 local slack = 1000
 
--- A text plus 0 is a number, for less than what `tonumber` costs.
-local KEYS, moment, mode, packed = KEYS, ARGV[1] + 0, ARGV[2], ARGV[3]
+local KEYS, packed = KEYS, ARGV[1]
+local moment, mode, at = unpacked(head, packed)
 if mode ~= 'undo' and now > moment then
   return pack('<I8', now)
 end
@@ -155,7 +155,6 @@ end
 local charges, count, twins = {}, 0, {}
 local loaded, states, firsts = {}, {}, {}
 
-local at = 1
 while at <= #packed do
   local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
   key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =

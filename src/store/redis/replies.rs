@@ -31,6 +31,10 @@ const BYTES_PER_VALUE: usize = 8;
 const DEEPEST: usize = 8;
 /// Maximum bytes that are kept of a request's name: those of `EVALSHA` and `CLUSTER`, and one more.
 const NAME: usize = 8;
+/// Beginning of a call of the script, after the number of its texts: `EVALSHA`, and the length of a hash.
+const SCRIPT_CALL: &[u8] = b"$7\r\nEVALSHA\r\n$40\r\n";
+/// Bytes of a hash and the end of its line.
+const HASH_LINE: usize = 42;
 
 /// The reason for which a reply is refused.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -321,11 +325,15 @@ impl ReplyFrames {
 /// Returns the kind and the size of the request at the beginning of `bytes`. Returns `None` unless it is there as a whole, an array of
 /// texts as all requests are.
 fn whole_request(bytes: &[u8]) -> Option<(RequestKind, usize)> {
-    let (count, line) = whole_length(bytes.strip_prefix(b"*")?)?;
+    let (mut count, line) = whole_length(bytes.strip_prefix(b"*")?)?;
     let mut end = 1 + line;
     let (mut name, mut last_bytes) = (None, 0);
+    // Nearly every request is a call of the script.
+    if count > 2 && bytes.get(end..)?.starts_with(SCRIPT_CALL) {
+        (count, end, name) = (count - 2, end + SCRIPT_CALL.len() + HASH_LINE, Some(&b"EVALSHA"[..]));
+    }
     for _ in 0..count {
-        let (text, size) = whole_text(&bytes[end..])?;
+        let (text, size) = whole_text(bytes.get(end..)?)?;
         end += size;
         name.get_or_insert(text);
         last_bytes = text.len();
@@ -343,16 +351,27 @@ fn whole_text(bytes: &[u8]) -> Option<(&[u8], usize)> {
 
 /// Parses a length of up to four digits. Returns the length and the size of the line in bytes. Returns `None` if the line is
 /// longer, negative, incomplete or malformed: then it is read byte by byte.
+#[inline(always)]
 fn whole_length(bytes: &[u8]) -> Option<(usize, usize)> {
-    let mut length = 0;
-    for (digits, &byte) in bytes.iter().take(5).enumerate() {
-        if !byte.is_ascii_digit() {
-            let is_end = digits > 0 && bytes[digits..].starts_with(b"\r\n");
-            return is_end.then_some((length, digits + 2));
-        }
-        length = length * 10 + usize::from(byte - b'0');
+    // One comparison for each number of digits costs less than a loop, and every request comes here several times.
+    match *bytes {
+        [a, b'\r', b'\n', ..] => length_of([a]),
+        [a, b, b'\r', b'\n', ..] => length_of([a, b]),
+        [a, b, c, b'\r', b'\n', ..] => length_of([a, b, c]),
+        [a, b, c, d, b'\r', b'\n', ..] => length_of([a, b, c, d]),
+        _ => None,
     }
-    None
+}
+
+fn length_of<const N: usize>(digits: [u8; N]) -> Option<(usize, usize)> {
+    let mut length = 0;
+    for digit in digits.map(|byte| byte.wrapping_sub(b'0')) {
+        if digit > 9 {
+            return None;
+        }
+        length = length * 10 + usize::from(digit);
+    }
+    Some((length, N + b"\r\n".len()))
 }
 
 /// Removes the first `length` bytes, which must be there, and returns them.

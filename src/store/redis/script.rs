@@ -88,9 +88,9 @@ const LONGEST: usize = 95;
 /// Bytes of the shortest packed charge, so that the length of packed charges bounds their number: 51 of numbers, and `gcra` and
 /// `quota` with a terminator each.
 const SHORTEST: usize = 62;
-/// Bytes of the other arguments without the keys: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a time of 16, a
-/// mode of 4 (`later` has 5).
-const HEAD: usize = 74;
+/// Bytes of a call without its keys and charges: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment of 8, and
+/// a mode of up to 5 letters with its terminator.
+const HEAD: usize = 68;
 
 /// Text of the script: the function `twin(name)`, which creates the twin of that name and no other, and then the driver.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
@@ -185,15 +185,17 @@ fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
     keys.dedup();
 
     let bytes: usize = keys.iter().map(|key| prefix.len() + key.as_bytes().len()).sum();
-    let mut command = Cmd::with_capacity(keys.len() + 6, HEAD + bytes + LONGEST * charges.len());
+    let mut command = Cmd::with_capacity(keys.len() + 4, HEAD + bytes + LONGEST * charges.len());
     command.arg("EVALSHA").arg(SHA1.as_str()).arg(keys.len());
     for key in &keys {
         let mut writer = command.writer_for_next_arg();
         write(&mut writer, prefix);
         write(&mut writer, key.as_bytes());
     }
-    command.arg(moment.get()).arg(mode);
+    // One argument for all: each costs the client, the server and `replies.rs` more than its bytes.
     let mut writer = command.writer_for_next_arg();
+    write(&mut writer, &moment.get().to_le_bytes());
+    word(&mut writer, mode);
     for charge in charges {
         pack(&mut writer, charge, &keys);
     }
@@ -212,10 +214,6 @@ fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
         _ => limit.quota(),
     };
     let hits = limit.counted(*hits);
-    let word = |writer: &mut _, word: &str| {
-        write(writer, word.as_bytes());
-        write(writer, b"\0");
-    };
     write(writer, &small(place).to_le_bytes());
     word(writer, limit.algorithm().name());
     // Few long writes: each costs as much as it writes.
@@ -248,6 +246,12 @@ fn short(wait: Micros) -> u32 {
 /// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
 fn small(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// Writes a word in the format `s` of Lua's `struct`.
+fn word(writer: &mut impl Write, word: &str) {
+    write(writer, word.as_bytes());
+    write(writer, b"\0");
 }
 
 /// Writes to memory, which does not fail.

@@ -17,8 +17,8 @@ fn question(name: &str, argument: &str) -> Cmd {
 }
 
 fn script(charges: usize) -> Cmd {
-    let mut command = question("EVALSHA", "7413a8b4c9c1e2d0");
-    command.arg(1).arg("{d|key=value}gcra:1m").arg(1_700_000_000_000_000_u64).arg("take");
+    let mut command = question("EVALSHA", "7413a8b4c9c1e2d07413a8b4c9c1e2d07413a8b4");
+    command.arg(1).arg("{d|key=value}gcra:1m");
     command.arg(vec![0_u8; charges * SHORTEST_CHARGE]);
     command
 }
