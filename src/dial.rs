@@ -13,6 +13,7 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+pub mod grpc;
 pub mod tls;
 
 /// Times after which the kernel notices that the peer of a TCP connection is gone.

@@ -33,7 +33,8 @@ pub use unused::{UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, ListenAddress,
-    LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, StoreDeadline, WorkerCount,
+    LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, SocketMode, SocketPath,
+    StoreDeadline, WorkerCount,
 };
 pub use xds::SourceSettings;
 
@@ -138,6 +139,8 @@ macro_rules! settings {
 settings! {
     grpc_host: IpAddr = "GRPC_HOST", "0.0.0.0", "Address of the gRPC listener";
     grpc_port: u16 = "GRPC_PORT", "8081", "Port of the gRPC listener; 0 picks a free port";
+    grpc_uds: SocketPath = "GRPC_UDS", "", "Path of a Unix socket on which gRPC is served in place of GRPC_HOST and GRPC_PORT; a socket left there on which nobody listens is replaced";
+    grpc_uds_mode: SocketMode = "GRPC_UDS_MODE", "", "Permissions of the file of GRPC_UDS: a caller needs the right to write; empty: those that the umask leaves";
     host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 picks a free port";
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
@@ -271,14 +274,11 @@ fn read_one<T: Setting>(
 /// of them would silently do something else than the operator asked for.
 fn unsupported(given: Lookup<'_>) -> Vec<InvalidSetting> {
     type Asks<'a> = &'a dyn Fn(&str) -> bool;
-    let rows: [(&'static str, Asks<'_>, &'static str); 2] = [
-        (
-            "BACKEND_TYPE",
-            &|text| text.eq_ignore_ascii_case("memcache"),
-            "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
-        ),
-        ("GRPC_UDS", &|_| true, "this version listens only on TCP; unset it"),
-    ];
+    let rows: [(&'static str, Asks<'_>, &'static str); 1] = [(
+        "BACKEND_TYPE",
+        &|text| text.eq_ignore_ascii_case("memcache"),
+        "Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL",
+    )];
     let asked = rows.into_iter().filter_map(|(variable, asks, why)| {
         let found = given(variable).filter(|text| !text.is_empty() && asks(text))?;
         Some(InvalidSetting::Unsupported { variable, found, why })

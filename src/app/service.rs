@@ -39,7 +39,8 @@ use crate::transport::budget::process::ProcessAccount;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, ListenerTls, Workers, admin, json, limits as bounds,
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, ListenerTls, NetListener, Workers, admin, json,
+    limits as bounds,
 };
 
 /// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
@@ -305,9 +306,10 @@ fn listeners(
     };
     let grpc = listener("gRPC", grpc, slots.of_grpc());
     let grpc = grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls);
-    let http = listener("HTTP", http, slots.of_other());
-    let debug = listener("debug", debug, slots.of_other());
-    let metrics = metrics.map(|socket| listener("metrics", socket, slots.of_other()));
+    let tcp = NetListener::Tcp;
+    let http = listener("HTTP", tcp(http), slots.of_other());
+    let debug = listener("debug", tcp(debug), slots.of_other());
+    let metrics = metrics.map(|socket| listener("metrics", tcp(socket), slots.of_other()));
     metrics::connections(telemetry, tallies);
     let process = Arc::new(ProcessAccount::new(memory_bytes));
     let calls = Http2::new(routes.services, &limits).counting(telemetry.limited_calls()).within(process);
@@ -342,7 +344,7 @@ impl Running {
 
     /// Returns the addresses of the listeners.
     pub(super) fn addresses(&self) -> Addresses {
-        self.addresses
+        self.addresses.clone()
     }
 
     /// Stops after a stop signal: health fails at once, calls in flight are finished within `DRAIN_TIMEOUT`. A second signal

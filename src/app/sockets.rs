@@ -6,7 +6,7 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 
 use crate::settings::Settings;
-use crate::transport::{ConnectionSlots, connection_cap, raise_open_files};
+use crate::transport::{ConnectionSlots, NetAddress, NetListener, connection_cap, raise_open_files};
 
 /// Maximum number of connections of each of the HTTP, debug and metrics listeners: 128, or a quarter of all connections
 /// if that is less.
@@ -14,7 +14,7 @@ const HTTP_CONNECTIONS: usize = 128;
 
 /// The bound sockets.
 pub(super) struct Sockets {
-    pub(super) grpc: TcpListener,
+    pub(super) grpc: NetListener,
     pub(super) http: TcpListener,
     pub(super) debug: TcpListener,
     /// Socket of the metrics listener, if there is one.
@@ -23,10 +23,10 @@ pub(super) struct Sockets {
 }
 
 /// Addresses of the listeners.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Addresses {
     /// Address of the gRPC listener.
-    pub grpc: SocketAddr,
+    pub grpc: NetAddress,
     /// Address of the HTTP listener.
     pub http: SocketAddr,
     /// Address of the debug listener.
@@ -57,7 +57,7 @@ impl Sockets {
             false => None,
         };
         Ok(Self {
-            grpc: bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?,
+            grpc: bind_grpc(settings).await?,
             http: bind("PORT", settings.host, settings.port).await?,
             debug: bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?,
             metrics,
@@ -95,6 +95,15 @@ impl SlotCounts {
     pub(super) fn of_other(self) -> ConnectionSlots {
         ConnectionSlots::new(self.other)
     }
+}
+
+async fn bind_grpc(settings: &Settings) -> anyhow::Result<NetListener> {
+    let Some(path) = &settings.grpc_uds.0 else {
+        return Ok(NetListener::Tcp(bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?));
+    };
+    let bound = NetListener::unix(path, settings.grpc_uds_mode.0).await;
+    bound
+        .with_context(|| format!("cannot listen on {}: set GRPC_UDS to another path, or mend this one", path.display()))
 }
 
 async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {

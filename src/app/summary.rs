@@ -7,6 +7,7 @@ use super::sockets::Addresses;
 use crate::model::StorePolicies;
 use crate::rules::{Example, RuleSet};
 use crate::settings::{Settings, StoreChoice};
+use crate::transport::NetAddress;
 
 /// Maximum number of domains that are listed by name: 8.
 const MOST_NAMED: usize = 8;
@@ -28,7 +29,7 @@ pub struct Summary<'a> {
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { settings, rules, program, files, addresses: Addresses { grpc, http, debug, metrics } } = *self;
+        let Self { settings, rules, program, files, addresses: Addresses { grpc, http, debug, metrics } } = self;
         let domains = rules.domains();
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
@@ -44,7 +45,7 @@ impl fmt::Display for Summary<'_> {
             writeln!(f, "  metrics  {metrics}  {}", settings.prometheus_path.0)?;
         }
         writeln!(f, "  store    {}", store(settings))?;
-        writeln!(f, "  rules    {}: {named}{more}", counted(rules, files))?;
+        writeln!(f, "  rules    {}: {named}{more}", counted(rules, *files))?;
         let StorePolicies { on_failure, on_overload } = settings.policies();
         let (failure, overload) = (on_failure.name(), on_overload.name());
         writeln!(f, "  failure  {failure} (under overload: {overload}), unless a rule sets another policy")?;
@@ -56,8 +57,12 @@ impl fmt::Display for Summary<'_> {
         }
         match rules.example() {
             Some(example) => {
-                let grpc = settings.listener_tls.is_none().then(|| reachable(grpc));
-                try_next(f, program, &example, grpc, reachable(http))
+                let grpc = match grpc {
+                    _ if settings.listener_tls.is_some() => None,
+                    NetAddress::Tcp(address) => Some(reachable(*address).to_string()),
+                    path @ NetAddress::Unix(_) => Some(quoted(&path.to_string())),
+                };
+                try_next(f, program, &example, grpc, reachable(*http))
             }
             None if !rules.is_loaded() => {
                 writeln!(f, "  no rules yet: calls fail until the control plane has sent valid ones")
@@ -87,13 +92,13 @@ fn store(settings: &Settings) -> String {
     }
 }
 
-/// Writes two example commands; each calls the server until a limit refuses. `grpc` is `None` if gRPC is served over TLS, which the
-/// first command does not speak.
+/// Writes two example commands; each calls the server until a limit refuses. `grpc` is `None` if gRPC is served over TLS, because only
+/// the operator knows the CA and the name that the first command needs then.
 fn try_next(
     f: &mut fmt::Formatter<'_>,
     program: &str,
     example: &Example<'_>,
-    grpc: Option<SocketAddr>,
+    grpc: Option<String>,
     http: SocketAddr,
 ) -> fmt::Result {
     let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));

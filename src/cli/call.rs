@@ -9,7 +9,6 @@ use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
-use tonic::transport::Endpoint;
 
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
@@ -19,6 +18,8 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, Des
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
+mod server;
+
 pub(super) fn command() -> Command {
     Command::new("call")
         .about("Send requests to a running server; exit code 0: admitted, 1: refused, 2: no answer")
@@ -26,8 +27,9 @@ pub(super) fn command() -> Command {
             Arg::new("address")
                 .long("address")
                 .default_value("127.0.0.1:8081")
-                .help("Host and gRPC port of a ShouldRateLimit server"),
+                .help("Host and gRPC port of a ShouldRateLimit server, or unix:PATH"),
         )
+        .args(server::arguments())
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
         .arg(descriptor::argument().action(ArgAction::Append))
         .arg(
@@ -66,13 +68,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let timeout = std::time::Duration::from_micros(timeout.get());
     let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
 
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .with_context(|| format!("'{address}' is not an address: write HOST:PORT"))?
-        .connect_timeout(timeout)
-        .timeout(timeout);
-    let channel = endpoint.connect().await.with_context(|| {
-        format!("no ShouldRateLimit server answers at {address}: start one with `tidegate serve`, or set --address HOST:PORT")
-    })?;
+    let channel = server::connect(address, matches, timeout).await?;
     let mut client = RateLimitServiceClient::new(channel);
     let request = RateLimitRequest {
         domain: domain.clone(),
@@ -88,7 +84,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let answer = client.should_rate_limit(call).await;
         let response = match answer {
             Ok(response) => response.into_inner(),
-            Err(status) => anyhow::bail!("{address} answered with the error {:?}: {}", status.code(), status.message()),
+            Err(status) => anyhow::bail!(server::failed(address, &status, matches)),
         };
         super::print(&shown(&response, &descriptors))?;
         if response.overall_code() == Code::Unknown {

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 
 use http::HeaderName;
 
@@ -281,6 +282,35 @@ impl Setting for JsonDoor {
     }
 }
 
+/// Path of a Unix socket; `None`: TCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketPath(pub Option<PathBuf>);
+
+impl Setting for SocketPath {
+    // Linux keeps 108 bytes, the last of which is 0 (`man 7 unix`).
+    const TAKES: &'static str = "a path of at most 107 bytes, or empty";
+    fn parse(text: &str) -> Option<Self> {
+        let is_path = text.len() <= 107 && !text.contains('\0');
+        is_path.then(|| Self((!text.is_empty()).then(|| text.into())))
+    }
+}
+
+/// Permissions of a Unix socket; `None`: those that the umask leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(pub Option<u32>);
+
+impl Setting for SocketMode {
+    const TAKES: &'static str = "three or four octal digits such as 0660, or empty";
+    fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self(None));
+        }
+        let is_octal = matches!(text.len(), 3 | 4) && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777)?;
+        Some(Self(Some(mode)))
+    }
+}
+
 /// Format of the body of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyStyle {
@@ -389,6 +419,19 @@ impl Setting for KeyPrefix {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_has_a_path_that_the_system_takes_and_permissions_in_octal() {
+        let path = |length: usize| SocketPath::parse(&"x".repeat(length));
+        assert_eq!(path(0), Some(SocketPath(None)));
+        assert_eq!(path(107), Some(SocketPath(Some("x".repeat(107).into()))));
+        assert_eq!(path(108), None);
+        let mode = |text| SocketMode::parse(text).map(|mode| mode.0);
+        assert_eq!((mode(""), mode("0660"), mode("777")), (Some(None), Some(Some(0o660)), Some(Some(0o777))));
+        for wrong in ["66", "0668", "1777", "+660", "rw-rw----", "00660"] {
+            assert_eq!(mode(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn a_door_on_loopback_admits_callers_of_this_machine_only() {

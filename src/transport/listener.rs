@@ -2,12 +2,11 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -17,10 +16,11 @@ use super::connection::live;
 use super::ending::Ending;
 use super::idle::{Idle, LOOK_EVERY, LOOKS, LOOKS_AT_REST};
 use super::limits::{ConnectionLimits, ConnectionSlots};
+use super::net::{AcceptedStream, NetListener};
 use super::protocol::Protocol;
 use super::socket::Socket;
 use super::stop::StopNotice;
-use super::stream::{Stream, Tcp};
+use super::stream::{Link, Stream};
 use super::tally::{EndCause, Tally};
 use super::tls::{Accepted, ListenerTls, Peer};
 use super::turn::State;
@@ -41,7 +41,7 @@ pub const DRAIN_SLACK: Duration = Duration::from_millis(500);
 /// Bound socket, and the limits of its connections.
 pub struct Listener {
     name: &'static str,
-    socket: TcpListener,
+    socket: NetListener,
     slots: ConnectionSlots,
     limits: ConnectionLimits,
     most_idle: usize,
@@ -62,7 +62,7 @@ pub struct Drained {
 
 impl Listener {
     /// Creates a listener on the bound `socket`; `name` appears in the log.
-    pub fn new(name: &'static str, socket: TcpListener, slots: ConnectionSlots, limits: ConnectionLimits) -> Self {
+    pub fn new(name: &'static str, socket: NetListener, slots: ConnectionSlots, limits: ConnectionLimits) -> Self {
         Self { name, socket, slots, limits, most_idle: usize::MAX, tls: None, tally: Arc::default() }
     }
 
@@ -143,7 +143,7 @@ impl Loop {
     /// Serves `stream` of `client`, or closes it if no slot is free. Returns the pause before the next accept, if one is needed.
     fn accepted<P: Protocol>(
         &mut self,
-        (stream, client): (TcpStream, SocketAddr),
+        (stream, client): (AcceptedStream, Option<IpAddr>),
         slots: &ConnectionSlots,
         slots_of_workers: &WorkerSlots,
         protocol: &P,
@@ -153,13 +153,6 @@ impl Loop {
         let Some(slot) = slots.take() else {
             self.count(EndCause::Refused);
             return Some(REFUSAL_REST);
-        };
-        // Without TCP_NODELAY, an answer would wait for the acknowledgement of the one before. A socket that refuses
-        // the option is dead already and ends by itself.
-        let _ = stream.set_nodelay(true);
-        let stream = match stream.into_std() {
-            Ok(stream) => stream,
-            Err(error) => return self.not_accepted(&error),
         };
         self.tally.accepted.fetch_add(1, Ordering::Relaxed);
         let (worker, seat) = slots_of_workers.take();
@@ -172,9 +165,9 @@ impl Loop {
             let _held = (slot, seat);
             let state = State::default();
             match tls {
-                None => match TcpStream::from_std(stream) {
+                None => match stream.register() {
                     Ok(stream) => {
-                        let stream = Stream::Plain(Tcp::plain(stream, limits.stall));
+                        let stream = Stream::Plain(Link::plain(stream, limits.stall));
                         let accepted = Accepted { stream, peer: Peer::anyone() };
                         served(&protocol, accepted, state, activity, limits, stop).await
                     }
@@ -291,7 +284,7 @@ fn served<P: Protocol>(
 async fn shaken<P: Protocol>(
     tls: Arc<ListenerTls>,
     protocol: P,
-    stream: (std::net::TcpStream, SocketAddr),
+    stream: (AcceptedStream, Option<IpAddr>),
     state: State,
     activity: Activity,
     limits: ConnectionLimits,

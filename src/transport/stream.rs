@@ -1,35 +1,35 @@
 //! Byte stream of one connection: plaintext, or TLS over it.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
-use std::net::{self, IpAddr};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 
+use super::net::{AcceptedStream, NetStream};
 use super::turn::{State, TURN_BYTES, wake_after_others};
 
 /// Byte stream of a connection.
 #[derive(Debug)]
 pub(super) enum Stream {
     /// Plaintext.
-    Plain(Tcp),
+    Plain(Link),
     /// TLS, after its handshake.
-    Tls(Box<TlsStream<Tcp>>),
+    Tls(Box<TlsStream<Link>>),
 }
 
-/// TCP stream of a connection. It fails if its peer stops reading, and bounds the bytes that TLS reads.
+/// Stream of a connection below TLS. It fails if its peer stops reading, and bounds the bytes that TLS reads.
 ///
 /// Without that failure, a peer with a closed window holds its connection forever: no ping can reach it, so none goes
 /// unanswered. It is noticed here, below TLS, because TLS takes bytes before the peer does.
 #[derive(Debug)]
-pub(super) struct Tcp {
+pub(super) struct Link {
     /// `None` only if the stream could not move to its worker.
-    stream: Option<TcpStream>,
+    stream: Option<NetStream>,
     stall: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
     /// Bound on the bytes that TLS reads; `None` for plaintext, which the socket bounds.
@@ -53,14 +53,14 @@ pub(super) struct HandshakeTooLarge {
     most: usize,
 }
 
-impl Tcp {
+impl Link {
     /// Wraps `stream` as a plaintext connection that fails if a write makes no progress for `stall`.
-    pub(super) fn plain(stream: TcpStream, stall: Duration) -> Self {
+    pub(super) fn plain(stream: NetStream, stall: Duration) -> Self {
         Self { stream: Some(stream), stall, stalled: None, bound: None }
     }
 
     /// Wraps `stream` for a TLS handshake, in which the peer may send `most` bytes.
-    pub(super) fn shaking(stream: TcpStream, stall: Duration, most: usize) -> Self {
+    pub(super) fn shaking(stream: NetStream, stall: Duration, most: usize) -> Self {
         Self { bound: Some(Box::new(Bound::Handshake { left: most, most })), ..Self::plain(stream, stall) }
     }
 
@@ -69,14 +69,14 @@ impl Tcp {
     /// # Errors
     /// If the system does not register the stream there.
     pub(super) fn settle(&mut self, state: State) -> Result<()> {
-        let stream: Option<net::TcpStream> = self.stream.take().map(TcpStream::into_std).transpose()?;
-        self.stream = stream.map(TcpStream::from_std).transpose()?;
+        let stream = self.stream.take().map(NetStream::unregister).transpose()?;
+        self.stream = stream.map(AcceptedStream::register).transpose()?;
         self.stalled = None;
         self.bound = Some(Box::new(Bound::Turn { turn: state.turn(), state, left: TURN_BYTES, is_held: false }));
         Ok(())
     }
 
-    fn stream(&mut self) -> Result<Pin<&mut TcpStream>> {
+    fn stream(&mut self) -> Result<Pin<&mut NetStream>> {
         self.stream.as_mut().map(Pin::new).ok_or_else(|| ErrorKind::NotConnected.into())
     }
 
@@ -125,13 +125,13 @@ impl Tcp {
 }
 
 impl Stream {
-    /// Returns the address of the peer; `None` if it has already left.
+    /// Returns the address of the peer. `None` if it has already left, or on a Unix socket.
     pub(super) fn peer_address(&self) -> Option<IpAddr> {
-        let tcp = match self {
-            Self::Plain(tcp) => tcp,
+        let link = match self {
+            Self::Plain(link) => link,
             Self::Tls(stream) => stream.get_ref().0,
         };
-        Some(tcp.stream.as_ref()?.peer_addr().ok()?.ip())
+        link.stream.as_ref()?.peer_address()
     }
 
     /// Returns true if the last read was held back until the next turn, although the peer may have sent more.
@@ -143,7 +143,7 @@ impl Stream {
     }
 }
 
-impl AsyncRead for Tcp {
+impl AsyncRead for Link {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         if !self.may_read(cx)? {
             return Poll::Pending;
@@ -155,7 +155,7 @@ impl AsyncRead for Tcp {
     }
 }
 
-impl AsyncWrite for Tcp {
+impl AsyncWrite for Link {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         let written = self.stream()?.poll_write(cx, bytes);
         self.unless_stalled(cx, written)
@@ -236,23 +236,23 @@ impl AsyncWrite for Stream {
 #[cfg(test)]
 mod tests {
     use tokio::io::AsyncWriteExt;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
     /// A stream whose peer sends more than any bound, on a task of its own.
-    async fn flooded() -> TcpStream {
+    async fn flooded() -> NetStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (stream, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), async {
             listener.accept().await.unwrap()
         });
         let mut peer = stream.unwrap();
         tokio::spawn(async move { while peer.write_all(&[7; 1_024]).await.is_ok() {} });
-        accepted.0
+        NetStream::Tcp(accepted.0)
     }
 
     /// Reads until the stream holds a read back. Returns the number of bytes read.
-    async fn read_turn(tcp: &mut Tcp) -> Result<u64> {
+    async fn read_turn(tcp: &mut Link) -> Result<u64> {
         let mut bytes = 0;
         std::future::poll_fn(|cx| {
             loop {
@@ -272,7 +272,7 @@ mod tests {
     #[tokio::test]
     async fn a_turn_of_tls_reads_a_bounded_number_of_encrypted_bytes() {
         let state = State::default();
-        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 0);
+        let mut tcp = Link::shaking(flooded().await, Duration::from_secs(10), 0);
         tcp.settle(state.clone()).unwrap();
         for _ in 0..3 {
             let bytes = read_turn(&mut tcp).await.unwrap();
@@ -285,7 +285,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_handshake_reads_a_bounded_number_of_bytes() {
-        let mut tcp = Tcp::shaking(flooded().await, Duration::from_secs(10), 10_000);
+        let mut tcp = Link::shaking(flooded().await, Duration::from_secs(10), 10_000);
         let error = read_turn(&mut tcp).await.unwrap_err();
         let error = error.get_ref().and_then(|error| error.downcast_ref::<HandshakeTooLarge>());
         assert_eq!(error.map(ToString::to_string).as_deref(), Some("the TLS handshake is larger than 10000 bytes"));

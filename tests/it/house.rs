@@ -38,7 +38,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "settings",
         ],
     ),
-    ("cli", &["app", "settings", "rules", "rulefile", "source", "model", "proto"]),
+    ("cli", &["app", "settings", "rules", "rulefile", "source", "model", "proto", "file", "dial"]),
 ];
 
 /// Crates that do I/O or speak a protocol have no business in words and thought.

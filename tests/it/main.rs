@@ -77,6 +77,8 @@ mod shared;
 mod sources;
 /// Statistics, as a receiver of statsd or DogStatsD gets them.
 mod statsd;
+/// A server under systemd: its unit, and the notices that it sends.
+mod systemd;
 /// TLS on the gRPC listener: who is let in, and certificates that change under load.
 mod tls;
 /// A cluster that changes and breaks under load.
@@ -85,6 +87,8 @@ mod topology;
 mod traces;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
+/// gRPC on a Unix socket.
+mod unix;
 /// The protocol, spoken with types that are not ours.
 mod wire;
 /// Rules from a control plane, with a management server of the tests.

@@ -3,17 +3,16 @@
 use std::io;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use thiserror::Error;
 use tokio::time::timeout;
-use tonic::codegen::http::Uri;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use super::plane::{ControlPlane, PlaneTls};
 use super::status::XdsStatus;
+use crate::dial::TcpTimeouts;
+use crate::dial::grpc::{GrpcServer, with_causes};
 use crate::dial::tls::Tls;
-use crate::dial::{self, TcpTimeouts};
 use crate::file::{Unusable, apart};
 
 /// Time for a connection to the control plane, with certificates, DNS and TLS: 10 s. grpc-go allows 20 s.
@@ -62,33 +61,8 @@ async fn channel(plane: &ControlPlane, status: &XdsStatus) -> Result<Channel, No
             Some((config, tls.name.clone().unwrap_or_else(|| plane.host.clone())))
         }
     };
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let authority = plane.authority();
-    let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
-    // The connector speaks TLS, so tonic must not.
-    let endpoint = Endpoint::from_shared(format!("http://{authority}"))?.user_agent(agent)?;
-    let endpoint = match format!("{scheme}://{authority}").parse::<Uri>() {
-        Ok(origin) => endpoint.origin(origin),
-        Err(_) => endpoint,
-    };
-    let (host, port) = (plane.host.clone(), plane.port);
-    let channel = match tls {
-        None => {
-            let connect = move |_: Uri| {
-                let host = host.clone();
-                async move { dial::tcp(&host, port, TIMEOUTS).await.map(TokioIo::new) }
-            };
-            endpoint.connect_with_connector(tower::service_fn(connect)).await
-        }
-        Some((config, name)) => {
-            let connect = move |_: Uri| {
-                let (host, config, name) = (host.clone(), config.clone(), name.clone());
-                async move { dial::tls(&host, port, TIMEOUTS, config, &name).await.map(TokioIo::new) }
-            };
-            endpoint.connect_with_connector(tower::service_fn(connect)).await
-        }
-    };
-    Ok(channel?)
+    let server = GrpcServer { host: plane.host.clone(), port: plane.port, tls, timeouts: TIMEOUTS };
+    Ok(server.connect(|endpoint| endpoint).await?)
 }
 
 /// Reads the files of TLS. Returns the time until which the client certificate is valid, too. Blocks while the file system
@@ -98,22 +72,6 @@ async fn channel(plane: &ControlPlane, status: &XdsStatus) -> Result<Channel, No
 /// If a file cannot be used.
 pub(super) fn config(tls: &PlaneTls) -> Result<(ClientConfig, Option<u64>), NotConnected> {
     let tls = Tls::of_files(tls.files.clone())?;
-    let mut config = tls.config().map_err(NotConnected::Certificates)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    let config = tls.config().map_err(NotConnected::Certificates)?;
     Ok((config, tls.client_expiry()))
-}
-
-/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error". Some causes repeat the text
-/// of their own cause.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-        source = error.source();
-    }
-    text
 }

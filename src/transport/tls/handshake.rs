@@ -2,13 +2,12 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
-use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -17,8 +16,9 @@ use tokio_rustls::server::TlsStream;
 use super::super::activity::Activity;
 use super::super::ending::Ending;
 use super::super::limits::ConnectionLimits;
+use super::super::net::AcceptedStream;
 use super::super::stop::StopNotice;
-use super::super::stream::{Stream, Tcp};
+use super::super::stream::{Link, Stream};
 use super::super::tally::EndCause;
 use super::super::turn::State;
 use super::outcome::Failure;
@@ -34,7 +34,7 @@ pub(in crate::transport) struct Accepted {
 }
 
 /// Handshake that ends when this is dropped.
-struct Shaking(JoinHandle<Result<TlsStream<Tcp>, Failure>>);
+struct Shaking(JoinHandle<Result<TlsStream<Link>, Failure>>);
 
 impl Drop for Shaking {
     fn drop(&mut self) {
@@ -43,14 +43,14 @@ impl Drop for Shaking {
 }
 
 impl ListenerTls {
-    /// Does the handshake of the connection `tcp` from `client`, within the limit for opening it. The stream belongs to the
+    /// Does the handshake of the connection `accepted` from `client`, within the limit for opening it. The stream belongs to the
     /// runtime of the caller afterwards.
     ///
     /// # Errors
     /// The end of the connection, if there is no handshake.
     pub(in crate::transport) async fn accept(
         &self,
-        (tcp, client): (StdTcpStream, SocketAddr),
+        (accepted, client): (AcceptedStream, Option<IpAddr>),
         state: &State,
         activity: &Activity,
         limits: &ConnectionLimits,
@@ -61,7 +61,7 @@ impl ListenerTls {
         let mut updates = self.current.subscribe();
         let current = updates.borrow_and_update().clone();
         let waiting = Arc::clone(&self.waiting);
-        let mut shaking = Shaking(thread.spawn(shake(tcp, current.clone(), *limits, waiting, Instant::now())));
+        let mut shaking = Shaking(thread.spawn(shake(accepted, current.clone(), *limits, waiting, Instant::now())));
         // The time in the queue of the thread counts too.
         let shaken = timeout(limits.handshake, &mut shaking.0);
         let shaken = tokio::select! {
@@ -73,9 +73,9 @@ impl ListenerTls {
             () = stop.wait() => return Err(Ending::Ended(EndCause::Unopened)),
             () = activity.asked_to_leave() => return Err(Ending::Ended(EndCause::Idle)),
         };
-        let accepted = shaken.and_then(|mut stream| {
-            let (tcp, session) = stream.get_mut();
-            tcp.settle(state.clone())?;
+        let shaken = shaken.and_then(|mut stream| {
+            let (link, session) = stream.get_mut();
+            link.settle(state.clone())?;
             session.set_buffer_limit(Some(UNREAD_BYTES));
             let peer = match (current.clients, stream.get_ref().1.peer_certificates()) {
                 (None, _) => Peer::anyone(),
@@ -85,8 +85,8 @@ impl ListenerTls {
             };
             Ok((stream, peer))
         });
-        let (stream, peer) = accepted.map_err(|failure| {
-            self.outcomes.refuse(&failure, client.ip());
+        let (stream, peer) = shaken.map_err(|failure| {
+            self.outcomes.refuse(&failure, client);
             // As in plaintext: a peer that leaves or never says anything has not opened its connection.
             let how = match failure.outcome {
                 HandshakeOutcome::Closed | HandshakeOutcome::TimedOut => EndCause::Unopened,
@@ -103,18 +103,18 @@ impl ListenerTls {
 }
 
 async fn shake(
-    tcp: StdTcpStream,
+    accepted: AcceptedStream,
     current: Current,
     limits: ConnectionLimits,
     waiting: Arc<Mutex<Waiting>>,
     asked: Instant,
-) -> Result<TlsStream<Tcp>, Failure> {
+) -> Result<TlsStream<Link>, Failure> {
     let crowded = || failure(HandshakeOutcome::Crowded, "too many handshakes are in progress");
     if asked.elapsed() > LONGEST_QUEUE {
         return Err(crowded());
     }
-    let tcp = Tcp::shaking(TcpStream::from_std(tcp)?, limits.stall, HANDSHAKE_BYTES);
-    let mut handshake = TlsAcceptor::from(current.config).accept(tcp);
+    let link = Link::shaking(accepted.register()?, limits.stall, HANDSHAKE_BYTES);
+    let mut handshake = TlsAcceptor::from(current.config).accept(link);
     // Only a handshake that waits for its peer takes a place, so that the queue of this thread ends none.
     let stream = match poll_fn(|cx| Poll::Ready(Pin::new(&mut handshake).poll(cx))).await {
         Poll::Ready(shaken) => shaken,

@@ -106,13 +106,13 @@ impl Outcomes {
 
     /// Counts a handshake with `client` that did not succeed. Logs a rate-limited warning for outcomes that an operator
     /// should know.
-    pub(super) fn refuse(&self, failure: &Failure, client: IpAddr) {
+    pub(super) fn refuse(&self, failure: &Failure, client: Option<IpAddr>) {
         let Failure { outcome, error } = failure;
         self.add(*outcome);
         let Some(sentence) = outcome.warning() else { return };
         if let Some(count) = self.warnings.get(outcome.number()).and_then(LogThrottle::due) {
-            let outcome = outcome.name();
-            tracing::warn!(event = "tls.refused", outcome, count, last_client = %client, %error, "{sentence}");
+            let (outcome, client) = (outcome.name(), client.map(tracing::field::display));
+            tracing::warn!(event = "tls.refused", outcome, count, last_client = client, %error, "{sentence}");
         }
     }
 

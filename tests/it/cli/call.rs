@@ -1,6 +1,7 @@
 //! `tidegate call`, against a running server and against one that answers as it is told.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,6 +17,7 @@ use tonic::{Request, Response, Status};
 
 use super::{rule_file, stderr, stdout, tidegate};
 use crate::support::Tidegate;
+use crate::tls::{MUTUAL, Secured};
 
 #[test]
 fn call_says_when_nobody_answers() {
@@ -40,6 +42,43 @@ async fn call_exits_as_the_server_answered_and_looks_without_spending() {
     }
     let (code, told) = call(&["--times", "3"]);
     assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
+}
+
+#[tokio::test]
+async fn call_speaks_tls_and_says_what_is_missing() {
+    let server = Secured::start(&[MUTUAL]).await;
+    let client = server.authority.issue("client");
+    let (address, text) = (server.tidegate.grpc.to_string(), |path: &Path| path.display().to_string());
+    let (ca, certificate, key) = (text(&server.file("ca.crt")), text(&client.certificate), text(&client.key));
+    let call = |address: &str, more: &[&str]| {
+        let arguments = [&["call", "--address", address, "--domain", "edge", "-d", "user=a"], more].concat();
+        let output = tidegate(&arguments);
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    let whole = ["--ca", &ca, "--cert", &certificate, "--key", &key];
+    assert_eq!(call(&address, &whole).0, Some(0));
+
+    let (code, told) = call(&address, &[]);
+    assert!(code == Some(2) && told.contains(&format!("{address} did not answer: ")), "{told}");
+    assert!(told.contains("; if it speaks TLS, set --tls or --ca"), "{told}");
+    let (code, told) = call(&address, &["--tls"]);
+    assert!(code == Some(2) && told.contains("over TLS") && told.contains("UnknownIssuer"), "{told}");
+    let (code, told) = call(&address, &["--ca", &ca]);
+    assert!(code == Some(2) && told.contains("CertificateRequired"), "{told}");
+    let (code, told) = call(&address, &[&whole[..], &["--server-name", "other.example"]].concat());
+    assert!(code == Some(2) && told.contains("not valid for name \"other.example\""), "{told}");
+    let (code, told) = call(&address, &["--ca", "/missing/ca.crt"]);
+    assert!(code == Some(2) && told.contains("--ca is /missing/ca.crt: it cannot be read"), "{told}");
+    assert!(call(&address, &["--cert", &certificate]).1.contains("--key <FILE>"));
+    for (wrong, expected) in [
+        ("unix:", "'unix:' has no path: write unix:PATH"),
+        ("localhost", "'localhost' is not an address: write HOST:PORT or unix:PATH"),
+        (":8081", "':8081' is not an address: write HOST:PORT or unix:PATH"),
+    ] {
+        let (code, told) = call(wrong, &[]);
+        assert!(code == Some(2) && told.contains(expected), "{told}");
+    }
+    assert!(call("unix:/a", &["--tls"]).1.contains("unix:/a is a Unix socket, and TLS is for HOST:PORT"));
 }
 
 /// Answers each call with the next of these codes, and keeps the deadlines of the calls.

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::Request;
-use tidegate::transport::{ConnectionLimits, ConnectionSlots, Drained, Http1, Http2, Listener, Tally, Workers};
+use tidegate::transport::{
+    ConnectionLimits, ConnectionSlots, Drained, Http1, Http2, Listener, NetListener, Tally, Workers,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -91,7 +93,12 @@ impl Edge {
         let address = socket.local_addr().unwrap();
         let (stop, stopped) = watch::channel(false);
         let workers = Workers::start(NonZeroUsize::new(2).unwrap()).unwrap();
-        ((Listener::new("test", socket, ConnectionSlots::new(cap), limits), address), stop, stopped, workers)
+        (
+            (Listener::new("test", NetListener::Tcp(socket), ConnectionSlots::new(cap), limits), address),
+            stop,
+            stopped,
+            workers,
+        )
     }
 
     /// Stops the listener; what it says, and how long it took.

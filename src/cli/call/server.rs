@@ -1,0 +1,106 @@
+//! Connection of `tidegate call` to a server: TCP, TLS or a Unix socket.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::dial::TcpTimeouts;
+use crate::dial::grpc::{GrpcServer, with_causes};
+use crate::dial::tls::{Tls, TlsFiles};
+use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
+
+/// Beginning of the address of a Unix socket.
+const UNIX: &str = "unix:";
+
+/// Arguments about TLS. Each of them means TLS.
+pub(super) fn arguments() -> [Arg; 5] {
+    let file = |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
+    [
+        Arg::new("tls").long("tls").action(ArgAction::SetTrue).help("Connect over TLS, and trust the system's CAs"),
+        file("ca").help("Connect over TLS, and trust the CA certificates in this PEM file only"),
+        file("cert").requires("key").help("Connect over TLS with the client certificate in this PEM file"),
+        file("key").requires("cert").help("Private key of --cert, a PEM file"),
+        Arg::new("server-name")
+            .long("server-name")
+            .value_name("NAME")
+            .help("Connect over TLS to a server whose certificate is for this name [default: the host of --address]"),
+    ]
+}
+
+/// Connects to the server at `address` within `timeout`, which also applies to each call.
+///
+/// # Errors
+/// If the address is none, a file cannot be used, or no server accepts the connection.
+pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Duration) -> anyhow::Result<Channel> {
+    let name = matches.get_one::<String>("server-name");
+    let files = TlsFiles {
+        authorities: named(matches, "ca", MAX_CERTIFICATES),
+        client: named(matches, "cert", MAX_CERTIFICATES).zip(named(matches, "key", MAX_SECRET)),
+        any_hostname: false,
+    };
+    let is_tls = is_tls(matches);
+    let with = |endpoint: Endpoint| endpoint.connect_timeout(timeout).timeout(timeout);
+    let connected = if let Some(path) = address.strip_prefix(UNIX) {
+        ensure!(
+            !is_tls,
+            "{address} is a Unix socket, and TLS is for HOST:PORT: leave out --tls, --ca, --cert, --key and --server-name"
+        );
+        ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
+        with(Endpoint::from_shared(address.to_owned())?).connect().await
+    } else {
+        let (host, port) = address
+            .rsplit_once(':')
+            .and_then(|(host, port)| Some((host, port.parse().ok()?)))
+            .with_context(not_an_address(address))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        ensure!(!host.is_empty(), not_an_address(address)());
+        let tls = match is_tls {
+            false => None,
+            true => Some((Tls::of_files(files)?.config()?, name.cloned().unwrap_or_else(|| host.clone()))),
+        };
+        let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
+        GrpcServer { host, port, tls, timeouts }.connect(with).await
+    };
+    connected.map_err(|error| {
+        let how = if is_tls { " over TLS" } else { "" };
+        anyhow::anyhow!(
+            "no ShouldRateLimit server answers at {address}{how}: start one with `tidegate serve`, or set --address HOST:PORT: {}",
+            with_causes(&error)
+        )
+    })
+}
+
+/// Returns the text for a call that failed: the answer of the server, or the reason why there is none.
+pub(super) fn failed(address: &str, status: &Status, matches: &ArgMatches) -> String {
+    match status.source() {
+        None => format!("{address} answered with the error {:?}: {}", status.code(), status.message()),
+        Some(error) => {
+            let advice = if is_tls(matches) { "" } else { "; if it speaks TLS, set --tls or --ca" };
+            format!("{address} did not answer: {}{advice}", with_causes(error))
+        }
+    }
+}
+
+fn is_tls(matches: &ArgMatches) -> bool {
+    matches.get_flag("tls") || ["ca", "cert", "server-name"].into_iter().any(|name| matches.contains_id(name))
+}
+
+fn not_an_address(address: &str) -> impl Fn() -> String {
+    move || format!("'{address}' is not an address: write HOST:PORT or unix:PATH")
+}
+
+/// Returns the file that the argument `name` names.
+fn named(matches: &ArgMatches, name: &'static str, most: usize) -> Option<Named> {
+    let path = matches.get_one::<PathBuf>(name)?;
+    let argument = match name {
+        "ca" => "--ca",
+        "cert" => "--cert",
+        _ => "--key",
+    };
+    Some(Named::new(argument, path.clone(), most))
+}

@@ -1,0 +1,68 @@
+//! Channels for gRPC calls to another server, in plaintext or over TLS.
+
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use tonic::codegen::http::Uri;
+use tonic::transport::{Channel, Endpoint, Error};
+
+use super::TcpTimeouts;
+
+/// Server of gRPC calls.
+#[derive(Clone, Debug)]
+pub struct GrpcServer {
+    /// Name or address of the host, without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+    /// TLS settings, and the name that the certificate of the server must have; `None` for plaintext.
+    pub tls: Option<(ClientConfig, String)>,
+    /// Times after which a silent server is given up.
+    pub timeouts: TcpTimeouts,
+}
+
+impl GrpcServer {
+    /// Connects. `with` adds the settings of the caller.
+    ///
+    /// # Errors
+    /// If there is no connection, or the host is no part of an address.
+    pub async fn connect(self, with: impl FnOnce(Endpoint) -> Endpoint) -> Result<Channel, Error> {
+        let Self { host, port, tls, timeouts } = self;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
+        // The connector speaks TLS, so tonic must not.
+        let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(agent)?);
+        let endpoint = match format!("{scheme}://{authority}").parse::<Uri>() {
+            Ok(origin) => endpoint.origin(origin),
+            Err(_) => endpoint,
+        };
+        let Some((mut config, name)) = tls else {
+            let connect = move |_: Uri| {
+                let host = host.clone();
+                async move { super::tcp(&host, port, timeouts).await.map(TokioIo::new) }
+            };
+            return endpoint.connect_with_connector(tower::service_fn(connect)).await;
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let connect = move |_: Uri| {
+            let (host, config, name) = (host.clone(), config.clone(), name.clone());
+            async move { super::tls(&host, port, timeouts, config, &name).await.map(TokioIo::new) }
+        };
+        endpoint.connect_with_connector(tower::service_fn(connect)).await
+    }
+}
+
+/// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error". Some causes repeat the text
+/// of their own cause.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+        source = error.source();
+    }
+    text
+}
