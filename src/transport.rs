@@ -44,5 +44,5 @@ pub use listener::{Drained, Listener};
 pub use net::{NetAddress, NetListener};
 pub use protocol::{Http1, Http2};
 pub use tally::{ConnectionCounts, EndCause, Tally};
-pub use tls::{Clients, HandshakeOutcome, Identity, ListenerTls};
+pub use tls::{Alpn, Clients, HandshakeOutcome, Identity, ListenerTls};
 pub use workers::Workers;

@@ -1,4 +1,4 @@
-//! Files of the gRPC listener's TLS: read at the start, and again while the service runs.
+//! Files of the listeners' TLS: read at the start, and again while the service runs.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::model::Clock;
 use crate::settings::ListenerTlsSettings;
 use crate::telemetry::throttle::LogThrottle;
 use crate::transport::tls::InvalidTls;
-use crate::transport::{Clients, Identity, ListenerTls};
+use crate::transport::{Alpn, Clients, Identity, ListenerTls};
 
 /// Interval between two reads of the files: 1 s.
 const EVERY: Duration = Duration::from_secs(1);
@@ -29,6 +29,15 @@ pub(super) struct ListenerFiles {
     expiry: Arc<Expiry>,
 }
 
+/// TLS of the listeners, which follows its files.
+#[derive(Clone)]
+pub(super) struct Tls {
+    /// The gRPC listener, which may verify clients.
+    pub(super) grpc: Arc<ListenerTls>,
+    /// The HTTP and debug listeners, which verify none.
+    pub(super) others: Arc<ListenerTls>,
+}
+
 /// Times until which the certificates in use are valid, in seconds since 1970; 0 for none.
 #[derive(Debug, Default)]
 pub(super) struct Expiry {
@@ -36,6 +45,14 @@ pub(super) struct Expiry {
     pub(super) certificate: AtomicU64,
     /// Authorities of clients.
     pub(super) authorities: AtomicU64,
+}
+
+impl Tls {
+    /// As [`ListenerTls::replace`], on all listeners.
+    fn replace(&self, identity: &Identity, clients: &Option<Arc<Clients>>) -> Result<(), InvalidTls> {
+        self.others.replace(identity, None)?;
+        self.grpc.replace(identity, clients.clone())
+    }
 }
 
 /// Content of the files.
@@ -87,12 +104,17 @@ impl ListenerFiles {
     ///
     /// # Errors
     /// If the system has no thread left.
-    pub(super) fn start(&self, workers: NonZeroUsize) -> Result<Arc<ListenerTls>, InvalidTls> {
-        ListenerTls::start(&self.identity, self.clients.clone(), self.settings.is_tls13, workers)
+    pub(super) fn start(&self, workers: NonZeroUsize) -> Result<Tls, InvalidTls> {
+        let start =
+            |clients, alpn, workers| ListenerTls::start(&self.identity, clients, self.settings.is_tls13, alpn, workers);
+        Ok(Tls {
+            grpc: start(self.clients.clone(), Alpn::H2, workers)?,
+            others: start(None, Alpn::Http1, NonZeroUsize::MIN)?,
+        })
     }
 
     /// Reads the files every second, for ever, and gives `tls` what has changed. What cannot be used changes nothing.
-    pub(super) async fn follow(mut self, tls: Arc<ListenerTls>) {
+    pub(super) async fn follow(mut self, tls: Tls) {
         let complaints = LogThrottle::new();
         let mut was_wrong = false;
         loop {
@@ -121,7 +143,7 @@ impl ListenerFiles {
     }
 
     /// Gives `tls` what has changed in the files. Returns what cannot be used.
-    fn take(&mut self, (pair, authorities): FilesRead, tls: &ListenerTls) -> Vec<String> {
+    fn take(&mut self, (pair, authorities): FilesRead, tls: &Tls) -> Vec<String> {
         let mut wrong = Vec::new();
         let texts = |problems: Vec<Unusable>| problems.iter().map(ToString::to_string).collect::<Vec<_>>();
         let pair =
@@ -142,7 +164,7 @@ impl ListenerFiles {
         }
         let identity = pair.as_ref().map_or(&self.identity, |(.., identity)| identity);
         let clients = authorities.as_ref().map_or(&self.clients, |(_, clients)| clients);
-        if let Err(error) = tls.replace(identity, clients.clone()) {
+        if let Err(error) = tls.replace(identity, clients) {
             wrong.push(error.to_string());
             return wrong;
         }

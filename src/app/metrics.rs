@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::SystemClock;
 use super::inputs::OverlayState;
-use super::listener_tls::Expiry;
+use super::listener_tls::{Expiry, Tls as ListenersTls};
 use crate::dial::tls::Tls;
 use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
@@ -28,7 +28,7 @@ use crate::telemetry::metrics::{
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
-use crate::transport::{EndCause, HandshakeOutcome, ListenerTls, Tally};
+use crate::transport::{EndCause, HandshakeOutcome, Tally};
 
 /// Creates the telemetry of a process that starts now.
 pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc<Telemetry> {
@@ -132,10 +132,12 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
 }
 
 /// Adds the metric of TLS handshakes. Without `tls`, there are none.
-pub(super) fn handshakes(telemetry: &Telemetry, tls: Option<Arc<ListenerTls>>) {
+pub(super) fn handshakes(telemetry: &Telemetry, tls: Option<ListenersTls>) {
     telemetry.also(move |page| {
         page.family(&TLS_HANDSHAKES, |family| match &tls {
-            Some(tls) => tls.outcomes().for_each(|(outcome, count)| family.sample(&[outcome.name()], count)),
+            Some(tls) => tls.grpc.outcomes().zip(tls.others.outcomes()).for_each(|((outcome, one), (_, other))| {
+                family.sample(&[outcome.name()], one.saturating_add(other));
+            }),
             None => HandshakeOutcome::ALL.into_iter().for_each(|outcome| family.sample(&[outcome.name()], 0_u8)),
         });
     });

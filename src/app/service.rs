@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
-use super::listener_tls::ListenerFiles;
+use super::listener_tls::{ListenerFiles, Tls};
 use super::log::{self, Log};
 use super::otlp::{Exporter, Otlp};
 use super::overlay::OverlayIntake;
@@ -24,7 +24,7 @@ use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worke
 use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::settings::Settings;
+use crate::settings::{ListenerTlsSettings, Settings};
 use crate::source::file::FileSource;
 use crate::source::xds::status::XdsStatus;
 use crate::source::{RuleSource, Source};
@@ -39,8 +39,7 @@ use crate::transport::budget::process::ProcessAccount;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, ListenerTls, NetListener, Workers, admin, json,
-    limits as bounds,
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, admin, json, limits as bounds,
 };
 
 /// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
@@ -212,7 +211,7 @@ impl Service {
             ),
         };
         let (tls, following_tls) = tls(self.listener_tls.take(), self.workers, &self.telemetry)?.unzip();
-        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, tls);
+        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, tls.as_ref());
         let Self {
             following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, exporter, ..
         } = self;
@@ -257,15 +256,15 @@ impl Service {
     }
 }
 
-/// Starts TLS of the gRPC listener, and the task that reads its files again. Returns `None` for plaintext.
+/// Starts TLS of the listeners, and the task that reads its files again. Returns `None` for plaintext.
 fn tls(
     files: Option<ListenerFiles>,
     workers: NonZeroUsize,
     telemetry: &Telemetry,
-) -> anyhow::Result<Option<(Arc<ListenerTls>, JoinHandle<()>)>> {
+) -> anyhow::Result<Option<(Tls, JoinHandle<()>)>> {
     let tls = files.as_ref().map(|files| files.start(workers)).transpose()?;
     metrics::handshakes(telemetry, tls.clone());
-    Ok(files.zip(tls).map(|(files, tls)| (Arc::clone(&tls), tokio::spawn(files.follow(tls)))))
+    Ok(files.zip(tls).map(|(files, tls)| (tls.clone(), tokio::spawn(files.follow(tls)))))
 }
 
 /// Handlers of the listeners.
@@ -288,7 +287,7 @@ fn listeners(
     telemetry: &Arc<Telemetry>,
     workers: &Workers,
     stopped: &watch::Receiver<bool>,
-    tls: Option<Arc<ListenerTls>>,
+    tls: Option<&Tls>,
 ) -> JoinSet<Drained> {
     let Sockets { grpc, http, debug, metrics, slots } = sockets;
     let limits = ConnectionLimits {
@@ -305,10 +304,15 @@ fn listeners(
         listener
     };
     let grpc = listener("gRPC", grpc, slots.of_grpc());
-    let grpc = grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls);
+    let grpc =
+        grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls.map(|tls| Arc::clone(&tls.grpc)));
+    let tls_if = |is_on: fn(&ListenerTlsSettings) -> bool| {
+        let tls = tls.filter(|_| settings.listener_tls.as_ref().is_some_and(is_on));
+        tls.map(|tls| Arc::clone(&tls.others))
+    };
     let tcp = NetListener::Tcp;
-    let http = listener("HTTP", tcp(http), slots.of_other());
-    let debug = listener("debug", tcp(debug), slots.of_other());
+    let http = listener("HTTP", tcp(http), slots.of_other()).with_tls(tls_if(|tls| tls.is_http_too));
+    let debug = listener("debug", tcp(debug), slots.of_other()).with_tls(tls_if(|tls| tls.is_debug_too));
     let metrics = metrics.map(|socket| listener("metrics", tcp(socket), slots.of_other()));
     metrics::connections(telemetry, tallies);
     let process = Arc::new(ProcessAccount::new(memory_bytes));

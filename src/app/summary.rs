@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::sockets::Addresses;
 use crate::model::StorePolicies;
 use crate::rules::{Example, RuleSet};
-use crate::settings::{Settings, StoreChoice};
+use crate::settings::{ListenerTlsSettings, Settings, StoreChoice};
 use crate::transport::NetAddress;
 
 /// Maximum number of domains that are listed by name: 8.
@@ -34,13 +34,15 @@ impl fmt::Display for Summary<'_> {
         let more = if domains.len() > MOST_NAMED { ", ..." } else { "" };
         let named = domains.into_iter().take(MOST_NAMED).collect::<Vec<_>>().join(", ");
         writeln!(f, "tidegate {}", env!("CARGO_PKG_VERSION"))?;
-        let tls = settings.listener_tls.as_ref().map_or("", |tls| match tls.authorities.is_empty() {
-            true => ", over TLS",
-            false => ", over TLS with client certificates",
-        });
-        writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection{tls}")?;
-        writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics")?;
-        writeln!(f, "  debug    {debug}  /rlconfig, /log_level")?;
+        let tls = settings.listener_tls.as_ref();
+        let if_tls = |is_tls: fn(&ListenerTlsSettings) -> bool, text| if tls.is_some_and(is_tls) { text } else { "" };
+        let (over_tls, clients) =
+            (if_tls(|_| true, ", over TLS"), if_tls(|tls| !tls.authorities.is_empty(), " with client certificates"));
+        writeln!(f, "  gRPC     {grpc}  ShouldRateLimit, health, reflection{over_tls}{clients}")?;
+        let over_tls = if_tls(|tls| tls.is_http_too, ", over TLS");
+        writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics{over_tls}")?;
+        let over_tls = if_tls(|tls| tls.is_debug_too, ", over TLS");
+        writeln!(f, "  debug    {debug}  /rlconfig, /log_level{over_tls}")?;
         if let Some(metrics) = metrics {
             writeln!(f, "  metrics  {metrics}  {}", settings.prometheus_path.0)?;
         }
@@ -62,7 +64,12 @@ impl fmt::Display for Summary<'_> {
                     NetAddress::Tcp(address) => Some(reachable(*address).to_string()),
                     path @ NetAddress::Unix(_) => Some(quoted(&path.to_string())),
                 };
-                try_next(f, program, &example, grpc, reachable(*http))
+                // The certificate is hardly for this address.
+                let curl = match tls.is_some_and(|tls| tls.is_http_too) {
+                    true => format!("curl -sk https://{}", reachable(*http)),
+                    false => format!("curl -s http://{}", reachable(*http)),
+                };
+                try_next(f, program, &example, grpc, &curl)
             }
             None if !rules.is_loaded() => {
                 writeln!(f, "  no rules yet: calls fail until the control plane has sent valid ones")
@@ -99,7 +106,7 @@ fn try_next(
     program: &str,
     example: &Example<'_>,
     grpc: Option<String>,
-    http: SocketAddr,
+    curl: &str,
 ) -> fmt::Result {
     let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));
     let body = serde_json::json!({
@@ -113,7 +120,7 @@ fn try_next(
     if let Some(grpc) = grpc {
         writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
     }
-    writeln!(f, "  for i in $(seq {times}); do curl -s -w ' %{{http_code}}\\n' -d {body} http://{http}/json; done")
+    writeln!(f, "  for i in $(seq {times}); do {curl}/json -w ' %{{http_code}}\\n' -d {body}; done")
 }
 
 /// Returns an address at which a client on this machine reaches `at`.

@@ -1,4 +1,4 @@
-//! Settings of TLS on the gRPC listener.
+//! Settings of TLS on the listeners.
 
 use std::sync::Arc;
 
@@ -18,9 +18,11 @@ const KEY: &str = "GRPC_SERVER_TLS_KEY";
 const AUTHORITIES: &str = "GRPC_CLIENT_TLS_CACERT";
 const MORE_AUTHORITIES: &str = "GRPC_SERVER_TLS_CA_CERT";
 const NAMES: &str = "GRPC_CLIENT_TLS_SAN";
+const HTTP: &str = "HTTP_SERVER_USE_TLS";
+const DEBUG: &str = "DEBUG_SERVER_USE_TLS";
 const CLIENT_AUTH: &str = "GRPC_CLIENT_AUTH";
 
-/// Settings of TLS on the gRPC listener.
+/// Settings of TLS on the gRPC listener, and on the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerTlsSettings {
     /// File with the certificate, and with those of intermediate authorities.
@@ -33,6 +35,10 @@ pub struct ListenerTlsSettings {
     pub authorities: Vec<Named>,
     /// Names of which a client needs one; empty: any name.
     pub names: Arc<[PeerName]>,
+    /// True if the HTTP listener serves TLS too.
+    pub is_http_too: bool,
+    /// True if the debug listener serves TLS too.
+    pub is_debug_too: bool,
 }
 
 /// Settings of TLS on the gRPC listener, not yet combined.
@@ -45,6 +51,8 @@ struct Variables {
     names: Names,
     client_auth: ClientAuth,
     more_authorities: String,
+    is_http_too: bool,
+    is_debug_too: bool,
 }
 
 const ROWS: SettingRows<Variables> = rows!(Variables {
@@ -56,6 +64,8 @@ const ROWS: SettingRows<Variables> = rows!(Variables {
     names: Names = NAMES, "", "Names of which a client certificate needs one, separated by commas: DNS names (*.edge: one label before .edge), IP addresses and URIs such as spiffe://cluster.local/ns/edge/sa/envoy; empty: any name";
     client_auth: ClientAuth = CLIENT_AUTH, "", "require: a client needs a certificate of a CA in GRPC_CLIENT_TLS_CACERT or GRPC_SERVER_TLS_CA_CERT; empty: it needs one only if GRPC_CLIENT_TLS_CACERT is set";
     more_authorities: String = MORE_AUTHORITIES, "", "PEM file with CA certificates of clients, as Envoy Gateway sets it; used only with GRPC_CLIENT_AUTH=require; read again when it changes";
+    is_http_too: bool = HTTP, "false", "Serves the HTTP listener over TLS too, with the certificate of GRPC_SERVER_TLS_CERT and without client certificates";
+    is_debug_too: bool = DEBUG, "false", "Serves the debug listener over TLS too, with the certificate of GRPC_SERVER_TLS_CERT and without client certificates";
 });
 
 /// Reads the settings of TLS on the gRPC listener; `Some(None)` for plaintext. Adds variables without effect to `unused`.
@@ -77,6 +87,12 @@ pub(super) fn read(
             let takes =
                 "an empty value, because GRPC_SERVER_USE_TLS is false and clients in plaintext have no certificate";
             wrong.push(InvalidSetting::Value { variable: CLIENT_AUTH, found: "require".to_owned(), takes });
+        }
+        for (variable, is_on) in [(HTTP, read.is_http_too), (DEBUG, read.is_debug_too)] {
+            if is_on {
+                let takes = "false, because GRPC_SERVER_USE_TLS is false, and all listeners have its certificate";
+                wrong.push(InvalidSetting::Value { variable, found: "true".to_owned(), takes });
+            }
         }
         let given = files.iter().filter(|(_, path)| !path.is_empty()).map(|(variable, _)| *variable);
         let given = given.chain((!has_no_name).then_some(NAMES));
@@ -114,6 +130,8 @@ pub(super) fn read(
         is_tls13: read.lowest.is_tls13,
         authorities: used.into_iter().map(|file| named(file, MAX_CERTIFICATES)).collect(),
         names: read.names.0.into(),
+        is_http_too: read.is_http_too,
+        is_debug_too: read.is_debug_too,
     }))
 }
 

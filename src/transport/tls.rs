@@ -50,8 +50,14 @@ const WORKERS_PER_THREAD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
 /// Versions of TLS without 1.2.
 const ONLY_TLS13: &[&SupportedProtocolVersion] = &[&version::TLS13];
-/// The protocol of ALPN that gRPC needs.
-const H2: &[u8] = b"h2";
+/// Protocol over TLS, which the client offers by ALPN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alpn {
+    /// HTTP/2 for gRPC, which a client has to offer.
+    H2,
+    /// HTTP/1.1, which a client may also leave unsaid.
+    Http1,
+}
 
 /// Reason why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +82,7 @@ pub struct Identity(Arc<CertifiedKey>);
 
 /// TLS of a listener.
 pub struct ListenerTls {
+    alpn: Alpn,
     versions: &'static [&'static SupportedProtocolVersion],
     /// Encrypts tickets of sessions. It stays the same when the certificate changes.
     ticketer: Arc<dyn ProducesTickets>,
@@ -94,6 +101,15 @@ struct Current {
     clients: Option<Arc<Clients>>,
 }
 
+impl Alpn {
+    const fn name(self) -> &'static [u8] {
+        match self {
+            Self::H2 => b"h2",
+            Self::Http1 => b"http/1.1",
+        }
+    }
+}
+
 impl Identity {
     /// Creates an identity of a certificate, those of intermediate authorities, and the key of the first.
     ///
@@ -108,7 +124,7 @@ impl Identity {
 }
 
 impl ListenerTls {
-    /// Starts the threads for handshakes. With `clients`, a client needs a certificate that they accept. `is_tls13` refuses
+    /// Starts the threads for handshakes of connections that speak `alpn`. With `clients`, a client needs a certificate that they accept. `is_tls13` refuses
     /// TLS 1.2.
     ///
     /// # Errors
@@ -117,16 +133,17 @@ impl ListenerTls {
         identity: &Identity,
         clients: Option<Arc<Clients>>,
         is_tls13: bool,
+        alpn: Alpn,
         workers: NonZeroUsize,
     ) -> Result<Arc<Self>, InvalidTls> {
         let versions = if is_tls13 { ONLY_TLS13 } else { DEFAULT_VERSIONS };
         let threads = Workers::start_as("handshakes", workers.div_ceil(WORKERS_PER_THREAD))?;
         let ticketer = Ticketer::new()?;
-        let config = config(identity, clients.as_ref(), versions, &ticketer)?;
+        let config = config(identity, clients.as_ref(), versions, alpn, &ticketer)?;
         let current = watch::Sender::new(Current { config: Arc::new(config), clients });
         let (slots, waiting) = (threads.slots(), Arc::default());
         let outcomes = Outcomes::default();
-        Ok(Arc::new(Self { versions, ticketer, current, slots, _threads: threads, waiting, outcomes }))
+        Ok(Arc::new(Self { alpn, versions, ticketer, current, slots, _threads: threads, waiting, outcomes }))
     }
 
     /// Uses `identity` and `clients` for each handshake from now on. If `clients` is another verifier than before, open
@@ -135,7 +152,7 @@ impl ListenerTls {
     /// # Errors
     /// If rustls does not accept the versions of TLS, which it did at the start. Then nothing changes.
     pub fn replace(&self, identity: &Identity, clients: Option<Arc<Clients>>) -> Result<(), InvalidTls> {
-        let config = config(identity, clients.as_ref(), self.versions, &self.ticketer)?;
+        let config = config(identity, clients.as_ref(), self.versions, self.alpn, &self.ticketer)?;
         self.current.send_replace(Current { config: Arc::new(config), clients });
         Ok(())
     }
@@ -158,6 +175,7 @@ fn config(
     identity: &Identity,
     clients: Option<&Arc<Clients>>,
     versions: &[&'static SupportedProtocolVersion],
+    alpn: Alpn,
     ticketer: &Arc<dyn ProducesTickets>,
 ) -> Result<ServerConfig, rustls::Error> {
     let builder = ServerConfig::builder_with_provider(Arc::new(default_provider())).with_protocol_versions(versions)?;
@@ -166,7 +184,7 @@ fn config(
         None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&identity.0))));
-    config.alpn_protocols = vec![H2.to_vec()];
+    config.alpn_protocols = vec![alpn.name().to_vec()];
     // Sessions are in their tickets, so clients cannot fill a store of them.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     // A resumed session would not look at the certificate of the client again, and would have a new ticket, without end.

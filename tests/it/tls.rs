@@ -14,6 +14,8 @@ mod clients;
 mod flood;
 mod gateway;
 mod handshakes;
+mod hundred;
+mod others;
 mod rotation;
 mod start;
 

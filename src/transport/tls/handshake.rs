@@ -23,7 +23,7 @@ use super::super::tally::EndCause;
 use super::super::turn::State;
 use super::outcome::Failure;
 use super::waiting::{Place, Waiting};
-use super::{Current, H2, HANDSHAKE_BYTES, HandshakeOutcome, LONGEST_QUEUE, ListenerTls, Peer, UNREAD_BYTES};
+use super::{Alpn, Current, HANDSHAKE_BYTES, HandshakeOutcome, LONGEST_QUEUE, ListenerTls, Peer, UNREAD_BYTES};
 
 /// A connection after its handshake.
 pub(in crate::transport) struct Accepted {
@@ -61,7 +61,8 @@ impl ListenerTls {
         let mut updates = self.current.subscribe();
         let current = updates.borrow_and_update().clone();
         let waiting = Arc::clone(&self.waiting);
-        let mut shaking = Shaking(thread.spawn(shake(accepted, current.clone(), *limits, waiting, Instant::now())));
+        let mut shaking =
+            Shaking(thread.spawn(shake(accepted, self.alpn, current.clone(), *limits, waiting, Instant::now())));
         // The time in the queue of the thread counts too.
         let shaken = timeout(limits.handshake, &mut shaking.0);
         let shaken = tokio::select! {
@@ -104,6 +105,7 @@ impl ListenerTls {
 
 async fn shake(
     accepted: AcceptedStream,
+    alpn: Alpn,
     current: Current,
     limits: ConnectionLimits,
     waiting: Arc<Mutex<Waiting>>,
@@ -130,8 +132,9 @@ async fn shake(
     .map_err(Failure::from)?;
     // rustls refuses a client that offers other protocols only, but not one that offers none.
     match stream.get_ref().1.alpn_protocol() {
-        Some(H2) => Ok(stream),
-        _ => Err(failure(HandshakeOutcome::Alpn, "the client offers no protocol by ALPN")),
+        Some(_) => Ok(stream),
+        None if alpn == Alpn::Http1 => Ok(stream),
+        None => Err(failure(HandshakeOutcome::Alpn, "the client offers no protocol by ALPN")),
     }
 }
 

@@ -46,8 +46,8 @@ outcomes! {
     NotTls "not_tls" warn "peers did not speak TLS to the gRPC port, which serves TLS (GRPC_SERVER_USE_TLS): in Envoy, set a transport_socket with UpstreamTlsContext for the cluster of Tidegate";
     /// The client offers no version of TLS that is allowed.
     Version "version" warn "clients were refused, because they offer no allowed version of TLS (GRPC_SERVER_TLS_MIN_VERSION)";
-    /// The client does not offer h2 by ALPN.
-    Alpn "alpn" warn "clients were refused, because they do not offer h2 by ALPN, which gRPC needs";
+    /// The client does not offer the protocol of the listener by ALPN.
+    Alpn "alpn" warn "clients were refused, because they do not offer by ALPN what the listener speaks: h2 for gRPC, http/1.1 for the others";
     /// The client and this listener have no cipher or key exchange in common.
     NothingInCommon "nothing_in_common" warn "clients were refused, because they have no cipher, key exchange or signature in common with this listener";
     /// The client has sent no certificate.

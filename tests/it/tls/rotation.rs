@@ -66,7 +66,7 @@ impl Calls {
 }
 
 /// Waits until new connections get this certificate.
-async fn comes_into_use(server: &Secured, issued: &Issued) {
+pub(super) async fn comes_into_use(server: &Secured, issued: &Issued) {
     let expected = CertificateDer::from_pem_file(&issued.certificate).expect("a certificate").to_vec();
     eventually("it is in use", async || {
         // A client of its own, so that no session is resumed.
@@ -76,7 +76,7 @@ async fn comes_into_use(server: &Secured, issued: &Issued) {
     .await;
 }
 
-fn put(from: &Issued, directory: &Path, by_rename: bool) {
+pub(super) fn put(from: &Issued, directory: &Path, by_rename: bool) {
     for (file, name) in [(&from.certificate, "tls.crt"), (&from.key, "tls.key")] {
         let place = directory.join(name);
         if by_rename {
@@ -86,6 +86,23 @@ fn put(from: &Issued, directory: &Path, by_rename: bool) {
         } else {
             fs::write(place, fs::read(file).expect("it reads")).expect("it is written");
         }
+    }
+}
+
+/// Puts a certificate into `version` of a mounted secret, and makes this the version that `..data` names, as the kubelet does.
+pub(super) fn swap(from: &Issued, directory: &Path, version: &str) {
+    let place = directory.join(version);
+    fs::create_dir(&place).expect("it is created");
+    put(from, &place, false);
+    symlink(version, directory.join("..data_tmp")).expect("a link");
+    fs::rename(directory.join("..data_tmp"), directory.join("..data")).expect("it takes its place");
+}
+
+/// Makes the files links through `..data`, as those of a mounted secret.
+pub(super) fn mount(directory: &Path) {
+    for name in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(name), directory.join("new")).expect("a link");
+        fs::rename(directory.join("new"), directory.join(name)).expect("it takes its place");
     }
 }
 
@@ -123,26 +140,15 @@ async fn a_certificate_changes_in_place_and_by_rename_without_a_failed_call_and_
 #[tokio::test]
 async fn a_secret_that_the_kubelet_swaps_is_read_without_a_failed_call() {
     let server = Secured::start(&[]).await;
-    // The files become links through `..data`, as those of a mounted secret.
     let directory = server.directory.path();
-    let swap = |issued: &Issued, version: &str| {
-        let place = directory.join(version);
-        fs::create_dir(&place).expect("it is created");
-        put(issued, &place, false);
-        symlink(version, directory.join("..data_tmp")).expect("a link");
-        fs::rename(directory.join("..data_tmp"), directory.join("..data")).expect("it takes its place");
-    };
     let first = server.authority.issue("127.0.0.1");
-    swap(&first, "..1");
-    for name in ["tls.crt", "tls.key"] {
-        symlink(Path::new("..data").join(name), directory.join("new")).expect("a link");
-        fs::rename(directory.join("new"), directory.join(name)).expect("it takes its place");
-    }
+    swap(&first, directory, "..1");
+    mount(directory);
     comes_into_use(&server, &first).await;
     let calls = Calls::start(&server, &server.client());
     for version in ["..2", "..3"] {
         let next = server.authority.issue("127.0.0.1");
-        swap(&next, version);
+        swap(&next, directory, version);
         comes_into_use(&server, &next).await;
         calls.go_on().await;
     }

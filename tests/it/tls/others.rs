@@ -1,0 +1,77 @@
+//! TLS on the HTTP and debug listeners.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+
+use super::client::Client;
+use super::rotation::put;
+use super::{MUTUAL, Secured, rules};
+use crate::support::{eventually, in_time, on_free_ports, output, said};
+
+const BOTH: [(&str, &str); 3] = [("HTTP_SERVER_USE_TLS", "true"), ("DEBUG_SERVER_USE_TLS", "true"), MUTUAL];
+
+/// Gets `path` over TLS, offering `protocols` by ALPN. The error is that of the handshake.
+async fn get(client: &Client, protocols: &[&str], at: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut client = client.clone();
+    client.0.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    in_time("there is an answer", async {
+        let mut stream = client.connect(at).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_http_and_debug_listeners_speak_tls_without_client_certificates() {
+    let server = Secured::start(&BOTH).await;
+    let (client, http, debug) = (server.client(), server.tidegate.http, server.tidegate.debug);
+    for protocols in [&[][..], &["http/1.1"], &["h2", "http/1.1"]] {
+        for (at, path) in [(http, "/healthcheck"), (http, "/metrics"), (debug, "/rlconfig")] {
+            let answer = get(&client, protocols, at, path).await.expect("a handshake");
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        }
+    }
+    let refused = get(&client, &["h2"], http, "/healthcheck").await.expect_err("it speaks no HTTP/2");
+    assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
+    let page = get(&client, &[], http, "/metrics").await.expect("a handshake");
+    let counted = |outcome: &str| format!("tidegate_tls_handshakes_total{{outcome=\"{outcome}\"}} ");
+    let nine =
+        page.lines().find_map(|line| line.strip_prefix(&counted("full")).or(line.strip_prefix(&counted("resumed"))));
+    assert!(nine.is_some() && page.contains(&format!("{}1", counted("alpn"))), "{page}");
+    let plain = said(http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    assert!(!plain.contains("200"), "{plain}");
+    let refused = client.call(server.tidegate.grpc).await.expect_err("gRPC needs a certificate of the client");
+    assert!(refused.contains("CertificateRequired") || refused.contains("broken pipe"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_changed_certificate_reaches_all_listeners() {
+    let server = Secured::start(&BOTH[..2]).await;
+    let next = crate::redis::certificates::Authority::new();
+    let changed = next.issue("127.0.0.1");
+    put(&changed, server.directory.path(), true);
+    let client = Client::of(&next);
+    for at in [server.tidegate.http, server.tidegate.debug] {
+        eventually("it is in use", async || get(&client, &[], at, "/").await.ok()).await;
+    }
+    client.call(server.tidegate.grpc).await.expect("it is answered");
+}
+
+#[tokio::test]
+async fn tls_of_the_others_needs_that_of_grpc() {
+    let rules = rules();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("serve").arg(rules.path()).env_clear().envs(BOTH[..2].iter().copied());
+    let (status, _, errors) = output(on_free_ports(&mut command)).await;
+    assert_eq!(status.code(), Some(2), "{errors}");
+    for variable in ["HTTP_SERVER_USE_TLS", "DEBUG_SERVER_USE_TLS"] {
+        let expected = format!("{variable} is \"true\": expected false, because GRPC_SERVER_USE_TLS is false");
+        assert!(errors.contains(&expected), "{errors}");
+    }
+}
