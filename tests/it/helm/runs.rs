@@ -41,6 +41,14 @@ async fn the_example_for_envoy_gateway_runs_as_it_is_deployed() {
 }
 
 #[tokio::test]
+async fn the_examples_for_contour_kgateway_and_emissary_run_as_they_are_deployed() {
+    let Some(helm) = Helm::find() else { return };
+    for name in ["contour", "kgateway", "emissary"] {
+        deployed(&helm.render(&["--values".to_owned(), super::example(name)]).await).await;
+    }
+}
+
+#[tokio::test]
 async fn an_overlay_of_the_values_is_mounted_where_the_service_reads_it() {
     let Some(helm) = Helm::find() else { return };
     let values = tempfile::NamedTempFile::new().expect("a file");
