@@ -183,6 +183,19 @@ async fn kgateways_environment_and_filter_limit_as_its_own_server_does() {
     }
 }
 
+/// Emissary starts no service: this one has the rules of the chart's example.
+#[tokio::test]
+async fn emissarys_filter_limits_as_the_example_says() {
+    let values = pages::yaml("helm/tidegate/examples/emissary.yaml").await.remove(0);
+    let rules = values["rules"]["files"]["edge.yaml"].as_str().expect("rules").replace("unit: minute", "unit: week");
+    let started = Started::with_rules(CONTOUR, "edge.yaml", &rules).await;
+    let envoy = started.envoy("emissary", &[(" timeout: 0.250s", " timeout: 30s")]).await;
+    let listener = envoy.listener("ambassador-listener-8080").await;
+    for (path, status) in [("/login", 200), ("/login?a", 200), ("/login", 429), ("/", 200)] {
+        assert_eq!(get(listener, path, "").await.status, status, "{path}");
+    }
+}
+
 /// The rules that Envoy Gateway sends for the BackendTrafficPolicy of the examples, with this limit.
 fn pushed(unit: RateLimitUnit, requests_per_unit: u32) -> RateLimitConfig {
     let policy = RateLimitPolicy { unit: unit.into(), requests_per_unit, ..RateLimitPolicy::default() };
