@@ -5,7 +5,8 @@ helm.py yaml FILE                the documents of a YAML file, as a JSON list
 helm.py objects FILE VERSION...  the same of a rendering, or a line on standard error for each object that one of these
                                  versions of Kubernetes would refuse or only partly understand
 helm.py ask URL QUESTION         GET URL/healthcheck, POST URL/json, GET URL/metrics: `STATUS BODY` of each
-helm.py patched PAGE KIND        a configuration of Envoy with the patches that an object of that kind on the page makes
+helm.py patched FILE             a configuration of Envoy with the patches that the object in the file makes
+helm.py applied CONFIG FILE      the configuration of Envoy with the patches of an EnvoyPatchPolicy
 """
 import json
 import re
@@ -37,7 +38,7 @@ def objects(path, versions):
     for version in versions:
         for item in found:
             # What operators bring has no schema here.
-            if item["apiVersion"].startswith("monitoring.coreos.com/"):
+            if item["apiVersion"].startswith(("monitoring.coreos.com/", "cert-manager.io/")):
                 continue
             try:
                 kubernetes_validate.validate(item, version, strict=True)
@@ -105,10 +106,9 @@ def add(target, path, value):
         target[last] = value
 
 
-def patched(page, kind):
-    with open(page, encoding="utf-8") as file:
-        blocks = re.findall(r"```yaml\n(.*?)```", file.read(), re.DOTALL)
-    (found,) = [item for block in blocks for item in yaml.load_all(block, Strict) if item["kind"] == kind]
+def patched(path):
+    (found,) = documents(path)
+    kind = found["kind"]
     routing = routes({"route": {"cluster": "upstream"}})
     edge = manager("edge", use_remote_address=True, route_config=routing)
     listener = {"name": "default/eg/http", "address": at(10000), "default_filter_chain": {"filters": [edge]}}
@@ -134,12 +134,26 @@ def patched(page, kind):
         # Istio makes a cluster of a Service whose port speaks gRPC; the patch replaces how it speaks HTTP/2.
         name = filters["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"]
         clusters.append(cluster(name, at(8081), **values["CLUSTER"]))
-    text = yaml.safe_dump(
+    printed(
         {
             "admin": {"address": at(9901)},
             "static_resources": {"listeners": [listener, upstream], "clusters": clusters},
         }
     )
+
+
+def applied(configuration, path):
+    ((whole,), (found,)) = documents(configuration), documents(path)
+    for patch in found["spec"]["jsonPatches"]:
+        operation, (_, _, target) = patch["operation"], patch["type"].rpartition(".")
+        assert (operation["op"], target) == ("add", "Cluster")
+        (resource,) = [item for item in whole["static_resources"]["clusters"] if item["name"] == patch["name"]]
+        add(resource, operation["path"], operation["value"])
+    printed(whole)
+
+
+def printed(configuration):
+    text = yaml.safe_dump(configuration)
     # Names of the cluster are known there only; ports are followed by a space, as the tests of Envoy expect.
     text = re.sub(r"address: \S+\.svc\.cluster\.local", "address: 127.0.0.1", text)
     print(re.sub(r"(port_value: \d+)", r"\1 ", text))
@@ -152,6 +166,8 @@ if __name__ == "__main__":
     elif order == "objects":
         json.dump(objects(argument, rest), sys.stdout)
     elif order == "patched":
-        patched(argument, *rest)
+        patched(argument)
+    elif order == "applied":
+        applied(argument, *rest)
     else:
         ask(argument, *rest)

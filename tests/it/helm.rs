@@ -24,24 +24,32 @@ mod runs;
 mod values;
 
 const CHART: &str = "helm/tidegate";
+/// Values that name the callers, without which nothing is rendered.
+const CALLERS: &str = "tests/it/helm/callers.yaml";
 /// The oldest Kubernetes that Chart.yaml allows and the newest whose schemas there are.
 const KUBERNETES: [&str; 2] = ["1.27", "1.37"];
 /// The name of the release, and so the first part of every name.
 const RELEASE: &str = "t";
 
 /// The values files that come with the chart.
-const EXAMPLES: [&str; 4] = ["trial", "production-redis-cluster", "envoy-gateway", "istio"];
+const EXAMPLES: [&str; 7] =
+    ["trial", "production-redis-cluster", "envoy-gateway", "istio", "contour", "kgateway", "emissary"];
 
 /// The arguments that make each rendering that the tests look at.
 fn renderings() -> Vec<Vec<String>> {
     let examples = EXAMPLES.iter().map(|name| vec!["--values".to_owned(), example(name)]);
-    // What no example has: a volume for the bundled Redis, sentinels with secrets, rules from elsewhere, a control plane, TLS for callers, everything more.
-    let kept = "--values BUNDLED --set redis.bundled.persistence.enabled=true,networkPolicy.enabled=true,tracing.enabled=true,tracing.endpoint=http://c:4318,overlay.files.all\\.yaml=overlay:";
+    // What no example has: a volume for the bundled Redis, sentinels with secrets, rules from elsewhere, a control plane, TLS for
+    // callers with either certificate, everything more.
+    let kept = "--values BUNDLED --set redis.bundled.persistence.enabled=true,tracing.enabled=true,tracing.endpoint=http://c:4318,overlay.files.all\\.yaml=overlay:";
     let sentinels = "--set store=redis,onStoreFailure=closed,redis.type=sentinel,redis.url=m\\,s1:26379\\,s2:26379,redis.auth.existingSecret=a,redis.sentinelAuth.existingSecret=b,redis.tls.enabled=true,redis.tls.skipHostnameVerification=true,rules.existingConfigMap=mine,overlay.existingConfigMap=over,serviceAccount.create=false,podDisruptionBudget.enabled=false,image.digest=sha256:0000000000000000000000000000000000000000000000000000000000000000,test.httpImage=,replicaCount=2";
-    let xds = "--set xds.enabled=true,xds.url=envoy-gateway:18001,xds.nodeId=envoy-ratelimit,xds.tls.existingSecret=envoy-rate-limit,networkPolicy.enabled=true";
+    let xds = "--set xds.enabled=true,xds.url=envoy-gateway:18001,xds.nodeId=envoy-ratelimit,xds.tls.existingSecret=envoy-rate-limit";
     let secured = "--set grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,service.headless.enabled=true";
+    let issued = "--set grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.certManager.issuer=ca,networkPolicy.enabled=false";
     let words = |text: &str| text.replace("BUNDLED", &example("trial")).split(' ').map(str::to_owned).collect();
-    [vec![], words(kept), words(sentinels), words(xds), words(secured)].into_iter().chain(examples).collect()
+    [vec![], words(kept), words(sentinels), words(xds), words(secured), words(issued)]
+        .into_iter()
+        .chain(examples)
+        .collect()
 }
 
 fn example(name: &str) -> String {
@@ -79,6 +87,9 @@ impl Helm {
             helm.env_remove(name);
         }
         let chart = repository(CHART);
+        // The one value without a default. Files of values that come later replace it.
+        let callers = repository(CALLERS);
+        let more = [&["--values".to_owned(), callers.display().to_string()], more].concat();
         match command {
             "template" => helm.arg("template").arg(RELEASE).arg(chart),
             _ => helm.arg(command).arg("--strict").arg(chart),

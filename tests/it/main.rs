@@ -29,6 +29,8 @@ mod eviction;
 mod faults;
 /// Files that the process reads at its start: regular files of a bounded size, or the start stops with the reason.
 mod files;
+/// The command line and the environment of gateways, and a real Envoy as they configure it.
+mod gateways;
 /// Rule files with mistakes that people make, and what `tidegate check` says of them.
 mod golden_rules;
 /// The chart and the image: what they deploy is valid, confined, and is what runs.
@@ -53,6 +55,8 @@ mod literature;
 mod logs;
 /// Messages above 4 MiB: decided by their domain, in bounded memory.
 mod messages;
+/// Two services behind one Envoy, of which one decides and the other is compared.
+mod migrate;
 /// Metrics, as a collector of OpenTelemetry is sent them.
 mod otlp;
 /// Overlays: what an operator lays over rules of any source, followed live.

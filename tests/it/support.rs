@@ -163,6 +163,11 @@ impl Tidegate {
     ) -> Self {
         command.arg("serve").args(named).env_clear();
         on_free_ports(&mut command).envs(variables.iter().copied());
+        Self::start_command(command, log).await
+    }
+
+    /// Starts it by a command with everything that it needs.
+    pub async fn start_command(mut command: Command, log: Option<Stdio>) -> Self {
         let mut process = Process::start_with(&mut command, log);
         let grpc = listener(&mut process, "gRPC").await;
         let http = listener(&mut process, "HTTP").await;

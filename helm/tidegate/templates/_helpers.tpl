@@ -55,6 +55,30 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.redis.bundled.enabled }}{{ include "tidegate.redisName" . }}:6379{{ else }}{{ .Values.redis.url }}{{ end -}}
 {{- end -}}
 
+{{- /* Ports in these URLs, and these. A JSON array. The argument is a list: the URLs as one text, and the other ports. */ -}}
+{{- define "tidegate.ports" -}}
+{{- $ports := list -}}
+{{- range index . 1 }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- range regexFindAll ":[0-9]+" (index . 0) -1 }}{{ $ports = append $ports (int (trimPrefix ":" .)) }}{{ end -}}
+{{- toJson (uniq $ports) -}}
+{{- end -}}
+
+{{- define "tidegate.redisPorts" -}}
+{{- $urls := printf "%s %s" .Values.redis.url (toString .Values.settings.REDIS_PERSECOND_URL) -}}
+{{- include "tidegate.ports" (list $urls .Values.networkPolicy.redisPorts) -}}
+{{- end -}}
+
+{{- define "tidegate.otlpPorts" -}}
+{{- $urls := .Values.tracing.endpoint -}}
+{{- range $name, $value := .Values.settings }}{{ if hasSuffix "_ENDPOINT" $name }}{{ $urls = printf "%s %v" $urls $value }}{{ end }}{{ end -}}
+{{- include "tidegate.ports" (list $urls .Values.networkPolicy.otlpPorts) -}}
+{{- end -}}
+
+{{- /* Secret with the certificate of the gRPC listener. */ -}}
+{{- define "tidegate.grpcSecret" -}}
+{{- .Values.grpc.tls.existingSecret | default (printf "%s-grpc-tls" (include "tidegate.fullname" .)) -}}
+{{- end -}}
+
 {{- define "tidegate.podSecurityContext" -}}
 runAsNonRoot: true
 runAsUser: {{ . }}

@@ -30,16 +30,6 @@
 {{- if ne (empty $redis.tls.certKey) (empty $redis.tls.keyKey) -}}
 {{- fail "redis.tls.certKey and redis.tls.keyKey belong together: set both, or none" -}}
 {{- end -}}
-{{- if .Values.networkPolicy.enabled -}}
-{{- range regexFindAll ":[0-9]+" $redis.url -1 -}}
-{{- $port := int (trimPrefix ":" .) -}}
-{{- $allowed := list -}}
-{{- range $.Values.networkPolicy.redisPorts }}{{ $allowed = append $allowed (int .) }}{{ end -}}
-{{- if not (has $port $allowed) -}}
-{{- fail (printf "redis.url has the port %d, which networkPolicy.redisPorts does not allow: add it there" $port) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- if and .Values.rules.existingConfigMap .Values.rules.files -}}
 {{- fail "rules.existingConfigMap and rules.files are both set: remove one of them" -}}
@@ -55,11 +45,29 @@
 {{- fail "xds.tls.certKey and xds.tls.keyKey belong together: set both, or none" -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.grpc.tls.enabled (not .Values.grpc.tls.existingSecret) -}}
-{{- fail "grpc.tls.enabled needs grpc.tls.existingSecret: set the name of the Secret with the certificate and its key" -}}
+{{- $tls := .Values.grpc.tls -}}
+{{- if and $tls.enabled (not (or $tls.existingSecret $tls.certManager.enabled)) -}}
+{{- fail "grpc.tls.enabled needs a certificate: set grpc.tls.existingSecret to the name of the Secret with the certificate and its key, or grpc.tls.certManager.enabled: true" -}}
+{{- end -}}
+{{- if $tls.certManager.enabled -}}
+{{- if not $tls.enabled -}}
+{{- fail "grpc.tls.certManager.enabled is true, but grpc.tls.enabled is false: set grpc.tls.enabled: true, or remove the Certificate" -}}
+{{- end -}}
+{{- if $tls.existingSecret -}}
+{{- fail "grpc.tls.existingSecret and grpc.tls.certManager.enabled are both set: remove one of them" -}}
+{{- end -}}
+{{- if not $tls.certManager.issuer -}}
+{{- fail "grpc.tls.certManager.enabled needs grpc.tls.certManager.issuer: set the name of an issuer of cert-manager" -}}
+{{- end -}}
+{{- if or (ne $tls.certKey "tls.crt") (ne $tls.keyKey "tls.key") -}}
+{{- fail "cert-manager writes tls.crt and tls.key: remove grpc.tls.certKey and grpc.tls.keyKey" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.grpc.tls.existingSecret (not .Values.grpc.tls.enabled) -}}
 {{- fail "grpc.tls.existingSecret is set, but grpc.tls.enabled is false: set grpc.tls.enabled: true, or remove the Secret" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.grpcFrom) -}}
+{{- fail "networkPolicy.grpcFrom is empty, so nobody could call: name the pods of your gateways, such as [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: envoy-gateway-system } } }], or [{ podSelector: {} }] for every pod of the namespace; networkPolicy.enabled: false lets everyone in the cluster call" -}}
 {{- end -}}
 {{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
 {{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 
-use crate::support::{Process, eventually, in_time, repository, tool};
+use crate::support::{Process, eventually, in_time, repository, said, tool};
 
 /// A running Envoy.
 pub struct Proxy {
@@ -72,6 +72,15 @@ impl Proxy {
     /// Its counters whose names match a regular expression, a line each.
     pub async fn stats(&self, names: &str) -> String {
         ask(self.admin, &format!("/stats?filter={names}")).await.expect("the admin listener answers").body
+    }
+
+    /// Changes its runtime, such as `key=1&other=2`.
+    pub async fn modify_runtime(&self, values: &str) {
+        let request = format!(
+            "POST /runtime_modify?{values} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        );
+        let answer = said(self.admin, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
 
     /// What it knows of the instances of its clusters.

@@ -158,21 +158,21 @@ async fn secrets_reach_the_pod_as_files_but_for_the_one_that_has_no_file() {
 #[tokio::test]
 async fn a_network_policy_lets_in_who_is_named_and_out_to_redis_names_and_spans() {
     let Some(helm) = Helm::find() else { return };
-    let set = "store=redis,onStoreFailure=open,redis.url=r:6380,networkPolicy.enabled=true,networkPolicy.redisPorts[0]=6380,tracing.enabled=true,tracing.endpoint=http://c:4318,networkPolicy.httpFrom=null";
+    let set = "store=redis,onStoreFailure=open,redis.url=r:6380,tracing.enabled=true,tracing.endpoint=http://c:9999,settings.STATSD_HOST=s,settings.OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://m:9998/v1/metrics,networkPolicy.httpFrom=null";
     let objects = helm.render(&["--set".to_owned(), set.to_owned()]).await;
     let policy = &one("NetworkPolicy", &objects)["spec"];
     assert_eq!(policy["policyTypes"], json!(["Ingress", "Egress"]));
     let ingress = policy["ingress"].as_array().expect("rules");
     assert!(ingress.iter().all(|rule| rule["from"].as_array().is_some_and(|from| !from.is_empty())), "nobody unnamed");
-    assert_eq!(ingress[0]["from"][0]["podSelector"]["matchLabels"], json!({ "tidegate-client": "true" }));
+    assert_eq!(ingress[0]["from"][0]["podSelector"]["matchLabels"], json!({ "app": "gateway" }));
     assert_eq!(ingress[0]["ports"], json!([{ "port": "grpc" }]));
     assert_eq!(ingress.len(), 2, "a list without peers lets nobody in; the other is the test pod: {ingress:?}");
     let egress = policy["egress"].as_array().expect("rules");
     let mut ports: Vec<_> = egress.iter().flat_map(|rule| rule["ports"].as_array().expect("bounded ports")).collect();
     ports.dedup_by_key(|port| port["port"].clone());
     let ports: Vec<_> = ports.iter().map(|port| &port["port"]).collect();
-    assert_eq!(ports, [53, 6380, 4317, 4318]);
-    let bundled = "store=redis,onStoreFailure=open,redis.bundled.enabled=true,networkPolicy.enabled=true";
+    assert_eq!(ports, [53, 6379, 6380, 4317, 4318, 9999, 9998, 8125], "a port of an address needs no value of its own");
+    let bundled = "store=redis,onStoreFailure=open,redis.bundled.enabled=true";
     let objects = helm.render(&["--set".to_owned(), bundled.to_owned()]).await;
     let redis =
         of("NetworkPolicy", &objects).into_iter().find(|policy| policy["metadata"]["name"] == "t-tidegate-redis");
@@ -280,7 +280,8 @@ async fn the_notes_show_a_call_that_is_answered() {
     let object = "notes: |\n  {{- tpl (.Files.Get \"files/NOTES.txt\") . | nindent 2 }}\n";
     std::fs::write(chart.join("templates/notes.yaml"), object).expect("it is written");
     let mut template = Command::new(&helm.0);
-    template.args(["template", super::RELEASE]).arg(&chart).args(["--show-only", "templates/notes.yaml"]);
+    template.args(["template", super::RELEASE]).arg(&chart).arg("--values").arg(repository(super::CALLERS));
+    template.args(["--show-only", "templates/notes.yaml"]);
     template.args(["--namespace", "here", "--kube-version", KUBERNETES[1]]);
     let (status, notes, errors) = output(&mut template).await;
     assert!(status.success(), "{errors}");

@@ -41,6 +41,14 @@ async fn the_example_for_envoy_gateway_runs_as_it_is_deployed() {
 }
 
 #[tokio::test]
+async fn the_examples_for_contour_kgateway_and_emissary_run_as_they_are_deployed() {
+    let Some(helm) = Helm::find() else { return };
+    for name in ["contour", "kgateway", "emissary"] {
+        deployed(&helm.render(&["--values".to_owned(), super::example(name)]).await).await;
+    }
+}
+
+#[tokio::test]
 async fn an_overlay_of_the_values_is_mounted_where_the_service_reads_it() {
     let Some(helm) = Helm::find() else { return };
     let values = tempfile::NamedTempFile::new().expect("a file");
@@ -113,16 +121,45 @@ fn in_volumes(container: &Value, volumes: &Path) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn grpc_is_served_over_mutual_tls_with_the_files_of_a_secret() {
+async fn grpc_is_served_over_mutual_tls_with_the_files_of_a_secret_or_of_cert_manager() {
     let Some(helm) = Helm::find() else { return };
-    let set = "grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,settings.GRPC_CLIENT_TLS_SAN=envoy";
-    let objects = helm.render(&["--set".to_owned(), set.to_owned()]).await;
+    let more = "grpc.tls.enabled=true,grpc.tls.clientCaKey=ca.crt,settings.GRPC_CLIENT_TLS_SAN=envoy";
+    let render = async |set: &str| helm.render(&["--set".to_owned(), format!("{more},{set}")]).await;
+    let objects = render("grpc.tls.existingSecret=mine").await;
+    assert_eq!((of("Certificate", &objects).len(), mounted_secret(&objects)), (0, "mine"));
+    serves_mutual_tls(&objects).await;
+    let issuer = "grpc.tls.certManager.issuer=ca,grpc.tls.certManager.issuerKind=ClusterIssuer";
+    let names = "grpc.tls.certManager.dnsNames[0]=limits.example.com,service.headless.enabled=true";
+    let objects = render(&format!("grpc.tls.certManager.enabled=true,{issuer},{names}")).await;
+    let certificate = &one("Certificate", &objects)["spec"];
+    assert_eq!(certificate["secretName"], mounted_secret(&objects), "the pods mount what cert-manager writes");
+    assert_eq!(certificate["issuerRef"]["kind"], "ClusterIssuer");
+    let names = certificate["dnsNames"].as_array().unwrap();
     for service in of("Service", &objects) {
+        let name = service["metadata"]["name"].as_str().unwrap();
+        for name in [name.to_owned(), format!("{name}.default.svc"), format!("{name}.default.svc.cluster.local")] {
+            assert!(names.iter().any(|it| *it == *name), "{name} in {names:?}");
+        }
+    }
+    assert!(names.iter().any(|it| it == "limits.example.com"));
+    serves_mutual_tls(&objects).await;
+}
+
+/// The Secret with the certificate of the gRPC listener.
+fn mounted_secret(objects: &[Value]) -> &str {
+    let volumes = one("Deployment", objects)["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == "grpc-tls").unwrap();
+    volume["secret"]["secretName"].as_str().unwrap()
+}
+
+/// Starts what a rendering deploys, with certificates in its volume, and calls it.
+async fn serves_mutual_tls(objects: &[Value]) {
+    for service in of("Service", objects) {
         for port in service["spec"]["ports"].as_array().unwrap().iter().filter(|port| port["name"] == "grpc") {
             assert_eq!(port["appProtocol"], Value::Null, "h2c would be wrong");
         }
     }
-    let container = server(&objects);
+    let container = server(objects);
     let volumes = tempfile::tempdir().unwrap();
     let secret = volumes.path().join("etc/tidegate/grpc-tls");
     fs::create_dir_all(&secret).unwrap();

@@ -130,10 +130,31 @@ async fn a_typo_in_values_is_refused_and_named() {
 async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
     let Some(helm) = Helm::find() else { return };
     let redis = "store=redis,onStoreFailure=open";
+    let callers = &yaml(&format!("{CHART}/values.yaml")).await[0]["networkPolicy"];
+    assert_eq!(
+        (&callers["enabled"], &callers["grpcFrom"]),
+        (&true.into(), &serde_json::json!([])),
+        "the default is refused"
+    );
     for (set, says) in [
         ("xds.enabled=true".to_owned(), "xds.enabled needs xds.url: set the address of the control plane"),
-        ("grpc.tls.enabled=true".to_owned(), "set the name of the Secret with the certificate and its key"),
+        ("grpc.tls.enabled=true".to_owned(), "needs a certificate: set grpc.tls.existingSecret"),
         ("grpc.tls.existingSecret=a".to_owned(), "set grpc.tls.enabled: true, or remove the Secret"),
+        ("grpc.tls.certManager.enabled=true".to_owned(), "set grpc.tls.enabled: true, or remove the Certificate"),
+        (
+            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true".to_owned(),
+            "set the name of an issuer of cert-manager",
+        ),
+        (
+            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.existingSecret=a".to_owned(),
+            "grpc.tls.certManager.enabled are both set: remove one of them",
+        ),
+        (
+            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.certManager.issuer=ca,grpc.tls.keyKey=k"
+                .to_owned(),
+            "cert-manager writes tls.crt and tls.key",
+        ),
+        ("networkPolicy.grpcFrom=null".to_owned(), "is empty, so nobody could call: name the pods of your gateways"),
         (
             "xds.enabled=true,xds.url=a:1,rules.existingConfigMap=mine".to_owned(),
             "takes the rules from the control plane",
@@ -156,10 +177,6 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
         ),
         (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
         (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
-        (
-            format!("{redis},redis.url=r:6380,networkPolicy.enabled=true"),
-            "the port 6380, which networkPolicy.redisPorts",
-        ),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
         ("overlay.existingConfigMap=a,overlay.files.b=c".to_owned(), "overlay.files are both set: remove one of them"),
         (
