@@ -338,7 +338,6 @@ mod tests {
                 r#"BACKEND_TYPE is "memcache": Memcached is not supported, because it cannot count exactly; set memory, or set redis and REDIS_URL"#
             ]
         );
-        assert!(read(&[("GRPC_UDS", "/tmp/ratelimit.sock")]).is_err());
         assert!(read(&[("GRPC_SERVER_USE_TLS", "false"), ("CONFIG_TYPE", "FILE")]).is_ok());
     }
 
