@@ -119,7 +119,7 @@ pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitC
 
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
     let mut service = Service::build(settings, log, read);
-    systemd::waiting("waiting for rules");
+    systemd::waiting();
     let has_begun = tokio::select! {
         () = service.follow_source(settings.source.starts_without_rules) => true,
         () = signals.wait() => false,
@@ -137,11 +137,10 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     // Standard output may be closed; the service runs anyway.
     let _ = write!(std::io::stdout(), "{summary}");
     systemd::ready();
-    let alive = tokio::spawn(systemd::keep_alive());
+    tokio::spawn(systemd::keep_alive());
     signals.wait().await;
     systemd::stopping();
     running.shut_down(settings, signals).await;
-    alive.abort();
     Ok(ExitCode::SUCCESS)
 }
 

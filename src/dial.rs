@@ -25,6 +25,14 @@ pub struct TcpTimeouts {
     pub unacknowledged: Duration,
 }
 
+/// Returns host and port as in a URL.
+pub fn authority(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
 /// Connects to all addresses of `host` at once. Returns the first connection.
 ///
 /// # Errors

@@ -34,8 +34,8 @@ pub(super) struct ListenerFiles {
 pub(super) struct Tls {
     /// The gRPC listener, which may verify clients.
     pub(super) grpc: Arc<ListenerTls>,
-    /// The HTTP and debug listeners, which verify none.
-    pub(super) others: Arc<ListenerTls>,
+    /// The HTTP and debug listeners, which verify none; `None` if both are in plaintext.
+    pub(super) others: Option<Arc<ListenerTls>>,
 }
 
 /// Times until which the certificates in use are valid, in seconds since 1970; 0 for none.
@@ -50,7 +50,9 @@ pub(super) struct Expiry {
 impl Tls {
     /// As [`ListenerTls::replace`], on all listeners.
     fn replace(&self, identity: &Identity, clients: &Option<Arc<Clients>>) -> Result<(), InvalidTls> {
-        self.others.replace(identity, None)?;
+        if let Some(others) = &self.others {
+            others.replace(identity, None)?;
+        }
         self.grpc.replace(identity, clients.clone())
     }
 }
@@ -107,9 +109,10 @@ impl ListenerFiles {
     pub(super) fn start(&self, workers: NonZeroUsize) -> Result<Tls, InvalidTls> {
         let start =
             |clients, alpn, workers| ListenerTls::start(&self.identity, clients, self.settings.is_tls13, alpn, workers);
+        let are_others_too = self.settings.is_http_too || self.settings.is_debug_too;
         Ok(Tls {
             grpc: start(self.clients.clone(), Alpn::H2, workers)?,
-            others: start(None, Alpn::Http1, NonZeroUsize::MIN)?,
+            others: are_others_too.then(|| start(None, Alpn::Http1, NonZeroUsize::MIN)).transpose()?,
         })
     }
 

@@ -135,8 +135,9 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
 pub(super) fn handshakes(telemetry: &Telemetry, tls: Option<ListenersTls>) {
     telemetry.also(move |page| {
         page.family(&TLS_HANDSHAKES, |family| match &tls {
-            Some(tls) => tls.grpc.outcomes().zip(tls.others.outcomes()).for_each(|((outcome, one), (_, other))| {
-                family.sample(&[outcome.name()], one.saturating_add(other));
+            Some(tls) => HandshakeOutcome::ALL.into_iter().for_each(|outcome| {
+                let counts = std::iter::once(&tls.grpc).chain(&tls.others).map(|tls| tls.count(outcome));
+                family.sample(&[outcome.name()], counts.sum::<u64>());
             }),
             None => HandshakeOutcome::ALL.into_iter().for_each(|outcome| family.sample(&[outcome.name()], 0_u8)),
         });

@@ -307,8 +307,7 @@ fn listeners(
     let grpc =
         grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls.map(|tls| Arc::clone(&tls.grpc)));
     let tls_if = |is_on: fn(&ListenerTlsSettings) -> bool| {
-        let tls = tls.filter(|_| settings.listener_tls.as_ref().is_some_and(is_on));
-        tls.map(|tls| Arc::clone(&tls.others))
+        tls.filter(|_| settings.listener_tls.as_ref().is_some_and(is_on))?.others.clone()
     };
     let tcp = NetListener::Tcp;
     let http = listener("HTTP", tcp(http), slots.of_other()).with_tls(tls_if(|tls| tls.is_http_too));

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 
 use sd_notify::NotifyState;
 
-/// Says that the process waits, and what for.
-pub(super) fn waiting(what: &str) {
-    notify(&[NotifyState::Status(what)]);
+/// Says that the process waits for rules.
+pub(super) fn waiting() {
+    notify(&[NotifyState::Status("waiting for rules")]);
 }
 
 /// Says that all listeners serve.

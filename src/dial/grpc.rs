@@ -28,7 +28,7 @@ impl GrpcServer {
     pub async fn connect(self, with: impl FnOnce(Endpoint) -> Endpoint) -> Result<Channel, Error> {
         let Self { host, port, tls, timeouts } = self;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let authority = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let authority = super::authority(&host, port);
         let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
         // The connector speaks TLS, so tonic must not.
         let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(agent)?);

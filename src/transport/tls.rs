@@ -50,6 +50,7 @@ const WORKERS_PER_THREAD: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
 /// Versions of TLS without 1.2.
 const ONLY_TLS13: &[&SupportedProtocolVersion] = &[&version::TLS13];
+
 /// Protocol over TLS, which the client offers by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alpn {
@@ -124,8 +125,8 @@ impl Identity {
 }
 
 impl ListenerTls {
-    /// Starts the threads for handshakes of connections that speak `alpn`. With `clients`, a client needs a certificate that they accept. `is_tls13` refuses
-    /// TLS 1.2.
+    /// Starts the threads for handshakes of connections that speak `alpn`. With `clients`, a client needs a certificate that they
+    /// accept. `is_tls13` refuses TLS 1.2.
     ///
     /// # Errors
     /// If the system has no thread left, or no random bytes.
@@ -157,9 +158,9 @@ impl ListenerTls {
         Ok(())
     }
 
-    /// Returns the number of handshakes by outcome since the start.
-    pub fn outcomes(&self) -> impl Iterator<Item = (HandshakeOutcome, u64)> + '_ {
-        HandshakeOutcome::ALL.into_iter().map(|outcome| (outcome, self.outcomes.count(outcome)))
+    /// Returns the number of handshakes with this outcome since the start.
+    pub fn count(&self, outcome: HandshakeOutcome) -> u64 {
+        self.outcomes.count(outcome)
     }
 }
 

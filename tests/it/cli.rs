@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::support::{Process, on_free_ports, repository};
+use crate::support::{Process, on_free_ports, repository, rule_file};
 
 mod call;
 
@@ -14,12 +14,6 @@ fn tidegate_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command.output().expect("the command runs")
-}
-
-fn rule_file(text: &str) -> tempfile::NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), text).expect("it is written");
-    file
 }
 
 fn path(file: &tempfile::NamedTempFile) -> &str {

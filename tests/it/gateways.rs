@@ -51,7 +51,7 @@ const ENVOY_GATEWAY: &[(&str, &str)] = &[
 ];
 
 /// The Deployment of Istio's `samples/ratelimit/rate-limit-service.yaml`, August 2026.
-const ISTIO: &[(&str, &str)] = &[
+pub const ISTIO: &[(&str, &str)] = &[
     ("LOG_LEVEL", "debug"),
     ("REDIS_SOCKET_TYPE", "tcp"),
     ("REDIS_URL", "redis:6379"),

@@ -132,12 +132,12 @@ impl Helm {
 }
 
 /// A line that is seen although the test passes.
-fn aside(line: &str) {
+pub fn aside(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// What `helm.py` says.
-async fn python(arguments: &[&str]) -> Vec<Value> {
+pub async fn python(arguments: &[&str]) -> Vec<Value> {
     let mut command = Command::new(tool("python"));
     let (status, said, errors) = output(command.arg(repository("tests/it/helm.py")).args(arguments)).await;
     assert!(status.success(), "{errors}");

@@ -1,7 +1,7 @@
 //! Two services behind one Envoy, of which one decides and the other is compared.
 
 use crate::envoy::proxy::{Proxy, get};
-use crate::support::{Tidegate, eventually, repository};
+use crate::support::{Tidegate, eventually, repository, rule_file};
 
 /// Two services: one with the rules of the example in the place of the reference, and one with another limit, so that it is seen which
 /// of them decides.
@@ -16,8 +16,7 @@ impl Pair {
         let text = std::fs::read_to_string(repository("examples/migrate/rules.yaml")).expect("it reads");
         let rules = text.replace("unit: hour", "unit: week");
         let serve = async |rules: String| {
-            let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-            std::fs::write(file.path(), rules).expect("it is written");
+            let file = rule_file(&rules);
             Tidegate::start(file.path(), &[]).await
         };
         let other = rules.replace("requests_per_unit: 3", &format!("requests_per_unit: {limit}"));

@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
@@ -117,6 +118,13 @@ impl Process {
     pub async fn ended(&mut self) -> ExitStatus {
         in_time("the program ends", self.child.wait()).await.expect("it ends")
     }
+}
+
+/// A rule file with this text.
+pub fn rule_file(text: &str) -> NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
+    std::fs::write(file.path(), text).expect("it is written");
+    file
 }
 
 /// Has `tidegate serve` listen on ports of its own, on the loopback interface.

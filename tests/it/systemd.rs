@@ -1,25 +1,19 @@
 //! A server under systemd: its unit, and the notices that it sends to the service manager.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 
-use tempfile::NamedTempFile;
 use tokio::net::UnixDatagram;
 use tokio::process::Command;
 
-use crate::support::{Process, in_time, on_free_ports, output, repository};
+use crate::helm::aside;
+use crate::support::{Process, in_time, on_free_ports, output, repository, rule_file};
 
 /// Starts a server that notifies `socket`, with these variables.
 fn start(rules: &Path, socket: &Path, variables: &[(&str, &str)]) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").arg(rules).env_clear().env("NOTIFY_SOCKET", socket).envs(variables.iter().copied());
     Process::start(on_free_ports(&mut command))
-}
-
-fn rules() -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), "domain: d\n").expect("it is written");
-    file
 }
 
 /// The next notice.
@@ -31,7 +25,7 @@ async fn notice(manager: &UnixDatagram) -> String {
 
 #[tokio::test]
 async fn a_service_manager_hears_of_the_start_and_of_the_stop() {
-    let (directory, rules) = (tempfile::tempdir().expect("a directory"), rules());
+    let (directory, rules) = (tempfile::tempdir().expect("a directory"), rule_file("domain: d\n"));
     let socket = directory.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("it binds");
     let mut server = start(rules.path(), &socket, &[]);
@@ -44,7 +38,7 @@ async fn a_service_manager_hears_of_the_start_and_of_the_stop() {
 
 #[tokio::test]
 async fn a_watchdog_hears_that_the_server_is_alive() {
-    let (directory, rules) = (tempfile::tempdir().expect("a directory"), rules());
+    let (directory, rules) = (tempfile::tempdir().expect("a directory"), rule_file("domain: d\n"));
     let socket = directory.path().join("notify");
     let manager = UnixDatagram::bind(&socket).expect("it binds");
     let _server = start(rules.path(), &socket, &[("WATCHDOG_USEC", "20000")]);
@@ -78,8 +72,7 @@ async fn the_unit_is_valid() {
     let file = directory.path().join("tidegate.service");
     std::fs::write(&file, built).expect("it is written");
     if std::process::Command::new("systemd-analyze").arg("--version").output().is_err() {
-        let skipped = "the unit of systemd is NOT CHECKED: there is no systemd-analyze in $PATH";
-        return writeln!(std::io::stderr(), "{skipped}").expect("it is written");
+        return aside("the unit of systemd is NOT CHECKED: there is no systemd-analyze in $PATH");
     }
     let mut verify = Command::new("systemd-analyze");
     let (status, printed, errors) = output(verify.args(["verify", "--man=no"]).arg(&file)).await;

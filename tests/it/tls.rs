@@ -7,7 +7,7 @@ use rcgen::{CertificateParams, KeyPair};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::redis::certificates::{Authority, Issued};
-use crate::support::{Tidegate, eventually, repository};
+use crate::support::{Tidegate, eventually, repository, rule_file};
 
 pub mod client;
 mod clients;
@@ -44,7 +44,7 @@ impl Secured {
     pub async fn start_with(rules: &str, variables: &[(&str, &str)]) -> Self {
         let authority = Authority::new();
         let own = authority.issue("127.0.0.1");
-        Self::start_of(rules_of(rules), authority, &own, variables).await
+        Self::start_of(rule_file(rules), authority, &own, variables).await
     }
 
     /// The same with this certificate and key.
@@ -94,15 +94,9 @@ impl Secured {
 
 /// Rules that admit everything.
 pub fn rules() -> NamedTempFile {
-    rules_of(
+    rule_file(
         "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: { unit: week, requests_per_unit: 4000000000 }\n",
     )
-}
-
-fn rules_of(text: &str) -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    fs::write(file.path(), text).expect("it is written");
-    file
 }
 
 /// A certificate for the key in the file `key` of `tests/golden/keys`, whose own file is a copy of `file` there.

@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::envoy::proxy::{Proxy, get};
 use crate::redis::certificates::Authority;
-use crate::support::{Process, in_time, on_free_ports, output, repository};
+use crate::support::{Process, in_time, on_free_ports, output, repository, rule_file};
 use crate::tls::client::{Client, ask};
 
 /// A server on a Unix socket in a directory of its own.
@@ -26,9 +26,7 @@ struct Served {
 
 fn rules() -> NamedTempFile {
     let text = fs::read_to_string(repository("examples/rules.yaml")).expect("it reads");
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    fs::write(file.path(), text.replace("unit: minute", "unit: week")).expect("it is written");
-    file
+    rule_file(&text.replace("unit: minute", "unit: week"))
 }
 
 fn command(rules: &Path, socket: &Path, variables: &[(&str, &str)]) -> Command {

@@ -39,8 +39,8 @@ pub(super) fn arguments() -> [Arg; 5] {
 pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Duration) -> anyhow::Result<Channel> {
     let name = matches.get_one::<String>("server-name");
     let files = TlsFiles {
-        authorities: named(matches, "ca", MAX_CERTIFICATES),
-        client: named(matches, "cert", MAX_CERTIFICATES).zip(named(matches, "key", MAX_SECRET)),
+        authorities: named(matches, "--ca", MAX_CERTIFICATES),
+        client: named(matches, "--cert", MAX_CERTIFICATES).zip(named(matches, "--key", MAX_SECRET)),
         any_hostname: false,
     };
     let is_tls = is_tls(matches);
@@ -94,13 +94,8 @@ fn not_an_address(address: &str) -> impl Fn() -> String {
     move || format!("'{address}' is not an address: write HOST:PORT or unix:PATH")
 }
 
-/// Returns the file that the argument `name` names.
-fn named(matches: &ArgMatches, name: &'static str, most: usize) -> Option<Named> {
-    let path = matches.get_one::<PathBuf>(name)?;
-    let argument = match name {
-        "ca" => "--ca",
-        "cert" => "--cert",
-        _ => "--key",
-    };
+/// Returns the file that `argument` names.
+fn named(matches: &ArgMatches, argument: &'static str, most: usize) -> Option<Named> {
+    let path = matches.get_one::<PathBuf>(argument.trim_start_matches('-'))?;
     Some(Named::new(argument, path.clone(), most))
 }

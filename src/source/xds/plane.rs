@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
+use crate::dial::authority;
 use crate::dial::tls::TlsFiles;
 
 /// Parameters of the stream to a control plane.
@@ -51,10 +52,7 @@ pub struct PlaneTls {
 impl ControlPlane {
     /// Returns host and port as in a URL.
     pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
+        authority(&self.host, self.port)
     }
 
     /// Returns the wait before the next connection, after `failures` attempts in a row without a response.

@@ -6,15 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::{output, repository, tool};
+use crate::helm::python;
+use crate::support::{output, repository, rule_file};
 
 /// The documents of a YAML file of the repository.
 pub async fn yaml(path: &str) -> Vec<Value> {
-    let mut command = Command::new(tool("python"));
-    command.arg(repository("tests/it/helm.py")).arg("yaml").arg(repository(path));
-    let (status, said, errors) = output(&mut command).await;
-    assert!(status.success(), "{path}: {errors}");
-    serde_json::from_str(&said).expect("a list")
+    python(&["yaml", repository(path).to_str().expect("a path of text")]).await
 }
 
 fn names(directory: &str) -> BTreeSet<String> {
@@ -61,8 +58,7 @@ fn each_page_says_what_a_failure_does_and_what_cannot_be_set() {
 #[tokio::test]
 async fn the_overlay_and_the_rules_on_the_pages_pass_check() {
     let overlay = &yaml("examples/gateways/envoy-gateway/overlay.yaml").await[0]["data"]["overlay.yaml"];
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), overlay.as_str().expect("text")).expect("it is written");
+    let file = rule_file(overlay.as_str().expect("text"));
     let mut check = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     let (status, _, errors) = output(check.arg("check").arg("--overlay").arg(file.path())).await;
     assert!(status.success(), "{errors}");

@@ -9,6 +9,7 @@ use tokio::process::Command;
 
 use super::container::{Host, Mounted, USER};
 use super::{Helm, environment, of, one, server};
+use crate::gateways::ISTIO;
 use crate::redis::certificates::Authority;
 use crate::support::{Process, Tidegate, eventually, output, repository, tool};
 use crate::xds::plane::{Plane, Secured, answer, limit, response, rlconfig};
@@ -429,19 +430,7 @@ async fn the_image_serves_gateways_that_start_it_as_the_reference() {
     let rules = "domain: ratelimit\ndescriptors:\n  - key: PATH\n    value: /productpage\n    rate_limit: { unit: minute, requests_per_unit: 1 }\n";
     let rules = Mounted::new(&[("config.yaml".to_owned(), rules.to_owned())]);
     let redis = Process::start(host.beside("redis-server").args(["--save", "", "--protected-mode", "no"]));
-    let variables = [
-        ("LOG_LEVEL", "debug"),
-        ("REDIS_SOCKET_TYPE", "tcp"),
-        ("REDIS_URL", "redis:6379"),
-        ("USE_STATSD", "false"),
-        ("RUNTIME_ROOT", "/data"),
-        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
-        ("RUNTIME_WATCH_ROOT", "false"),
-        ("RUNTIME_IGNOREDOTFILES", "true"),
-        ("HOST", "::"),
-        ("GRPC_HOST", "::"),
-    ];
-    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let variables: Vec<_> = ISTIO.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     let volumes = [(rules.directory.path().to_owned(), volume)];
     let mut server = host.container(&volumes, &variables, &["/bin/ratelimit"]);
     let line = async |server: &mut Process| {

@@ -41,9 +41,9 @@ async fn the_http_and_debug_listeners_speak_tls_without_client_certificates() {
     assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
     let page = get(&client, &[], http, "/metrics").await.expect("a handshake");
     let counted = |outcome: &str| format!("tidegate_tls_handshakes_total{{outcome=\"{outcome}\"}} ");
-    let nine =
+    let others =
         page.lines().find_map(|line| line.strip_prefix(&counted("full")).or(line.strip_prefix(&counted("resumed"))));
-    assert!(nine.is_some() && page.contains(&format!("{}1", counted("alpn"))), "{page}");
+    assert!(others.is_some() && page.contains(&format!("{}1", counted("alpn"))), "{page}");
     let plain = said(http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert!(!plain.contains("200"), "{plain}");
     let refused = client.call(server.tidegate.grpc).await.expect_err("gRPC needs a certificate of the client");
