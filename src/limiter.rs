@@ -118,11 +118,12 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
     let is_asked = outcome == Outcome::Admitted && !matched.is_shadowed;
     let (wait, warnings) = if is_asked { asked(&matched, verdicts) } else { Default::default() };
     let mut rest = answers.clone();
-    let answered = origins(&matched).zip(answers.clone()).map(|(origin, answer)| answered(origin, answer));
+    let mut answered_charges = Vec::with_capacity(matched.charges.len());
+    answered_charges.extend(origins(&matched).zip(answers.clone()).map(|(origin, answer)| answered(origin, answer)));
     Decision {
         outcome,
         domain: matched.domain,
-        answers: answered.collect(),
+        answers: answered_charges,
         parts: matched.items.iter().map(|item| part(item, &mut rest)).collect(),
         ruling: None,
         retry: is_refused.then(|| retry(&matched, answers)).flatten(),

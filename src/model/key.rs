@@ -120,7 +120,10 @@ impl CounterKey {
         text.extend_from_slice(mark.as_bytes());
         text.extend_from_slice(algorithm.as_bytes());
         text.push(b':');
-        text.extend_from_slice(window.to_string().as_bytes());
+        // As `window` is displayed. Formatting it is several percent of a decision with many descriptors.
+        let (number, unit) = window.in_largest_unit();
+        text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+        text.extend_from_slice(unit.as_bytes());
         Self(text.into_boxed_slice())
     }
 

@@ -69,26 +69,26 @@ impl Micros {
         }
         (!text.is_empty()).then_some(Self(total))
     }
+
+    /// Returns the length in its largest unit of which it is a multiple, and that unit; 0 in seconds.
+    pub const fn in_largest_unit(self) -> (u64, &'static str) {
+        match self.0 {
+            0 => (0, "s"),
+            us if us.is_multiple_of(86_400_000_000) => (us / 86_400_000_000, "d"),
+            us if us.is_multiple_of(3_600_000_000) => (us / 3_600_000_000, "h"),
+            us if us.is_multiple_of(60_000_000) => (us / 60_000_000, "m"),
+            us if us.is_multiple_of(1_000_000) => (us / 1_000_000, "s"),
+            us if us.is_multiple_of(1_000) => (us / 1_000, "ms"),
+            us => (us, "us"),
+        }
+    }
 }
 
-/// Writes the length in its largest unit of which it is a multiple, as [`Micros::parse`] reads it: `1d`, `15m`, `250ms`.
+/// Writes the length as [`Micros::parse`] reads it: `1d`, `15m`, `250ms`.
 impl fmt::Display for Micros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 6] = [
-            (86_400_000_000, "d"),
-            (3_600_000_000, "h"),
-            (60_000_000, "m"),
-            (1_000_000, "s"),
-            (1_000, "ms"),
-            (1, "us"),
-        ];
-        if self.0 == 0 {
-            return f.write_str("0s");
-        }
-        match UNITS.iter().find(|(micros, _)| self.0.is_multiple_of(*micros)) {
-            Some((micros, unit)) => write!(f, "{}{unit}", self.0 / micros),
-            None => write!(f, "{}us", self.0),
-        }
+        let (number, unit) = self.in_largest_unit();
+        write!(f, "{number}{unit}")
     }
 }
 

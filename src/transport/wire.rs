@@ -41,12 +41,15 @@ impl TryFrom<RateLimitRequest> for Request {
     type Error = InvalidRequest;
 
     fn try_from(wire: RateLimitRequest) -> Result<Self, InvalidRequest> {
-        let descriptors = wire.descriptors.into_iter().map(Descriptor::try_from).collect::<Result<_, _>>();
-        // An empty domain is reported first, whatever else is wrong.
         if wire.domain.is_empty() {
             return Err(InvalidRequest::EmptyDomain);
         }
-        Self::new(wire.domain, descriptors?, wire.hits_addend)
+        // `collect` of results would not know the length.
+        let mut descriptors = Vec::with_capacity(wire.descriptors.len());
+        for descriptor in wire.descriptors {
+            descriptors.push(Descriptor::try_from(descriptor)?);
+        }
+        Self::new(wire.domain, descriptors, wire.hits_addend)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
@@ -11,6 +12,8 @@ use crate::file::{Named, Unusable};
 pub struct Credentials {
     file: Option<Named>,
     known: ArcSwap<LoginPair>,
+    /// Number of changes. `known` is at least as new: it is stored first.
+    generation: AtomicU64,
 }
 
 /// The present and the previous login.
@@ -19,8 +22,6 @@ pub struct LoginPair {
     pub now: Login,
     /// The login before the last change: the server may not have changed yet.
     pub before: Option<Login>,
-    /// Number of changes.
-    pub generation: u64,
 }
 
 /// A user and a password. Without either, the server's default user without a password.
@@ -73,7 +74,7 @@ impl Login {
 impl Credentials {
     /// Creates credentials that do not change.
     pub fn fixed(login: Login) -> Self {
-        Self { file: None, known: ArcSwap::from_pointee(LoginPair { now: login, before: None, generation: 0 }) }
+        Self::new(None, login)
     }
 
     /// Reads the login in `file`, in the form of [`Login::parse`]. Blocks while the file system does.
@@ -82,7 +83,12 @@ impl Credentials {
     /// If the file cannot be read or has no password.
     pub fn of_file(file: Named) -> Result<Self, Unusable> {
         let now = read(&file)?;
-        Ok(Self { file: Some(file), known: ArcSwap::from_pointee(LoginPair { now, before: None, generation: 0 }) })
+        Ok(Self::new(Some(file), now))
+    }
+
+    fn new(file: Option<Named>, now: Login) -> Self {
+        let known = ArcSwap::from_pointee(LoginPair { now, before: None });
+        Self { file, known, generation: AtomicU64::new(0) }
     }
 
     /// Returns the present and the previous login.
@@ -92,7 +98,7 @@ impl Credentials {
 
     /// Returns the number of changes.
     pub fn generation(&self) -> u64 {
-        self.known.load().generation
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Returns true if the credentials come from a file, which may change.
@@ -112,8 +118,8 @@ impl Credentials {
         if now == known.now {
             return Ok(false);
         }
-        let generation = known.generation + 1;
-        self.known.store(Arc::new(LoginPair { now, before: Some(known.now.clone()), generation }));
+        self.known.store(Arc::new(LoginPair { now, before: Some(known.now.clone()) }));
+        self.generation.fetch_add(1, Ordering::Release);
         Ok(true)
     }
 }

@@ -95,12 +95,14 @@ impl Manager {
             Locate::At(address) => address.clone(),
             Locate::Sentinel { master, sentinels, login } => self.ask_sentinels(master, sentinels, login).await?,
         };
+        // Read first: then the login is at least as new.
+        let generation = self.access.credentials.generation();
         let known = self.access.credentials.known();
-        let first = self.connect_to(&address, &known.now, known.generation).await;
+        let first = self.connect_to(&address, &known.now, generation).await;
         let connection = match (first, &known.before) {
             // The server may not know the new password yet.
             (Err(error), Some(before)) if error.code() == Some("WRONGPASS") => {
-                self.connect_to(&address, before, known.generation.wrapping_sub(1)).await?
+                self.connect_to(&address, before, generation.wrapping_sub(1)).await?
             }
             (first, _) => first?,
         };
