@@ -60,6 +60,16 @@ pub enum Alpn {
     Http1,
 }
 
+impl Alpn {
+    /// Returns the name in log lines of the listeners that speak it.
+    const fn listener(self) -> &'static str {
+        match self {
+            Self::H2 => "grpc",
+            Self::Http1 => "http or debug",
+        }
+    }
+}
+
 /// Reason why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidTls {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::SendRequest;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::tls::Server;
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +47,23 @@ pub struct Client {
 }
 
 impl Client {
-    pub async fn connect(address: &str) -> Result<Self, Box<dyn Error>> {
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
+    pub async fn connect(server: &Server) -> Result<Self, Box<dyn Error>> {
+        match server.tls(server.tcp().await?).await? {
+            Ok(tls) => Self::over(tls, "https", &server.address).await,
+            Err(tcp) => Self::over(tcp, "http", &server.address).await,
+        }
+    }
+
+    async fn over<S>(stream: S, scheme: &str, address: &str) -> Result<Self, Box<dyn Error>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 24);
-        let (sender, connection) = builder.handshake(socket).await?;
+        let (sender, connection) = builder.handshake(stream).await?;
         tokio::spawn(connection);
         let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-        Ok(Self { sender, uri: format!("http://{address}/{path}").parse()? })
+        Ok(Self { sender, uri: format!("{scheme}://{address}/{path}").parse()? })
     }
 
     /// Sends one request and waits for its decision.

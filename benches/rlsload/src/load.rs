@@ -12,6 +12,7 @@ use hdrhistogram::Histogram;
 use crate::call::{Client, Outcome};
 use crate::options::Options;
 use crate::process::Usage;
+use crate::tls::Server;
 
 /// The time until all lanes wait for their first call: 300 ms, enough for a thousand.
 const LANES_START: Duration = Duration::from_millis(300);
@@ -29,9 +30,10 @@ struct Load {
 /// Runs the load and reports it in one line of `name=number`.
 pub async fn run(options: Options) -> Result<String, Box<dyn Error>> {
     let bodies = (0..options.keys).map(|key| options.body(key)).collect();
+    let server = Server::of(&options)?;
     let mut clients = Vec::new();
     for _ in 0..options.connections {
-        clients.push(Client::connect(&options.address).await?);
+        clients.push(Client::connect(&server).await?);
     }
     let start = Instant::now() + LANES_START;
     let load = Arc::new(Load { options, bodies, start, issued: AtomicU64::new(0), outcomes: Default::default() });

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,6 +12,10 @@ use crate::call;
 pub struct Options {
     /// `--addr`: the server.
     pub address: String,
+    /// `--ca`: speaks TLS, and trusts these certificates for the host of `--addr`.
+    pub ca: Option<PathBuf>,
+    /// `--hold-ms`: how long an unfinished handshake is held.
+    pub hold: Duration,
     /// `--domain`: of every request.
     pub domain: String,
     /// `--d key=value,...`: one descriptor each. `%d` stands for the number of the request's key, `%1` for its last digit.
@@ -45,6 +50,8 @@ impl Options {
     pub fn parse(arguments: Vec<String>) -> Result<Self, String> {
         let mut options = Self {
             address: "127.0.0.1:8081".into(),
+            ca: None,
+            hold: Duration::from_secs(60),
             domain: "bench".into(),
             descriptors: Vec::new(),
             keys: 10_000,
@@ -76,6 +83,8 @@ impl Options {
             let value = arguments.next().ok_or(format!("{name} needs a value"))?;
             match name.as_str() {
                 "--addr" => options.address = value,
+                "--ca" => options.ca = Some(value.into()),
+                "--hold-ms" => options.hold = Duration::from_millis(number(&name, &value)?),
                 "--domain" => options.domain = value,
                 "--d" => options.descriptors.push(descriptor(&value)?),
                 "--keys" => options.keys = number(&name, &value)?,

@@ -95,6 +95,11 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{- /* "true" if the HTTP listener speaks TLS: the setting as Tidegate reads it. */ -}}
+{{- define "tidegate.isHttpOverTls" -}}
+{{- if has (lower (toString (.Values.settings.HTTP_SERVER_USE_TLS))) (list "1" "t" "true") }}true{{ end -}}
+{{- end -}}
+
 {{- /* Settings that have their own chart values; `settings` must not contain them. A JSON object of name to text. */ -}}
 {{- define "tidegate.settings" -}}
 {{- $redis := .Values.redis -}}

@@ -87,7 +87,7 @@ impl ListenerTls {
             Ok((stream, peer))
         });
         let (stream, peer) = shaken.map_err(|failure| {
-            self.outcomes.refuse(&failure, client);
+            self.outcomes.refuse(&failure, self.alpn.listener(), client);
             // As in plaintext: a peer that leaves or never says anything has not opened its connection.
             let how = match failure.outcome {
                 HandshakeOutcome::Closed | HandshakeOutcome::TimedOut => EndCause::Unopened,

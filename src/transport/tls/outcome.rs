@@ -43,7 +43,7 @@ outcomes! {
     /// Done, with a ticket of an earlier connection.
     Resumed "resumed";
     /// The peer does not speak TLS.
-    NotTls "not_tls" warn "peers did not speak TLS to the gRPC port, which serves TLS (GRPC_SERVER_USE_TLS): in Envoy, set a transport_socket with UpstreamTlsContext for the cluster of Tidegate";
+    NotTls "not_tls" warn "peers did not speak TLS to a listener that serves TLS (GRPC_SERVER_USE_TLS, HTTP_SERVER_USE_TLS, DEBUG_SERVER_USE_TLS): in Envoy, set a transport_socket with UpstreamTlsContext for the cluster of Tidegate; probes and scrapes need the scheme HTTPS";
     /// The client offers no version of TLS that is allowed.
     Version "version" warn "clients were refused, because they offer no allowed version of TLS (GRPC_SERVER_TLS_MIN_VERSION)";
     /// The client does not offer the protocol of the listener by ALPN.
@@ -105,14 +105,14 @@ impl Outcomes {
     }
 
     /// Counts a handshake with `client` that did not succeed. Logs a rate-limited warning for outcomes that an operator
-    /// should know.
-    pub(super) fn refuse(&self, failure: &Failure, client: Option<IpAddr>) {
+    /// should know. `listener` names the listener in it.
+    pub(super) fn refuse(&self, failure: &Failure, listener: &'static str, client: Option<IpAddr>) {
         let Failure { outcome, error } = failure;
         self.add(*outcome);
         let Some(sentence) = outcome.warning() else { return };
         if let Some(count) = self.warnings.get(outcome.number()).and_then(LogThrottle::due) {
             let (outcome, client) = (outcome.name(), client.map(tracing::field::display));
-            tracing::warn!(event = "tls.refused", outcome, count, last_client = client, %error, "{sentence}");
+            tracing::warn!(event = "tls.refused", listener, outcome, count, last_client = client, %error, "{sentence}");
         }
     }
 

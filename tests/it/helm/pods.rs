@@ -79,8 +79,12 @@ async fn no_pod_goes_before_its_successor_is_ready_and_none_is_killed_while_it_d
         let deployment = &one("Deployment", objects)["spec"];
         assert_eq!(deployment["strategy"]["rollingUpdate"], json!({ "maxUnavailable": 0, "maxSurge": 1 }));
         let container = server(objects);
+        let mut expected = json!({ "path": "/healthcheck", "port": "http" });
+        if is_http_over_tls(container) {
+            expected["scheme"] = "HTTPS".into();
+        }
         for probe in ["startupProbe", "readinessProbe"] {
-            assert_eq!(container[probe]["httpGet"], json!({ "path": "/healthcheck", "port": "http" }), "{values:?}");
+            assert_eq!(container[probe]["httpGet"], expected, "{values:?}");
         }
         // A pod that drains is not healthy, and must not be started anew for that.
         let liveness = &container["livenessProbe"];
@@ -212,6 +216,8 @@ async fn services_and_monitors_find_the_pods_and_nothing_else() {
             assert_eq!(found.len(), 1, "each pod is read once: {found:?}");
             let endpoint = &monitor["spec"]["endpoints"][0];
             assert_eq!((&endpoint["port"], &endpoint["path"]), (&json!("http"), &json!("/metrics")));
+            let scheme = if is_http_over_tls(server(objects)) { json!("https") } else { Value::Null };
+            assert_eq!(endpoint["scheme"], scheme, "{values:?}");
             let ports = found[0]["spec"]["ports"].as_array().expect("ports");
             assert!(ports.iter().any(|port| port["name"] == endpoint["port"]));
         }
@@ -296,4 +302,9 @@ async fn the_notes_show_a_call_that_is_answered() {
     let question: Value = serde_json::from_str(question).expect("JSON");
     let expected = json!({ "entries": [{ "key": "tier", "value": "global" }], "hitsAddend": 1 });
     assert_eq!(question, json!({ "domain": "edge", "descriptors": [expected] }));
+}
+
+/// Whether its HTTP listener speaks TLS.
+fn is_http_over_tls(container: &Value) -> bool {
+    told(container, "HTTP_SERVER_USE_TLS").as_deref() == Some("true")
 }

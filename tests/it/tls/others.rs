@@ -46,6 +46,7 @@ async fn the_http_and_debug_listeners_speak_tls_without_client_certificates() {
     assert!(others.is_some() && page.contains(&format!("{}1", counted("alpn"))), "{page}");
     let plain = said(http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\n\r\n").await;
     assert!(!plain.contains("200"), "{plain}");
+    server.logs("http or debug").await;
     let refused = client.call(server.tidegate.grpc).await.expect_err("gRPC needs a certificate of the client");
     assert!(refused.contains("CertificateRequired") || refused.contains("broken pipe"), "{refused}");
 }
