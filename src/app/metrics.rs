@@ -17,14 +17,15 @@ use crate::source::xds::status::{StreamState, XdsStatus};
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
+use crate::store::redis::credentials::{Credentials, LoginRead};
 use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED,
     LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS,
-    RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
-    XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
+    RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED,
+    XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
@@ -140,6 +141,21 @@ pub(super) fn handshakes(telemetry: &Telemetry, tls: Option<ListenersTls>) {
                 family.sample(&[outcome.name()], counts.sum::<u64>());
             }),
             None => HandshakeOutcome::ALL.into_iter().for_each(|outcome| family.sample(&[outcome.name()], 0_u8)),
+        });
+    });
+}
+
+/// Adds the metric of the reads of `logins`, of those that can change.
+pub(super) fn login_reads(telemetry: &Telemetry, logins: Vec<(&'static str, Arc<Credentials>)>) {
+    telemetry.also(move |page| {
+        page.family(&STORE_LOGIN_READS, |family| {
+            for (store, login) in &logins {
+                for outcome in LoginRead::ALL {
+                    if let Some(count) = login.count(outcome) {
+                        family.sample(&[store, outcome.name()], count);
+                    }
+                }
+            }
         });
     });
 }

@@ -118,6 +118,7 @@ impl Service {
         let (listener, redis_tls) =
             (listener_tls.as_ref().map(ListenerFiles::expiry), redis.as_ref().map(RedisFiles::tls));
         metrics::certificates(&telemetry, listener, redis_tls.unwrap_or_default(), source.xds_status());
+        metrics::login_reads(&telemetry, redis.as_ref().map(RedisFiles::credentials).unwrap_or_default());
         // The workers and the main thread, which supervises the servers, all call the store.
         let Stores { guard, memory, redis, replicas } =
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());

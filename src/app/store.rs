@@ -6,12 +6,13 @@ use std::sync::atomic::AtomicUsize;
 use super::authorities::system_authorities;
 use super::{SystemClock, duration};
 use crate::dial::tls::{Tls, TlsFiles};
-use crate::model::Clock;
+use crate::model::{Clock, Micros};
 use crate::settings::{Auth, RedisSettings, Settings, StoreChoice};
 use crate::store::Store;
 use crate::store::guard::{Deadline, Guard};
 use crate::store::memory::Memory;
-use crate::store::redis::credentials::{Credentials, Login};
+use crate::store::redis::credentials::Credentials;
+use crate::store::redis::login::Login;
 use crate::store::redis::manager::Access;
 use crate::store::redis::{Instance, Redis};
 use crate::store::replicas::Replicas;
@@ -54,10 +55,19 @@ impl RedisFiles {
 }
 
 impl RedisFiles {
+    /// Returns the credentials for each Redis, with its label in the metrics.
+    pub(super) fn credentials(&self) -> Vec<(&'static str, Arc<Credentials>)> {
+        self.labelled().map(|(of, secrets)| (of, Arc::clone(&secrets.credentials))).collect()
+    }
+
     /// Returns the TLS of each Redis that has some, with the label of its client certificate in the metrics.
     pub(super) fn tls(&self) -> Vec<(&'static str, Arc<Tls>)> {
+        self.labelled().filter_map(|(of, secrets)| Some((of, secrets.tls.clone()?))).collect()
+    }
+
+    fn labelled(&self) -> impl Iterator<Item = (&'static str, &Secrets)> {
         let all = [("redis", Some(&self.main)), ("redis_persecond", self.per_second.as_ref())];
-        all.into_iter().filter_map(|(of, secrets)| Some((of, secrets?.tls.clone()?))).collect()
+        all.into_iter().filter_map(|(of, secrets)| Some((of, secrets?)))
     }
 }
 
@@ -67,6 +77,7 @@ impl Secrets {
             Auth::None => Credentials::fixed(Login::default()),
             Auth::Given(login) => Credentials::fixed(login.clone()),
             Auth::File(file) => Credentials::of_file(file.clone())?,
+            Auth::Command(command) => Credentials::of_command(command.clone())?,
         };
         Ok(Self { credentials: Arc::new(credentials), tls: redis.tls.as_ref().map(tls).transpose()? })
     }
@@ -104,6 +115,7 @@ pub(super) fn open(
 fn instance(redis: &RedisSettings, secrets: Secrets, metrics: &Arc<ServerMetrics>) -> Instance {
     let access = Access {
         credentials: secrets.credentials,
+        max_age: (redis.max_age > Micros::ZERO).then(|| duration(redis.max_age)),
         tls: secrets.tls,
         db: redis.database,
         connect_timeout: duration(redis.connect_timeout),

@@ -8,7 +8,8 @@ use crate::dial::tls::TlsFiles;
 use crate::file::{MAX_SECRET, Named};
 use crate::model::Micros;
 use crate::store::redis::address::{Address, Topology};
-use crate::store::redis::credentials::Login;
+use crate::store::redis::auth_command::AuthCommand;
+use crate::store::redis::login::Login;
 
 /// Settings of one Redis: a server, a group of servers under sentinels, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct RedisSettings {
     pub tls: Option<TlsFiles>,
     /// Timeout for connecting.
     pub connect_timeout: Micros,
+    /// Age before which a connection authenticates again; 0: never.
+    pub max_age: Micros,
 }
 
 /// Credentials for a Redis.
@@ -34,6 +37,8 @@ pub enum Auth {
     Given(Login),
     /// File with a login in the format of [`Login::parse`].
     File(Named),
+    /// Command that prints a login in the same format.
+    Command(AuthCommand),
 }
 
 /// One group of variables.
@@ -49,6 +54,7 @@ pub(super) struct VariableNames {
     url: &'static str,
     socket_type: &'static str,
     auth_file: &'static str,
+    auth_command: &'static str,
     tls: &'static str,
 }
 
@@ -59,6 +65,8 @@ pub(super) struct Variables {
     url: Url,
     auth: Option<Login>,
     auth_file: String,
+    auth_command: String,
+    max_age: MaxAge,
     sentinel_auth: Option<Login>,
     tls: bool,
     timeout: ConnectTimeout,
@@ -83,6 +91,8 @@ macro_rules! group {
                 url: Url = concat!($prefix, "URL"), "", concat!("Address of ", $of);
                 auth: Option<Login> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
                 auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is used as ", $prefix, "AUTH; read again when it changes");
+                auth_command: String = concat!($prefix, "AUTH_COMMAND"), "", concat!("Command whose first line of output is used as ", $prefix, "AUTH, such as a token of a cloud; run without a shell before each connection is made");
+                max_age: MaxAge = concat!($prefix, "CONNECTION_MAX_AGE"), "0s", concat!("Age before which connections to ", $of, " authenticate again, with what ", $prefix, "AUTH_FILE or ", $prefix, "AUTH_COMMAND then gives; 0s: never");
                 sentinel_auth: Option<Login> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("Password of the sentinels of ", $of, ", or user and password");
                 tls: bool = concat!($prefix, "TLS"), "false", concat!("Uses TLS for connections to ", $of);
                 timeout: ConnectTimeout = concat!($prefix, "TIMEOUT"), "1s", concat!("Timeout of connecting to ", $of, "; STORE_DEADLINE limits everything else");
@@ -91,6 +101,7 @@ macro_rules! group {
                 url: concat!($prefix, "URL"),
                 socket_type: concat!($prefix, "SOCKET_TYPE"),
                 auth_file: concat!($prefix, "AUTH_FILE"),
+                auth_command: concat!($prefix, "AUTH_COMMAND"),
                 tls: concat!($prefix, "TLS"),
             },
         }
@@ -132,6 +143,21 @@ impl Variables {
                 "an empty value, because the variable without _FILE is set too; unset one of them",
             );
         }
+        let is_given = self.auth.is_some() || !self.auth_file.is_empty();
+        let command = AuthCommand::parse(names.auth_command, &self.auth_command);
+        match (&command, self.auth_command.is_empty(), is_given) {
+            (None, false, _) => say(
+                names.auth_command,
+                &self.auth_command,
+                "a program and its arguments, in quotes where they have spaces, as in a shell",
+            ),
+            (Some(_), _, true) => say(
+                names.auth_command,
+                &self.auth_command,
+                "an empty value, because the password is given in another way too; unset one of them",
+            ),
+            _ => {}
+        }
         let url = self.url.0.as_str();
         let read = match self.kind {
             RedisType::Single => single(url, self.socket).ok_or(SINGLE),
@@ -156,10 +182,12 @@ impl Variables {
                 say(names.tls, "true", "false, because the URL is the path of a socket");
             }
         }
-        let auth = match self.auth.or(from_url.filter(|_| self.auth_file.is_empty())) {
-            Some(login) => Auth::Given(login),
-            None if self.auth_file.is_empty() => Auth::None,
-            None => Auth::File(Named::new(names.auth_file, self.auth_file.into(), MAX_SECRET)),
+        let is_read = !self.auth_file.is_empty() || command.is_some();
+        let auth = match (self.auth.or(from_url.filter(|_| !is_read)), command) {
+            (Some(login), _) => Auth::Given(login),
+            (None, Some(command)) => Auth::Command(command),
+            (None, None) if self.auth_file.is_empty() => Auth::None,
+            (None, None) => Auth::File(Named::new(names.auth_file, self.auth_file.into(), MAX_SECRET)),
         };
         let tls = is_tls.then(|| tls.clone());
         (wrong.len() == before).then_some(RedisSettings {
@@ -168,6 +196,7 @@ impl Variables {
             auth,
             tls,
             connect_timeout: self.timeout.0,
+            max_age: self.max_age.0,
         })
     }
 }
@@ -245,6 +274,16 @@ impl Setting for ConnectTimeout {
     const TAKES: &'static str = "a duration above 0, such as 1s or 250ms";
     fn parse(text: &str) -> Option<Self> {
         Micros::parse(text).filter(|length| *length > Micros::ZERO).map(Self)
+    }
+}
+
+/// Value of `REDIS_CONNECTION_MAX_AGE`.
+struct MaxAge(Micros);
+
+impl Setting for MaxAge {
+    const TAKES: &'static str = "0s, or a duration of at least 1s, such as 12h";
+    fn parse(text: &str) -> Option<Self> {
+        Micros::parse(text).filter(|age| *age == Micros::ZERO || *age >= Micros::from_secs(1)).map(Self)
     }
 }
 

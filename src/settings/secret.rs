@@ -1,7 +1,7 @@
 //! Secrets, which must not appear in a log, an error or a command line.
 
 use super::values::Setting;
-use crate::store::redis::credentials::Login;
+use crate::store::redis::login::Login;
 
 /// A login in a variable; an empty value means none.
 impl Setting for Option<Login> {

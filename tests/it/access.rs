@@ -21,6 +21,7 @@ use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
 use crate::support::{Process, Tidegate, eventually, in_time};
 
+mod expiring;
 mod hanging;
 mod rights;
 mod rotation;

@@ -1,9 +1,11 @@
 use super::{Auth, RedisSettings};
 use crate::file::{MAX_SECRET, Named};
+use crate::model::Micros;
 use crate::settings::StoreChoice;
 use crate::settings::tests::{read, wrong};
 use crate::store::redis::address::{Address, Topology};
-use crate::store::redis::credentials::{Login, Secret};
+use crate::store::redis::auth_command::AuthCommand;
+use crate::store::redis::login::{Login, Secret};
 
 fn main(given: &[(&str, &str)]) -> RedisSettings {
     match read(given).unwrap_or_else(|wrong| panic!("{given:?}: {wrong:?}")).store {
@@ -72,6 +74,35 @@ fn the_variables_win_over_the_url_and_one_of_them_is_enough() {
         [
             r#"REDIS_AUTH_FILE is "/secret": expected an empty value, because the variable without _FILE is set too; unset one of them"#
         ]
+    );
+}
+
+#[test]
+fn a_command_is_taken_apart_and_excludes_other_passwords() {
+    let url = ("REDIS_URL", "redis://alice:hunter2@h:1");
+    let command = AuthCommand::parse("REDIS_AUTH_COMMAND", "/bin/token --for 'my cache'").unwrap();
+    assert_eq!(main(&[url, ("REDIS_AUTH_COMMAND", "/bin/token --for 'my cache'")]).auth, Auth::Command(command));
+    let taken = r#"expected an empty value, because the password is given in another way too; unset one of them"#;
+    for other in [("REDIS_AUTH", "hunter3"), ("REDIS_AUTH_FILE", "/secret")] {
+        let found = wrong(&[url, other, ("REDIS_AUTH_COMMAND", "/bin/token")]);
+        assert_eq!(found, [format!(r#"REDIS_AUTH_COMMAND is "/bin/token": {taken}"#)]);
+    }
+    assert_eq!(
+        wrong(&[url, ("REDIS_AUTH_COMMAND", "/bin/token 'a")]),
+        [
+            r#"REDIS_AUTH_COMMAND is "/bin/token 'a": expected a program and its arguments, in quotes where they have spaces, as in a shell"#
+        ]
+    );
+}
+
+#[test]
+fn connections_have_a_greatest_age_of_a_second_or_more_or_none() {
+    let url = ("REDIS_URL", "h:1");
+    let age = |text| main(&[url, ("REDIS_CONNECTION_MAX_AGE", text)]).max_age;
+    assert_eq!([age("12h"), age("1s"), age("0s")], [12 * 3600, 1, 0].map(Micros::from_secs));
+    assert_eq!(
+        wrong(&[url, ("REDIS_CONNECTION_MAX_AGE", "999ms")]),
+        [r#"REDIS_CONNECTION_MAX_AGE is "999ms": expected 0s, or a duration of at least 1s, such as 12h"#]
     );
 }
 

@@ -1,4 +1,4 @@
-//! Polling of the files that a connection needs: passwords, certificates and keys.
+//! Polling of the TLS files that a connection needs, and log lines about files.
 
 use std::time::Duration;
 
@@ -20,22 +20,28 @@ where
     let complaints = LogThrottle::new();
     loop {
         sleep(EVERY).await;
-        let read = apart(read_again.clone(), |passed| {
-            tracing::warn!(
-                event = "store.file.slow",
-                seconds = passed.as_secs(),
-                "still reading {what}: its file system may be stuck; the last content stays in use"
-            );
-        });
+        let read = apart(read_again.clone(), |passed| report_slow(what, passed));
         match read.await {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => changed(),
-            Ok(Err(error)) if complaints.is_due() => {
-                tracing::warn!(event = "store.file.unreadable", %error, "{what} cannot be read; the last content stays in use");
-            }
+            Ok(Err(error)) if complaints.is_due() => report_unreadable(what, &error),
             Ok(Err(_)) => {}
             // The panic hook has logged it.
             Err(_) => return,
         }
     }
+}
+
+/// Logs that reading `what` has taken `passed` so far.
+pub fn report_slow(what: &str, passed: Duration) {
+    tracing::warn!(
+        event = "store.file.slow",
+        seconds = passed.as_secs(),
+        "still reading {what}: its file system may be stuck; the last content stays in use"
+    );
+}
+
+/// Logs that `what` cannot be used.
+pub fn report_unreadable(what: &str, error: &Unusable) {
+    tracing::warn!(event = "store.file.unreadable", %error, "{what} cannot be read; the last content stays in use");
 }

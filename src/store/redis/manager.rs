@@ -19,8 +19,9 @@ use super::advice;
 use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, ConnectionHealth, Driver};
-use super::credentials::{Credentials, Login, Secret};
+use super::credentials::Credentials;
 use super::hidden::hidden;
+use super::login::{Login, Secret};
 use super::round_trip::RoundTrips;
 use super::script;
 use super::stream::{self, Guarded, RejectedReply};
@@ -52,6 +53,8 @@ pub enum Locate {
 pub struct Access {
     /// User and password.
     pub credentials: Arc<Credentials>,
+    /// Age of a connection before which it authenticates again; `None` if the server sets none.
+    pub max_age: Option<Duration>,
     /// The TLS settings; `None` for plaintext.
     pub tls: Option<Arc<Tls>>,
     /// Number of the database.
@@ -261,6 +264,8 @@ impl ManageConnection for Manager {
         if self.backoff.until().is_some() {
             return Err((ErrorKind::Io, "it is too early to connect again").into());
         }
+        // It has a bound of its own.
+        self.access.credentials.refresh().await;
         let opened = match timeout(self.access.connect_timeout, self.open()).await {
             Ok(opened) => opened,
             Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),

@@ -277,6 +277,12 @@ impl Node {
         Some(connection)
     }
 
+    /// Authenticates the live connections of all threads again, if the credentials have changed.
+    pub fn authenticate_if_changed(&self) {
+        let live = self.lanes.iter().filter_map(|lane| lane.live.lock().clone());
+        live.for_each(|connection| connection.authenticate_if_changed(&self.access.credentials));
+    }
+
     async fn opened_connection(&self, until: Instant) -> Option<Connection> {
         let lane = self.lane();
         let pool = lane.pool.get_or_init(|| self.pool());

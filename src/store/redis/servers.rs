@@ -173,20 +173,11 @@ impl Servers {
     }
 
     async fn look_after_files(&self) {
-        let Access { credentials, tls, .. } = &self.access;
-        let password = async {
-            if credentials.is_of_file() {
-                let credentials = Arc::clone(credentials);
-                let changed = || {
-                    tracing::warn!(
-                        event = "store.password.changed",
-                        "the password of Redis has changed; connections authenticate again"
-                    );
-                    self.attention.notify_one();
-                };
-                files::follow("the file with the password of Redis", move || credentials.read_again(), changed).await;
-            }
-        };
+        let Access { credentials, max_age, tls, .. } = &self.access;
+        let password = credentials.follow(*max_age, || {
+            self.nodes().iter().for_each(|node| node.authenticate_if_changed());
+            self.attention.notify_one();
+        });
         let certificates = async {
             if let Some(tls) = tls.clone().filter(|tls| tls.is_of_files()) {
                 let changed = || {

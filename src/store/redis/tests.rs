@@ -6,12 +6,14 @@ use crate::model::key::KeyPart;
 use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
 use crate::store::redis::address::Address;
 use crate::store::redis::concurrency::CallPriority;
-use crate::store::redis::credentials::{Credentials, Login};
+use crate::store::redis::credentials::Credentials;
+use crate::store::redis::login::Login;
 use crate::store::redis::manager::Locate;
 
 pub(super) fn access() -> Access {
     Access {
         credentials: Arc::new(Credentials::fixed(Login::default())),
+        max_age: None,
         tls: None,
         db: 0,
         connect_timeout: Duration::from_millis(1),

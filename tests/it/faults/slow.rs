@@ -6,7 +6,8 @@ use std::time::Duration;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::store::Store;
 use tidegate::store::redis::address::{Address, Topology};
-use tidegate::store::redis::credentials::{Credentials, Login};
+use tidegate::store::redis::credentials::Credentials;
+use tidegate::store::redis::login::Login;
 use tidegate::store::redis::manager::Access;
 use tidegate::store::redis::{Instance, Redis};
 use tonic::Request;
@@ -129,6 +130,7 @@ async fn the_round_trip_to_a_redis_is_known_before_its_first_charge() {
     let server = Single::start(&[]).await;
     let address = Address::Tcp(server.address().ip().to_string(), server.address().port());
     let access = Access {
+        max_age: None,
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
         db: 0,

@@ -9,7 +9,8 @@ use tidegate::model::{Charging, Delay, Hits, Micros, Quota, Unit, Verdict, Windo
 use tidegate::store::guard::{Deadline, Guard};
 use tidegate::store::memory::Memory;
 use tidegate::store::redis::address::{Address, Topology};
-use tidegate::store::redis::credentials::{Credentials, Login};
+use tidegate::store::redis::credentials::Credentials;
+use tidegate::store::redis::login::Login;
 use tidegate::store::redis::manager::Access;
 use tidegate::store::redis::{Instance, Redis};
 use tidegate::store::replicas::Replicas;
@@ -222,6 +223,7 @@ async fn guard(prefix: &str) -> Guard {
     let topology =
         Topology::Cluster(addresses.map(|address| Address::Tcp(address.ip().to_string(), address.port())).collect());
     let access = Access {
+        max_age: None,
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
         db: 0,

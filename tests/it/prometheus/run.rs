@@ -206,10 +206,11 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
     fired(&prometheus, began, &[("TidegateAbsent", "")]).await;
 
     let rules_of_all = rules();
-    let mut redis = Single::start(&[]).await;
+    let mut redis = Single::with_password("hunter2", &[]).await;
     let proxy = Proxy::start(redis.address()).await;
     let url = format!("redis://{}", proxy.address());
-    let on_redis = [("REDIS_URL", &*url), ("ON_STORE_FAILURE", "open"), ("STORE_DEADLINE", "1s")];
+    let login = ("REDIS_AUTH_COMMAND", "echo hunter2");
+    let on_redis = [("REDIS_URL", &*url), login, ("ON_STORE_FAILURE", "open"), ("STORE_DEADLINE", "1s")];
     let with_store = Tidegate::start(rules_of_all.path(), &on_redis).await;
     let small = Tidegate::start(rules_of_all.path(), &[("MEMORY_MAX_COUNTERS", "6400")]).await;
     let asked = Tidegate::start(rules_of_all.path(), &[]).await;
