@@ -26,6 +26,7 @@ use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
 mod authorities;
+pub mod callers;
 mod health;
 mod inputs;
 mod intake;

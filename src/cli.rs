@@ -104,8 +104,8 @@ fn files() -> Arg {
         .help("Rule files, or directories that contain *.yaml and *.yml rule files")
 }
 
-/// Adds the arguments for the rules that a command reads.
-fn with_rules(command: Command) -> Command {
+/// Adds the arguments for the rules that a command reads. Rule files are required unless there is one of `others`.
+fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
     command
         .arg(
             Arg::new("overlay").long("overlay").value_name("FILE_OR_DIRECTORY").help(
@@ -120,7 +120,7 @@ fn with_rules(command: Command) -> Command {
                 .conflicts_with("FILE")
                 .help("Recorded push of a control plane in place of rule files: the JSON of a DiscoveryResponse with resources of the type ratelimit.config.ratelimit.v3.RateLimitConfig, as grpcurl prints it, or a list of such resources"),
         )
-        .arg(files().num_args(1..).required_unless_present_any(["overlay", "push"]))
+        .arg(files().num_args(1..).required_unless_present_any(others))
 }
 
 fn paths(matches: &ArgMatches) -> Vec<PathBuf> {

@@ -10,6 +10,7 @@
 //! | verdict | the answer for one charge |
 //! | decision | the answer for the request: one part per descriptor in order, and the outcome |
 
+pub mod caller;
 pub mod deciding;
 pub mod decision;
 pub mod delay;
@@ -22,6 +23,7 @@ pub mod rule;
 pub mod time;
 pub mod verdict;
 
+pub use caller::{CallerGrants, CallerName, Callers, Grant, GrantedDomains, Rights};
 pub use deciding::{Deciding, Origin};
 pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Ruling, Tightest, UsageWarning, Wait};
 pub use delay::{Delay, Delivery, InvalidDelay};

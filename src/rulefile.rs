@@ -1,5 +1,6 @@
 //! Rule files: what is written, compiled to the rules in force, with the place of every problem.
 
+pub mod callers;
 mod compile;
 mod cycles;
 pub mod document;

@@ -144,6 +144,7 @@ settings! {
     host: IpAddr = "HOST", "0.0.0.0", "Address of the HTTP listener (/healthcheck, /json, /metrics)";
     port: u16 = "PORT", "8080", "Port of the HTTP listener; 0 picks a free port";
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
+    callers_file: String = "CALLERS_FILE", "", "File that says which callers may ask about which domains, send limits and give hits back, by the names in their certificates; read again when it changes; empty: every caller may do all of this";
     json_door: JsonDoor = "JSON_DOOR", "on", "Callers that may use /json: on: all; loopback: those on this machine; off: none; the others get HTTP status 403";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";

@@ -14,6 +14,7 @@ pub mod admin;
 pub mod answer;
 pub mod body;
 pub mod budget;
+pub mod callers;
 pub mod connection;
 mod ending;
 mod frames;

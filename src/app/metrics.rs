@@ -1,7 +1,7 @@
 //! Set-up of the metrics: connects the counters of each part of the process to the metrics page.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::watch;
 
@@ -22,13 +22,14 @@ use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED,
-    LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS,
-    RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED,
-    XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
+    CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS,
+    LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED,
+    OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_LOGIN_READS,
+    STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
+use crate::transport::callers::{CallerGate, Denial};
 use crate::transport::{EndCause, HandshakeOutcome, Tally};
 
 /// Creates the telemetry of a process that starts now.
@@ -71,6 +72,19 @@ pub(super) fn overlay(telemetry: &Telemetry, state: Arc<OverlayState>) {
         page.single(&OVERLAY_REJECTED, u64::from(state.is_rejected.load(Ordering::Relaxed)));
         page.single(&OVERLAY_SKIPPED, skipped);
         page.single(&OVERLAY_UNMATCHED, unmatched);
+    });
+}
+
+/// Adds the metrics of the callers' rights, which are all 0 without `callers`: the gate, and the flag of a rejected file.
+pub(super) fn callers(telemetry: &Telemetry, callers: Option<(Arc<CallerGate>, Arc<AtomicBool>)>) {
+    telemetry.also(move |page| {
+        page.family(&CALLER_DENIALS, |family| {
+            for denial in Denial::ALL {
+                family.sample(&[denial.name()], callers.as_ref().map_or(0, |(gate, _)| gate.count(denial)));
+            }
+        });
+        let is_rejected = callers.as_ref().is_some_and(|(_, is_rejected)| is_rejected.load(Ordering::Relaxed));
+        page.single(&CALLERS_REJECTED, u64::from(is_rejected));
     });
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::SENT_TWICE;
+use super::callers::CallersFile;
 use super::inputs::{Inputs, OverlayState};
 use super::listener_tls::ListenerFiles;
 use super::otlp::Exporter;
@@ -53,6 +54,8 @@ pub(super) struct Read {
     pub(super) redis: Option<RedisFiles>,
     /// Certificates of the gRPC listener, if it serves TLS.
     pub(super) listener_tls: Option<ListenerFiles>,
+    /// File of callers, if one is set.
+    pub(super) callers: Option<CallersFile>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
     /// Exporter of metrics, if that is on. It reads the same authorities.
@@ -89,7 +92,20 @@ impl Read {
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
         let metrics = Exporter::build(settings)?;
         let listener_tls = settings.listener_tls.as_ref().map(ListenerFiles::read).transpose()?;
-        Ok(Self { source, options, rules, overlay, inputs, overlay_state, redis, listener_tls, spans, metrics })
+        let callers = CallersFile::read(settings)?;
+        Ok(Self {
+            source,
+            options,
+            rules,
+            overlay,
+            inputs,
+            overlay_state,
+            redis,
+            listener_tls,
+            callers,
+            spans,
+            metrics,
+        })
     }
 }
 

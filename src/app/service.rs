@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::callers::CallersFile;
 use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
 use super::listener_tls::{ListenerFiles, Tls};
@@ -36,6 +37,7 @@ use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
 use crate::transport::admin::RulesStatus;
 use crate::transport::budget::process::ProcessAccount;
+use crate::transport::callers::CallerGate;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
@@ -73,6 +75,8 @@ pub(super) struct Service {
     exporter: Option<Exporter>,
     /// Files of the gRPC listener's TLS, if it serves TLS.
     listener_tls: Option<ListenerFiles>,
+    /// File of callers, if one is set.
+    callers: Option<CallersFile>,
     workers: NonZeroUsize,
 }
 
@@ -107,6 +111,7 @@ impl Service {
             overlay_state,
             redis,
             listener_tls,
+            callers,
             spans,
             metrics: exporter,
         } = read;
@@ -115,10 +120,7 @@ impl Service {
         let (traces, exporting) = spans.unzip();
         let telemetry = metrics::telemetry(settings, traces);
         metrics::queues(&telemetry, Arc::clone(&log.lines), exporting.as_ref().map(Exporting::dropped));
-        let (listener, redis_tls) =
-            (listener_tls.as_ref().map(ListenerFiles::expiry), redis.as_ref().map(RedisFiles::tls));
-        metrics::certificates(&telemetry, listener, redis_tls.unwrap_or_default(), source.xds_status());
-        metrics::login_reads(&telemetry, redis.as_ref().map(RedisFiles::credentials).unwrap_or_default());
+        file_metrics(&telemetry, listener_tls.as_ref(), redis.as_ref(), source.xds_status());
         // The workers and the main thread, which supervises the servers, all call the store.
         let Stores { guard, memory, redis, replicas } =
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());
@@ -166,6 +168,7 @@ impl Service {
             exporting,
             exporter,
             listener_tls,
+            callers,
             workers,
         }
     }
@@ -179,6 +182,21 @@ impl Service {
             // The sender lives as long as the task, which never ends by itself.
             let _ = answered.wait_for(|answered| *answered).await;
         }
+    }
+
+    /// Starts TLS of the listeners, and the tasks that read its files and the file of callers again.
+    ///
+    /// # Errors
+    /// If the threads for handshakes cannot be started.
+    fn secure(&mut self) -> anyhow::Result<Security> {
+        let (files, callers) = (self.listener_tls.take(), self.callers.take());
+        let tls = files.as_ref().map(|files| files.start(self.workers)).transpose()?;
+        metrics::handshakes(&self.telemetry, tls.clone());
+        let gate = callers.as_ref().map(CallersFile::gate);
+        metrics::callers(&self.telemetry, gate.clone().zip(callers.as_ref().map(CallersFile::is_rejected)));
+        let following = files.zip(tls.clone()).map(|(files, tls)| tokio::spawn(files.follow(tls)));
+        let tasks = following.into_iter().chain(callers.map(|callers| tokio::spawn(callers.follow()))).collect();
+        Ok(Security { tls, callers: gate, tasks })
     }
 
     /// Starts the listeners and all tasks. Returns once health is reported.
@@ -211,12 +229,12 @@ impl Service {
                 addresses.debug.ip(),
             ),
         };
-        let (tls, following_tls) = tls(self.listener_tls.take(), self.workers, &self.telemetry)?.unzip();
-        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, tls.as_ref());
+        let security = self.secure()?;
+        let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, &security);
         let Self {
             following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, exporter, ..
         } = self;
-        let mut tasks: Vec<_> = following.into_iter().chain(following_tls).collect();
+        let mut tasks: Vec<_> = following.into_iter().chain(security.tasks).collect();
         tasks.extend(overlay.map(|overlay| {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
             tokio::spawn(overlay.follow(sink as _))
@@ -257,15 +275,26 @@ impl Service {
     }
 }
 
-/// Starts TLS of the listeners, and the task that reads its files again. Returns `None` for plaintext.
-fn tls(
-    files: Option<ListenerFiles>,
-    workers: NonZeroUsize,
+/// Adds the metrics of the files that connections need.
+fn file_metrics(
     telemetry: &Telemetry,
-) -> anyhow::Result<Option<(Tls, JoinHandle<()>)>> {
-    let tls = files.as_ref().map(|files| files.start(workers)).transpose()?;
-    metrics::handshakes(telemetry, tls.clone());
-    Ok(files.zip(tls).map(|(files, tls)| (tls.clone(), tokio::spawn(files.follow(tls)))))
+    listener: Option<&ListenerFiles>,
+    redis: Option<&RedisFiles>,
+    xds: Option<Arc<XdsStatus>>,
+) {
+    let redis_tls = redis.map(RedisFiles::tls).unwrap_or_default();
+    metrics::certificates(telemetry, listener.map(ListenerFiles::expiry), redis_tls, xds);
+    metrics::login_reads(telemetry, redis.map(RedisFiles::credentials).unwrap_or_default());
+}
+
+/// TLS and callers of the listeners.
+struct Security {
+    /// `None` for plaintext.
+    tls: Option<Tls>,
+    /// `None` if callers have no rights.
+    callers: Option<Arc<CallerGate>>,
+    /// Tasks that read the files again.
+    tasks: Vec<JoinHandle<()>>,
 }
 
 /// Handlers of the listeners.
@@ -288,9 +317,10 @@ fn listeners(
     telemetry: &Arc<Telemetry>,
     workers: &Workers,
     stopped: &watch::Receiver<bool>,
-    tls: Option<&Tls>,
+    security: &Security,
 ) -> JoinSet<Drained> {
     let Sockets { grpc, http, debug, metrics, slots } = sockets;
+    let (tls, callers) = (security.tls.as_ref(), security.callers.clone());
     let limits = ConnectionLimits {
         age: unless_zero(settings.grpc_max_connection_age),
         grace: unless_zero(settings.grpc_max_connection_age_grace),
@@ -316,11 +346,14 @@ fn listeners(
     let metrics = metrics.map(|socket| listener("metrics", tcp(socket), slots.of_other()));
     metrics::connections(telemetry, tallies);
     let process = Arc::new(ProcessAccount::new(memory_bytes));
-    let calls = Http2::new(routes.services, &limits).counting(telemetry.limited_calls()).within(process);
+    let calls = Http2::new(routes.services, &limits)
+        .counting(telemetry.limited_calls())
+        .within(process)
+        .of_callers(callers.clone());
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
-    serving.spawn(http.serve(http1(routes.json), workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(http1(routes.json).of_callers(callers), workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
     if let Some(metrics) = metrics {
         let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));

@@ -17,7 +17,7 @@ pub(super) fn command() -> Command {
         )
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
         .arg(descriptor::argument());
-    with_rules(command)
+    with_rules(command, &["overlay", "push"])
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {

@@ -1,5 +1,6 @@
 //! Names of a peer, as an operator writes them and as certificates have them.
 
+use std::fmt;
 use std::net::IpAddr;
 
 /// Name that an operator expects in the certificate of a peer. The first label of a DNS name may be `*`, which stands for
@@ -25,6 +26,25 @@ pub enum Presented<'a> {
     Uri(&'a str),
 }
 
+impl From<Presented<'_>> for PeerName {
+    fn from(presented: Presented<'_>) -> Self {
+        match presented {
+            Presented::Dns(name) => Self::Dns(name.to_owned()),
+            Presented::Ip(address) => Self::Ip(address),
+            Presented::Uri(uri) => Self::Uri(uri.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dns(text) | Self::Uri(text) => f.write_str(text),
+            Self::Ip(address) => address.fmt(f),
+        }
+    }
+}
+
 impl PeerName {
     /// Parses a DNS name, an IP address or a URI. Returns `None` if `text` is none of them.
     pub fn parse(text: &str) -> Option<Self> {
@@ -39,6 +59,15 @@ impl PeerName {
         }
         let name = text.strip_prefix("*.").unwrap_or(text);
         (text.len() <= 253 && name.split('.').all(is_label)).then(|| Self::Dns(text.to_owned()))
+    }
+
+    /// Returns this name as a certificate has it.
+    pub fn as_presented(&self) -> Presented<'_> {
+        match self {
+            Self::Dns(name) => Presented::Dns(name),
+            Self::Ip(address) => Presented::Ip(*address),
+            Self::Uri(uri) => Presented::Uri(uri),
+        }
     }
 
     /// Returns true if a certificate with the name `presented` is that of this peer.

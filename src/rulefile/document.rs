@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros};
+use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros, Rights};
 use crate::rules::changes::Changes;
 use crate::rules::tree::Position;
 
@@ -227,6 +227,19 @@ pub struct DelayNode {
     pub delivery: Option<Delivery>,
 }
 
+/// One item of `callers` as written.
+#[derive(Clone, Debug)]
+pub struct CallerNode {
+    /// Position of the item's first character.
+    pub place: Position,
+    /// Names of the callers.
+    pub names: Vec<Placed<String>>,
+    /// Domains about which they may ask.
+    pub domains: Vec<Placed<String>>,
+    /// Rights in these domains.
+    pub rights: Rights,
+}
+
 /// Maximum size of a rule file: 32 MiB. 100,000 rules take 8 MiB; the rest is room for comments.
 pub const MAX_FILE_BYTES: usize = 32 << 20;
 /// Maximum nesting of lists and mappings in metadata: 16. Each level is about three in the protocol's dynamic metadata, and common
@@ -242,6 +255,18 @@ pub fn read(file: &Arc<str>, text: &[u8], problems: &mut Vec<Problem>) -> Option
     let document = tree.and_then(|tree| reader::read(file, &tree, &mut report));
     report.finish(text, problems);
     document
+}
+
+/// Reads a file of callers. Adds its problems to `report`.
+pub(super) fn read_callers<'t>(text: &'t [u8], report: &mut Report) -> (Vec<CallerNode>, &'t str) {
+    let text = decode(text, report);
+    let tree = if report.has_error() { None } else { yaml::parse(text, report) };
+    (tree.map(|tree| reader::read_callers(&tree, report)).unwrap_or_default(), text)
+}
+
+/// Returns true if `word` is probably meant as `known`.
+pub(super) fn is_near(word: &str, known: &str) -> bool {
+    keys::nearest(word, std::iter::once(known)).is_some()
 }
 
 /// Returns the text without its byte order mark, up to the first byte that is not UTF-8. Reports such a byte as an error.

@@ -23,12 +23,13 @@ use tower::Service;
 mod large;
 
 use super::budget;
+use super::callers::{ConnectionCaller, Denied};
 use super::head::EXPLAIN;
 use super::hold::{Caller, Held, Permits};
 use super::message::{Beginning, LARGEST_MESSAGE, Unopened, UnreadMessage};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::{CallerTime, Limiter};
-use crate::model::{InvalidRequest, Request};
+use crate::model::{InvalidRequest, Request, Rights};
 use crate::proto::DESCRIPTORS;
 use crate::proto::codec::{Decisions, Incoming, Outgoing};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
@@ -118,21 +119,36 @@ impl Edge {
         Ok(held.over().await)
     }
 
+    /// Takes out of `wire` what its `caller` has no right to.
+    ///
+    /// # Errors
+    /// Returns an error if the caller may not ask about the domain.
+    pub fn restrict(caller: Option<&ConnectionCaller>, wire: &mut RateLimitRequest) -> Result<(), Undecided> {
+        let Some(caller) = caller else { return Ok(()) };
+        let rights = caller.rights(&wire.domain).ok_or(Undecided::NotGranted)?;
+        let mut denied = Denied::default();
+        ConnectionCaller::restrict(rights, &mut wire.descriptors, &mut denied);
+        caller.note(denied, &wire.domain);
+        Ok(())
+    }
+
     /// Decides a request whose message was above [`LARGEST_MESSAGE`]. Only its `domain` was read.
     fn decide_unread(
         &self,
         domain: String,
         unread: UnreadMessage,
+        caller: Option<&ConnectionCaller>,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
         self.telemetry.call_limited(Cause::TooLarge);
+        let rights = rights(caller, &domain)?;
         let request = Request::unread(domain).inspect_err(|_| self.telemetry.invalid())?;
         let rules = self.limiter.rules();
         if !rules.can_decide(request.domain()) {
             self.telemetry.invalid();
             return Err(Undecided::NoRules);
         }
-        let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit);
+        let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit && rights.may_override);
         self.telemetry.observe(&request, &decision, span);
         Ok(self.answers.respond(&request, &decision)?)
     }
@@ -149,17 +165,23 @@ impl Edge {
         let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
         let unread = wire.extensions().get::<UnreadMessage>().copied();
+        let caller = wire.extensions().get::<Arc<ConnectionCaller>>().cloned();
         let answer = match (wire.into_inner(), unread) {
-            (Incoming::Small(request), None) => {
-                self.decide(request, CallerTime { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
-            }
+            (Incoming::Small(mut request), None) => match Self::restrict(caller.as_deref(), &mut request) {
+                Ok(()) => {
+                    self.decide(request, CallerTime { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
+                }
+                Err(undecided) => Err(undecided),
+            },
             // Boxed, so that ordinary calls do not carry it.
             (Incoming::Large(message), None) => {
-                Box::pin(self.decide_large(message, timeout, &mut span)).await.map(Outgoing::Large)
+                Box::pin(self.decide_large(message, timeout, caller, &mut span)).await.map(Outgoing::Large)
             }
             (message, Some(unread)) => {
                 let request = message.decoded();
-                let decided = |request: RateLimitRequest| self.decide_unread(request.domain, unread, span.as_mut());
+                let decided = |request: RateLimitRequest| {
+                    self.decide_unread(request.domain, unread, caller.as_deref(), span.as_mut())
+                };
                 request.map_err(Undecided::from).and_then(decided).map(Outgoing::Small)
             }
         };
@@ -170,6 +192,7 @@ impl Edge {
                 Err(Undecided::Malformed(_)) => span.answered("INTERNAL", false),
                 Err(Undecided::Unavailable(_)) => span.answered("UNAVAILABLE", true),
                 Err(Undecided::NoRules) => span.answered("UNKNOWN", true),
+                Err(Undecided::NotGranted) => span.answered("PERMISSION_DENIED", false),
             }
         }
         answer.map(Response::new).map_err(Status::from)
@@ -206,6 +229,19 @@ pub enum Undecided {
     /// No rules were ever loaded. The text is that of the reference.
     #[error("no rate limit configuration loaded")]
     NoRules,
+    /// The caller may not ask about the domain.
+    #[error(
+        "the caller may not ask about this domain: CALLERS_FILE of the rate limit service grants it to none of the names in the caller's certificate"
+    )]
+    NotGranted,
+}
+
+/// Returns the rights of `caller` in `domain`: all, if callers have no rights.
+///
+/// # Errors
+/// Returns an error if the caller may not ask about the domain.
+fn rights(caller: Option<&ConnectionCaller>, domain: &str) -> Result<Rights, Undecided> {
+    caller.map_or(Ok(Rights::ALL), |caller| caller.rights(domain).ok_or(Undecided::NotGranted))
 }
 
 impl From<Undecided> for Status {
@@ -216,6 +252,7 @@ impl From<Undecided> for Status {
             Undecided::Malformed(error) => Self::internal(error.to_string()),
             Undecided::Unavailable(error) => Self::unavailable(error.to_string()),
             Undecided::NoRules => Self::unknown(undecided.to_string()),
+            Undecided::NotGranted => Self::permission_denied(undecided.to_string()),
         }
     }
 }

@@ -18,6 +18,7 @@ use http_body::Body as _;
 use prost::Message;
 
 use self::room::{Permitted, Room, SMALL_BODY_BYTES};
+use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
 use super::metrics;
 use super::protocol::PeerAddress;
@@ -110,6 +111,13 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
         return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
             .into_response();
     }
+    if head.extensions.get::<Arc<ConnectionCaller>>().is_some_and(|caller| caller.is_granted_nothing()) {
+        return (
+            StatusCode::FORBIDDEN,
+            "The request was not decided: CALLERS_FILE grants nothing to `anonymous`, so /json is closed.\n",
+        )
+            .into_response();
+    }
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     match announced {
         Some(bytes) if bytes > door.most_bytes => door.too_large(&head, body.into_data_stream()).await,
@@ -175,15 +183,17 @@ impl Door {
 
     /// Decides an encoded request. A request of many descriptors is decided slice by slice.
     async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
+        let caller = head.extensions.get::<Arc<ConnectionCaller>>().cloned();
         if !is_large(&message) {
-            let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
+            let mut request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
+            Edge::restrict(caller.as_deref(), &mut request).map_err(|undecided| failed(&undecided))?;
             let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
             let timeout = CallerTime { timeout: None, waited };
             let response = self.edge.decide(request, timeout, span.as_mut()).await;
             return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.
-        let parts = Box::pin(self.edge.decide_large(message, None, span)).await;
+        let parts = Box::pin(self.edge.decide_large(message, None, caller, span)).await;
         let mut parts = parts.map_err(|undecided| failed(&undecided))?.into_iter();
         let response = parts.next().and_then(|first| RateLimitResponse::decode(first).ok());
         Ok(Decided { response: response.ok_or_else(broken)?, statuses: parts.collect() })
@@ -270,6 +280,11 @@ fn failed(undecided: &Undecided) -> Response {
     match undecided {
         Undecided::Invalid(error) => bad_request(error),
         Undecided::Malformed(error) => bad_request(error),
+        Undecided::NotGranted => (
+            StatusCode::FORBIDDEN,
+            "The request was not decided: CALLERS_FILE does not grant this domain to `anonymous`.\n",
+        )
+            .into_response(),
         Undecided::NoRules => (StatusCode::SERVICE_UNAVAILABLE, format!("{undecided}\n")).into_response(),
         Undecided::Unavailable(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }

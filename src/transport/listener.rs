@@ -277,7 +277,7 @@ fn served<P: Protocol>(
     stop: StopNotice,
 ) -> impl Future<Output = Ending> + use<P> {
     let socket = Socket::new(stream, P::OPENING_BYTES, state.clone());
-    live(Box::pin(protocol.connect(socket, &activity)), state, activity, limits, stop, peer)
+    live(Box::pin(protocol.connect(socket, &activity, &peer)), state, activity, limits, stop, peer)
 }
 
 /// Does the TLS handshake of a connection, and serves it until it ends.

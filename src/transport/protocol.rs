@@ -26,9 +26,11 @@ use super::body::RequestBody;
 use super::budget::process::ProcessAccount;
 use super::budget::runner::Runner;
 use super::budget::{self, Account};
+use super::callers::{CallerGate, ConnectionCaller};
 use super::head;
 use super::limits::ConnectionLimits;
 use super::socket::Socket;
+use super::tls::Peer;
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::LimitedCalls;
 
@@ -70,8 +72,8 @@ pub trait Protocol: Clone + Send + 'static {
     /// Connection that is being served.
     type Connection: Connection;
 
-    /// Serves `socket` when polled. Counts the calls in flight in `activity` if the protocol can.
-    fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection;
+    /// Serves `socket` of `peer` when polled. Counts the calls in flight in `activity` if the protocol can.
+    fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection;
 }
 
 /// Connection that is being served. The future completes when the connection is closed.
@@ -111,19 +113,26 @@ pub struct Http2<S> {
     limits: ConnectionLimits,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
+    callers: Option<Arc<CallerGate>>,
 }
 
 impl<S> Http2<S> {
     /// Serves calls with clones of `service`, which must always be ready, as tonic's generated services are:
     /// `poll_ready` is not called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
-        Self { service, limits: *limits, limited: None, process: Arc::default() }
+        Self { service, limits: *limits, limited: None, process: Arc::default(), callers: None }
     }
 
     /// Bounds with `process` the memory that the calls of all connections hold.
     #[must_use]
     pub fn within(self, process: Arc<ProcessAccount>) -> Self {
         Self { process, ..self }
+    }
+
+    /// Gives each call its caller, whose rights are those of `callers`.
+    #[must_use]
+    pub fn of_callers(self, callers: Option<Arc<CallerGate>>) -> Self {
+        Self { callers, ..self }
     }
 
     /// Counts calls in `limited` if their peer takes nothing of the answer, and reads that wait for memory.
@@ -138,7 +147,7 @@ impl<S: Answering> Protocol for Http2<S> {
     const OPENING_BYTES: usize = 24 + 9;
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
-    fn connect(&self, socket: Socket, activity: &Activity) -> Self::Connection {
+    fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
         let limits = &self.limits;
         let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
         let account = Arc::new(account);
@@ -162,6 +171,7 @@ impl<S: Answering> Protocol for Http2<S> {
                     account: Some(account),
                     read_empty: None,
                     peer: None,
+                    caller: self.callers.as_ref().map(|callers| Arc::new(callers.caller(peer.names()))),
                 },
             )
     }
@@ -200,6 +210,7 @@ impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, R
 pub struct Http1<S> {
     builder: http1::Builder,
     calls: Calls<S>,
+    callers: Option<Arc<CallerGate>>,
 }
 
 impl<S> Http1<S> {
@@ -208,8 +219,14 @@ impl<S> Http1<S> {
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
-        let calls = Calls { service, body: limits.body, account: None, read_empty: None, peer: None };
-        Self { builder, calls }
+        let calls = Calls { service, body: limits.body, account: None, read_empty: None, peer: None, caller: None };
+        Self { builder, calls, callers: None }
+    }
+
+    /// Gives each request its caller, whose rights are those of `callers`.
+    #[must_use]
+    pub fn of_callers(self, callers: Option<Arc<CallerGate>>) -> Self {
+        Self { callers, ..self }
     }
 }
 
@@ -219,9 +236,10 @@ impl<S: Answering> Protocol for Http1<S> {
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
 
     /// Ignores the activity: an HTTP/1 connection closes after `ConnectionLimits::handshake` without a request.
-    fn connect(&self, socket: Socket, _: &Activity) -> Self::Connection {
+    fn connect(&self, socket: Socket, _: &Activity, peer: &Peer) -> Self::Connection {
+        let caller = self.callers.as_ref().map(|callers| Arc::new(callers.caller(peer.names())));
         let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
-        let calls = Calls { read_empty, peer, ..self.calls.clone() };
+        let calls = Calls { read_empty, peer, caller, ..self.calls.clone() };
         self.builder.serve_connection(TokioIo::new(socket), calls)
     }
 }
@@ -243,6 +261,8 @@ pub struct Calls<S> {
     read_empty: Option<Arc<ReadEmpty>>,
     /// Passed to requests of HTTP/1.
     peer: Option<PeerAddress>,
+    /// Caller of the connection, if callers have rights.
+    caller: Option<Arc<ConnectionCaller>>,
 }
 
 /// Address of the peer of a connection.
@@ -283,6 +303,9 @@ where
         }
         if let Some(peer) = self.peer {
             head.extensions.insert(peer);
+        }
+        if let Some(caller) = &self.caller {
+            head.extensions.insert(Arc::clone(caller));
         }
         Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless }
     }

@@ -196,7 +196,7 @@ async fn whole(edge: &Edge, request: RateLimitRequest) -> RateLimitResponse {
 
 async fn sliced(edge: &Edge, request: &RateLimitRequest) -> RateLimitResponse {
     let message = Bytes::from(request.encode_to_vec());
-    let parts = edge.decide_large(message, None, &mut None).await.expect("it is valid");
+    let parts = edge.decide_large(message, None, None, &mut None).await.expect("it is valid");
     RateLimitResponse::decode(Bytes::from(parts.concat())).expect("an answer")
 }
 
@@ -336,11 +336,11 @@ async fn what_is_no_valid_request_is_an_error_before_anything_is_charged() {
         (message("d", &[], 0), "descriptor list must not be empty"),
         (wrong_unit, "undefined unit 9"),
     ] {
-        let error = edge.decide_large(Bytes::from(request.encode_to_vec()), None, &mut None).await;
+        let error = edge.decide_large(Bytes::from(request.encode_to_vec()), None, None, &mut None).await;
         assert!(error.expect_err("it is invalid").to_string().contains(expected), "{expected}");
     }
     let cut = Bytes::from(message("d", &[user; 9], 0).encode_to_vec()).slice(..40);
-    edge.decide_large(cut, None, &mut None).await.expect_err("it is no message");
+    edge.decide_large(cut, None, None, &mut None).await.expect_err("it is no message");
     let left = whole(&edge, message("d", &[(0, 0, Some(0), false, None)], 0)).await.statuses[0].limit_remaining;
     assert_eq!(left, 4);
 }
@@ -354,7 +354,7 @@ async fn a_caller_that_goes_away_in_the_middle_leaves_nothing_taken_all_or_nothi
     let bytes = Bytes::from(request.encode_to_vec());
     {
         let mut span = None;
-        let mut call = std::pin::pin!(edge.decide_large(bytes, None, &mut span));
+        let mut call = std::pin::pin!(edge.decide_large(bytes, None, None, &mut span));
         // The survey takes five turns, and the caller goes away after some charges.
         for _ in 0..8 {
             tokio::select! {
@@ -379,7 +379,7 @@ async fn large_requests_of_a_worker_are_decided_one_after_the_other() {
     let wild = (10, 0, None, false, None);
     let request = Bytes::from(message("d", &[wild; 4], 0).encode_to_vec());
     let call = async || {
-        let parts = edge.decide_large(request.clone(), None, &mut None).await.expect("it is valid");
+        let parts = edge.decide_large(request.clone(), None, None, &mut None).await.expect("it is valid");
         let answer = RateLimitResponse::decode(Bytes::from(parts.concat())).expect("an answer");
         answer.statuses.iter().map(|status| status.limit_remaining).collect::<Vec<_>>()
     };
@@ -425,7 +425,7 @@ async fn a_large_request_that_waits_for_the_store_lets_another_one_go_on() {
     let store = Memory::new(Arc::clone(&clock) as Arc<_>, 10_000);
     let edge = edge_with(&manner, &clock, Arc::new(AnswersTwo { store, both: Barrier::new(2) }));
     let request = Bytes::from(message("d", &[(10, 0, None, false, None); 4], 0).encode_to_vec());
-    let call = async || edge.decide_large(request.clone(), None, &mut None).await.expect("it is valid").len();
+    let call = async || edge.decide_large(request.clone(), None, None, &mut None).await.expect("it is valid").len();
     let both = async { tokio::join!(call(), call()) };
     let (one, other) = in_time("each goes on while the other waits", both).await;
     assert_eq!(one, other);

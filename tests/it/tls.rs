@@ -1,7 +1,8 @@
 //! TLS on the gRPC listener: who is let in, certificates that change under load, and peers that begin handshakes only.
 
+use std::any::Any;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rcgen::{CertificateParams, KeyPair};
 use tempfile::{NamedTempFile, TempDir};
@@ -16,6 +17,7 @@ mod gateway;
 mod handshakes;
 mod hundred;
 mod others;
+mod rights;
 mod rotation;
 mod start;
 
@@ -26,7 +28,7 @@ pub struct Secured {
     pub authority: Authority,
     /// The files of the server: `tls.crt`, `tls.key`, `ca.crt`.
     pub directory: TempDir,
-    _rules: NamedTempFile,
+    _rules: Box<dyn Any + Send + Sync>,
 }
 
 /// Clients need a certificate of the authority.
@@ -52,7 +54,13 @@ impl Secured {
         Self::start_of(rules(), authority, own, variables).await
     }
 
-    async fn start_of(rules: NamedTempFile, authority: Authority, own: &Issued, variables: &[(&str, &str)]) -> Self {
+    /// The same with the rules in this file or directory.
+    pub async fn start_of(
+        rules: impl AsRef<Path> + Send + Sync + 'static,
+        authority: Authority,
+        own: &Issued,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let file = |name: &str| directory.path().join(name);
         fs::copy(&own.certificate, file("tls.crt")).expect("it is copied");
@@ -60,8 +68,8 @@ impl Secured {
         fs::copy(authority.certificate(), file("ca.crt")).expect("it is copied");
         let given = variables_of(&directory, variables);
         let given: Vec<_> = given.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let tidegate = Tidegate::start(rules.path(), &given).await;
-        Self { tidegate, authority, directory, _rules: rules }
+        let tidegate = Tidegate::start(rules.as_ref(), &given).await;
+        Self { tidegate, authority, directory, _rules: Box::new(rules) }
     }
 
     pub fn file(&self, name: &str) -> PathBuf {

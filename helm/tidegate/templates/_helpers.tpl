@@ -47,6 +47,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{- /* Name of the ConfigMap with the file of callers; empty without one. */ -}}
+{{- define "tidegate.callersConfigMap" -}}
+{{- if .Values.callers.existingConfigMap -}}
+{{- .Values.callers.existingConfigMap -}}
+{{- else if .Values.callers.file -}}
+{{- printf "%s-callers" (include "tidegate.fullname" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "tidegate.redisName" -}}
 {{- printf "%s-redis" (include "tidegate.fullname" .) -}}
 {{- end -}}
@@ -115,6 +124,7 @@ capabilities:
   "DRAIN_DELAY" (printf "%ds" (int .Values.drain.delaySeconds))
   "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
 {{- if include "tidegate.overlayConfigMap" . }}{{ $_ := set $set "RULES_OVERLAY" "/etc/tidegate/overlay" }}{{ end -}}
+{{- if include "tidegate.callersConfigMap" . }}{{ $_ := set $set "CALLERS_FILE" "/etc/tidegate/callers/callers.yaml" }}{{ end -}}
 {{- if .Values.onStoreFailure }}{{ $_ := set $set "ON_STORE_FAILURE" .Values.onStoreFailure }}{{ end -}}
 {{- if eq .Values.store "redis" -}}
 {{- $_ := set $set "REDIS_TYPE" $redis.type -}}

@@ -69,6 +69,9 @@
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.grpcFrom) -}}
 {{- fail "networkPolicy.grpcFrom is empty, so nobody could call: name the pods of your gateways, such as [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: envoy-gateway-system } } }], or [{ podSelector: {} }] for every pod of the namespace; networkPolicy.enabled: false lets everyone in the cluster call" -}}
 {{- end -}}
+{{- if and .Values.callers.existingConfigMap .Values.callers.file -}}
+{{- fail "callers.existingConfigMap and callers.file are both set: remove one of them" -}}
+{{- end -}}
 {{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
 {{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}
 {{- end -}}

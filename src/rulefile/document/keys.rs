@@ -23,6 +23,10 @@ pub(crate) enum Level {
     Match,
     /// `limit` in an item of `apply`.
     Fields,
+    /// The file of callers.
+    Callers,
+    /// An item of `callers`.
+    Caller,
 }
 
 /// A key and its place.
@@ -38,7 +42,7 @@ pub(crate) struct Key {
 /// Length above which words are not compared: 40 characters. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 55] = [
+static KEYS: [Key; 59] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -94,6 +98,10 @@ static KEYS: [Key; 55] = [
     of_reference("unlimited", &[Level::Limit]),
     of_reference("name", &[Level::Limit, Level::Replaced, Level::Match]),
     of_reference("replaces", &[Level::Limit]),
+    own("callers", &[Level::Callers]),
+    own("names", &[Level::Caller]),
+    own("domains", &[Level::Caller]),
+    own("rights", &[Level::Caller]),
 ];
 
 impl Level {
@@ -110,12 +118,19 @@ impl Level {
             Self::Apply => "inside an item of `apply`",
             Self::Match => "inside `match`",
             Self::Fields => "inside `limit` of an overlay",
+            Self::Callers => "at the top of a file of callers",
+            Self::Caller => "in an item of `callers`",
         }
     }
 
     /// Returns true for the levels of an overlay, which the reference does not have.
     pub(crate) const fn is_of_overlay(self) -> bool {
         matches!(self, Self::Overlay | Self::Apply | Self::Match | Self::Fields)
+    }
+
+    /// Returns true for the levels of a file of callers.
+    const fn is_of_callers(self) -> bool {
+        matches!(self, Self::Callers | Self::Caller)
     }
 
     /// Returns the keys that belong at this level.
@@ -125,9 +140,10 @@ impl Level {
 }
 
 impl Key {
-    /// Returns the key named `name`.
-    pub(crate) fn find(name: &str) -> Option<&'static Self> {
-        KEYS.iter().find(|key| key.name == name)
+    /// Returns the key named `name`, of the kind of file to which `level` belongs.
+    pub(crate) fn find(name: &str, level: Level) -> Option<&'static Self> {
+        let is_of_file = |key: &&Self| key.levels.iter().any(|other| other.is_of_callers() == level.is_of_callers());
+        KEYS.iter().filter(is_of_file).find(|key| key.name == name)
     }
 
     /// Returns true if the key belongs at `level`.
@@ -265,9 +281,18 @@ mod tests {
 
     #[test]
     fn every_key_has_a_home() {
-        for level in [Level::File, Level::Descriptor, Level::Limit, Level::Replaced, Level::Normalizer, Level::Delay] {
+        for level in [
+            Level::File,
+            Level::Descriptor,
+            Level::Limit,
+            Level::Replaced,
+            Level::Normalizer,
+            Level::Delay,
+            Level::Callers,
+            Level::Caller,
+        ] {
             for name in level.names() {
-                let key = Key::find(name).unwrap();
+                let key = Key::find(name, level).unwrap();
                 assert!(key.belongs(level) && !key.home().is_empty(), "{name}");
             }
         }

@@ -10,12 +10,13 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::keys::{Key, Level, advice, nearest};
-use super::{DescriptorNode, Document};
+use super::{CallerNode, DescriptorNode, Document};
 use crate::model::{Charging, Colocation, FailurePolicy};
 use crate::rulefile::problem::{Report, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
 use crate::rules::tree::Position;
 
+mod callers;
 mod limits;
 mod lists;
 mod metadata;
@@ -67,6 +68,12 @@ pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<
     // The second walk reports the same problems again; they are discarded.
     let mut found_before = Report::new(file);
     Reader::new(&mut found_before, true).file(file, tree)
+}
+
+/// Returns the items of a file of callers, whose nodes are in `tree`.
+pub(crate) fn read_callers(tree: &Tree, report: &mut Report) -> Vec<CallerNode> {
+    // One walk: such a file is small.
+    Reader::new(report, true).callers_file(tree)
 }
 
 impl<'t> Reader<'_, 't> {
@@ -369,7 +376,7 @@ impl<'t> Reader<'_, 't> {
             }
         };
         let inside = level.inside();
-        match Key::find(word) {
+        match Key::find(word, level) {
             Some(key) if key.belongs(level) => Some((key.name, false)),
             Some(known) => {
                 let name = known.name;

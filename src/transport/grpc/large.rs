@@ -16,10 +16,12 @@ use tokio::time::Instant;
 
 use super::{Edge, Undecided};
 use crate::limiter::Large;
-use crate::model::{Descriptor, InvalidRequest, Request};
+use crate::model::{Descriptor, InvalidRequest, Request, Rights};
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::large::{Head, LARGE_DESCRIPTORS, Slices};
 use crate::telemetry::traces::Span;
 use crate::transport::budget;
+use crate::transport::callers::{ConnectionCaller, Denied};
 use crate::transport::hold::{Caller, Held};
 use crate::transport::wire::{Answers, encode_statuses};
 
@@ -48,6 +50,7 @@ struct Job {
     /// Time since which the caller waits.
     began: Instant,
     timeout: Option<Duration>,
+    rights: Rights,
     span: Option<Span>,
     _long: Option<OwnedSemaphorePermit>,
 }
@@ -71,20 +74,22 @@ impl Edge {
         &self,
         message: Bytes,
         timeout: Option<Duration>,
+        caller: Option<Arc<ConnectionCaller>>,
         span: &mut Option<Span>,
     ) -> Result<Vec<Bytes>, Undecided> {
         let began = Instant::now();
         // A caller that goes away while it waits gives up its place.
         let mut turn = LargeTurn::take(budget::large()).await;
         let head = read_head(&message).await?;
+        let rights = super::rights(caller.as_deref(), &head.domain)?;
         let long = match head.descriptors > LARGE_DESCRIPTORS {
             true => turn.lend(LONG.with(Arc::clone).acquire_owned()).await.ok(),
             false => None,
         };
-        let job = Job { edge: self.clone(), message, began, timeout, span: span.take(), _long: long };
+        let job = Job { edge: self.clone(), message, began, timeout, rights, span: span.take(), _long: long };
         let (answer, answered) = oneshot::channel();
         // A separate task, because the hits it took must be given back if the caller goes away in the middle.
-        tokio::spawn(job.run(head, turn, answer));
+        tokio::spawn(job.run(head, turn, caller, answer));
         let (decided, recorded) =
             answered.await.unwrap_or((Err(Undecided::Unavailable(super::StoreUnavailable)), None));
         *span = recorded;
@@ -118,9 +123,15 @@ impl LargeTurn {
 }
 
 impl Job {
-    async fn run(mut self, head: Head, mut turn: LargeTurn, answer: oneshot::Sender<Done>) {
+    async fn run(
+        mut self,
+        head: Head,
+        mut turn: LargeTurn,
+        caller: Option<Arc<ConnectionCaller>>,
+        answer: oneshot::Sender<Done>,
+    ) {
         let mut span = self.span.take();
-        let decided = self.decide(head, &mut turn, &answer, &mut span).await;
+        let decided = self.decide(head, &mut turn, caller, &answer, &mut span).await;
         // The caller may have gone away.
         let _ = answer.send((decided, span));
     }
@@ -129,6 +140,7 @@ impl Job {
         &self,
         head: Head,
         turn: &mut LargeTurn,
+        of: Option<Arc<ConnectionCaller>>,
         answer: &oneshot::Sender<Done>,
         span: &mut Option<Span>,
     ) -> Result<(Held, Vec<Bytes>), Undecided> {
@@ -149,9 +161,13 @@ impl Job {
         }
         let mut large = limiter.large(&rules, request.domain());
         let mut slices = Slices::of(&self.message, self.edge.slice);
+        let mut denied = Denied::default();
         while let Some(slice) = slices.read()? {
-            large.survey(&read(slice).map_err(invalid)?);
+            large.survey(&self.read(slice, &mut denied).map_err(invalid)?);
             yield_now().await;
+        }
+        if let Some(of) = of {
+            of.note(denied, request.domain());
         }
         let statuses = self.charge(&mut large, &request, turn, answer).await?;
         if large.is_taken() && (large.is_refused() || answer.is_closed()) {
@@ -185,7 +201,7 @@ impl Job {
             if answer.is_closed() {
                 break;
             }
-            let descriptors = read(slice)?;
+            let descriptors = self.read(slice, &mut Denied::default())?;
             if descriptors.is_empty() {
                 continue;
             }
@@ -203,7 +219,7 @@ impl Job {
     async fn give_back(&self, large: &mut Large<'_>, request: &Request, turn: &mut LargeTurn) -> Result<(), Undecided> {
         let mut slices = Slices::of(&self.message, self.edge.slice);
         while let Some(slice) = slices.read()? {
-            let descriptors = read(slice)?;
+            let descriptors = self.read(slice, &mut Denied::default())?;
             if descriptors.is_empty() {
                 continue;
             }
@@ -215,6 +231,16 @@ impl Job {
             yield_now().await;
         }
         Ok(())
+    }
+
+    /// Reads a slice without what the caller has no right to.
+    fn read(
+        &self,
+        mut slice: Vec<RateLimitDescriptor>,
+        denied: &mut Denied,
+    ) -> Result<Vec<Descriptor>, InvalidRequest> {
+        ConnectionCaller::restrict(self.rights, &mut slice, denied);
+        slice.into_iter().map(Descriptor::try_from).collect()
     }
 
     /// Returns the time for which the caller still waits.
@@ -244,10 +270,4 @@ async fn read_head(message: &Bytes) -> Result<Head, Undecided> {
         yield_now().await;
     }
     Ok(head)
-}
-
-fn read(
-    slice: Vec<crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor>,
-) -> Result<Vec<Descriptor>, InvalidRequest> {
-    slice.into_iter().map(Descriptor::try_from).collect()
 }

@@ -55,12 +55,21 @@ impl Clients {
     }
 
     fn has_name(&self, certificate: &CertificateDer<'_>) -> Result<bool, Error> {
-        let bad = || Error::InvalidCertificate(CertificateError::BadEncoding);
-        let (_, certificate) = X509Certificate::from_der(certificate).map_err(|_| bad())?;
-        let presented = certificate.subject_alternative_name().map_err(|_| bad())?;
-        let presented = presented.iter().flat_map(|extension| &extension.value.general_names);
-        Ok(presented.filter_map(name).any(|presented| self.names.iter().any(|name| name.is_of(&presented))))
+        let presented = names(certificate)?;
+        Ok(presented.iter().any(|presented| self.names.iter().any(|name| name.is_of(&presented.as_presented()))))
     }
+}
+
+/// Returns the names in a certificate.
+///
+/// # Errors
+/// If the certificate cannot be read.
+pub(super) fn names(certificate: &CertificateDer<'_>) -> Result<Box<[PeerName]>, Error> {
+    let bad = || Error::InvalidCertificate(CertificateError::BadEncoding);
+    let (_, certificate) = X509Certificate::from_der(certificate).map_err(|_| bad())?;
+    let presented = certificate.subject_alternative_name().map_err(|_| bad())?;
+    let presented = presented.iter().flat_map(|extension| &extension.value.general_names);
+    Ok(presented.filter_map(name).map(PeerName::from).collect())
 }
 
 /// Returns true unless the certificate says that its owner may not issue others, as that of a client does. webpki trusts any certificate.

@@ -9,14 +9,16 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::clients::names;
 use super::{Clients, Current, same};
+use crate::model::PeerName;
 
 /// Time over which open connections verify their clients again after a change: 10 s, each at a random moment. 10,000
 /// connections take about a tenth of a core meanwhile.
 const VERIFY_WITHIN_MS: u64 = 10_000;
 
 /// The client of a connection.
-pub(in crate::transport) struct Peer(Option<Box<Verified>>);
+pub struct Peer(Option<Box<Verified>>);
 
 /// A client that was verified.
 struct Verified {
@@ -40,6 +42,13 @@ impl Peer {
         current: watch::Receiver<Current>,
     ) -> Self {
         Self(Some(Box::new(Verified { chain: chain.into(), by, current, is_refused: false })))
+    }
+
+    /// Returns the names in the certificate of the client; `None` if it needs none.
+    pub(in crate::transport) fn names(&self) -> Option<Box<[PeerName]>> {
+        let verified = self.0.as_ref()?;
+        // rustls has read it.
+        Some(verified.chain.first().and_then(|certificate| names(certificate).ok()).unwrap_or_default())
     }
 
     /// Waits until the certificate of the client is no longer accepted.

@@ -182,6 +182,7 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
         (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
         (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
+        ("callers.existingConfigMap=a,callers.file=b".to_owned(), "callers.file are both set: remove one of them"),
         ("overlay.existingConfigMap=a,overlay.files.b=c".to_owned(), "overlay.files are both set: remove one of them"),
         (
             format!("{redis},redis.url=r:1,autoscaling.enabled=true,autoscaling.minReplicas=7"),

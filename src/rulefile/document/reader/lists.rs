@@ -11,7 +11,12 @@ use crate::rulefile::yaml::{Content, Node};
 impl<'t> Reader<'_, 't> {
     /// Returns the texts of a list; empty if it is null or wrong.
     pub(crate) fn texts(&mut self, entry: MapEntry<'t>) -> Vec<Placed<String>> {
-        let example = if entry.name == "cidr" { "[10.0.0.0/8, 2001:db8::/32]" } else { "[a, b]" };
+        let example = match entry.name {
+            "cidr" => "[10.0.0.0/8, 2001:db8::/32]",
+            "names" => "[\"*.gateways.example.com\", anonymous]",
+            "domains" => "[edge, internal]",
+            _ => "[a, b]",
+        };
         let Content::List(items) = entry.value.content() else {
             self.wrong(entry.name, entry.value, &format!("a list like `{example}`"));
             return Vec::new();

@@ -1,0 +1,143 @@
+//! File of callers: read at the start, and again while the service runs.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::file::{Named, Unusable, apart};
+use crate::model::Callers;
+use crate::rulefile::callers::{MAX_CALLERS_BYTES, compile};
+use crate::rulefile::{File, InvalidRules};
+use crate::settings::Settings;
+use crate::telemetry::escape::escaped;
+use crate::telemetry::throttle::LogThrottle;
+use crate::transport::callers::CallerGate;
+
+/// Interval between two reads of the file: 250 ms. A change holds when the file was read twice with the same content, so
+/// within a second.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// File of callers, and the gate that has its last valid content.
+pub(super) struct CallersFile {
+    file: Named,
+    path: String,
+    /// The last content.
+    content: Vec<u8>,
+    is_valid: bool,
+    gate: Arc<CallerGate>,
+    is_rejected: Arc<AtomicBool>,
+}
+
+impl CallersFile {
+    /// Reads the file that the settings name, and prints its warnings. Returns `None` if they name none. Blocks while the file system
+    /// does.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has errors.
+    pub(super) fn read(settings: &Settings) -> anyhow::Result<Option<Self>> {
+        if settings.callers_file.is_empty() {
+            return Ok(None);
+        }
+        let path = settings.callers_file.clone();
+        let file = Named::new("CALLERS_FILE", PathBuf::from(&path), MAX_CALLERS_BYTES);
+        let content = bytes(&file)?;
+        let callers = compiled(&path, &content, |warning| eprintln!("{warning}"))
+            .map_err(|invalid| anyhow::Error::from(invalid).context("CALLERS_FILE has errors"))?;
+        let has_certificates = settings.listener_tls.as_ref().is_some_and(|tls| !tls.authorities.is_empty());
+        if !has_certificates {
+            tracing::warn!(
+                event = "callers.without_certificates",
+                "CALLERS_FILE is set and clients need no certificate, so every caller is `anonymous`: set GRPC_SERVER_USE_TLS and GRPC_CLIENT_TLS_CACERT"
+            );
+        }
+        let gate = Arc::new(CallerGate::new(callers));
+        Ok(Some(Self { file, path, content, is_valid: true, gate, is_rejected: Arc::default() }))
+    }
+
+    /// Returns the gate, which has the last valid content.
+    pub(super) fn gate(&self) -> Arc<CallerGate> {
+        Arc::clone(&self.gate)
+    }
+
+    /// Returns a flag that is true while the content of the file is not in force.
+    pub(super) fn is_rejected(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_rejected)
+    }
+
+    /// Reads the file again and again, for ever. What is invalid changes nothing.
+    pub(super) async fn follow(mut self) {
+        let complaints = LogThrottle::new();
+        let mut last = self.content.clone();
+        loop {
+            sleep(EVERY).await;
+            let file = self.file.clone();
+            let read = apart(
+                move || bytes(&file),
+                |passed| {
+                    tracing::warn!(
+                        event = "callers.slow",
+                        seconds = passed.as_secs(),
+                        "still reading CALLERS_FILE: its file system may be stuck; the last valid content stays in force"
+                    );
+                },
+            );
+            match read.await {
+                Ok(Ok(content)) if content == last => self.take(content),
+                // It may be in the middle of a write.
+                Ok(Ok(content)) => last = content,
+                Ok(Err(error)) => {
+                    self.is_rejected.store(true, Ordering::Relaxed);
+                    if complaints.is_due() {
+                        tracing::error!(event = "callers.unreadable", %error, "CALLERS_FILE cannot be read; the last valid content stays in force");
+                    }
+                }
+                // The panic hook has logged it.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Puts `content` in force, if it is another one and valid.
+    fn take(&mut self, content: Vec<u8>) {
+        if content != self.content {
+            let warn = |warning: String| tracing::warn!(event = "callers.warning", "{warning}");
+            let compiled = compiled(&self.path, &content, warn);
+            (self.content, self.is_valid) = (content, compiled.is_ok());
+            match compiled {
+                Ok(callers) => {
+                    let grants = callers.grants().len();
+                    self.gate.replace(callers);
+                    tracing::info!(event = "callers.loaded", grants, "the rights of callers have changed");
+                }
+                Err(invalid) => tracing::error!(
+                    event = "callers.rejected",
+                    "the new CALLERS_FILE is invalid, so the last valid content stays in force:\n{invalid}"
+                ),
+            }
+        }
+        self.is_rejected.store(!self.is_valid, Ordering::Relaxed);
+    }
+}
+
+/// Reads and compiles the file of callers at `path` as the service does, for a command.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn check(path: &str) -> Result<Result<(Callers, Vec<String>), InvalidRules>, Unusable> {
+    let content = bytes(&Named::new("--callers", path.into(), MAX_CALLERS_BYTES))?;
+    let mut warnings = Vec::new();
+    Ok(compiled(path, &content, |warning| warnings.push(warning)).map(|callers| (callers, warnings)))
+}
+
+fn bytes(file: &Named) -> Result<Vec<u8>, Unusable> {
+    file.read("a file of callers", |bytes| Some(bytes.to_vec()))
+}
+
+fn compiled(path: &str, content: &[u8], warn: impl FnMut(String)) -> Result<Callers, InvalidRules> {
+    let (callers, warnings) = compile(&File { name: path.into(), bytes: content.into() })?;
+    warnings.iter().map(|warning| escaped(&warning.to_string(), false).into_owned()).for_each(warn);
+    Ok(callers)
+}
