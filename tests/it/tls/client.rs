@@ -74,6 +74,8 @@ impl Client {
     /// A connection after its handshake.
     pub async fn connect(&self, at: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
         let tcp = TcpStream::connect(at).await?;
+        // Without it, the system delays most calls by 40 ms.
+        tcp.set_nodelay(true)?;
         let name = ServerName::from(at.ip());
         TlsConnector::from(Arc::new(self.0.clone())).connect(name, tcp).await
     }
