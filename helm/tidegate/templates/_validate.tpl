@@ -66,6 +66,12 @@
 {{- if and .Values.grpc.tls.existingSecret (not .Values.grpc.tls.enabled) -}}
 {{- fail "grpc.tls.existingSecret is set, but grpc.tls.enabled is false: set grpc.tls.enabled: true, or remove the Secret" -}}
 {{- end -}}
+{{- if and .Values.grpc.tls.clientCaKey (not .Values.grpc.tls.enabled) -}}
+{{- fail "grpc.tls.clientCaKey is set, but grpc.tls.enabled is false, so nobody would be verified: set grpc.tls.enabled: true, or remove the key" -}}
+{{- end -}}
+{{- if and (include "tidegate.isHttpOverTls" .) (not .Values.grpc.tls.enabled) -}}
+{{- fail "settings.HTTP_SERVER_USE_TLS is set, but grpc.tls.enabled is false, and all listeners have its certificate: set grpc.tls.enabled: true too" -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.grpcFrom) -}}
 {{- fail "networkPolicy.grpcFrom is empty, so nobody could call: name the pods of your gateways, such as [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: envoy-gateway-system } } }], or [{ podSelector: {} }] for every pod of the namespace; networkPolicy.enabled: false lets everyone in the cluster call" -}}
 {{- end -}}
