@@ -141,6 +141,12 @@ impl Limit {
         self.algorithm.fresh()
     }
 
+    /// Returns true if an unused counter admits `hits` at `now` or later.
+    pub fn fits(&self, now: Micros, hits: Hits) -> bool {
+        let unused = self.verdict(None, now, hits);
+        !unused.outcome.is_refused() || unused.retry.is_some()
+    }
+
     /// Returns the verdict for a charge of `hits` at `now`. `state` is a state of this algorithm; `None` is an unused counter.
     pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
         if self.is_closed() {

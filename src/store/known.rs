@@ -301,9 +301,8 @@ impl KnownRefusal {
     /// Returns the verdict at `now` for a charge of at least `self.hits`. For more hits the wait is that of `self.hits`, which is shorter.
     fn verdict(&self, charge: &Charge, now: Micros) -> Verdict {
         let verdict = aged(&self.verdict, self.at, now);
-        let fits = charge.hits.taken() <= charge.limit.capacity().into();
         Verdict {
-            retry: verdict.retry.filter(|_| fits),
+            retry: verdict.retry.filter(|_| charge.hits.taken() == self.hits || charge.limit.fits(now, charge.hits)),
             // Where refused hits are counted, the first refusal has taken what was left.
             room: if charge.limit.records_refused(charge.charging) { 0 } else { verdict.room },
             ..verdict

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit, State};
 use tidegate::model::{
-    Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Quota, Role, StorePolicies, Unit, Verdict,
-    Window,
+    Charging, Clock, Delay, FailurePolicy, Hits, Micros, Outcome, Provenance, Quota, Role, StorePolicies, Unit,
+    Verdict, Window,
 };
 use tidegate::store::guard::{CallerTime, Deadline, Guard};
 use tidegate::store::known::Known;
@@ -253,6 +253,22 @@ fn a_refused_counter_is_asked_about_once_a_second_and_a_raised_limit_at_once() {
         assert_eq!((raised.outcome, raised.provenance), (Outcome::Admitted, Provenance::Store), "{name}");
         let silent = Charge { remembers_refusals: false, ..one(limit) };
         assert_eq!(ask(&guard, &silent).provenance, Provenance::Store, "{name}: the rule turns it off");
+    }
+}
+
+#[test]
+fn more_hits_than_the_limit_are_told_when_there_is_a_slot_for_them() {
+    let clock = HandClock::at(NOON);
+    let store = Counting::new(&clock);
+    let guard = instance(&store, 1);
+    let waiting = Delay::Slot { max: Micros::from_secs(30) };
+    let limit = per_minute(Algorithm::Gcra, 10).delaying(waiting).expect("it has slots");
+    let ask = |hits| ask(&guard, &charge("one", limit, Charging::Each, Hits::take(hits)));
+    assert_eq!(ask(15).outcome, Outcome::Admitted, "it waits for 30 s");
+    assert_eq!(ask(1).outcome, Outcome::Refused);
+    for (hits, fits_ever) in [(10, true), (11, true), (15, true), (16, false)] {
+        let told = ask(hits);
+        assert_eq!((told.provenance, told.retry.is_some()), (Provenance::Known, fits_ever), "{hits} hits");
     }
 }
 
