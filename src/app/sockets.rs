@@ -102,8 +102,12 @@ async fn bind_grpc(settings: &Settings) -> anyhow::Result<NetListener> {
         return Ok(NetListener::Tcp(bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?));
     };
     let bound = NetListener::unix(path, settings.grpc_uds_mode.0).await;
-    bound
-        .with_context(|| format!("cannot listen on {}: set GRPC_UDS to another path, or mend this one", path.display()))
+    bound.with_context(|| {
+        format!(
+            "cannot listen on {}: set GRPC_UDS to a free path in a directory that exists and that this user may write to",
+            path.display()
+        )
+    })
 }
 
 async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {

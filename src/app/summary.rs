@@ -1,7 +1,7 @@
 //! Start-up summary: the listeners, the rules in force, and commands to try next.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use super::sockets::Addresses;
 use crate::model::StorePolicies;
@@ -72,7 +72,8 @@ impl fmt::Display for Summary<'_> {
                     true => format!("curl -sk https://{}", reachable(*http)),
                     false => format!("curl -s http://{}", reachable(*http)),
                 };
-                try_next(f, program, &example, grpc, &curl)
+                let curl = settings.json_door.admits(Ipv4Addr::LOCALHOST.into()).then_some(curl);
+                try_next(f, program, &example, grpc, curl)
             }
             None if !rules.is_loaded() => {
                 writeln!(f, "  no rules yet: calls fail until the control plane has sent valid ones")
@@ -102,14 +103,14 @@ fn store(settings: &Settings) -> String {
     }
 }
 
-/// Writes two example commands; each calls the server until a limit refuses. `grpc` is `None` if gRPC is served over TLS, because only
-/// the operator knows the CA and the name that the first command needs then.
+/// Writes example commands; each calls the server until a limit refuses. `grpc` is `None` if gRPC is served over TLS, because only
+/// the operator knows the CA and the name that the first command needs then. `curl` is `None` if `/json` is closed.
 fn try_next(
     f: &mut fmt::Formatter<'_>,
     program: &str,
     example: &Example<'_>,
     grpc: Option<String>,
-    curl: &str,
+    curl: Option<String>,
 ) -> fmt::Result {
     let entries = example.entries.iter().map(|(key, value)| serde_json::json!({ "key": key, "value": value }));
     let body = serde_json::json!({
@@ -119,11 +120,19 @@ fn try_next(
     let body = quoted(&body.to_string());
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
-    writeln!(f, "try one of these commands (they share a limit of {limit}: the last of {times} calls is refused)")?;
-    if let Some(grpc) = grpc {
-        writeln!(f, "  {program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}")?;
+    let call =
+        |grpc| format!("{program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}");
+    let post = |curl| format!("for i in $(seq {times}); do {curl}/json -w ' %{{http_code}}\\n' -d {body}; done");
+    let commands = [grpc.map(call), curl.map(post)];
+    match commands.iter().flatten().count() {
+        0 => return Ok(()),
+        1 => writeln!(f, "try this command (its limit is {limit}: the last of {times} calls is refused)")?,
+        _ => writeln!(
+            f,
+            "try one of these commands (they share a limit of {limit}: the last of {times} calls is refused)"
+        )?,
     }
-    writeln!(f, "  for i in $(seq {times}); do {curl}/json -w ' %{{http_code}}\\n' -d {body}; done")
+    commands.iter().flatten().try_for_each(|command| writeln!(f, "  {command}"))
 }
 
 /// Returns an address at which a client on this machine reaches `at`.

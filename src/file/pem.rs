@@ -34,7 +34,7 @@ pub fn certificates(file: &Named) -> Result<Certificates, Unusable> {
 /// # Errors
 /// If the file cannot be read, or has no private key as PEM.
 pub fn private_key(file: &Named) -> Result<PrivateKeyDer<'static>, Unusable> {
-    file.read("a private key as PEM", |bytes| PrivateKeyDer::from_pem_slice(bytes).ok())
+    file.read("a private key as PEM, without a passphrase", |bytes| PrivateKeyDer::from_pem_slice(bytes).ok())
 }
 
 impl Validity {

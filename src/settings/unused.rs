@@ -39,8 +39,25 @@ unused! {
 
 /// Returns the variables that are set and have no effect.
 pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
-    let is_set = |unused: &UnusedVariable| given(unused.variable).is_some_and(|text| !text.trim().is_empty());
-    UNUSED.iter().copied().filter(is_set).collect()
+    let is_set = |variable| given(variable).is_some_and(|text| !text.trim().is_empty());
+    let (has_socket, has_plane) = (
+        is_set("GRPC_UDS"),
+        given("CONFIG_TYPE").is_some_and(|kind| kind.trim().eq_ignore_ascii_case("GRPC_XDS_SOTW")),
+    );
+    let beside_others = [
+        (!has_socket, "GRPC_UDS_MODE", "it applies only with GRPC_UDS"),
+        (has_socket, "GRPC_HOST", "GRPC_UDS is set, so gRPC is served on that socket only"),
+        (has_socket, "GRPC_PORT", "GRPC_UDS is set, so gRPC is served on that socket only"),
+        (
+            !has_plane,
+            "STATE_DIR",
+            "it keeps the rules of a control plane, so it applies only with CONFIG_TYPE=GRPC_XDS_SOTW",
+        ),
+    ];
+    let beside_others = beside_others
+        .into_iter()
+        .filter_map(|(is_unused, variable, why)| is_unused.then_some(UnusedVariable { variable, why }));
+    UNUSED.iter().copied().chain(beside_others).filter(|unused| is_set(unused.variable)).collect()
 }
 
 #[cfg(test)]
@@ -94,5 +111,20 @@ mod tests {
         let named = read(&given).expect("settings").unused;
         let named: Vec<_> = named.into_iter().map(|unused| unused.variable).collect();
         assert_eq!(named, ["REDIS_POOL_SIZE", "LOCAL_CACHE_SIZE_IN_BYTES"]);
+    }
+
+    #[test]
+    fn a_variable_without_effect_beside_another_is_named() {
+        let named = |given: &[(&str, &str)]| {
+            let unused = read(given).expect("settings").unused;
+            unused.into_iter().map(|unused| unused.variable).collect::<Vec<_>>()
+        };
+        let socket = ("GRPC_UDS", "/run/grpc.sock");
+        assert_eq!(named(&[("GRPC_UDS_MODE", "0660"), ("GRPC_PORT", "1")]), ["GRPC_UDS_MODE"]);
+        assert_eq!(named(&[socket, ("GRPC_UDS_MODE", "0660"), ("GRPC_PORT", "1")]), ["GRPC_PORT"]);
+        assert_eq!(named(&[socket, ("GRPC_HOST", "::1")]), ["GRPC_HOST"]);
+        assert_eq!(named(&[("STATE_DIR", "/a")]), ["STATE_DIR"]);
+        let plane = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", "a:1")];
+        assert!(named(&[&plane[..], &[("STATE_DIR", "/a")]].concat()).is_empty());
     }
 }

@@ -288,9 +288,9 @@ pub struct SocketPath(pub Option<PathBuf>);
 
 impl Setting for SocketPath {
     // Linux keeps 108 bytes, the last of which is 0 (`man 7 unix`).
-    const TAKES: &'static str = "a path of at most 107 bytes, or empty";
+    const TAKES: &'static str = "a path of at most 107 bytes, without `unix:` or `@` before it, or empty";
     fn parse(text: &str) -> Option<Self> {
-        let is_path = text.len() <= 107 && !text.contains('\0');
+        let is_path = text.len() <= 107 && !text.contains('\0') && !text.starts_with("unix:") && !text.starts_with('@');
         is_path.then(|| Self((!text.is_empty()).then(|| text.into())))
     }
 }
@@ -426,6 +426,7 @@ mod tests {
         assert_eq!(path(0), Some(SocketPath(None)));
         assert_eq!(path(107), Some(SocketPath(Some("x".repeat(107).into()))));
         assert_eq!(path(108), None);
+        assert_eq!((SocketPath::parse("unix:/a"), SocketPath::parse("@a")), (None, None));
         let mode = |text| SocketMode::parse(text).map(|mode| mode.0);
         assert_eq!((mode(""), mode("0660"), mode("777")), (Some(None), Some(Some(0o660)), Some(Some(0o777))));
         for wrong in ["66", "0668", "1777", "+660", "rw-rw----", "00660"] {

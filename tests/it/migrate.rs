@@ -21,9 +21,9 @@ impl Pair {
         };
         let other = rules.replace("requests_per_unit: 3", &format!("requests_per_unit: {limit}"));
         let (reference, tidegate) = (serve(rules).await, serve(other).await);
-        let at = format!("port_value: {} ", reference.grpc.port());
-        let changes = [&[("port_value: 8091 ", &*at)], more].concat();
-        let envoy = Proxy::start("migrate/envoy.yaml", tidegate.grpc, &changes).await;
+        let at = format!("port_value: {} ", tidegate.grpc.port());
+        let changes = [&[("port_value: 9081 ", &*at)], more].concat();
+        let envoy = Proxy::start("migrate/envoy.yaml", reference.grpc, &changes).await;
         Self { reference, tidegate, envoy }
     }
 

@@ -139,7 +139,7 @@ async fn what_is_used_or_no_socket_is_left_alone_and_stops_the_start() {
     fs::write(&path, "mine").expect("it is written");
     let errors = refused(&path, &[]).await;
     let expected = format!(
-        "cannot listen on {}: set GRPC_UDS to another path, or mend this one: the file there is no socket",
+        "cannot listen on {}: set GRPC_UDS to a free path in a directory that exists and that this user may write to: the file there is no socket",
         path.display()
     );
     assert!(errors.contains(&expected), "{errors}");

@@ -104,9 +104,14 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{- /* "true" if the HTTP listener speaks TLS: the setting as Tidegate reads it. */ -}}
+{{- /* "true" if the value of a setting that is on or off means on: as Tidegate reads it. */ -}}
+{{- define "tidegate.isOn" -}}
+{{- if has (lower (toString .)) (list "1" "t" "true") }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if the HTTP listener speaks TLS. */ -}}
 {{- define "tidegate.isHttpOverTls" -}}
-{{- if has (lower (toString (.Values.settings.HTTP_SERVER_USE_TLS))) (list "1" "t" "true") }}true{{ end -}}
+{{- include "tidegate.isOn" .Values.settings.HTTP_SERVER_USE_TLS -}}
 {{- end -}}
 
 {{- /* Settings that have their own chart values; `settings` must not contain them. A JSON object of name to text. */ -}}

@@ -69,8 +69,19 @@
 {{- if and .Values.grpc.tls.clientCaKey (not .Values.grpc.tls.enabled) -}}
 {{- fail "grpc.tls.clientCaKey is set, but grpc.tls.enabled is false, so nobody would be verified: set grpc.tls.enabled: true, or remove the key" -}}
 {{- end -}}
-{{- if and (include "tidegate.isHttpOverTls" .) (not .Values.grpc.tls.enabled) -}}
-{{- fail "settings.HTTP_SERVER_USE_TLS is set, but grpc.tls.enabled is false, and all listeners have its certificate: set grpc.tls.enabled: true too" -}}
+{{- range $name := list "HTTP_SERVER_USE_TLS" "DEBUG_SERVER_USE_TLS" -}}
+{{- if and (include "tidegate.isOn" (index $.Values.settings $name)) (not $.Values.grpc.tls.enabled) -}}
+{{- fail (printf "settings.%s is set, but grpc.tls.enabled is false, and all listeners have its certificate: set grpc.tls.enabled: true too" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.settings.GRPC_CLIENT_TLS_SAN (not .Values.grpc.tls.clientCaKey) -}}
+{{- fail "settings.GRPC_CLIENT_TLS_SAN is set, but grpc.tls.clientCaKey is empty, so nobody would be verified: set grpc.tls.clientCaKey: ca.crt, or remove the names" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (include "tidegate.isHttpOverTls" .) (not .Values.serviceMonitor.tlsConfig) -}}
+{{- fail "serviceMonitor.enabled and settings.HTTP_SERVER_USE_TLS need serviceMonitor.tlsConfig: Prometheus asks each pod by its address, so set ca and serverName (a name of the certificate)" -}}
+{{- end -}}
+{{- if .Values.settings.GRPC_UDS -}}
+{{- fail "settings.GRPC_UDS would serve gRPC on a socket in the pod, and on no port: remove it" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.grpcFrom) -}}
 {{- fail "networkPolicy.grpcFrom is empty, so nobody could call: name the pods of your gateways, such as [{ namespaceSelector: { matchLabels: { kubernetes.io/metadata.name: envoy-gateway-system } } }], or [{ podSelector: {} }] for every pod of the namespace; networkPolicy.enabled: false lets everyone in the cluster call" -}}

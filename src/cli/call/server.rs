@@ -1,11 +1,14 @@
 //! Connection of `tidegate call` to a server: TCP, TLS or a Unix socket.
 
 use std::error::Error;
+use std::io::{self, ErrorKind};
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use rustls::{AlertDescription, CertificateError};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -48,7 +51,7 @@ pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Durati
     let connected = if let Some(path) = address.strip_prefix(UNIX) {
         ensure!(
             !is_tls,
-            "{address} is a Unix socket, and TLS is for HOST:PORT: leave out --tls, --ca, --cert, --key and --server-name"
+            "{address} is a Unix socket, which this command asks in plaintext only: leave out --tls, --ca, --cert, --key and --server-name"
         );
         ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
         with(Endpoint::from_shared(address.to_owned())?).connect().await
@@ -61,7 +64,11 @@ pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Durati
         ensure!(!host.is_empty(), not_an_address(address)());
         let tls = match is_tls {
             false => None,
-            true => Some((Tls::of_files(files)?.config()?, name.cloned().unwrap_or_else(|| host.clone()))),
+            true => {
+                let config =
+                    Tls::of_files(files)?.config().context("--ca, --cert and --key cannot be used together")?;
+                Some((config, name.cloned().unwrap_or_else(|| host.clone())))
+            }
         };
         let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
         GrpcServer { host, port, tls, timeouts }.connect(with).await
@@ -69,8 +76,9 @@ pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Durati
     connected.map_err(|error| {
         let how = if is_tls { " over TLS" } else { "" };
         anyhow::anyhow!(
-            "no ShouldRateLimit server answers at {address}{how}: start one with `tidegate serve`, or set --address HOST:PORT: {}",
-            with_causes(&error)
+            "no ShouldRateLimit server answers at {address}{how}: {}{}",
+            with_causes(&error),
+            advice(address, &error, matches).unwrap_or("; start one with `tidegate serve`, or set --address HOST:PORT")
         )
     })
 }
@@ -80,9 +88,78 @@ pub(super) fn failed(address: &str, status: &Status, matches: &ArgMatches) -> St
     match status.source() {
         None => format!("{address} answered with the error {:?}: {}", status.code(), status.message()),
         Some(error) => {
-            let advice = if is_tls(matches) { "" } else { "; if it speaks TLS, set --tls or --ca" };
+            // With TLS 1.3 the server refuses a client after the handshake, and the error has no more than its text.
+            let advice =
+                advice(address, error, matches).unwrap_or(match (is_tls(matches), matches.contains_id("cert")) {
+                    (true, true) => "; the server may refuse the certificate in --cert: its log says why (tls.refused)",
+                    (true, false) => "; if the server asks for a client certificate, set --cert and --key",
+                    (false, _) if address.starts_with(UNIX) => "",
+                    (false, _) => {
+                        "; if it speaks TLS, set --tls or --ca, and if this is its HTTP port, set that of gRPC"
+                    }
+                });
             format!("{address} did not answer: {}{advice}", with_causes(error))
         }
+    }
+}
+
+/// Returns what to do about `error`, if its causes say it.
+fn advice(address: &str, error: &(dyn Error + 'static), matches: &ArgMatches) -> Option<&'static str> {
+    let has_certificate = matches.contains_id("cert");
+    iter::successors(Some(error), |error| cause(*error)).find_map(|error| {
+        match (error.downcast_ref(), error.downcast_ref::<io::Error>()) {
+            (Some(error), _) => of_tls(error, has_certificate),
+            (None, Some(error)) => of_system(address, error.kind()),
+            (None, None) => None,
+        }
+    })
+}
+
+/// Returns the cause of an error. An error within an [`io::Error`] is one too.
+fn cause<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(within) => Some(within),
+        None => error.source(),
+    }
+}
+
+fn of_tls(error: &rustls::Error, has_certificate: bool) -> Option<&'static str> {
+    Some(match error {
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "; set --ca to the CA that issued the certificate of the server"
+        }
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "; set --server-name to a name of the certificate, or --address to another host",
+        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "; renew the certificate of the server"
+        }
+        rustls::Error::InvalidMessage(_) => {
+            "; it does not speak TLS there: leave out --tls, --ca, --cert and --server-name, or set the port of gRPC"
+        }
+        rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+            "; it does not speak gRPC there: set --address to the gRPC port"
+        }
+        rustls::Error::AlertReceived(AlertDescription::UnknownCA) => {
+            "; --cert is not of a CA that the server accepts for clients (GRPC_CLIENT_TLS_CACERT)"
+        }
+        rustls::Error::AlertReceived(_) if has_certificate => {
+            "; the server refuses the certificate in --cert: its log line tls.refused says why"
+        }
+        rustls::Error::AlertReceived(AlertDescription::CertificateRequired) => "; set --cert and --key",
+        _ => return None,
+    })
+}
+
+fn of_system(address: &str, kind: ErrorKind) -> Option<&'static str> {
+    match (address.starts_with(UNIX), kind) {
+        (true, ErrorKind::PermissionDenied) => {
+            Some("; the user of this command may not write to the socket: GRPC_UDS_MODE of the server says who may")
+        }
+        (true, ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            Some("; no server serves this socket: start one with GRPC_UDS set to the path")
+        }
+        _ => None,
     }
 }
 

@@ -78,20 +78,8 @@ pub(crate) fn read_callers(tree: &Tree, report: &mut Report) -> Vec<CallerNode> 
 
 impl<'t> Reader<'_, 't> {
     fn file(&mut self, file: &Arc<str>, tree: &'t Tree) -> Option<Document> {
-        let root = tree.root();
-        let place = root.map_or(Position { line: 1, column: 1 }, |root| root.place);
-        let mapping = match root.map(Node::content) {
-            Some(Content::Mapping(mapping)) => Some(mapping),
-            Some(Content::Broken) => return None,
-            Some(_) if root.is_some_and(|root| !root.is_null()) => {
-                self.report.error(place, || {
-                    "A rule file must be a mapping: start with `domain: NAME`, and write the rules under `descriptors:`."
-                        .to_owned()
-                });
-                return None;
-            }
-            _ => None,
-        };
+        let place = tree.root().map_or(Position { line: 1, column: 1 }, |root| root.place);
+        let mapping = self.top(tree, place)?;
         let is_overlay = mapping.clone().is_some_and(overlay::is_overlay);
         let level = if is_overlay { Level::Overlay } else { Level::File };
         let mut apply = Vec::new();
@@ -145,6 +133,31 @@ impl<'t> Reader<'_, 't> {
             descriptors,
             overlay: is_overlay.then_some(apply),
         })
+    }
+
+    /// Returns the mapping of the whole file, which is `Some(None)` for an empty file. Returns `None` for anything else, with its error.
+    fn top(&mut self, tree: &'t Tree, place: Position) -> Option<Option<Nodes<'t>>> {
+        match tree.root().map(Node::content) {
+            Some(Content::Mapping(top)) => {
+                if ["apiVersion", "kind"].iter().all(|key| overlay::has_key(top.clone(), key)) {
+                    self.report.error(place, || {
+                        "This is an object of Kubernetes, and no rule file: write the text that it holds under `data` into a file of its own."
+                            .to_owned()
+                    });
+                    return None;
+                }
+                Some(Some(top))
+            }
+            Some(Content::Broken) => None,
+            Some(_) if tree.root().is_some_and(|root| !root.is_null()) => {
+                self.report.error(place, || {
+                    "A rule file must be a mapping: start with `domain: NAME`, and write the rules under `descriptors:`."
+                        .to_owned()
+                });
+                None
+            }
+            _ => Some(None),
+        }
     }
 
     fn descriptors(&mut self, entry: MapEntry<'t>) -> Vec<DescriptorNode> {

@@ -450,6 +450,12 @@ fn a_file_without_a_domain_is_refused() {
 }
 
 #[test]
+fn an_object_of_kubernetes_is_refused_with_one_sentence() {
+    let text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  rules.yaml: |\n    domain: edge\n";
+    assert_says(&refused(text), &["1:1: This is an object of Kubernetes, and no rule file"]);
+}
+
+#[test]
 fn all_errors_are_reported_together_in_the_order_of_the_file() {
     let text = "\
 descriptors:

@@ -16,8 +16,9 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 use super::{rule_file, stderr, stdout, tidegate};
+use crate::redis::certificates::Authority;
 use crate::support::Tidegate;
-use crate::tls::{MUTUAL, Secured};
+use crate::tls::{MUTUAL, Secured, rules};
 
 #[test]
 fn call_says_when_nobody_answers() {
@@ -46,7 +47,7 @@ async fn call_exits_as_the_server_answered_and_looks_without_spending() {
 
 #[tokio::test]
 async fn call_speaks_tls_and_says_what_is_missing() {
-    let server = Secured::start(&[MUTUAL]).await;
+    let server = Secured::start(&[MUTUAL, ("HTTP_SERVER_USE_TLS", "true")]).await;
     let client = server.authority.issue("client");
     let (address, text) = (server.tidegate.grpc.to_string(), |path: &Path| path.display().to_string());
     let (ca, certificate, key) = (text(&server.file("ca.crt")), text(&client.certificate), text(&client.key));
@@ -58,15 +59,46 @@ async fn call_speaks_tls_and_says_what_is_missing() {
     let whole = ["--ca", &ca, "--cert", &certificate, "--key", &key];
     assert_eq!(call(&address, &whole).0, Some(0));
 
-    let (code, told) = call(&address, &[]);
-    assert!(code == Some(2) && told.contains(&format!("{address} did not answer: ")), "{told}");
-    assert!(told.contains("; if it speaks TLS, set --tls or --ca"), "{told}");
-    let (code, told) = call(&address, &["--tls"]);
-    assert!(code == Some(2) && told.contains("over TLS") && told.contains("UnknownIssuer"), "{told}");
-    let (code, told) = call(&address, &["--ca", &ca]);
-    assert!(code == Some(2) && told.contains("did not answer") && !told.contains("speaks TLS"), "{told}");
-    let (code, told) = call(&address, &[&whole[..], &["--server-name", "other.example"]].concat());
-    assert!(code == Some(2) && told.contains("not valid for name \"other.example\""), "{told}");
+    let (plaintext, http) = (Tidegate::start(rules().path(), &[]).await, server.tidegate.http.to_string());
+    let elsewhere = Authority::new();
+    let stranger = elsewhere.issue("stranger");
+    let unknown = ["--ca", &ca, "--cert", &text(&stranger.certificate), "--key", &text(&stranger.key)];
+    let swapped = ["--ca", &ca, "--cert", &certificate, "--key", &text(&stranger.key)];
+    let missing = server.directory.path().join("missing").display().to_string();
+    for (address, arguments, expected, advice) in [
+        (&*address, &[][..], "did not answer: ", "; if it speaks TLS, set --tls or --ca, and if this is its HTTP port"),
+        (
+            &address,
+            &["--tls"],
+            "over TLS: transport error: invalid peer certificate: UnknownIssuer",
+            "; set --ca to the CA",
+        ),
+        (&address, &["--ca", &ca], "did not answer: ", ", set --cert and --key"),
+        (
+            &address,
+            &[&whole[..], &["--server-name", "other.example"]].concat(),
+            "not valid for name \"other.example\"",
+            "; set --server-name to a name of the",
+        ),
+        (&address, &unknown, "did not answer: ", "; the server may refuse the certificate in --cert"),
+        (&address, &swapped, "--ca, --cert and --key cannot be used together", "KeyMismatch"),
+        (
+            &http,
+            &["--ca", &ca],
+            "NoApplicationProtocol",
+            "; it does not speak gRPC there: set --address to the gRPC port",
+        ),
+        (
+            &plaintext.grpc.to_string(),
+            &["--tls"],
+            "InvalidContentType",
+            "; it does not speak TLS there: leave out --tls",
+        ),
+        (&format!("unix:{missing}"), &[], "No such file", "start one with GRPC_UDS set to the path"),
+    ] {
+        let (code, told) = call(address, arguments);
+        assert!(code == Some(2) && told.contains(expected) && told.contains(advice), "{arguments:?}: {told}");
+    }
     let (code, told) = call(&address, &["--ca", "/missing/ca.crt"]);
     assert!(code == Some(2) && told.contains("--ca is /missing/ca.crt: it cannot be read"), "{told}");
     assert!(call(&address, &["--cert", &certificate]).1.contains("--key <FILE>"));
@@ -78,7 +110,9 @@ async fn call_speaks_tls_and_says_what_is_missing() {
         let (code, told) = call(wrong, &[]);
         assert!(code == Some(2) && told.contains(expected), "{told}");
     }
-    assert!(call("unix:/a", &["--tls"]).1.contains("unix:/a is a Unix socket, and TLS is for HOST:PORT"));
+    assert!(
+        call("unix:/a", &["--tls"]).1.contains("unix:/a is a Unix socket, which this command asks in plaintext only")
+    );
 }
 
 /// Answers each call with the next of these codes, and keeps the deadlines of the calls.

@@ -48,7 +48,7 @@ async fn the_names_in_the_objects_are_those_that_the_examples_deploy() {
         ("istio", "envoyfilter", "cluster_name: outbound|8081||tidegate.tidegate.svc.cluster.local"),
         ("envoy-gateway", "own-rules", "address: tidegate-headless.tidegate.svc.cluster.local, port_value: 8081"),
         ("contour", "extensionservice", "    - name: tidegate\n      port: 8081"),
-        ("kgateway", "gatewayextension", "        name: tidegate\n        port: 8081"),
+        ("kgateway", "gatewayextension", "        name: tidegate\n        namespace: tidegate\n        port: 8081"),
         ("emissary", "ratelimitservice", "service: tidegate-headless.tidegate:8081"),
     ] {
         let path = format!("examples/gateways/{values}/{object}.yaml");

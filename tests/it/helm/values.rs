@@ -142,22 +142,6 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
     );
     for (set, says) in [
         ("xds.enabled=true".to_owned(), "xds.enabled needs xds.url: set the address of the control plane"),
-        ("grpc.tls.enabled=true".to_owned(), "needs a certificate: set grpc.tls.existingSecret"),
-        ("grpc.tls.existingSecret=a".to_owned(), "set grpc.tls.enabled: true, or remove the Secret"),
-        ("grpc.tls.certManager.enabled=true".to_owned(), "set grpc.tls.enabled: true, or remove the Certificate"),
-        (
-            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true".to_owned(),
-            "set the name of an issuer of cert-manager",
-        ),
-        (
-            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.existingSecret=a".to_owned(),
-            "grpc.tls.certManager.enabled are both set: remove one of them",
-        ),
-        (
-            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.certManager.issuer=ca,grpc.tls.keyKey=k"
-                .to_owned(),
-            "cert-manager writes tls.crt and tls.key",
-        ),
         ("networkPolicy.grpcFrom=null".to_owned(), "is empty, so nobody could call: name the pods of your gateways"),
         (
             "xds.enabled=true,xds.url=a:1,rules.existingConfigMap=mine".to_owned(),
@@ -191,6 +175,40 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
         ("tracing.enabled=true".to_owned(), "tracing.enabled needs tracing.endpoint"),
     ] {
         let refusal = helm.refusal(&["--set", &set]).await;
+        assert!(refusal.contains(says), "{set}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn values_of_tls_that_are_wrong_together_are_refused_with_what_to_do() {
+    let Some(helm) = Helm::find() else { return };
+    for (set, says) in [
+        ("grpc.tls.enabled=true", "needs a certificate: set grpc.tls.existingSecret"),
+        ("grpc.tls.existingSecret=a", "set grpc.tls.enabled: true, or remove the Secret"),
+        ("grpc.tls.certManager.enabled=true", "set grpc.tls.enabled: true, or remove the Certificate"),
+        ("grpc.tls.enabled=true,grpc.tls.certManager.enabled=true", "set the name of an issuer of cert-manager"),
+        (
+            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.existingSecret=a",
+            "grpc.tls.certManager.enabled are both set: remove one of them",
+        ),
+        (
+            "grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.certManager.issuer=ca,grpc.tls.keyKey=k",
+            "cert-manager writes tls.crt and tls.key",
+        ),
+        ("grpc.tls.clientCaKey=ca.crt", "so nobody would be verified: set grpc.tls.enabled: true"),
+        ("settings.HTTP_SERVER_USE_TLS=true", "settings.HTTP_SERVER_USE_TLS is set, but grpc.tls.enabled is"),
+        ("settings.DEBUG_SERVER_USE_TLS=1", "settings.DEBUG_SERVER_USE_TLS is set, but grpc.tls.enabled is"),
+        (
+            "settings.GRPC_CLIENT_TLS_SAN=edge,grpc.tls.enabled=true,grpc.tls.existingSecret=a",
+            "set grpc.tls.clientCaKey: ca.crt, or remove the names",
+        ),
+        (
+            "settings.HTTP_SERVER_USE_TLS=true,grpc.tls.enabled=true,grpc.tls.existingSecret=a,serviceMonitor.enabled=true",
+            "need serviceMonitor.tlsConfig",
+        ),
+        ("settings.GRPC_UDS=/run/a", "a socket in the pod, and on no port: remove it"),
+    ] {
+        let refusal = helm.refusal(&["--set", set]).await;
         assert!(refusal.contains(says), "{set}: {refusal}");
     }
 }

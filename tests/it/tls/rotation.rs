@@ -91,16 +91,24 @@ pub(super) fn put(from: &Issued, directory: &Path, by_rename: bool) {
 
 /// Puts a certificate into `version` of a mounted secret, and makes this the version that `..data` names, as the kubelet does.
 pub(super) fn swap(from: &Issued, directory: &Path, version: &str) {
+    swap_with(directory, version, |place| put(from, place, false));
+}
+
+/// The same with the files that `fill` writes.
+pub(super) fn swap_with(directory: &Path, version: &str, fill: impl FnOnce(&Path)) {
     let place = directory.join(version);
     fs::create_dir(&place).expect("it is created");
-    put(from, &place, false);
+    fill(&place);
     symlink(version, directory.join("..data_tmp")).expect("a link");
     fs::rename(directory.join("..data_tmp"), directory.join("..data")).expect("it takes its place");
 }
 
 /// Makes the files links through `..data`, as those of a mounted secret.
 pub(super) fn mount(directory: &Path) {
-    for name in ["tls.crt", "tls.key"] {
+    for name in ["tls.crt", "tls.key", "ca.crt"] {
+        if !directory.join("..data").join(name).exists() {
+            continue;
+        }
         symlink(Path::new("..data").join(name), directory.join("new")).expect("a link");
         fs::rename(directory.join("new"), directory.join(name)).expect("it takes its place");
     }

@@ -42,7 +42,7 @@ async fn files_that_cannot_be_used_stop_the_start_and_are_named_all_at_once() {
     fs::copy(&own.certificate, file("tls.key")).expect("it is copied");
     let errors = start().await;
     assert!(errors.contains("tls.crt: expected at least one certificate as PEM"), "{errors}");
-    assert!(errors.contains("tls.key: expected a private key as PEM"), "{errors}");
+    assert!(errors.contains("tls.key: expected a private key as PEM, without a passphrase"), "{errors}");
 }
 
 #[tokio::test]

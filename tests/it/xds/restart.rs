@@ -1,6 +1,7 @@
 //! Rules that survive a restart, and stops at every moment.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::time::{Duration, SystemTime};
 
 use rustix::process::Signal;
@@ -14,13 +15,17 @@ use crate::support::{Process, eventually, on_free_ports, output};
 async fn rules_in_the_state_directory_decide_until_the_control_plane_sends_others() {
     let mut plane = Plane::start().await;
     let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("state").display().to_string();
+    // As systemd has it with DynamicUser: /var/lib/tidegate is a link, and others may open the directory that it names.
+    let (private, library) = (directory.path().join("private/tidegate"), directory.path().join("tidegate"));
+    fs::create_dir_all(&private).unwrap();
+    symlink("private/tidegate", &library).unwrap();
+    let state = library.join("rules").display().to_string();
     let more = [("STATE_DIR", &*state), ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
     let mut server = start(&plane.variables(), &more).await;
     let (stream, _) = plane.stream().await;
     stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 1)])).unwrap();
     plane.request().await;
-    let file = directory.path().join("state").join("rules.state");
+    let file = private.join("rules/rules.state");
     eventually("the rules are written", async || file.exists().then_some(())).await;
     server.terminate();
     server.ended().await;

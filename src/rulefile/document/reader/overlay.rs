@@ -10,9 +10,14 @@ const EXAMPLE: &str = "`- { match: [\"*\", user], limit: { algorithm: gcra } }`"
 const PATH_EXAMPLE: &str = "a list of keys like `[\"*\", user]`";
 
 /// Returns true if the top of a file has the key `overlay`.
-pub(super) fn is_overlay(mut top: Nodes<'_>) -> bool {
+pub(super) fn is_overlay(top: Nodes<'_>) -> bool {
+    has_key(top, "overlay")
+}
+
+/// Returns true if the top of a file has this key.
+pub(super) fn has_key(mut top: Nodes<'_>, name: &str) -> bool {
     while let Some((key, _)) = top.next_pair() {
-        if matches!(key.content(), Content::Plain("overlay") | Content::Text("overlay")) {
+        if matches!(key.content(), Content::Plain(text) | Content::Text(text) if *text == *name) {
             return true;
         }
     }
