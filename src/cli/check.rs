@@ -8,6 +8,7 @@ use clap::{Arg, ArgMatches, Command};
 use super::with_rules;
 use crate::app::{callers, summary};
 use crate::rulefile::{CompiledRules, InvalidRules};
+use crate::rules::RuleSet;
 
 pub(super) fn command() -> Command {
     let command = Command::new("check")
@@ -26,21 +27,24 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let callers = matches.get_one::<String>("callers");
     let has_rules = ["FILE", "overlay", "push"].iter().any(|name| matches.contains_id(name));
-    let are_callers_valid = callers.map_or(Ok(true), |path| check_callers(path))?;
-    let are_rules_valid = !(has_rules || callers.is_none()) || check_rules(matches)?;
+    let rules = (has_rules || callers.is_none()).then(|| super::load(matches)).transpose()?;
+    let loaded = rules.as_ref().and_then(|(_, loaded)| Some(&loaded.as_ref().ok()?.rules));
+    let are_callers_valid = callers.map_or(Ok(true), |path| check_callers(path, loaded))?;
+    let are_rules_valid = rules.map_or(Ok(true), |(files, loaded)| {
+        report(loaded.map(|CompiledRules { rules, warnings }| (summary::counted(&rules, files), warnings)))
+    })?;
     Ok(if are_callers_valid && are_rules_valid { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks the rules. Returns true if they load.
-fn check_rules(matches: &ArgMatches) -> anyhow::Result<bool> {
-    let (files, loaded) = super::load(matches)?;
-    let loaded = loaded.map(|CompiledRules { rules, warnings }| (summary::counted(&rules, files), warnings));
-    report(loaded)
-}
-
-/// Checks a file of callers. Returns true if it is valid.
-fn check_callers(path: &str) -> anyhow::Result<bool> {
-    report(callers::check(path)?.map(|(callers, warnings)| {
+/// Checks a file of callers, and the domains in it against `rules`. Returns true if it is valid.
+fn check_callers(path: &str, rules: Option<&RuleSet>) -> anyhow::Result<bool> {
+    report(callers::check(path)?.map(|(callers, mut warnings)| {
+        if let Some(rules) = rules {
+            let unknown = callers.domains().into_iter().filter(|domain| !rules.domains().contains(domain));
+            warnings.extend(unknown.map(|domain| {
+                format!("{path}: warning: The domain `{}` is granted, and no rule is for it.", domain.escape_debug())
+            }));
+        }
         (format!("{} of callers in {path}", counted(callers.grants().len(), "item")), warnings)
     }))
 }

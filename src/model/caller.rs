@@ -1,5 +1,7 @@
 //! Callers: their names, and what an operator grants them.
 
+use std::collections::BTreeSet;
+
 use foldhash::HashSet;
 
 use super::peer_name::{PeerName, Presented};
@@ -74,6 +76,15 @@ impl Callers {
     /// Returns the grants.
     pub fn grants(&self) -> &[Grant] {
         &self.grants
+    }
+
+    /// Returns the domains that are granted by name, in the order of their names.
+    pub fn domains(&self) -> BTreeSet<&str> {
+        let named = self.grants.iter().filter_map(|grant| match &grant.domains {
+            GrantedDomains::All => None,
+            GrantedDomains::These(domains) => Some(domains),
+        });
+        named.flatten().map(|domain| &**domain).collect()
     }
 
     /// Returns the grants of a caller whose certificate has the names `presented`. Those of `anonymous` are not among them.

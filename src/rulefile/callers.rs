@@ -7,6 +7,7 @@ use super::document::{self, CallerNode};
 use super::documents::File;
 use super::problem::{Placed, Problem, Report, quoted};
 use crate::model::{CallerName, Callers, Grant, GrantedDomains, PeerName};
+use crate::rules::tree::Position;
 
 /// Maximum size of a file of callers: 1 MiB. The maxima of names and domains fit, with room for comments.
 pub const MAX_CALLERS_BYTES: usize = 1 << 20;
@@ -52,6 +53,12 @@ pub fn compile(file: &File) -> Result<(Callers, Vec<Problem>), InvalidRules> {
             }
         }
         grants.push(grant(node, &mut report));
+    }
+    if grants.is_empty() && !report.has_error() {
+        report.warning(Position { line: 1, column: 1 }, || {
+            "The file grants nothing, so every call is answered with PERMISSION_DENIED, and an Envoy without `failure_mode_deny` admits the requests: add the names of your callers."
+                .to_owned()
+        });
     }
     let has_error = report.has_error();
     let mut problems = Vec::new();

@@ -148,12 +148,12 @@ impl Variables {
         match (&command, self.auth_command.is_empty(), is_given) {
             (None, false, _) => say(
                 names.auth_command,
-                &self.auth_command,
+                HIDDEN,
                 "a program and its arguments, in quotes where they have spaces, as in a shell",
             ),
             (Some(_), _, true) => say(
                 names.auth_command,
-                &self.auth_command,
+                HIDDEN,
                 "an empty value, because the password is given in another way too; unset one of them",
             ),
             _ => {}

@@ -184,6 +184,11 @@ pub struct Denied {
     refunds: bool,
 }
 
+impl Denied {
+    /// A limit was ignored, and nothing else.
+    pub const OVERRIDES: Self = Self { overrides: true, refunds: false };
+}
+
 /// Writes the first name, and the number of others.
 impl fmt::Display for ConnectionCaller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -148,6 +148,12 @@ impl Edge {
             self.telemetry.invalid();
             return Err(Undecided::NoRules);
         }
+        if unread.may_bring_limit
+            && !rights.may_override
+            && let Some(caller) = caller
+        {
+            caller.note(Denied::OVERRIDES, request.domain());
+        }
         let decision = self.limiter.decide_unread(&rules, &request, unread.may_bring_limit && rights.may_override);
         self.telemetry.observe(&request, &decision, span);
         Ok(self.answers.respond(&request, &decision)?)

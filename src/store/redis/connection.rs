@@ -211,15 +211,20 @@ impl Connection {
             return;
         }
         let (mut handle, health) = (self.handle.clone(), Arc::clone(&self.health));
-        let login = credentials.known().now.clone();
+        let credentials = credentials.known();
         tokio::spawn(async move {
+            let login = credentials.now.clone();
             let Some(password) = login.password else { return };
             let mut auth = cmd("AUTH");
             if let Some(user) = login.user {
                 auth.arg(user);
             }
             auth.arg(password.expose());
-            let Ok(Value::ServerError(refusal)) = handle.send_packed_command(&auth).await else { return };
+            let refusal = match handle.send_packed_command(&auth).await {
+                Ok(Value::ServerError(refusal)) => refusal,
+                Ok(_) => return credentials.accept(),
+                Err(_) => return,
+            };
             static THROTTLE: LogThrottle = LogThrottle::new();
             if THROTTLE.is_due() {
                 tracing::warn!(

@@ -1,7 +1,7 @@
 //! User and password for Redis, which may change while the process runs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -9,7 +9,7 @@ use thiserror::Error;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::auth_command::{self, AuthCommand, CommandFailed};
+use super::auth_command::{AuthCommand, CommandFailed};
 use super::backoff::chance;
 use super::files;
 use super::login::Login;
@@ -25,6 +25,9 @@ const EVERY: Duration = Duration::from_secs(1);
 const USED_AGAIN: Duration = Duration::from_secs(1);
 /// Longest wait of a new connection for its login from a file: 100 ms. A file system that answers needs less than 1 ms.
 const LONGEST_READ: Duration = Duration::from_millis(100);
+/// Longest wait of a new connection for its login from a command: 500 ms, enough for one that asks a service on the same machine. A command that
+/// takes longer goes on, and its login is for the next connection.
+const LONGEST_RUN: Duration = Duration::from_millis(500);
 /// Longest pause after a command that failed: 1 minute. The pause begins at 1 s and doubles.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -97,8 +100,20 @@ impl LoginRead {
 pub struct LoginPair {
     /// The present login.
     pub now: Login,
-    /// The login before the last change: the server may not have changed yet.
+    /// The login before it, which a server has accepted: the server may not have changed yet, or `now` may be none of its logins.
     pub before: Option<Login>,
+    is_accepted: AtomicBool,
+}
+
+impl LoginPair {
+    fn new(now: Login, before: Option<Login>) -> Self {
+        Self { now, before, is_accepted: AtomicBool::new(false) }
+    }
+
+    /// Notes that a server has accepted the present login.
+    pub fn accept(&self) {
+        self.is_accepted.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Credentials {
@@ -128,7 +143,7 @@ impl Credentials {
     fn new(source: Source, now: Login) -> Self {
         Self {
             source,
-            known: ArcSwap::from_pointee(LoginPair { now, before: None }),
+            known: ArcSwap::from_pointee(LoginPair::new(now, None)),
             generation: AtomicU64::new(0),
             asked: Arc::default(),
             counts: Default::default(),
@@ -157,7 +172,7 @@ impl Credentials {
         let longest = match self.source {
             Source::Fixed => return,
             Source::File(_) => LONGEST_READ,
-            Source::Command(_) => auth_command::LONGEST,
+            Source::Command(_) => LONGEST_RUN,
         };
         let _ = timeout(longest, self.ask(USED_AGAIN)).await;
     }
@@ -169,8 +184,9 @@ impl Credentials {
         let mut renew_at = max_age.map(|age| Instant::now() + renewal(age));
         let mut pause = Duration::ZERO;
         loop {
-            let look_at = Instant::now() + EVERY;
-            sleep_until(renew_at.map_or(look_at, |renew_at| renew_at.clamp(Instant::now(), look_at) + pause)).await;
+            let now = Instant::now();
+            let look_at = now + EVERY;
+            sleep_until(renew_at.map_or(look_at, |renew_at| renew_at.clamp(now, look_at) + pause)).await;
             let is_due = renew_at.is_some_and(|renew_at| renew_at <= Instant::now());
             let outcome = match self.source {
                 Source::Fixed => LoginRead::Unchanged,
@@ -203,7 +219,13 @@ impl Credentials {
         let this = Arc::clone(self);
         let asking = tokio::spawn(async move {
             let reader = Arc::clone(&this);
-            let read = apart(move || reader.read_again(), |passed| files::report_slow(FILE, passed));
+            let is_file = matches!(this.source, Source::File(_));
+            let report = |passed| {
+                if is_file {
+                    files::report_slow(FILE, passed);
+                }
+            };
+            let read = apart(move || reader.read_again(), report);
             // The panic hook has logged a panic.
             let outcome = read.await.map_or(LoginRead::Failed, |read| this.note(read));
             *asked = Some(Asked { at: Instant::now(), outcome });
@@ -250,7 +272,10 @@ impl Credentials {
         if now == known.now {
             return Ok(false);
         }
-        self.known.store(Arc::new(LoginPair { now, before: Some(known.now.clone()) }));
+        // A login that no server has accepted takes the place of none that one has.
+        let is_kept = known.before.is_some() && !known.is_accepted.load(Ordering::Relaxed);
+        let before = if is_kept { known.before.clone() } else { Some(known.now.clone()) };
+        self.known.store(Arc::new(LoginPair::new(now, before)));
         self.generation.fetch_add(1, Ordering::Release);
         Ok(true)
     }
@@ -310,12 +335,19 @@ mod tests {
         let known = credentials.known();
         assert!(known.now == login("two"));
         assert!(known.before == Some(login("one")));
+        write(&file, "three").unwrap();
+        assert!(credentials.read_again().unwrap());
+        assert!(credentials.known().before == Some(login("one")), "no server has accepted `two`");
+        credentials.known().accept();
+        write(&file, "four").unwrap();
+        assert!(credentials.read_again().unwrap());
+        assert!(credentials.known().before == Some(login("three")));
         write(&file, "").unwrap();
         assert!(credentials.read_again().is_err());
         assert!(Credentials::of_file(named()).is_err());
         std::fs::remove_file(&file).unwrap();
         assert!(credentials.read_again().is_err());
-        assert_eq!(credentials.generation(), 1);
+        assert_eq!(credentials.generation(), 3);
     }
 
     #[tokio::test]
@@ -344,6 +376,19 @@ mod tests {
         write(&go, "").unwrap();
         credentials.refresh().await;
         assert_eq!((lines(&runs), credentials.known().now == login("2")), (2, true));
+    }
+
+    #[tokio::test]
+    async fn a_connection_does_not_wait_for_a_command_that_hangs() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = directory.path().join("first");
+        write(&first, "").unwrap();
+        let script = format!("rm {} || sleep 600; echo token", first.display());
+        let credentials = of_command(script).await;
+        let longest = crate::store::redis::auth_command::LONGEST / 2;
+        assert!(timeout(longest, credentials.refresh()).await.is_ok(), "it uses the last login");
+        assert!(timeout(longest, credentials.refresh()).await.is_ok(), "the second one too");
+        assert_eq!(credentials.count(LoginRead::Failed), Some(0), "the command still runs");
     }
 
     #[tokio::test]

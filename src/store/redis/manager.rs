@@ -101,7 +101,7 @@ impl Manager {
         // Read first: then the login is at least as new.
         let generation = self.access.credentials.generation();
         let known = self.access.credentials.known();
-        let first = self.connect_to(&address, &known.now, generation).await;
+        let first = self.connect_to(&address, &known.now, generation).await.inspect(|_| known.accept());
         let connection = match (first, &known.before) {
             // The server may not know the new password yet.
             (Err(error), Some(before)) if error.code() == Some("WRONGPASS") => {

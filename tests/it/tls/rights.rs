@@ -326,10 +326,11 @@ async fn a_broken_file_stops_the_start_and_check_tells_the_same() {
     let (status, _, errors) = output(crate::support::on_free_ports(&mut serve)).await;
     let told = format!("{path}:3:5");
     assert!(status.code() == Some(2) && errors.contains(&told) && errors.contains("CALLERS_FILE"), "{errors}");
-    let check = async |path: &str| {
+    let check_with = async |path: &str, rules: Option<&std::path::Path>| {
         let mut check = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
-        output(check.arg("check").arg("--callers").arg(path).env_clear()).await
+        output(check.arg("check").arg("--callers").arg(path).args(rules).env_clear()).await
     };
+    let check = async |path: &str| check_with(path, None).await;
     let (status, _, errors) = check(&path).await;
     assert!(
         status.code() == Some(1) && errors.contains(&told) && errors.contains("did you mean `domains`?"),
@@ -338,6 +339,24 @@ async fn a_broken_file_stops_the_start_and_check_tells_the_same() {
     file.write(CALLERS);
     let (status, printed, errors) = check(&path).await;
     assert!(status.success() && printed == format!("ok: 6 items of callers in {path}\n"), "{printed}{errors}");
+    let (status, _, errors) = check_with(&path, Some(rules.path())).await;
+    let unknown = format!("{path}: warning: The domain `other` is granted, and no rule is for it.\n");
+    assert!(status.success() && errors == unknown, "{errors}");
+    file.write("callers: []\n");
+    assert!(check(&path).await.2.contains("The file grants nothing, so every call is answered with PERMISSION_DENIED"));
     let (status, printed, errors) = check(repository("examples/callers.yaml").to_str().expect("text")).await;
     assert!(status.success() && printed.starts_with("ok: 4 items"), "{printed}{errors}");
+}
+
+#[tokio::test]
+async fn the_names_of_a_certificate_beyond_the_first_hundred_give_no_right() {
+    let file = File::new(CALLERS);
+    let server = secured(&file).await;
+    for (others, expected) in [(99, Some((10, 9))), (100, None)] {
+        let mut names: Vec<_> = (0..others).map(|number| format!("n{number}.example")).collect();
+        names.push("all.example".to_owned());
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let channel = certified(&server, &names).channel(server.tidegate.grpc);
+        assert_eq!(over_grpc(&channel, request("edge", descriptor("many"))).await, expected, "{others}");
+    }
 }
