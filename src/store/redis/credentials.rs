@@ -40,6 +40,9 @@ pub struct Credentials {
     /// Time of the last read. The lock is held during a read, so that there is one at a time.
     asked: Arc<Mutex<Option<Asked>>>,
     counts: [AtomicU64; LoginRead::ALL.len()],
+    /// Throttles the log of changes.
+    changes: LogThrottle,
+    /// Throttles the log of failed reads.
     complaints: LogThrottle,
 }
 
@@ -141,12 +144,14 @@ impl Credentials {
     }
 
     fn new(source: Source, now: Login) -> Self {
+        let first = Asked { at: Instant::now(), outcome: LoginRead::Changed };
         Self {
             source,
             known: ArcSwap::from_pointee(LoginPair::new(now, None)),
             generation: AtomicU64::new(0),
-            asked: Arc::default(),
+            asked: Arc::new(Mutex::new(Some(first))),
             counts: Default::default(),
+            changes: LogThrottle::new(),
             complaints: LogThrottle::new(),
         }
     }
@@ -243,11 +248,11 @@ impl Credentials {
         };
         self.counts[outcome as usize].fetch_add(1, Ordering::Relaxed);
         match read {
-            Ok(true) => tracing::warn!(
+            Ok(true) if self.changes.is_due() => tracing::warn!(
                 event = "store.password.changed",
                 "the password of Redis has changed; connections authenticate again"
             ),
-            Ok(false) => {}
+            Ok(_) => {}
             Err(_) if !self.complaints.is_due() => {}
             Err(NoLogin::File(error)) => files::report_unreadable(FILE, &error),
             Err(NoLogin::Command(error)) => {
@@ -317,6 +322,11 @@ mod tests {
         Arc::new(first.await.unwrap().unwrap())
     }
 
+    /// Makes the last read too old to be used again.
+    async fn grow_old(credentials: &Credentials) {
+        *credentials.asked.lock().await = None;
+    }
+
     /// Returns the number of lines in `file`.
     fn lines(file: &Path) -> usize {
         std::fs::read_to_string(file).map_or(0, |text| text.lines().count())
@@ -357,6 +367,9 @@ mod tests {
         let script = format!("echo >>{}; echo token", runs.display());
         let credentials = of_command(script).await;
         join_all((0..50).map(|_| credentials.refresh())).await;
+        assert_eq!((lines(&runs), credentials.count(LoginRead::Unchanged)), (1, Some(0)), "that was the start");
+        grow_old(&credentials).await;
+        join_all((0..50).map(|_| credentials.refresh())).await;
         assert_eq!((lines(&runs), credentials.count(LoginRead::Unchanged)), (2, Some(1)));
     }
 
@@ -368,6 +381,7 @@ mod tests {
         let script =
             format!("echo >>{0}; while ! [ -e {1} ]; do sleep 0.01; done; wc -l <{0}", runs.display(), go.display());
         let credentials = of_command(script).await;
+        grow_old(&credentials).await;
         std::fs::remove_file(&go).unwrap();
         for _ in 0..3 {
             let given_up = timeout(Duration::from_millis(20), credentials.refresh()).await;
@@ -385,6 +399,7 @@ mod tests {
         write(&first, "").unwrap();
         let script = format!("rm {} || sleep 600; echo token", first.display());
         let credentials = of_command(script).await;
+        grow_old(&credentials).await;
         let longest = crate::store::redis::auth_command::LONGEST / 2;
         assert!(timeout(longest, credentials.refresh()).await.is_ok(), "it uses the last login");
         assert!(timeout(longest, credentials.refresh()).await.is_ok(), "the second one too");
