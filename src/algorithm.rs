@@ -76,6 +76,13 @@ macro_rules! algorithms {
                 }
             }
 
+            /// Returns true if hits may be charged before they come.
+            pub const fn can_be_leased(self) -> bool {
+                match self {
+                    $(Self::$variant => <$count as Counting>::CAN_BE_LEASED,)+
+                }
+            }
+
             const fn counts_refused_when_each(self) -> bool {
                 match self {
                     $(Self::$variant => <$count as Counting>::COUNTS_REFUSED_WHEN_EACH,)+
@@ -167,6 +174,9 @@ pub trait Counting {
 
     /// True if refused hits stay on the counter when each limit is charged on its own.
     const COUNTS_REFUSED_WHEN_EACH: bool;
+
+    /// True if hits may be charged before they come: the algorithm does not count each hit by its own time.
+    const CAN_BE_LEASED: bool = true;
 
     /// Checks that `quota` can be counted exactly.
     fn check(quota: Quota) -> Result<(), InvalidQuota>;

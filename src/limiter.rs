@@ -14,7 +14,7 @@ use crate::rules::{Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, R
 use crate::store::Verdicts;
 use crate::store::guard::Guard;
 
-pub use crate::store::guard::CallerTime;
+pub use crate::store::deadline::CallerTime;
 
 mod large;
 mod notable;
@@ -282,7 +282,7 @@ mod tests {
         let part = std::iter::once(KeyPart::own(b"k", b"v"));
         let key = CounterKey::new("d", part, Colocation::Descriptor, limit.algorithm().name(), window.length());
         let (hits, role, charging, policies) = (Hits::take(9), Role::Enforce, Charging::Each, StorePolicies::default());
-        Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true }
+        Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease: None }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod decision;
 pub mod delay;
 pub mod descriptor;
 pub mod key;
+pub mod lease;
 pub mod peer_name;
 pub mod policy;
 pub mod quota;
@@ -29,6 +30,7 @@ pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Rulin
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
 pub use key::CounterKey;
+pub use lease::{LeaseTerms, Leasing};
 pub use peer_name::PeerName;
 pub use policy::{ChargeOutcome, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};

@@ -7,7 +7,10 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
-use crate::model::{About, Charging, Colocation, Delivery, Hidden, Path, Request, Role, RuleId, Ruling, StorePolicies};
+use crate::model::{
+    About, Charging, Colocation, Delivery, Hidden, LeaseTerms, Leasing, Path, Request, Role, RuleId, Ruling,
+    StorePolicies,
+};
 use crate::normalize::Normalizers;
 
 pub(crate) mod changes;
@@ -58,6 +61,7 @@ pub(crate) struct Modes {
 pub(crate) struct Domain {
     pub(crate) charging: Charging,
     pub(crate) policies: StorePolicies,
+    pub(crate) lease: Leasing,
     pub(crate) colocation: Colocation,
     pub(crate) normalizers: Normalizers,
     /// Rules of the source.
@@ -82,6 +86,8 @@ pub struct Rule {
     pub(crate) charging: Charging,
     pub(crate) policies: StorePolicies,
     pub(crate) remembers_refusals: bool,
+    /// Terms of leases for limits that requests send. Those of the rule's own limits are in the limits.
+    pub(crate) lease: Leasing,
     /// Decision for the whole request before anything is charged; `None`: the rule makes none.
     pub(crate) action: Option<Action>,
     /// Factor for the hits of every limit of the request.
@@ -131,6 +137,8 @@ pub struct RuleLimit {
     pub delivery: Delivery,
     /// Usage of the limit, in percent, from which the caller is warned.
     pub warn_at: Option<u8>,
+    /// Terms of its leases, if it has any.
+    pub lease: Option<LeaseTerms>,
 }
 
 /// Example of a descriptor that a rule limits.

@@ -32,9 +32,9 @@ pub use traces::TraceSettings;
 pub use unused::{UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
-    BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, ListenAddress,
-    LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, SocketMode, SocketPath,
-    StoreDeadline, WorkerCount,
+    BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, LeaseDefault,
+    ListenAddress, LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, SocketMode,
+    SocketPath, StoreDeadline, WorkerCount,
 };
 pub use xds::SourceSettings;
 
@@ -165,6 +165,7 @@ settings! {
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "Approximate maximum number of counters in memory; beyond it, the store evicts from a sample the counter whose loss changes the least";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Prefix of every counter name in Redis, for a Redis that other applications use too";
     store_deadline: StoreDeadline = "STORE_DEADLINE", "auto", "Time that Redis has to answer before the failure policy answers; auto: half of the caller's timeout, at most 25ms (for a Redis further away: three round trips, at most 100ms), or 10ms for a caller without a timeout";
+    lease_default: LeaseDefault = "LEASE_DEFAULT", "off", "Leases of limits whose rules set none: the share of a limit that all instances together may hold, and for how long, such as 5%,1s; off: none";
     replicas: ReplicaCount = "REPLICAS", "auto", "Number of instances that share the limits; under the policy local, each instance counts its share of a limit; auto: the number of instances that announce themselves in Redis";
     redis_health_check_active_connection: bool = "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "false", "Fails the health checks while there is no connection to Redis";
     on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "Policy that answers while Redis or Tidegate is overloaded, unless a rule sets another one; empty: closed if ON_STORE_FAILURE is closed, else local";

@@ -14,6 +14,7 @@ use crate::model::Charging;
 use crate::model::{Micros, Verdict};
 use crate::telemetry::servers::FailureReason;
 
+pub mod deadline;
 pub mod guard;
 pub mod known;
 pub mod memory;
@@ -65,11 +66,38 @@ pub trait Store: Send + Sync {
         Box::pin(ready(vec![true; charges.len()]))
     }
 
+    /// Charges hits that are spent later, each charge on its own, within `budget`: of each as many as fit into a quarter of the
+    /// remaining hits. Returns the result of each charge; `None` if it is unknown. Hits that are not spent are given back by
+    /// [`Store::give_back`].
+    ///
+    /// A store that answers every call grants none.
+    fn lease<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Vec<Option<Granted>>> + Send + 'a>> {
+        let _ = budget;
+        Box::pin(ready(vec![None; charges.len()]))
+    }
+
     /// Returns the smallest recent round trip to the store; with several servers, that of the furthest one. Returns `None` if
     /// there is no network in between or nothing has been measured.
     fn round_trip(&self) -> Option<Duration> {
         None
     }
+}
+
+/// Hits of one counter that were charged and may be spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Time of the charge by the store's clock, which [`Store::give_back`] needs.
+    pub at: Micros,
+    /// Number of hits; 0 if the counter has too few.
+    pub hits: u64,
+    /// Remaining hits of the counter after the charge.
+    pub remaining: u32,
+    /// Time from the charge until the counter is idle; in a fixed window until its end.
+    pub reset: Micros,
 }
 
 /// Result of charging a part of a request.

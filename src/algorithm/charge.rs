@@ -1,7 +1,7 @@
 //! The input of a store: one counter charged with hits.
 
 use super::Limit;
-use crate::model::{ChargeOutcome, Charging, CounterKey, Hits, Outcome, Role, StorePolicies};
+use crate::model::{ChargeOutcome, Charging, CounterKey, Hits, LeaseTerms, Outcome, Role, StorePolicies};
 
 /// A request to one counter key to take hits against one limit.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct Charge {
     pub policies: StorePolicies,
     /// True if this instance may refuse the charge by itself for up to a second after the store refused it.
     pub remembers_refusals: bool,
+    /// Terms of the lease that may pay the charge; `None` if each charge is the store's.
+    pub lease: Option<LeaseTerms>,
 }
 
 impl Charge {

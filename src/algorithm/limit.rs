@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use thiserror::Error;
+
 use super::{Algorithm, MOST_OVER, State, hits32};
 use crate::model::{
     Charging, Delay, Hits, InvalidDelay, InvalidQuota, Micros, Outcome, Override, Quota, Unit, Verdict, Window,
@@ -27,6 +29,25 @@ pub struct Limit {
     quota: Quota,
     count_refused: bool,
     delay: Option<Delay>,
+}
+
+/// The reason why no lease may pay for charges against a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NotLeasable {
+    /// The algorithm counts each hit by its own time.
+    #[error(
+        "{algorithm} counts each hit by its own time, and a lease charges hits before they come: remove `lease`, or choose another algorithm"
+    )]
+    Dated {
+        /// Name of the algorithm.
+        algorithm: &'static str,
+    },
+    /// The limit has a delay.
+    #[error("a lease admits hits without a delay: remove `lease` or `delay`")]
+    Delayed,
+    /// The limit records refused charges.
+    #[error("`count_refused` needs each charge in the store, and a lease spares the store: remove one of the two")]
+    Recorded,
 }
 
 impl Limit {
@@ -124,6 +145,19 @@ impl Limit {
     /// Returns true if every charge is recorded, even if its request is refused.
     pub const fn records_every_charge(&self) -> bool {
         self.count_refused
+    }
+
+    /// Checks that a lease may pay for charges against the limit.
+    ///
+    /// # Errors
+    /// The reason why the store has to decide each charge.
+    pub const fn can_be_leased(&self) -> Result<(), NotLeasable> {
+        match self.delay {
+            _ if !self.algorithm.can_be_leased() => Err(NotLeasable::Dated { algorithm: self.algorithm.name() }),
+            Some(_) => Err(NotLeasable::Delayed),
+            None if self.count_refused => Err(NotLeasable::Recorded),
+            None => Ok(()),
+        }
     }
 
     /// Returns true if nothing passes: a limit of 0 is decided without a counter.

@@ -53,6 +53,7 @@ impl Counting for SlidingLog {
     type State = Box<State>;
     const HAS_BURST: bool = false;
     const COUNTS_REFUSED_WHEN_EACH: bool = false;
+    const CAN_BE_LEASED: bool = false;
     const MOST_OVER: u32 = MOST_LOGGED;
     // The longer the log and the more refusals it records, the more commands a charge takes: 1.2 to 8 ms for 100 (`store/redis.rs`).
     const SCRIPT_COST: usize = 10;

@@ -15,6 +15,7 @@ use crate::rules::{Rule, RuleSet};
 use crate::settings::Settings;
 use crate::source::xds::status::{StreamState, XdsStatus};
 use crate::store::guard::Guard;
+use crate::store::known::LeaseHits;
 use crate::store::memory::Memory;
 use crate::store::redis::Redis;
 use crate::store::redis::credentials::{Credentials, LoginRead};
@@ -23,9 +24,10 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS,
-    LATER_BACKLOG, LATER_DROPPED, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED, OVERLAY_REJECTED,
-    OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED, STORE_LOGIN_READS,
-    STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
+    LATER_BACKLOG, LATER_DROPPED, LEASE_HITS, LEASES, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED,
+    OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED,
+    STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES,
+    XDS_RESTORED_AGE,
 };
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
@@ -125,6 +127,10 @@ pub(super) fn guard(telemetry: &Telemetry, guard: &Arc<Guard>, replicas: &Arc<Re
         page.single(&STORE_UNTIMELY, guard.untimely_calls());
         page.single(&LATER_BACKLOG, known.backlog());
         page.single(&LATER_DROPPED, known.dropped());
+        page.single(&LEASES, known.leases());
+        page.family(&LEASE_HITS, |family| {
+            LeaseHits::ALL.into_iter().for_each(|kind| family.sample(&[kind.name()], known.lease_hits(kind)));
+        });
         page.family(&REPLICAS, |family| family.sample(&[replicas.source().name()], replicas.get()));
     });
 }

@@ -183,6 +183,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         merge_domains: settings.merge_domain_config,
         charging,
         policies: settings.policies(),
+        lease: settings.lease_default.0,
         shadow_mode: settings.shadow_mode,
         quota_mode: settings.quota_mode,
         key_secret: key_secret(&settings.key_secret_file)?,

@@ -84,6 +84,7 @@ pub(super) struct Service {
 pub(super) struct Running {
     addresses: Addresses,
     limiter: Arc<Limiter>,
+    guard: Arc<Guard>,
     health: HealthState,
     /// Listeners.
     serving: JoinSet<Drained>,
@@ -98,6 +99,9 @@ pub(super) struct Running {
     /// Tasks that calls in flight still need.
     store_tasks: Vec<JoinHandle<()>>,
 }
+
+/// Time in which leases are given back at a stop: 1 s.
+const LEASES_END: Duration = Duration::from_secs(1);
 
 impl Service {
     /// Connects rules, stores and telemetry.
@@ -239,8 +243,12 @@ impl Service {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
             tokio::spawn(overlay.follow(sink as _))
         }));
-        let mut store_tasks =
-            vec![tokio::spawn(sweep(memory, intake)), tokio::spawn(async move { guard.settle().await })];
+        let (settling, leasing) = (Arc::clone(&guard), Arc::clone(&guard));
+        let mut store_tasks = vec![
+            tokio::spawn(sweep(memory, intake)),
+            tokio::spawn(async move { settling.settle().await }),
+            tokio::spawn(leasing.keep_leases()),
+        ];
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
         tasks.extend(
             announcer
@@ -261,6 +269,7 @@ impl Service {
         Ok(Running {
             addresses,
             limiter,
+            guard,
             health,
             serving,
             workers,
@@ -406,8 +415,11 @@ impl Running {
                 tracing::info!(target: log::TARGET, event = "stop.forced", "stopped at once by a second signal");
             }
         }
-        // All at once, so that a stop waits for the slower one only.
+        // All at once, so that a stop waits for the slowest one only.
         tokio::join!(
+            async {
+                let _ = tokio::time::timeout(LEASES_END, self.guard.end_leases()).await;
+            },
             async {
                 if let Some(exporting) = self.exporting {
                     exporting.flush().await;

@@ -51,6 +51,9 @@ impl fmt::Display for Summary<'_> {
         let StorePolicies { on_failure, on_overload } = settings.policies();
         let (failure, overload) = (on_failure.name(), on_overload.name());
         writeln!(f, "  failure  {failure} (under overload: {overload}), unless a rule sets another policy")?;
+        if let Some(terms) = settings.lease_default.0.terms() {
+            writeln!(f, "  leases   hold up to {terms}, unless a rule sets others")?;
+        }
         if !settings.callers_file.is_empty() {
             writeln!(f, "  callers  have the rights in {}, and no others", settings.callers_file)?;
         }

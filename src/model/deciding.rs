@@ -25,6 +25,8 @@ pub enum Origin {
     Store,
     /// Known refusal: the store refused the same charge less than a second ago, or was too busy for another call.
     Known,
+    /// A lease paid, whose hits the store had charged before.
+    Lease,
     /// Without the store: admitted unchecked.
     Open,
     /// Without the store: refused unchecked.
@@ -43,9 +45,10 @@ pub enum Origin {
 
 impl Origin {
     /// All origins, in the order of their discriminants.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Store,
         Self::Known,
+        Self::Lease,
         Self::Open,
         Self::Closed,
         Self::Local,
@@ -63,6 +66,7 @@ impl Origin {
             Self::Closed => Provenance::Closed.name(),
             Self::Local => Provenance::Local.name(),
             Self::Known => Provenance::Known.name(),
+            Self::Lease => Provenance::Lease.name(),
             Self::Error => Provenance::Error.name(),
             Self::Rule => "rule",
             Self::TooLarge => "too_large",
@@ -79,6 +83,7 @@ impl From<Provenance> for Origin {
             Provenance::Closed => Self::Closed,
             Provenance::Local => Self::Local,
             Provenance::Known => Self::Known,
+            Provenance::Lease => Self::Lease,
             // Another charge of the same request is known to be refused, and decides it.
             Provenance::Spared => Self::Known,
             Provenance::Error => Self::Error,

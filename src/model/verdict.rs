@@ -57,6 +57,8 @@ pub enum Provenance {
     Local,
     /// The store was not called: its last reply already refuses.
     Known,
+    /// The store was not called: a lease paid, whose hits the store had charged before.
+    Lease,
     /// No store was called: another charge of the request is already known to be refused, which decides the request.
     Spared,
 }
@@ -71,13 +73,14 @@ impl Provenance {
             Self::Closed => "closed",
             Self::Local => "local",
             Self::Known => "known",
+            Self::Lease => "lease",
             Self::Spared => "spared",
         }
     }
 
     /// Returns true if a store counted the hits, so that limit and remaining are meaningful.
     pub const fn is_counted(self) -> bool {
-        matches!(self, Self::Store | Self::Local | Self::Known)
+        matches!(self, Self::Store | Self::Local | Self::Known | Self::Lease)
     }
 
     /// Returns true if a policy answered in place of the store.

@@ -11,7 +11,9 @@ use super::cycles::Cycles;
 use super::document::{DescriptorNode, Document, LimitsNode, ValueListNode};
 use super::documents::{Documents, File, Lists};
 use super::problem::{Placed, Problem, Report, Severity, quoted};
-use crate::model::{About, Charging, Colocation, FailurePolicy, Path, Role, RuleId, Series, Shown, StorePolicies};
+use crate::model::{
+    About, Charging, Colocation, FailurePolicy, Leasing, Path, Role, RuleId, Series, Shown, StorePolicies,
+};
 use crate::normalize::digest::KeySecret;
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{Normalizer, Normalizers};
@@ -37,6 +39,8 @@ pub struct Options {
     pub charging: Charging,
     /// Policies that answer in place of the store, for files that set none.
     pub policies: StorePolicies,
+    /// Leases for files that set none.
+    pub lease: Leasing,
     /// True if refusals are recorded but not enforced in all domains.
     pub shadow_mode: bool,
     /// True if every limit is a quota.
@@ -163,6 +167,7 @@ struct Inherited<'a> {
     charging: Charging,
     policies: StorePolicies,
     remembers_refusals: bool,
+    lease: Leasing,
     domain: &'a str,
     cycles: &'a Cycles,
     normalizers: &'a Normalizers,
@@ -178,6 +183,7 @@ struct DomainWide {
     charging: Option<Charging>,
     on_store_failure: Option<FailurePolicy>,
     on_store_overload: Option<FailurePolicy>,
+    lease: Option<Leasing>,
     colocate: Option<Colocation>,
 }
 
@@ -205,6 +211,7 @@ impl Compiler<'_> {
                 differs(&mut wide.charging, value(&document.charging)).then_some("charging"),
                 differs(&mut wide.on_store_failure, value(&document.on_store_failure)).then_some("on_store_failure"),
                 differs(&mut wide.on_store_overload, value(&document.on_store_overload)).then_some("on_store_overload"),
+                differs(&mut wide.lease, value(&document.lease)).then_some("lease"),
                 differs(&mut wide.colocate, document.colocate).then_some("colocate"),
             ];
             for what in differing.into_iter().flatten() {
@@ -243,6 +250,7 @@ impl Compiler<'_> {
             charging: domain.charging,
             policies: domain.policies,
             remembers_refusals: true,
+            lease: domain.lease,
             domain: &name,
             cycles,
             normalizers,
@@ -259,6 +267,7 @@ impl Compiler<'_> {
         Domain {
             charging: wide.charging.unwrap_or(self.options.charging),
             policies: self.options.policies.inside(wide.on_store_failure, wide.on_store_overload),
+            lease: wide.lease.unwrap_or(self.options.lease),
             colocation: wide.colocate.unwrap_or_default(),
             normalizers: Normalizers::default(),
             root: TreeLevel::default(),
@@ -306,6 +315,7 @@ impl Compiler<'_> {
         let inherited = Inherited {
             charging: item.charging.unwrap_or(above.charging),
             remembers_refusals: item.remember_refusals.unwrap_or(above.remembers_refusals),
+            lease: item.lease.unwrap_or(above.lease),
             policies: above.policies.inside(item.on_store_failure, item.on_store_overload),
             is_shared: above.is_shared || item.share_threshold.is_some(),
             ..above
@@ -418,6 +428,7 @@ impl Compiler<'_> {
             charging: inherited.charging,
             policies: inherited.policies,
             remembers_refusals: inherited.remembers_refusals,
+            lease: inherited.lease,
             action,
             request_cost,
             source_limits,

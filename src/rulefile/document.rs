@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
-use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Metadata, Micros, Rights};
+use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Leasing, Metadata, Micros, Rights};
 use crate::rules::changes::Changes;
 use crate::rules::tree::Position;
 
@@ -25,6 +25,8 @@ pub struct Document {
     pub on_store_failure: Option<Placed<FailurePolicy>>,
     /// Policy that answers while the store is overloaded.
     pub on_store_overload: Option<Placed<FailurePolicy>>,
+    /// Leases of the domain.
+    pub lease: Option<Placed<Leasing>>,
     /// Counters of the domain that share a Redis cluster slot.
     pub colocate: Option<Colocation>,
     /// Normalisation of the values of some entries.
@@ -152,6 +154,8 @@ pub struct DescriptorNode {
     pub on_store_overload: Option<FailurePolicy>,
     /// True if this instance remembers refusals of this rule and of the rules below it.
     pub remember_refusals: Option<bool>,
+    /// Leases of this rule and of the rules below it.
+    pub lease: Option<Leasing>,
     /// Items below this one.
     pub descriptors: Vec<DescriptorNode>,
     /// Settings of the item and its limits that overlays have set.
@@ -206,6 +210,8 @@ pub struct LimitNode {
     pub warn_at: Option<Placed<u8>>,
     /// Delay in place of a refusal.
     pub delay: Option<Box<DelayNode>>,
+    /// Leases of the limit.
+    pub lease: Option<Placed<Leasing>>,
     /// Name; never empty.
     pub name: Option<Placed<String>>,
     /// Names of the limits that this limit replaces; empty text for an item without a name.

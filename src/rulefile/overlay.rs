@@ -181,11 +181,12 @@ impl Laying<'_> {
         let domains: HashSet<String> = of_source.chain(own).cloned().collect();
         for domain in domains {
             for (_, layer) in self.overlay.layers_of(&domain) {
-                let Document { charging, on_store_failure, on_store_overload, .. } = &layer.document;
+                let Document { charging, on_store_failure, on_store_overload, lease, .. } = &layer.document;
                 let places = [
                     ("charging", charging.as_ref().map(|placed| placed.place)),
                     ("on_store_failure", on_store_failure.as_ref().map(|placed| placed.place)),
                     ("on_store_overload", on_store_overload.as_ref().map(|placed| placed.place)),
+                    ("lease", lease.as_ref().map(|placed| placed.place)),
                 ];
                 for (field, place) in places {
                     if let Some(place) = place {
@@ -298,6 +299,7 @@ fn set_top(document: &mut Document, over: &Document) {
     document.charging = over.charging.clone().or(document.charging.take());
     document.on_store_failure = over.on_store_failure.clone().or(document.on_store_failure.take());
     document.on_store_overload = over.on_store_overload.clone().or(document.on_store_overload.take());
+    document.lease = over.lease.clone().or(document.lease.take());
 }
 
 /// Adds `entry` to `entries`. Its fields win over those of an entry with the same key.

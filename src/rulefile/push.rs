@@ -94,6 +94,7 @@ impl Reader<'_> {
             charging: None,
             on_store_failure: None,
             on_store_overload: None,
+            lease: None,
             colocate: None,
             entries: Vec::new(),
             descriptors: self.descriptors(&fields),

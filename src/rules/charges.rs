@@ -129,6 +129,7 @@ impl Called<'_> {
         let (domain, rule, hits) = (self.domain, place.rule, self.hits);
         let charging = rule.map_or(domain.charging, |rule| rule.charging);
         let policies = rule.map_or(domain.policies, |rule| rule.policies);
+        let leasing = rule.map_or(domain.lease, |rule| rule.lease);
         let remembers_refusals = rule.is_none_or(|rule| rule.remembers_refusals);
         matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from }| Charge {
             key: place.counter_key(self.name, domain.colocation, mark, self.descriptor, limit),
@@ -139,6 +140,7 @@ impl Called<'_> {
             charging,
             policies,
             remembers_refusals,
+            lease: from.map_or(leasing.terms(), |from| from.lease).filter(|_| limit.can_be_leased().is_ok()),
         }));
         origins.extend(limits.into_iter().map(|applied| Origin { rule, limit: applied.from }));
     }

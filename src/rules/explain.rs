@@ -254,6 +254,9 @@ impl Explainer<'_> {
                 );
             }
         }
+        if let Some(lease) = limit.lease {
+            self.line(1, format_args!("         leases hold up to {lease}"));
+        }
         if let Some(percent) = limit.warn_at {
             self.line(1, format_args!("         sends a warning header when {percent}% of the limit is used"));
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use http::HeaderName;
 
-use crate::model::{FailurePolicy, Micros};
+use crate::model::{FailurePolicy, LeaseTerms, Leasing, Micros};
 
 /// Text shown in place of a secret.
 pub(super) const HIDDEN: &str = "***";
@@ -205,6 +205,23 @@ impl Setting for OverloadPolicy {
     const TAKES: &'static str = Policy::TAKES;
     fn parse(text: &str) -> Option<Self> {
         if text.is_empty() { Some(Self(None)) } else { Policy::parse(text).map(|Policy(policy)| Self(Some(policy))) }
+    }
+}
+
+/// Leases of limits whose rules set none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseDefault(pub Leasing);
+
+impl Setting for LeaseDefault {
+    const TAKES: &'static str = "off, a share such as 5%, or a share and a length from 50ms to 1m such as 5%,1s";
+    fn parse(text: &str) -> Option<Self> {
+        // An `off` without quotes in YAML is `false`.
+        if ["off", "false", ""].contains(&text) {
+            return Some(Self(Leasing::Off));
+        }
+        let (share, ttl) = text.split_once(',').map_or((text, None), |(share, ttl)| (share.trim(), Some(ttl.trim())));
+        let ttl = ttl.map_or(Some(LeaseTerms::DEFAULT_TTL), Micros::parse)?;
+        Some(Self(Leasing::On(LeaseTerms::new(LeaseTerms::parse_share(share)?, ttl)?)))
     }
 }
 

@@ -3,12 +3,13 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
+use super::deadline::{CallerTime, Deadline};
 use super::known::Known;
 use super::memory::Memory;
 use super::replicas::Replicas;
@@ -17,6 +18,8 @@ use crate::algorithm::{Charge, Limit};
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
 
+mod leasing;
+
 /// The most counters that are charged later in one step: 100, as many as one Redis script charges.
 const MOST_SETTLED: usize = 100;
 /// The time that charging later may take: 1 s.
@@ -24,7 +27,7 @@ const SETTLING: Duration = Duration::from_secs(1);
 /// The least pause between two steps of charging later: 10 ms.
 const SETTLE_AGAIN: Duration = Duration::from_millis(10);
 
-/// For each charge, the refusal that is known.
+/// For each charge, the answer that needs no store.
 type KnownAnswers = SmallVec<[Option<Verdict>; 4]>;
 
 /// Calls a store, and answers by policy the charges that the store does not answer.
@@ -38,6 +41,8 @@ pub struct Guard {
     replicas: Arc<Replicas>,
     clock: Arc<dyn Clock>,
     untimely: AtomicU64,
+    /// Number of commands in flight that ask for leases.
+    asking: AtomicUsize,
 }
 
 /// Time and store of a charge that is taken back if its request is refused.
@@ -46,74 +51,6 @@ pub struct TakenCharge {
     at: Micros,
     /// True if the embedded store took it, in place of a store that failed.
     is_local: bool,
-}
-
-/// The time that a caller waits for its answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CallerTime {
-    /// The caller's timeout, if it sent one.
-    pub timeout: Option<Duration>,
-    /// The part of it that the call has spent waiting for its thread.
-    pub waited: Duration,
-}
-
-impl From<Option<Duration>> for CallerTime {
-    fn from(timeout: Option<Duration>) -> Self {
-        Self { timeout, waited: Duration::ZERO }
-    }
-}
-
-/// The time that the store may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deadline {
-    /// Half of the caller's timeout, at least 1 ms and at most 25 ms; 10 ms when the caller sends no timeout. For a store that is
-    /// further away, at most three times its smallest recent round trip, and never more than 100 ms.
-    Auto,
-    /// None: the store is in this process and answers at once, however short the caller waits.
-    AtOnce,
-    /// As long as this.
-    Fixed(Duration),
-}
-
-impl Deadline {
-    /// The shortest budget: 1 ms. No store answers over a network in less.
-    const LEAST: Duration = Duration::from_millis(1);
-    /// The upper bound of `auto` for a store in the same network: 25 ms. A longer timeout of the caller must not let a sick store hold
-    /// up every request for as long.
-    const NEAR: Duration = Duration::from_millis(25);
-    /// Round trips that a store further away is given: 3. One is needed; the others allow for a busy store and a lost script.
-    const ROUND_TRIPS: u32 = 3;
-    /// The upper bound of `auto` for any store: 100 ms. Above it a caller is better served by the policy.
-    const MOST: Duration = Duration::from_millis(100);
-    /// The budget for a caller that sends no timeout: 10 ms, half of Envoy's default timeout (20 ms, `rate_limit.proto`, field `timeout`).
-    const UNTOLD: Duration = Duration::from_millis(10);
-    /// Time for decoding, deciding and answering beside the store: 3 ms.
-    const OWN: Duration = Duration::from_millis(3);
-
-    /// Returns the time that the store may take for a caller with this timeout; `None` if there is no time for a call.
-    /// `round_trip` returns the smallest recent round trip to the store, if one is known.
-    pub fn budget(
-        self,
-        timeout: impl Into<CallerTime>,
-        round_trip: impl FnOnce() -> Option<Duration>,
-    ) -> Option<Duration> {
-        let CallerTime { timeout, waited } = timeout.into();
-        let wanted = match (self, timeout) {
-            (Self::AtOnce, _) => return Some(Duration::MAX),
-            (Self::Fixed(fixed), _) => fixed,
-            (Self::Auto, None) => Self::UNTOLD,
-            (Self::Auto, Some(timeout)) if timeout / 2 <= Self::NEAR => timeout / 2,
-            (Self::Auto, Some(timeout)) => {
-                let far =
-                    round_trip().map_or(Duration::ZERO, |round_trip| round_trip.saturating_mul(Self::ROUND_TRIPS));
-                (timeout / 2).min(far.clamp(Self::NEAR, Self::MOST))
-            }
-        };
-        let bound = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(Self::OWN));
-        // A call that has waited for its thread has the rest of its time, and below the least it has none.
-        let left = bound.saturating_sub(waited);
-        (left > Self::LEAST && wanted > waited).then(|| wanted.min(left))
-    }
 }
 
 impl Guard {
@@ -127,7 +64,16 @@ impl Guard {
         clock: Arc<dyn Clock>,
     ) -> Self {
         let known = (deadline != Deadline::AtOnce).then(Known::default);
-        Self { store, deadline, known, local, replicas, clock, untimely: AtomicU64::new(0) }
+        Self {
+            store,
+            deadline,
+            known,
+            local,
+            replicas,
+            clock,
+            untimely: AtomicU64::new(0),
+            asking: AtomicUsize::new(0),
+        }
     }
 
     /// Creates a guard of an embedded store for at most about `counters` counters, which never fails.
@@ -152,6 +98,7 @@ impl Guard {
     ///     charging: Charging::Each,
     ///     policies: StorePolicies::default(),
     ///     remembers_refusals: true,
+    ///     lease: None,
     /// };
     /// assert_eq!(guard.charge(&[charge.clone()], None).await[0].outcome, Outcome::Admitted);
     /// let refused = guard.charge(&[charge], None).await[0];
@@ -173,10 +120,20 @@ impl Guard {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
         let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None).await };
-        match known_refusals(known, charges, now) {
+        let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        if is_whole && let Some(verdicts) = known.spend_all(charges, now) {
+            return verdicts;
+        }
+        match known_answers(known, charges, is_whole, now) {
             None => self.charge_all(charges, timeout, Some((known, now))).await,
             // In a box, so that calls of which nothing is known do not have its size.
-            Some(answers) => Box::pin(self.charge_unknown(known, charges, answers, timeout, now)).await,
+            Some(answers) => match answers.iter().copied().collect::<Option<Verdicts>>() {
+                Some(verdicts) if !is_whole => {
+                    charge_refused_later(known, charges, &answers, now);
+                    verdicts
+                }
+                _ => Box::pin(self.charge_unknown(known, charges, answers, timeout, (is_whole, now))).await,
+            },
         }
     }
 
@@ -187,20 +144,17 @@ impl Guard {
         charges: &[Charge],
         mut answers: KnownAnswers,
         timeout: CallerTime,
-        now: Micros,
+        (is_whole, now): (bool, Micros),
     ) -> Verdicts {
-        let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
         let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
         let is_refused = enforced.any(|(_, answer)| answer.is_some());
         if is_whole && !is_refused {
             // The store decides together on all charges what it charges.
             return self.charge_all(charges, timeout, Some((known, now))).await;
         }
+        charge_refused_later(known, charges, &answers, now);
         for (charge, answer) in charges.iter().zip(&mut answers) {
             match answer {
-                Some(refusal) if charge.limit.records_refused(charge.charging) => {
-                    known.charge_later(charge, refusal, now);
-                }
                 Some(_) => {}
                 None if is_whole && charge.limit.is_closed() => *answer = Some(self.closed_limit(charge)),
                 None if is_whole && !charge.is_recorded_despite_refusal() => {
@@ -222,7 +176,7 @@ impl Guard {
     /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
     /// with the time beside it.
     async fn charge_all(&self, charges: &[Charge], timeout: CallerTime, known: Option<(&Known, Micros)>) -> Verdicts {
-        let Charged { mut answers, undo } = match self.deadline.budget(timeout, || self.store.round_trip()) {
+        let Charged { mut answers, undo } = match self.budget(charges, timeout) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: self.untimely(charges), undo: None },
         };
@@ -245,6 +199,22 @@ impl Guard {
             self.forget_refusals(charges.iter().zip(&answers).filter(|(_, answer)| is_admitted(answer)));
         }
         verdicts
+    }
+
+    /// Returns the time that the store may take for these charges; `None` if there is no time for a call. Counters that may have leases then
+    /// get one, from which the next call is decided.
+    fn budget(&self, charges: &[Charge], timeout: CallerTime) -> Option<Duration> {
+        let budget = self.deadline.budget(timeout, || self.store.round_trip());
+        let Some(known) = self.known.as_ref().filter(|_| charges.iter().any(|charge| charge.lease.is_some())) else {
+            return budget;
+        };
+        let is_too_far = |budget: &Duration| self.store.round_trip().is_some_and(|round_trip| round_trip > *budget);
+        let budget = budget.filter(|budget| !is_too_far(budget));
+        if budget.is_none() {
+            let now = self.clock.now();
+            charges.iter().for_each(|charge| known.want_lease(charge, now));
+        }
+        budget
     }
 
     /// Puts a refusal that still holds in the place of an error, where the store was too busy to answer.
@@ -286,7 +256,7 @@ impl Guard {
             return (self.charge(charges, timeout).await, vec![None; charges.len()]);
         }
         let known = self.known_now();
-        let Taken { mut answers, taken } = match self.deadline.budget(timeout, || self.store.round_trip()) {
+        let Taken { mut answers, taken } = match self.budget(charges, timeout) {
             Some(budget) => self.store.take(charges, budget).await,
             None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
         };
@@ -440,13 +410,15 @@ impl Guard {
     }
 }
 
-/// Returns the refusals of charges that are known; `None` where there is none.
-fn known_refusals(known: &Known, charges: &[Charge], now: Micros) -> Option<KnownAnswers> {
+/// Returns the answers to charges that need no store: known refusals, and leases that pay for charges on their own. `None` if there is
+/// no such answer.
+fn known_answers(known: &Known, charges: &[Charge], is_whole: bool, now: Micros) -> Option<KnownAnswers> {
     let mut answers = KnownAnswers::new();
     for (index, charge) in charges.iter().enumerate() {
-        if let Some(refusal) = known.refusal(charge, now) {
+        let paid = if is_whole { None } else { known.spend(charge, now) };
+        if let Some(answer) = paid.or_else(|| known.refusal(charge, now)) {
             answers.resize(index, None);
-            answers.push(Some(refusal));
+            answers.push(Some(answer));
         }
     }
     if answers.is_empty() {
@@ -454,6 +426,18 @@ fn known_refusals(known: &Known, charges: &[Charge], now: Micros) -> Option<Know
     }
     answers.resize(charges.len(), None);
     Some(answers)
+}
+
+/// Remembers refused hits that their limit counts, to charge them in the store later.
+fn charge_refused_later(known: &Known, charges: &[Charge], answers: &[Option<Verdict>], now: Micros) {
+    for (charge, answer) in charges.iter().zip(answers) {
+        if let Some(answer) = answer
+            && answer.outcome.is_refused()
+            && charge.limit.records_refused(charge.charging)
+        {
+            known.charge_later(charge, answer, now);
+        }
+    }
 }
 
 /// Learns from the store's verdicts on charges that were sent at the time beside what is `known`.

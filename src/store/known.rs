@@ -1,5 +1,5 @@
-//! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, and hits that are charged
-//! later. It reads no clock and calls no store: the caller passes the time and sends what is due.
+//! The knowledge of this instance about counters in the store: the last reply, refusals that still hold, hits that are charged later,
+//! and leases. It reads no clock and calls no store: the caller passes the time and sends what is due.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::num::NonZeroUsize;
@@ -9,10 +9,16 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
+use self::leases::Leases;
+pub use self::leases::{Ask, Unspent};
+pub use self::leasing::LeaseHits;
+use self::leasing::{Leased, leasable};
 use self::replies::{CounterHash, LastReplies, LastReply};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
 
+mod leases;
+mod leasing;
 mod replies;
 
 /// The number of shards, each with a lock of its own: 16, so that two threads seldom meet at one.
@@ -43,6 +49,7 @@ pub struct Known {
     refused: AtomicU64,
     backlog: AtomicUsize,
     dropped: AtomicU64,
+    leased: Leased,
 }
 
 struct KnownShard {
@@ -51,6 +58,7 @@ struct KnownShard {
     replies: LastReplies,
     admitted: LruCache<CounterKey, Later>,
     refused: LruCache<CounterKey, Later>,
+    leases: Leases,
 }
 
 /// A refusal by the store.
@@ -82,10 +90,11 @@ impl Default for Known {
     fn default() -> Self {
         let shard = || {
             Mutex::new(KnownShard {
-                refusals: table(),
+                refusals: table(MOST_OF_SHARD),
                 replies: LastReplies::new(MOST_OF_SHARD.get()),
-                admitted: table(),
-                refused: table(),
+                admitted: table(MOST_OF_SHARD),
+                refused: table(MOST_OF_SHARD),
+                leases: Leases::default(),
             })
         };
         Self {
@@ -96,6 +105,7 @@ impl Default for Known {
             refused: AtomicU64::new(0),
             backlog: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
+            leased: Leased::default(),
         }
     }
 }
@@ -104,6 +114,12 @@ impl Known {
     /// Returns the known refusal of a charge at `now`. `None` if the store has to be called: nothing is known, or the refusal is a
     /// second old and this is the one call that asks again.
     pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        if charge.lease.is_some()
+            && let Some(refusal) = self.shard(&charge.key).lock().refusal_until_grant(charge, now)
+        {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Some(refusal);
+        }
         let mut shard = self.shard_with_refusals(charge, now)?.lock();
         let refusal = shard.refusal(charge, now)?;
         let is_believed = now < refusal.at.saturating_add(BELIEVED);
@@ -112,7 +128,11 @@ impl Known {
             return None;
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
-        Some(refusal.verdict(charge, now))
+        let verdict = refusal.verdict(charge, now);
+        if charge.lease.is_some() {
+            shard.leases.note(&charge.key, true);
+        }
+        Some(verdict)
     }
 
     /// Returns the refusal of a charge as [`Known::refusal`] does, of any age: for a store that is too busy to be asked.
@@ -131,7 +151,14 @@ impl Known {
         }
         let (shard, fingerprint) = self.place(key, limit);
         let mut shard = shard.lock();
-        let KnownShard { refusals, replies, .. } = &mut *shard;
+        let KnownShard { refusals, replies, leases, .. } = &mut *shard;
+        if charge.lease.is_some() {
+            leases.note(key, verdict.outcome.is_refused());
+        }
+        if let Some(terms) = leasable(charge).filter(|_| !verdict.outcome.is_refused()) {
+            let is_again = replies.get(fingerprint).is_some_and(|before| before.is_younger(at, terms.ttl()));
+            self.want(leases, charge, terms, at, is_again);
+        }
         let refunded_until = match hits.given_back() {
             0 => replies.get(fingerprint).and_then(|before| before.refunded_until(at)),
             _ => Some(at.saturating_add(limit.quota().window().length())),
@@ -282,6 +309,21 @@ impl Known {
 }
 
 impl KnownShard {
+    /// Returns the refusal of a counter at its limit, although hits may have room by now: the next grant of a lease is near.
+    fn refusal_until_grant(&mut self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let refusal = self.refusals.peek(&charge.key)?.iter().find(|refusal| {
+            refusal.at <= now
+                && refusal.until <= now
+                && now < refusal.at.saturating_add(BELIEVED)
+                && refusal.limit == charge.limit
+                && charge.hits.taken() >= refusal.hits
+        })?;
+        let retry = self.leases.holds(charge, now)?;
+        let verdict = Verdict { retry: Some(retry), ..refusal.verdict(charge, now) };
+        self.leases.note(&charge.key, true);
+        Some(verdict)
+    }
+
     /// Returns the refusal that holds for a charge at `now`.
     fn refusal(&mut self, charge: &Charge, now: Micros) -> Option<&mut KnownRefusal> {
         if charge.hits.given_back() > 0 || !remembers_refusals(charge) {
@@ -343,10 +385,10 @@ fn remembers_refusals(charge: &Charge) -> bool {
     charge.remembers_refusals && !charge.limit.records_every_charge()
 }
 
-/// A table that grows to its share of [`MOST`] entries. Beyond it a new entry takes the place of the least recently used one.
-fn table<K: Hash + Eq, T>() -> LruCache<K, T> {
+/// A table that grows to `most` entries. Beyond it a new entry takes the place of the least recently used one.
+fn table<K: Hash + Eq, T>(most: NonZeroUsize) -> LruCache<K, T> {
     let mut table = LruCache::unbounded();
-    table.resize(MOST_OF_SHARD);
+    table.resize(most);
     table
 }
 

@@ -20,7 +20,7 @@ use self::node::Node;
 use self::script::{ChargeRows, Mode};
 use self::script_call::ScriptCall;
 use self::servers::Servers;
-use super::{ChargeResults, Charged, Store, StoreError, Undo};
+use super::{ChargeResults, Charged, Granted, Store, StoreError, Undo};
 use crate::algorithm::Charge;
 use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Micros, Outcome, Role, Unit};
@@ -38,6 +38,7 @@ pub mod connection;
 pub mod credentials;
 mod files;
 mod hidden;
+mod later;
 pub mod login;
 pub mod manager;
 pub mod node;
@@ -188,6 +189,14 @@ impl Store for Redis {
         Box::pin(self.settle_by(charges, Instant::now() + budget))
     }
 
+    fn lease<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Pin<Box<dyn Future<Output = Vec<Option<Granted>>> + Send + 'a>> {
+        Box::pin(self.lease_by(charges, Instant::now() + budget))
+    }
+
     fn round_trip(&self) -> Option<Duration> {
         let Instances { main, per_second, .. } = &*self.0;
         std::iter::once(main).chain(per_second).filter_map(Servers::round_trip).max()
@@ -238,18 +247,6 @@ impl Redis {
             }
         }
         super::Taken { answers, taken }
-    }
-
-    async fn settle_by(&self, charges: &[Charge], until: Instant) -> Vec<bool> {
-        let groups = self.0.groups(charges, false);
-        let outcomes = self.0.ask(&groups, charges, Mode::Later, until).await;
-        let mut settled = vec![true; charges.len()];
-        for (group, outcome) in groups.iter().zip(outcomes) {
-            // A script that was sent may have been executed.
-            let is_settled = !matches!(outcome, Err(StoreError::Overloaded | StoreError::Down { .. }));
-            group.members.iter().for_each(|&member| settled[member] = is_settled);
-        }
-        settled
     }
 
     fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
@@ -456,7 +453,7 @@ impl SlotGroup {
         let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
-            Mode::Each | Mode::Later => false,
+            Mode::Each | Mode::Later | Mode::Lease => false,
             Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.charge_outcome(verdict.outcome))),
             Mode::Take => {
                 verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())

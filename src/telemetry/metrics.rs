@@ -80,6 +80,8 @@ metrics! {
     STORE_CALLS: Gauge "tidegate_store_calls_in_flight" ["server"] "Scripts in flight to a store server, one per slot of a call; at most tidegate_store_calls_limit";
     STORE_CALLS_LIMIT: Gauge "tidegate_store_calls_limit" ["server"] "Maximum number of scripts in flight to a store server at present; it follows the queue delay";
     STORE_QUEUE_DELAY: Gauge "tidegate_store_queue_delay_seconds" ["server"] "Time that the last call waited in the queue of a store server; the highest value of all workers";
+    LEASES: Gauge "tidegate_leases" [] "Counters with a lease: hits that this instance may admit without asking the store";
+    LEASE_HITS: Counter "tidegate_lease_hits_total" ["hits"] "Hits of leases: charged in the store (granted), spent by requests (spent), and given back (given_back)";
     KNOWN_REFUSALS: Counter "tidegate_known_refusals_total" [] "Charges refused without asking the store, because it refused the same charge less than a second ago or was too busy";
     STORE_UNTIMELY: Counter "tidegate_untimely_calls_total" [] "Calls decided without the store because no time was left to ask it: they waited for a thread, or their timeout is too short";
     LATER_BACKLOG: Gauge "tidegate_later_charges" [] "Counters with hits that were decided without the store and are not yet charged there";

@@ -19,7 +19,7 @@ impl Split {
         let Answered { verdict, capacity, .. } = answer;
         let (hits, limit) = (answer.hits.taken(), u64::from(*capacity));
         match (verdict.provenance, verdict.outcome.is_refused()) {
-            (Provenance::Store | Provenance::Known, _) => {}
+            (Provenance::Store | Provenance::Known | Provenance::Lease, _) => {}
             // The position within an instance's own part of a limit is unknown.
             (Provenance::Local, true) => return Self { over: hits, ..Self::default() },
             (Provenance::Local, false) => return Self { within: hits, ..Self::default() },

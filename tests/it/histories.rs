@@ -114,6 +114,7 @@ pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charg
         charging,
         policies: StorePolicies::default(),
         remembers_refusals: true,
+        lease: None,
     }
 }
 

@@ -14,7 +14,8 @@ use tidegate::model::{
     Charging, Clock, Delay, FailurePolicy, Hits, Micros, Outcome, Provenance, Quota, Role, StorePolicies, Unit,
     Verdict, Window,
 };
-use tidegate::store::guard::{CallerTime, Deadline, Guard};
+use tidegate::store::deadline::{CallerTime, Deadline};
+use tidegate::store::guard::Guard;
 use tidegate::store::known::Known;
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;

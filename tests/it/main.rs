@@ -49,6 +49,8 @@ mod language;
 mod large;
 /// What every algorithm obeys on every store, and an oracle that it equals.
 mod laws;
+/// Leases, in many instances on a virtual clock and network.
+mod leases;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.
 mod literature;
 /// What is logged, for people and for programs, and what becomes of it where nobody reads.

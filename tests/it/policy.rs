@@ -10,7 +10,7 @@ use tidegate::model::{
     Verdict,
 };
 use tidegate::rulefile::Options;
-use tidegate::store::guard::Deadline;
+use tidegate::store::deadline::Deadline;
 use tidegate::store::{Charged, Store, Taken};
 
 use crate::world::{HandClock, Limiter, NOON, descriptor, futures, request};

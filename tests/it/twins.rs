@@ -14,6 +14,7 @@ use bench::Bench;
 pub mod bench;
 mod golden;
 mod later;
+mod lease;
 mod rights;
 mod undo;
 mod writes;

@@ -11,7 +11,8 @@ use tidegate::rulefile::{CompiledRules, Documents, File, InvalidRules, Options, 
 use tidegate::rules::RuleSet;
 use tidegate::rules::live::{LiveRules, Snapshot};
 use tidegate::store::Store;
-use tidegate::store::guard::{Deadline, Guard};
+use tidegate::store::deadline::Deadline;
+use tidegate::store::guard::Guard;
 use tidegate::store::memory::Memory;
 use tidegate::store::replicas::Replicas;
 

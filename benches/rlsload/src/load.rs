@@ -105,6 +105,9 @@ impl Load {
         }
         let key = if self.options.in_turn {
             number as usize % self.bodies.len()
+        } else if self.options.zipf {
+            // Evenly distributed in the logarithm of the rank.
+            (self.bodies.len() as f64).powf(fastrand::f64()) as usize - 1
         } else {
             fastrand::usize(..self.bodies.len())
         };

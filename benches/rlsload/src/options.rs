@@ -24,6 +24,8 @@ pub struct Options {
     pub keys: usize,
     /// `--in-turn`: sends the keys one after the other instead.
     pub in_turn: bool,
+    /// `--zipf`: draws the key of rank k as often as 1/k.
+    pub zipf: bool,
     /// `--conns`: connections.
     pub connections: usize,
     /// `--streams`: calls in flight on each connection.
@@ -56,6 +58,7 @@ impl Options {
             descriptors: Vec::new(),
             keys: 10_000,
             in_turn: false,
+            zipf: false,
             connections: 4,
             streams: 32,
             warm: Duration::from_secs(1),
@@ -76,6 +79,10 @@ impl Options {
                 }
                 "--in-turn" => {
                     options.in_turn = true;
+                    continue;
+                }
+                "--zipf" => {
+                    options.zipf = true;
                     continue;
                 }
                 _ => {}

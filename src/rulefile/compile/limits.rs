@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Compiler, Inherited, MOST_LIMITS};
 use crate::algorithm::Limit;
-use crate::model::{Delay, InvalidQuota, Quota, Unit, Window};
+use crate::model::{Delay, InvalidQuota, Leasing, Quota, Unit, Window};
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::quoted;
 use crate::rules::RuleLimit;
@@ -50,6 +50,7 @@ impl Compiler<'_> {
                     }
                     let replaces = self.replaces(&node, inherited);
                     let cost = self.at_least_one(node.cost.as_ref(), inherited.file);
+                    let leasing = node.lease.as_ref().map_or(inherited.lease, |lease| lease.value);
                     self.warning_is_possible(&node, &limit, inherited);
                     lines.push(node.place.line);
                     limits.push(RuleLimit {
@@ -59,6 +60,7 @@ impl Compiler<'_> {
                         cost,
                         delivery: node.delay.and_then(|delay| delay.delivery).unwrap_or_default(),
                         warn_at: node.warn_at.map(|percent| percent.value),
+                        lease: leasing.terms().filter(|_| limit.can_be_leased().is_ok()),
                     });
                 }
                 Some((limits, false, Vec::new()))
@@ -85,6 +87,7 @@ impl Compiler<'_> {
             ("cost", node.cost.as_ref().map(|cost| cost.place)),
             ("warn_at", node.warn_at.as_ref().map(|percent| percent.place)),
             ("delay", node.delay.as_ref().map(|delay| delay.place)),
+            ("lease", node.lease.as_ref().map(|lease| lease.place)),
         ];
         for (key, place) in places {
             if let Some(place) = place {
@@ -178,7 +181,11 @@ pub(crate) fn limit(node: &LimitNode) -> Result<Limit, (Position, String)> {
         (place.unwrap_or(node.place), format!("{}: {error}", algorithm.name()))
     })?;
     let limit = if node.count_refused { limit.counting_refused() } else { limit };
-    node.delay.as_ref().map_or(Ok(limit), |node| delay(node, limit))
+    let limit = node.delay.as_ref().map_or(Ok(limit), |node| delay(node, limit))?;
+    if let Some(lease) = node.lease.as_ref().filter(|lease| lease.value != Leasing::Off) {
+        limit.can_be_leased().map_err(|error| (lease.place, error.to_string()))?;
+    }
+    Ok(limit)
 }
 
 /// Returns `limit` with the delay of `node`.

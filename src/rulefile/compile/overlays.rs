@@ -26,6 +26,7 @@ impl Compiler<'_> {
             charging: value(&document.charging),
             on_store_failure: value(&document.on_store_failure),
             on_store_overload: value(&document.on_store_overload),
+            lease: value(&document.lease),
             ..DomainWide::default()
         });
         let mut domain = self.domains.remove(name.as_str()).unwrap_or_else(|| self.new_domain(wide));
@@ -44,6 +45,7 @@ impl Compiler<'_> {
                 charging: domain.charging,
                 policies: domain.policies,
                 remembers_refusals: true,
+                lease: domain.lease,
                 domain: &name,
                 cycles: &cycles,
                 normalizers: &tree.normalizers,

@@ -15,6 +15,8 @@ pub(crate) enum Level {
     Normalizer,
     /// `delay`.
     Delay,
+    /// `lease`.
+    Lease,
     /// The file of an overlay.
     Overlay,
     /// An item of `apply`.
@@ -42,7 +44,7 @@ pub(crate) struct Key {
 /// Length above which words are not compared: 40 characters. The longest key has 17.
 const MAX_WORD: usize = 40;
 
-static KEYS: [Key; 59] = [
+static KEYS: [Key; 62] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -54,6 +56,9 @@ static KEYS: [Key; 59] = [
     own("on_store_failure", &[Level::File, Level::Descriptor, Level::Overlay, Level::Apply, Level::Fields]),
     own("on_store_overload", &[Level::File, Level::Descriptor, Level::Overlay, Level::Apply, Level::Fields]),
     own("remember_refusals", &[Level::Descriptor, Level::Apply, Level::Fields]),
+    own("lease", &[Level::File, Level::Descriptor, Level::Limit, Level::Overlay, Level::Fields]),
+    own("share", &[Level::Lease]),
+    own("ttl", &[Level::Lease]),
     own("colocate", &[Level::File]),
     own("entries", &[Level::File, Level::Overlay]),
     own("as", &[Level::Normalizer]),
@@ -114,6 +119,7 @@ impl Level {
             Self::Replaced => "inside `replaces`",
             Self::Normalizer => "inside an item of `entries`",
             Self::Delay => "inside `delay`",
+            Self::Lease => "inside `lease`",
             Self::Overlay => "at the top of an overlay",
             Self::Apply => "inside an item of `apply`",
             Self::Match => "inside `match`",

@@ -88,6 +88,7 @@ impl<'t> Reader<'_, 't> {
         let mut charging = None;
         let mut on_store_failure = None;
         let mut on_store_overload = None;
+        let mut lease = None;
         let mut colocate = None;
         let mut normalizers = Vec::new();
         let mut descriptors = Vec::new();
@@ -100,6 +101,7 @@ impl<'t> Reader<'_, 't> {
                 "charging" => charging = self.word(entry, &Charging::ALL),
                 "on_store_failure" => on_store_failure = self.word(entry, &FailurePolicy::ALL),
                 "on_store_overload" => on_store_overload = self.word(entry, &FailurePolicy::ALL),
+                "lease" => lease = self.lease(entry),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "entries" => normalizers = self.normalizers(entry),
                 "descriptors" => descriptors = self.descriptors(entry),
@@ -128,6 +130,7 @@ impl<'t> Reader<'_, 't> {
             charging,
             on_store_failure,
             on_store_overload,
+            lease,
             colocate,
             entries: normalizers,
             descriptors,
@@ -226,6 +229,7 @@ impl<'t> Reader<'_, 't> {
                 "charging" => node.charging = self.charging(entry),
                 "on_store_failure" => node.on_store_failure = self.policy(entry),
                 "remember_refusals" => node.remember_refusals = self.said(entry),
+                "lease" => node.lease = self.lease(entry).map(|lease| lease.value),
                 "on_store_overload" => node.on_store_overload = self.policy(entry),
                 "descriptors" => node.descriptors = self.descriptors(entry),
                 _ => {}

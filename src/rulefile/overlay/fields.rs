@@ -119,6 +119,10 @@ impl Laying<'_> {
             let change = |limit: &mut LimitNode| limit.delay = Some(found.clone());
             self.set(changing, ("delay", item, found.place), change);
         }
+        if let Some((item, found)) = last(items, |fields| fields.lease.as_ref()) {
+            let change = |limit: &mut LimitNode| limit.lease = Some(Placed { value: found.value, place: at });
+            self.set(changing, ("lease", item, found.place), change);
+        }
         if let Some(item) = items.iter().rev().find(|item| item.node.limit.count_refused) {
             changing.limit.count_refused = true;
             self.record(changing, "count_refused", item);

@@ -66,6 +66,7 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
                     charging: None,
                     on_store_failure: None,
                     on_store_overload: None,
+                    lease: None,
                     colocate: None,
                     entries: Vec::new(),
                     descriptors,

@@ -75,15 +75,19 @@ impl LastReply {
 
     /// Returns the verdict as it was at `self.at`, if the charge was of the same number of `hits` and is younger than `believed`.
     pub fn verdict(&self, hits: Hits, now: Micros, believed: Micros) -> Option<Verdict> {
-        let Self { at, reset, retry, remaining, room, outcome, .. } = *self;
-        let is_young = at <= now && now < at.saturating_add(believed);
-        (is_young && self.hits == hits).then(|| Verdict {
+        let Self { reset, retry, remaining, room, outcome, .. } = *self;
+        (self.is_younger(now, believed) && self.hits == hits).then(|| Verdict {
             remaining,
             room,
             reset,
             retry: (retry != NO_RETRY).then_some(retry),
             ..Verdict::uncounted(outcome, Provenance::Store)
         })
+    }
+
+    /// Returns true if its call was sent less than `length` before `now`.
+    pub fn is_younger(&self, now: Micros, length: Micros) -> bool {
+        self.at <= now && now < self.at.saturating_add(length)
     }
 
     /// Returns the time at which the call was sent that it answers.

@@ -32,12 +32,13 @@
 -- take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and otherwise
 -- the caller undoes them if he must. later: these were decided without this server, each on its own: of hits that were
 -- admitted (records: 0) as many are charged as still fit; hits that were refused (records: 1) are charged where nothing
--- remains. undo: takes back the hits of charges; there is no deadline.
+-- remains. lease: of each, as many hits are charged as fit into a quarter of what remains: they are spent later, and an instance
+-- that takes them leaves the others most of what is left. undo: takes back the hits of charges; there is no deadline.
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
 -- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
 -- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait, and
--- of what was refused the room there was for it, as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
+-- of what was refused the room there was for it (in the mode lease the hits charged), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
 local head, record, slot, growing = '<I8s', '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
 local row, left = '<BI4I8i8I4', '<I4I8'
@@ -260,9 +261,12 @@ local function take(charge)
   return code, remaining, reset, wait, room
 end
 
--- As many of the hits that were decided without this server as are charged now.
-local function settled(charge)
+-- As many of the hits that were decided without this server, or will be, as are charged now.
+local function fitting(charge)
   local _, remaining = decide(charge, state_of(charge), 0, 0)
+  if mode == 'lease' then
+    return math.min(charge.hits, math.floor(remaining / 4))
+  end
   if charge.records == 1 then
     return remaining == 0 and charge.hits or 0
   end
@@ -271,10 +275,13 @@ end
 
 for index = 1, count do
   local charge = charges[index]
-  if mode == 'later' then
-    charge.hits = settled(charge)
+  if mode == 'later' or mode == 'lease' then
+    charge.hits = fitting(charge)
   end
   charge.code, charge.remaining, charge.reset, charge.wait, charge.room = take(charge)
+  if mode == 'lease' then
+    charge.room = charge.code == 0 and charge.hits or 0
+  end
 end
 
 -- The same as `is_request_refused` of policy.rs, over the charges that were answered; where the request has more charges
@@ -304,7 +311,7 @@ local function is_request_refused()
   return mode == 'all' and quota_refuses and not quota_has_room
 end
 
-local is_refused = mode ~= 'each' and mode ~= 'later' and is_request_refused()
+local is_refused = (mode == 'all' or mode == 'take') and is_request_refused()
 if is_refused or mode == 'take' then
   local taken = states
   states = {}

@@ -22,6 +22,8 @@ pub enum Mode {
     Take,
     /// The charges were decided without the server. [`crate::store::Store::settle`] says how much of each is charged.
     Later,
+    /// The hits are spent later. [`crate::store::Store::lease`] says how many are charged, and `room` of each verdict is that number.
+    Lease,
 }
 
 /// Reply of the script.
@@ -164,6 +166,7 @@ impl Mode {
             Self::All => "all",
             Self::Take => "take",
             Self::Later => "later",
+            Self::Lease => "lease",
         }
     }
 }
@@ -373,8 +376,17 @@ mod tests {
                 );
                 let limit = Limit::new(algorithm, Quota::new(1, window)).unwrap();
                 let (hits, charging, policies) = (Hits::take(1), Charging::Each, StorePolicies::default());
-                let charge =
-                    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true };
+                let charge = Charge {
+                    key,
+                    limit,
+                    hits,
+                    descriptor: 0,
+                    role,
+                    charging,
+                    policies,
+                    remembers_refusals: true,
+                    lease: None,
+                };
                 let mut packed = Vec::new();
                 pack(&mut packed, &charge, &[&charge.key]);
                 assert!((SHORTEST..=LONGEST).contains(&packed.len()), "{name}, {role:?}: {} bytes", packed.len());

@@ -46,6 +46,7 @@ fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
         charging,
         policies,
         remembers_refusals,
+        lease: None,
     }
 }
 

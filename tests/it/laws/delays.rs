@@ -6,7 +6,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Delay, Hits, Micros, Quota, Unit, Verdict, Window};
-use tidegate::store::guard::{Deadline, Guard};
+use tidegate::store::deadline::Deadline;
+use tidegate::store::guard::Guard;
 use tidegate::store::memory::Memory;
 use tidegate::store::redis::address::{Address, Topology};
 use tidegate::store::redis::credentials::Credentials;
@@ -272,6 +273,7 @@ async fn of_a_request_refused_in_another_slot_what_was_taken_is_given_back_and_w
     request.push(Charge {
         descriptor: 1,
         remembers_refusals: false,
+        lease: None,
         ..charge("full", limit_that_refuses(), Charging::AllOrNothing, Hits::take(2))
     });
     for _ in 0..3 {

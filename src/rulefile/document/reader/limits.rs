@@ -2,7 +2,7 @@
 
 use super::{Level, MapEntry, Reader};
 use crate::algorithm::Algorithm;
-use crate::model::Delivery;
+use crate::model::{Delivery, LeaseTerms, Leasing, Micros};
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Node, Nodes};
@@ -98,6 +98,7 @@ impl<'t> Reader<'_, 't> {
                 "cost" => node.cost = self.number(entry),
                 "warn_at" => node.warn_at = self.percent(entry),
                 "delay" => node.delay = self.delay(entry),
+                "lease" => node.lease = self.lease(entry),
                 "unlimited" => unlimited = Some((entry.place, self.flag(entry))),
                 "name" => node.name = self.text(entry),
                 "replaces" => node.replaces = self.replaces(entry),
@@ -160,5 +161,47 @@ impl<'t> Reader<'_, 't> {
             }
         }
         Some(Box::new(node))
+    }
+
+    /// Returns the leases that `lease` chooses; `None` if null or wrong.
+    pub(crate) fn lease(&mut self, entry: MapEntry<'t>) -> Option<Placed<Leasing>> {
+        const EXAMPLE: &str = "a mapping like `{share: 5%, ttl: 1s}`, or `off`";
+        let place = entry.value.place;
+        let mapping = match entry.value.content() {
+            Content::Mapping(mapping) => mapping,
+            Content::Plain("off") | Content::Text("off") => return Some(Placed { value: Leasing::Off, place }),
+            _ => {
+                self.wrong(entry.name, entry.value, EXAMPLE);
+                return None;
+            }
+        };
+        let (mut share, mut ttl) = (LeaseTerms::DEFAULT_SHARE, LeaseTerms::DEFAULT_TTL);
+        let mappings = self.mappings(entry.value, mapping);
+        for entry in self.entries_of(mappings, Level::Lease) {
+            match entry.name {
+                "share" => share = self.share(entry).unwrap_or(share),
+                "ttl" => ttl = self.lease_ttl(entry).unwrap_or(ttl),
+                _ => {}
+            }
+        }
+        LeaseTerms::new(share, ttl).map(|terms| Placed { value: Leasing::On(terms), place })
+    }
+
+    fn share(&mut self, entry: MapEntry<'t>) -> Option<u32> {
+        const TAKES: &str = "a percentage like `5%` or `0.5%`";
+        let share = LeaseTerms::parse_share(self.spelled(entry, TAKES)?);
+        if share.is_none() {
+            self.wrong(entry.name, entry.value, "a percentage from `0.0001%` to `100%`, like `5%`");
+        }
+        share
+    }
+
+    fn lease_ttl(&mut self, entry: MapEntry<'t>) -> Option<Micros> {
+        let ttl = self.length(entry)?.value;
+        if !LeaseTerms::TTL.contains(&ttl) {
+            self.wrong(entry.name, entry.value, "a length of time from `50ms` to `1m`, like `1s`");
+            return None;
+        }
+        Some(ttl)
     }
 }

@@ -82,6 +82,7 @@ impl<'t> Reader<'_, 't> {
                 "cost" => limit.cost = self.at_least_one(entry),
                 "warn_at" => limit.warn_at = self.percent(entry),
                 "delay" => limit.delay = self.delay(entry),
+                "lease" => limit.lease = self.lease(entry),
                 _ => self.rule_field(entry, &mut node.rule),
             }
         }

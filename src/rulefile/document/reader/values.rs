@@ -155,7 +155,7 @@ impl<'t> Reader<'_, 't> {
         }
     }
 
-    fn spelled(&mut self, entry: MapEntry<'t>, expected: &str) -> Option<&'t str> {
+    pub(super) fn spelled(&mut self, entry: MapEntry<'t>, expected: &str) -> Option<&'t str> {
         match entry.value.content() {
             Content::Plain(_) | Content::Text(_) if entry.value.is_blank() => None,
             Content::Plain(text) | Content::Text(text) => Some(text),

@@ -1,0 +1,185 @@
+//! Leases of all counters: who spends them, what is asked for, and what is given back.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use tokio::sync::Notify;
+
+use super::Known;
+use super::leases::{Ask, Leases, Spent, Unspent};
+use crate::algorithm::Charge;
+use crate::model::{LeaseTerms, Micros, Verdict};
+use crate::store::{Granted, Verdicts};
+
+/// Leases as a whole. Those of each counter are in its shard.
+#[derive(Default)]
+pub(super) struct Leased {
+    /// Tells the task that asks for leases that a counter needs hits.
+    due: Notify,
+    /// True from the time at which there are no more leases, because the process stops.
+    is_closed: AtomicBool,
+    hits: [AtomicU64; LeaseHits::ALL.len()],
+}
+
+/// What became of the hits of leases, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseHits {
+    /// Charged in the store.
+    Granted,
+    /// Spent by a request.
+    Spent,
+    /// Given back to the store.
+    GivenBack,
+}
+
+impl LeaseHits {
+    /// All kinds, in the order of the metric's series.
+    pub const ALL: [Self; 3] = [Self::Granted, Self::Spent, Self::GivenBack];
+
+    /// Returns the value of the label `hits`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Spent => "spent",
+            Self::GivenBack => "given_back",
+        }
+    }
+}
+
+impl Known {
+    /// Pays a charge at `now` from the lease of its counter. `None` if the lease has too few hits, or if there is none.
+    pub fn spend(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let spent = self.spend_parts(charge, now)?;
+        self.leased.count(LeaseHits::Spent, charge.hits.taken());
+        Some(spent.verdict)
+    }
+
+    /// Pays all of these charges from the leases of their counters, or none of them.
+    pub fn spend_all(&self, charges: &[Charge], now: Micros) -> Option<Verdicts> {
+        if !charges.iter().all(|charge| leasable(charge).is_some()) {
+            return None;
+        }
+        let mut all: SmallVec<[Spent; 4]> = SmallVec::new();
+        for charge in charges {
+            let Some(spent) = self.spend_parts(charge, now) else {
+                for (charge, spent) in charges.iter().zip(all) {
+                    self.shard(&charge.key).lock().leases.put_back(charge, spent);
+                }
+                return None;
+            };
+            all.push(spent);
+        }
+        self.leased.count(LeaseHits::Spent, charges.iter().map(|charge| charge.hits.taken()).sum());
+        Some(all.into_iter().map(|spent| spent.verdict).collect())
+    }
+
+    fn spend_parts(&self, charge: &Charge, now: Micros) -> Option<Spent> {
+        leasable(charge)?;
+        let mut shard = self.shard(&charge.key).lock();
+        let was_due = shard.leases.is_due();
+        let spent = shard.leases.spend(charge, now);
+        if !was_due && shard.leases.is_due() {
+            self.leased.due.notify_one();
+        }
+        spent
+    }
+
+    /// Asks for a lease on behalf of a charge at `now` that the store is too far away to decide.
+    pub fn want_lease(&self, charge: &Charge, now: Micros) {
+        if let Some(terms) = leasable(charge) {
+            self.want(&mut self.shard(&charge.key).lock().leases, charge, terms, now, true);
+        }
+    }
+
+    pub(super) fn want(&self, leases: &mut Leases, charge: &Charge, terms: LeaseTerms, now: Micros, is_again: bool) {
+        if self.leased.is_closed.load(Ordering::Relaxed) {
+            return;
+        }
+        let was_due = leases.is_due();
+        leases.want(charge, terms, now, is_again);
+        if !was_due && leases.is_due() {
+            self.leased.due.notify_one();
+        }
+    }
+
+    /// Waits until a counter needs a lease.
+    pub async fn lease_due(&self) {
+        self.leased.due.notified().await;
+    }
+
+    /// Returns the hits to ask the store for at `now`, for leases of `replicas` instances.
+    pub fn lease_asks(&self, now: Micros, replicas: NonZeroU32) -> Vec<Ask> {
+        let mut asks = Vec::new();
+        for shard in &self.shards {
+            shard.lock().leases.ask(now, replicas, &mut asks);
+        }
+        asks
+    }
+
+    /// Adds the hits that the store granted to an `ask` that was sent at `sent`; `None` if it did not answer.
+    pub fn grant(&self, ask: &Ask, granted: Option<Granted>, sent: Micros, now: Micros) {
+        self.leased.count(LeaseHits::Granted, granted.map_or(0, |granted| granted.hits));
+        let mut shard = self.shard(&ask.charge.key).lock();
+        shard.leases.grant(ask, granted, sent, now);
+        if self.leased.is_closed.load(Ordering::Relaxed) {
+            shard.leases.close();
+        }
+    }
+
+    /// Ends leases whose time is over at `now`, and returns hits to give back.
+    pub fn end_leases(&self, now: Micros) -> Vec<Unspent> {
+        let mut unspent = Vec::new();
+        for shard in &self.shards {
+            let leases = &mut shard.lock().leases;
+            leases.end(now);
+            leases.unspent(&mut unspent);
+        }
+        self.leased.count(LeaseHits::GivenBack, unspent.iter().map(|unspent| unspent.charge.hits.taken()).sum());
+        unspent
+    }
+
+    /// Ends all leases at once. [`Known::end_leases`] returns their hits.
+    pub fn drop_leases(&self) {
+        for shard in &self.shards {
+            shard.lock().leases.close();
+        }
+    }
+
+    /// Ends all leases; there are none from now on. [`Known::end_leases`] returns their hits.
+    pub fn close_leases(&self) {
+        self.leased.is_closed.store(true, Ordering::Relaxed);
+        self.drop_leases();
+    }
+
+    /// Returns the number of counters with a lease.
+    pub fn leases(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().leases.len()).sum()
+    }
+
+    /// Returns true if there are leases, or hits to give back.
+    pub fn has_leases(&self) -> bool {
+        self.shards.iter().any(|shard| !shard.lock().leases.is_idle())
+    }
+
+    /// Returns the number of hits of leases of this kind.
+    pub fn lease_hits(&self, kind: LeaseHits) -> u64 {
+        self.leased.hits[kind as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl Leased {
+    fn count(&self, kind: LeaseHits, hits: u64) {
+        if hits > 0 {
+            self.hits[kind as usize].fetch_add(hits, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns the terms of the lease that may pay a charge. Looks and refunds are the store's.
+pub(super) fn leasable(charge: &Charge) -> Option<LeaseTerms> {
+    charge.lease.filter(|_| charge.hits.taken() > 0 && charge.hits.given_back() == 0)
+}
+
+#[cfg(test)]
+mod tests;
