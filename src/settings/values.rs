@@ -272,11 +272,12 @@ impl JsonDoor {
 
 impl Setting for JsonDoor {
     const TAKES: &'static str = "on, loopback or off";
+    /// Accepts `true` and `false` too: YAML reads `on` and `off` without quotes as these.
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "on" => Some(Self::On),
+            "on" | "true" => Some(Self::On),
             "loopback" => Some(Self::Loopback),
-            "off" => Some(Self::Off),
+            "off" | "false" => Some(Self::Off),
             _ => None,
         }
     }
@@ -443,6 +444,17 @@ mod tests {
         for address in ["10.0.0.1", "127.0.0.6", "0.0.0.0", "::ffff:10.0.0.1", "fe80::1"] {
             assert!(!admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
         }
-        assert_eq!(JsonDoor::parse("yes"), None);
+    }
+
+    #[test]
+    fn a_door_is_on_or_off_also_as_yaml_reads_these_words() {
+        for (text, door) in
+            [("on", JsonDoor::On), ("true", JsonDoor::On), ("off", JsonDoor::Off), ("false", JsonDoor::Off)]
+        {
+            assert_eq!(JsonDoor::parse(text), Some(door), "{text}");
+        }
+        for wrong in ["yes", "ON", "1", ""] {
+            assert_eq!(JsonDoor::parse(wrong), None, "{wrong}");
+        }
     }
 }
