@@ -17,6 +17,8 @@ pub(super) trait Setting: Sized {
     const TAKES: &'static str;
     /// True if the value is a secret: it is read from the environment only, is not trimmed, and is never shown.
     const IS_SECRET: bool = false;
+    /// True if the value is not trimmed before it is parsed.
+    const KEEPS_BLANKS: bool = Self::IS_SECRET;
     /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
     /// Returns an invalid `text` as an error shows it, without possible secrets.
