@@ -168,6 +168,11 @@ mod tests {
                 "is not a known key at the top of a file of callers",
             ),
             (
+                "callers:\n  - names: [\"\"]\n    domains: [b]\n",
+                "2:13",
+                "Each item of `names` must be a text, but this one is empty",
+            ),
+            (
                 "callers:\n  - names: [a]\n    domains: [b]\ncallers: []\n",
                 "4:1",
                 "error: `callers` is already set on line 1",

@@ -24,6 +24,9 @@
 {{- if and $redis.bundled.enabled (or (ne $redis.type "single") $redis.auth.existingSecret $redis.tls.enabled) -}}
 {{- fail "redis.bundled.enabled deploys one server without password and TLS: remove redis.type, redis.auth and redis.tls" -}}
 {{- end -}}
+{{- if and $redis.auth.existingSecret .Values.settings.REDIS_AUTH_COMMAND -}}
+{{- fail "redis.auth.existingSecret and settings.REDIS_AUTH_COMMAND both give the password of Redis, and pods would not start: remove one of them" -}}
+{{- end -}}
 {{- if and $redis.tls.existingSecret (not $redis.tls.enabled) -}}
 {{- fail "redis.tls.existingSecret is set, but redis.tls.enabled is false: set redis.tls.enabled: true, or remove the Secret" -}}
 {{- end -}}

@@ -110,6 +110,7 @@ async fn call_speaks_tls_and_says_what_is_missing() {
         let (code, told) = call(wrong, &[]);
         assert!(code == Some(2) && told.contains(expected), "{told}");
     }
+    assert!(call(&address, &["--timeout", "0s"]).1.contains("write a duration above 0, such as 250ms"));
     assert!(call("unix:/a", &["--tls"]).1.contains("a Unix socket has no host: set --server-name"));
 }
 

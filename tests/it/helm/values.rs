@@ -163,6 +163,10 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
             format!("{redis},redis.bundled.enabled=true,redis.type=cluster"),
             "deploys one server without password and TLS",
         ),
+        (
+            format!("{redis},redis.url=r:1,redis.auth.existingSecret=s,settings.REDIS_AUTH_COMMAND=/token"),
+            "both give the password of Redis, and pods would not start: remove one of them",
+        ),
         (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
         (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
