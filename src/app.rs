@@ -100,7 +100,7 @@ pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitC
                 tracing::warn!(
                     event = "start.slow",
                     seconds = passed.as_secs(),
-                    "still reading rule files and secrets: their file system may be stuck; the service starts after they are read"
+                    "still reading rule files and secrets: their file system may be stuck, or the command of REDIS_AUTH_COMMAND does not end; the service starts after they are read"
                 );
             },
         );

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use futures_util::future::select_ok;
 use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -60,6 +61,15 @@ pub async fn tls(
         async move { connector.connect(name, one(address, timeouts).await?).await }
     };
     first(lookup_host((host, port)).await?, connect).await
+}
+
+/// Connects over TLS to the Unix socket at `path`. Its certificate must be for `name`, as in [`tls()`].
+///
+/// # Errors
+/// If nobody accepts the connection, or TLS fails.
+pub async fn socket_tls(path: &Path, config: ClientConfig, name: &str) -> io::Result<TlsStream<UnixStream>> {
+    let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+    TlsConnector::from(Arc::new(config)).connect(name, UnixStream::connect(path).await?).await
 }
 
 /// Connects to all `addresses` of a host at once. Returns the first connection.

@@ -265,7 +265,7 @@ fn read_one<T: Setting>(
     wrong: &mut Vec<InvalidSetting>,
 ) -> Option<T> {
     let found = given(variable).unwrap_or_else(|| default.to_owned());
-    let parsed = T::parse(if T::IS_SECRET { &found } else { found.trim() });
+    let parsed = T::parse(if T::KEEPS_BLANKS { &found } else { found.trim() });
     if parsed.is_none() {
         wrong.push(InvalidSetting::Value { variable, found: T::shown(&found), takes: T::TAKES });
     }

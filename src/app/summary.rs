@@ -64,6 +64,8 @@ impl fmt::Display for Summary<'_> {
             writeln!(f, "  mode     QUOTA_MODE: a request is refused only if all of its limits refuse")?;
         }
         match rules.example() {
+            // Only the operator knows a caller with the right to ask, and its certificate.
+            Some(_) if !settings.callers_file.is_empty() => Ok(()),
             Some(example) => {
                 let grpc = match grpc {
                     _ if settings.listener_tls.is_some() => None,

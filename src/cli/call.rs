@@ -49,7 +49,10 @@ pub(super) fn command() -> Command {
             Arg::new("timeout")
                 .long("timeout")
                 .default_value("1s")
-                .value_parser(|text: &str| Micros::parse(text).ok_or("write a duration such as 250ms"))
+                .value_parser(|text: &str| {
+                    let timeout = Micros::parse(text).filter(|timeout| *timeout > Micros::ZERO);
+                    timeout.ok_or("write a duration above 0, such as 250ms")
+                })
                 .help("Timeout of connecting, and of each answer"),
         )
 }

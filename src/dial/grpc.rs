@@ -1,11 +1,16 @@
 //! Channels for gRPC calls to another server, in plaintext or over TLS.
 
+use std::path::PathBuf;
+
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint, Error};
 
 use super::TcpTimeouts;
+
+/// User agent of all calls.
+const AGENT: &str = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
 
 /// Server of gRPC calls.
 #[derive(Clone, Debug)]
@@ -29,9 +34,8 @@ impl GrpcServer {
         let Self { host, port, tls, timeouts } = self;
         let scheme = if tls.is_some() { "https" } else { "http" };
         let authority = super::authority(&host, port);
-        let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
         // The connector speaks TLS, so tonic must not.
-        let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(agent)?);
+        let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(AGENT)?);
         let endpoint = match format!("{scheme}://{authority}").parse::<Uri>() {
             Ok(origin) => endpoint.origin(origin),
             Err(_) => endpoint,
@@ -50,6 +54,26 @@ impl GrpcServer {
         };
         endpoint.connect_with_connector(tower::service_fn(connect)).await
     }
+}
+
+/// Connects over TLS to the Unix socket at `path`, whose certificate must be for `name`. `with` adds the settings of the caller.
+///
+/// # Errors
+/// If there is no connection.
+pub async fn over_socket(
+    path: PathBuf,
+    mut config: ClientConfig,
+    name: String,
+    with: impl FnOnce(Endpoint) -> Endpoint,
+) -> Result<Channel, Error> {
+    // A socket has no host. The connector speaks TLS, so tonic must not.
+    let endpoint = with(Endpoint::from_static("http://localhost").user_agent(AGENT)?);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let connect = move |_: Uri| {
+        let (path, config, name) = (path.clone(), config.clone(), name.clone());
+        async move { super::socket_tls(&path, config, &name).await.map(TokioIo::new) }
+    };
+    endpoint.origin(Uri::from_static("https://localhost")).connect_with_connector(tower::service_fn(connect)).await
 }
 
 /// Returns the text of an error and of its causes: the gRPC library's own text is only "transport error". Some causes repeat the text

@@ -37,7 +37,8 @@ const ANONYMOUS: &str = "anonymous";
 /// # Ok::<(), tidegate::rulefile::InvalidRules>(())
 /// ```
 pub fn compile(file: &File) -> Result<(Callers, Vec<Problem>), InvalidRules> {
-    let mut report = Report::new(&file.name);
+    // Rights that do not count as written are errors, because a gateway without its rights limits nothing.
+    let mut report = Report::strict(&file.name);
     let (nodes, text) = document::read_callers(&file.bytes, &mut report);
     let (mut names, mut domains) = (0, 0);
     let mut grants = Vec::with_capacity(nodes.len());
@@ -165,6 +166,26 @@ mod tests {
                 "callers:\n  - names: [a]\n    domains: [b]\ndomain: edge\n",
                 "4:1",
                 "is not a known key at the top of a file of callers",
+            ),
+            (
+                "callers:\n  - names: [\"\"]\n    domains: [b]\n",
+                "2:13",
+                "Each item of `names` must be a text, but this one is empty",
+            ),
+            (
+                "callers:\n  - names: [a]\n    domains: [b]\ncallers: []\n",
+                "4:1",
+                "error: `callers` is already set on line 1",
+            ),
+            (
+                "callers:\n  - names: [a]\n    names: [c]\n    domains: [b]\n",
+                "3:5",
+                "error: `names` is already set on line 2",
+            ),
+            (
+                "callers:\n  - names: [a]\n    domains: [b]\n---\ncallers: []\n",
+                "4:1",
+                "error: A second document begins here, and it is not read",
             ),
         ] {
             let found = wrong(text);

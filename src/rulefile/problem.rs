@@ -61,6 +61,7 @@ pub(crate) struct Report {
     left_out: usize,
     has_error: bool,
     is_error_left_out: bool,
+    is_strict: bool,
 }
 
 /// Prints `rules.yaml:3:7: error: ...`, and the line with a mark under the place.
@@ -96,7 +97,13 @@ impl Report {
             left_out: 0,
             has_error: false,
             is_error_left_out: false,
+            is_strict: false,
         }
+    }
+
+    /// Returns an empty report for `file`, of which every part must count.
+    pub(crate) fn strict(file: &Arc<str>) -> Self {
+        Self { is_strict: true, ..Self::new(file) }
     }
 
     /// Returns true if an error was reported.
@@ -113,6 +120,15 @@ impl Report {
     /// Adds a warning. Calls `message` only if there is room for it.
     pub(crate) fn warning(&mut self, place: Position, message: impl FnOnce() -> String) {
         self.add(place, Severity::Warning, message);
+    }
+
+    /// Adds a warning that a part of the file does not count as written; in a strict report an error.
+    pub(crate) fn loss(&mut self, place: Position, message: impl FnOnce() -> String) {
+        if self.is_strict {
+            self.error(place, message);
+        } else {
+            self.warning(place, message);
+        }
     }
 
     /// Moves the problems to `problems`, in file order, with excerpts from `text`.

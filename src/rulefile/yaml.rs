@@ -390,7 +390,7 @@ fn advice(error: &ErrorKind) -> &'static str {
     }
 }
 
-/// Warns about a second document. Only the first one is enforced, as in the reference, which reads no further.
+/// Reports a second document. Only the first one is enforced, as in the reference, which reads no further.
 fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Report) -> Result<(), ParserStop> {
     let place = match parser.next_event() {
         Some(Ok((Event::DocumentStart(..), span))) => place_of(&span.start),
@@ -432,9 +432,12 @@ fn second_document<'t>(parser: &mut Parser<'t, StrInput<'t>>, report: &mut Repor
             _ => {}
         }
     }
-    report.warning(place, || {
-        let whose = domain.map_or_else(String::new, |domain| format!(" of domain {domain}"));
-        format!("A second document begins here, and its rules{whose} are not enforced: move them to a separate file.")
+    report.loss(place, || match domain {
+        Some(domain) => format!(
+            "A second document begins here, and its rules of domain {domain} are not enforced: move them to a separate file."
+        ),
+        None => "A second document begins here, and it is not read: move its content to the first document, or to a separate file."
+            .to_owned(),
     });
     Ok(())
 }

@@ -65,7 +65,7 @@ pub(super) struct Variables {
     url: Url,
     auth: Option<Login>,
     auth_file: String,
-    auth_command: String,
+    auth_command: CommandText,
     max_age: MaxAge,
     sentinel_auth: Option<Login>,
     tls: bool,
@@ -91,7 +91,7 @@ macro_rules! group {
                 url: Url = concat!($prefix, "URL"), "", concat!("Address of ", $of);
                 auth: Option<Login> = concat!($prefix, "AUTH"), "", concat!("Password of ", $of, ", or user and password; takes precedence over a password in the URL");
                 auth_file: String = concat!($prefix, "AUTH_FILE"), "", concat!("File whose first line is used as ", $prefix, "AUTH; read again when it changes");
-                auth_command: String = concat!($prefix, "AUTH_COMMAND"), "", concat!("Command whose first line of output is used as ", $prefix, "AUTH, such as a token of a cloud; run without a shell before each connection is made");
+                auth_command: CommandText = concat!($prefix, "AUTH_COMMAND"), "", concat!("Command whose first line of output is used as ", $prefix, "AUTH, such as a token of a cloud; run without a shell before each connection is made");
                 max_age: MaxAge = concat!($prefix, "CONNECTION_MAX_AGE"), "0s", concat!("Age before which connections to ", $of, " authenticate again, with what ", $prefix, "AUTH_FILE or ", $prefix, "AUTH_COMMAND then gives; 0s: never");
                 sentinel_auth: Option<Login> = concat!($prefix, "SENTINEL_AUTH"), "", concat!("Password of the sentinels of ", $of, ", or user and password");
                 tls: bool = concat!($prefix, "TLS"), "false", concat!("Uses TLS for connections to ", $of);
@@ -144,13 +144,9 @@ impl Variables {
             );
         }
         let is_given = self.auth.is_some() || !self.auth_file.is_empty();
-        let command = AuthCommand::parse(names.auth_command, &self.auth_command);
-        match (&command, self.auth_command.is_empty(), is_given) {
-            (None, false, _) => say(
-                names.auth_command,
-                HIDDEN,
-                "a program and its arguments, in quotes where they have spaces, as in a shell",
-            ),
+        let command = AuthCommand::parse(names.auth_command, &self.auth_command.0);
+        match (&command, self.auth_command.0.is_empty(), is_given) {
+            (None, false, _) => say(names.auth_command, HIDDEN, CommandText::TAKES),
             (Some(_), _, true) => say(
                 names.auth_command,
                 HIDDEN,
@@ -274,6 +270,21 @@ impl Setting for ConnectTimeout {
     const TAKES: &'static str = "a duration above 0, such as 1s or 250ms";
     fn parse(text: &str) -> Option<Self> {
         Micros::parse(text).filter(|length| *length > Micros::ZERO).map(Self)
+    }
+}
+
+/// Value of `REDIS_AUTH_COMMAND`, not yet taken apart; empty: none. Blanks alone are a mistake, such as a variable that a template
+/// left empty: without the command, connections would have no login.
+struct CommandText(String);
+
+impl Setting for CommandText {
+    const TAKES: &'static str = "a program and its arguments, in quotes where they have spaces, as in a shell";
+    const KEEPS_BLANKS: bool = true;
+    fn parse(text: &str) -> Option<Self> {
+        (text.is_empty() || !text.trim().is_empty()).then(|| Self(text.to_owned()))
+    }
+    fn shown(_: &str) -> String {
+        HIDDEN.to_owned()
     }
 }
 

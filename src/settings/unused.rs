@@ -44,6 +44,10 @@ pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
         is_set("GRPC_UDS"),
         given("CONFIG_TYPE").is_some_and(|kind| kind.trim().eq_ignore_ascii_case("GRPC_XDS_SOTW")),
     );
+    let has_redis = is_set("REDIS_URL") || is_set("REDIS_PERSECOND_URL");
+    let of_redis = ["REDIS_AUTH", "REDIS_AUTH_FILE", "REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"];
+    let of_redis = of_redis
+        .map(|variable| (!has_redis, variable, "no REDIS_URL is set, so counters are in the memory of this process"));
     let beside_others = [
         (!has_socket, "GRPC_UDS_MODE", "it applies only with GRPC_UDS"),
         (has_socket, "GRPC_HOST", "GRPC_UDS is set, so gRPC is served on that socket only"),
@@ -56,6 +60,7 @@ pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
     ];
     let beside_others = beside_others
         .into_iter()
+        .chain(of_redis)
         .filter_map(|(is_unused, variable, why)| is_unused.then_some(UnusedVariable { variable, why }));
     UNUSED.iter().copied().chain(beside_others).filter(|unused| is_set(unused.variable)).collect()
 }
@@ -126,5 +131,8 @@ mod tests {
         assert_eq!(named(&[("STATE_DIR", "/a")]), ["STATE_DIR"]);
         let plane = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", "a:1")];
         assert!(named(&[&plane[..], &[("STATE_DIR", "/a")]].concat()).is_empty());
+        let login = [("REDIS_AUTH_COMMAND", "/bin/token"), ("REDIS_CONNECTION_MAX_AGE", "12h")];
+        assert_eq!(named(&login), ["REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"]);
+        assert!(named(&[login[0], login[1], ("REDIS_URL", "h:1")]).is_empty());
     }
 }

@@ -17,6 +17,8 @@ pub(super) trait Setting: Sized {
     const TAKES: &'static str;
     /// True if the value is a secret: it is read from the environment only, is not trimmed, and is never shown.
     const IS_SECRET: bool = false;
+    /// True if the value is not trimmed before it is parsed.
+    const KEEPS_BLANKS: bool = Self::IS_SECRET;
     /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
     /// Returns an invalid `text` as an error shows it, without possible secrets.
@@ -289,11 +291,12 @@ impl JsonDoor {
 
 impl Setting for JsonDoor {
     const TAKES: &'static str = "on, loopback or off";
+    /// Accepts `true` and `false` too: YAML reads `on` and `off` without quotes as these.
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "on" => Some(Self::On),
+            "on" | "true" => Some(Self::On),
             "loopback" => Some(Self::Loopback),
-            "off" => Some(Self::Off),
+            "off" | "false" => Some(Self::Off),
             _ => None,
         }
     }
@@ -460,6 +463,17 @@ mod tests {
         for address in ["10.0.0.1", "127.0.0.6", "0.0.0.0", "::ffff:10.0.0.1", "fe80::1"] {
             assert!(!admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
         }
-        assert_eq!(JsonDoor::parse("yes"), None);
+    }
+
+    #[test]
+    fn a_door_is_on_or_off_also_as_yaml_reads_these_words() {
+        for (text, door) in
+            [("on", JsonDoor::On), ("true", JsonDoor::On), ("off", JsonDoor::Off), ("false", JsonDoor::Off)]
+        {
+            assert_eq!(JsonDoor::parse(text), Some(door), "{text}");
+        }
+        for wrong in ["yes", "ON", "1", ""] {
+            assert_eq!(JsonDoor::parse(wrong), None, "{wrong}");
+        }
     }
 }

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
+use self::lines::{DenialLines, DueLine};
 use crate::model::{CallerGrants, Callers, PeerName, Rights};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use crate::telemetry::throttle::LogThrottle;
+
+mod lines;
 
 /// Maximum number of characters of a domain, and of a caller's names, in a log line: 128.
 const MOST_LOGGED: usize = 128;
@@ -29,7 +31,7 @@ pub enum Denial {
 pub struct CallerGate {
     current: ArcSwap<CallersVersion>,
     counts: [AtomicU64; Denial::ALL.len()],
-    warnings: [LogThrottle; Denial::ALL.len()],
+    lines: DenialLines,
 }
 
 /// Grants, and their number in the order of changes.
@@ -82,7 +84,7 @@ impl CallerGate {
         Self {
             current: ArcSwap::from_pointee(CallersVersion { callers, number: 0 }),
             counts: Default::default(),
-            warnings: Denial::ALL.map(|_| LogThrottle::new()),
+            lines: DenialLines::new(),
         }
     }
 
@@ -157,10 +159,20 @@ impl ConnectionCaller {
 
     fn deny(&self, denial: Denial, domain: &str) {
         self.gate.counts[denial as usize].fetch_add(1, Ordering::Relaxed);
-        if let Some(count) = self.gate.warnings[denial as usize].due() {
+        let name = self.to_string();
+        if let Some(DueLine { count, is_shared }) = self.gate.lines.due(&name, denial) {
             let (what, last_domain) = (denial.name(), Shown(domain).to_string());
-            let last_caller = self.to_string();
-            tracing::warn!(event = "caller.denied", what, count, last_caller, last_domain, "{}", denial.warning());
+            let (caller, last_caller) = if is_shared { (None, Some(name)) } else { (Some(name), None) };
+            tracing::warn!(
+                event = "caller.denied",
+                what,
+                count,
+                caller,
+                last_caller,
+                last_domain,
+                "{}",
+                denial.warning()
+            );
         }
     }
 

@@ -237,7 +237,7 @@ pub enum Undecided {
     NoRules,
     /// The caller may not ask about the domain.
     #[error(
-        "the caller may not ask about this domain: CALLERS_FILE of the rate limit service grants it to none of the names in the caller's certificate"
+        "the caller may not ask about this domain: CALLERS_FILE of the rate limit service grants it to none of the names in the caller's certificate, or without a certificate not to `anonymous`"
     )]
     NotGranted,
 }

@@ -189,4 +189,15 @@ async fn a_unix_socket_speaks_tls_as_a_port_does() {
         ask(client).await.expect("an answer");
     })
     .await;
+    let ca = file(&authority.certificate());
+    let (code, printed) = call(&served.socket(), &["--ca", &ca, "--server-name", "127.0.0.1"]).await;
+    assert_eq!(code, Some(0), "{printed}");
+    for (more, expected) in [
+        (&["--ca", &ca][..], "a Unix socket has no host: set --server-name to a name of the server's certificate"),
+        (&["--ca", &ca, "--server-name", "other.example"], "not valid for name \"other.example\""),
+        (&[], "; if it speaks TLS, set --tls or --ca, and --server-name to a name of its certificate"),
+    ] {
+        let (code, printed) = call(&served.socket(), more).await;
+        assert!(code == Some(2) && printed.contains(expected), "{more:?}: {printed}");
+    }
 }

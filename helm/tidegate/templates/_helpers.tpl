@@ -114,6 +114,25 @@ capabilities:
 {{- include "tidegate.isOn" .Values.settings.HTTP_SERVER_USE_TLS -}}
 {{- end -}}
 
+{{- /* Callers that may use /json: on, loopback or off. YAML reads `on` and `off` without quotes as true and false. */ -}}
+{{- define "tidegate.jsonDoor" -}}
+{{- $door := "on" -}}
+{{- if hasKey .Values.settings "JSON_DOOR" }}{{ $door = toString .Values.settings.JSON_DOOR }}{{ end -}}
+{{- get (dict "true" "on" "false" "off") $door | default $door -}}
+{{- end -}}
+
+{{- /* "true" if a file of callers may deny what `helm test` and the notes ask. */ -}}
+{{- define "tidegate.hasCallers" -}}
+{{- if include "tidegate.callersConfigMap" . }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if client certificates are verified. */ -}}
+{{- define "tidegate.areClientsVerified" -}}
+{{- $settings := .Values.settings -}}
+{{- $isRequired := and (eq (toString $settings.GRPC_CLIENT_AUTH) "require") $settings.GRPC_SERVER_TLS_CA_CERT -}}
+{{- if and .Values.grpc.tls.enabled (or .Values.grpc.tls.clientCaKey $isRequired) }}true{{ end -}}
+{{- end -}}
+
 {{- /* Settings that have their own chart values; `settings` must not contain them. A JSON object of name to text. */ -}}
 {{- define "tidegate.settings" -}}
 {{- $redis := .Values.redis -}}

@@ -24,6 +24,9 @@
 {{- if and $redis.bundled.enabled (or (ne $redis.type "single") $redis.auth.existingSecret $redis.tls.enabled) -}}
 {{- fail "redis.bundled.enabled deploys one server without password and TLS: remove redis.type, redis.auth and redis.tls" -}}
 {{- end -}}
+{{- if and $redis.auth.existingSecret .Values.settings.REDIS_AUTH_COMMAND -}}
+{{- fail "redis.auth.existingSecret and settings.REDIS_AUTH_COMMAND both give the password of Redis, and pods would not start: remove one of them" -}}
+{{- end -}}
 {{- if and $redis.tls.existingSecret (not $redis.tls.enabled) -}}
 {{- fail "redis.tls.existingSecret is set, but redis.tls.enabled is false: set redis.tls.enabled: true, or remove the Secret" -}}
 {{- end -}}
@@ -88,6 +91,27 @@
 {{- end -}}
 {{- if and .Values.callers.existingConfigMap .Values.callers.file -}}
 {{- fail "callers.existingConfigMap and callers.file are both set: remove one of them" -}}
+{{- end -}}
+{{- if .Values.callers.file -}}
+{{- $callers := fromYaml .Values.callers.file -}}
+{{- if $callers.Error -}}
+{{- fail (printf "callers.file is not a mapping in YAML, so pods would not start: %s" $callers.Error) -}}
+{{- end -}}
+{{- if not (include "tidegate.areClientsVerified" .) -}}
+{{- if kindIs "slice" $callers.callers -}}
+{{- range $item := $callers.callers -}}
+{{- if kindIs "map" $item -}}
+{{- if kindIs "slice" $item.names -}}
+{{- range $name := $item.names -}}
+{{- if ne (toString $name) "anonymous" -}}
+{{- fail (printf "callers.file names %v, but client certificates are not verified, so every caller would be `anonymous` and this one would be denied its domains: set grpc.tls.enabled: true and grpc.tls.clientCaKey: ca.crt, or name `anonymous` only" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.overlay.existingConfigMap .Values.overlay.files -}}
 {{- fail "overlay.existingConfigMap and overlay.files are both set: remove one of them" -}}

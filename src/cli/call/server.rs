@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use rustls::{AlertDescription, CertificateError};
+use rustls::{AlertDescription, CertificateError, ClientConfig};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::dial::TcpTimeouts;
-use crate::dial::grpc::{GrpcServer, with_causes};
+use crate::dial::grpc::{GrpcServer, over_socket, with_causes};
 use crate::dial::tls::{Tls, TlsFiles};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
 
@@ -31,7 +31,7 @@ pub(super) fn arguments() -> [Arg; 5] {
         Arg::new("server-name")
             .long("server-name")
             .value_name("NAME")
-            .help("Connect over TLS to a server whose certificate is for this name [default: the host of --address]"),
+            .help("Connect over TLS to a server whose certificate is for this name [default: the host of --address; required for unix:PATH]"),
     ]
 }
 
@@ -40,21 +40,13 @@ pub(super) fn arguments() -> [Arg; 5] {
 /// # Errors
 /// If the address is none, a file cannot be used, or no server accepts the connection.
 pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Duration) -> anyhow::Result<Channel> {
-    let name = matches.get_one::<String>("server-name");
-    let files = TlsFiles {
-        authorities: named(matches, "--ca", MAX_CERTIFICATES),
-        client: named(matches, "--cert", MAX_CERTIFICATES).zip(named(matches, "--key", MAX_SECRET)),
-        any_hostname: false,
-    };
-    let is_tls = is_tls(matches);
     let with = |endpoint: Endpoint| endpoint.connect_timeout(timeout).timeout(timeout);
     let connected = if let Some(path) = address.strip_prefix(UNIX) {
-        ensure!(
-            !is_tls,
-            "{address} is a Unix socket, which this command asks in plaintext only: leave out --tls, --ca, --cert, --key and --server-name"
-        );
         ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
-        with(Endpoint::from_shared(address.to_owned())?).connect().await
+        match tls(matches, None)? {
+            None => with(Endpoint::from_shared(address.to_owned())?).connect().await,
+            Some((config, name)) => over_socket(path.into(), config, name, with).await,
+        }
     } else {
         let (host, port) = address
             .rsplit_once(':')
@@ -62,25 +54,35 @@ pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Durati
             .with_context(not_an_address(address))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         ensure!(!host.is_empty(), not_an_address(address)());
-        let tls = match is_tls {
-            false => None,
-            true => {
-                let config =
-                    Tls::of_files(files)?.config().context("--ca, --cert and --key cannot be used together")?;
-                Some((config, name.cloned().unwrap_or_else(|| host.clone())))
-            }
-        };
+        let tls = tls(matches, Some(&host))?;
         let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
         GrpcServer { host, port, tls, timeouts }.connect(with).await
     };
     connected.map_err(|error| {
-        let how = if is_tls { " over TLS" } else { "" };
+        let how = if is_tls(matches) { " over TLS" } else { "" };
         anyhow::anyhow!(
             "no ShouldRateLimit server answers at {address}{how}: {}{}",
             with_causes(&error),
             advice(address, &error, matches).unwrap_or("; start one with `tidegate serve`, or set --address HOST:PORT")
         )
     })
+}
+
+/// Returns the TLS settings, and the name that the certificate of the server must have; `None` for plaintext. Without `--server-name`
+/// it is `host`, which a Unix socket does not have.
+fn tls(matches: &ArgMatches, host: Option<&str>) -> anyhow::Result<Option<(ClientConfig, String)>> {
+    if !is_tls(matches) {
+        return Ok(None);
+    }
+    let name = matches.get_one::<String>("server-name").map(String::as_str).or(host);
+    let name = name.context("a Unix socket has no host: set --server-name to a name of the server's certificate")?;
+    let files = TlsFiles {
+        authorities: named(matches, "--ca", MAX_CERTIFICATES),
+        client: named(matches, "--cert", MAX_CERTIFICATES).zip(named(matches, "--key", MAX_SECRET)),
+        any_hostname: false,
+    };
+    let config = Tls::of_files(files)?.config().context("--ca, --cert and --key cannot be used together")?;
+    Ok(Some((config, name.to_owned())))
 }
 
 /// Returns the text for a call that failed: the answer of the server, or the reason why there is none.
@@ -93,7 +95,9 @@ pub(super) fn failed(address: &str, status: &Status, matches: &ArgMatches) -> St
                 advice(address, error, matches).unwrap_or(match (is_tls(matches), matches.contains_id("cert")) {
                     (true, true) => "; the server may refuse the certificate in --cert: its log says why (tls.refused)",
                     (true, false) => "; if the server asks for a client certificate, set --cert and --key",
-                    (false, _) if address.starts_with(UNIX) => "",
+                    (false, _) if address.starts_with(UNIX) => {
+                        "; if it speaks TLS, set --tls or --ca, and --server-name to a name of its certificate"
+                    }
                     (false, _) => {
                         "; if it speaks TLS, set --tls or --ca, and if this is its HTTP port, set that of gRPC"
                     }

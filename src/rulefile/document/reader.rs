@@ -304,11 +304,11 @@ impl<'t> Reader<'_, 't> {
             let mut mappings = self.repeated.remove(&first.value.place).unwrap_or_default();
             mappings.push(above);
             self.repeated.insert(later.value.place, mappings);
-            self.report.warning(later.place, || {
+            self.report.loss(later.place, || {
                 format!("`{name}` is already set on line {line}, and the keys of both are combined: write them in one place.")
             });
         } else {
-            self.report.warning(later.place, || {
+            self.report.loss(later.place, || {
                 format!("`{name}` is already set on line {line}, and this one overrides it: remove one of the two.")
             });
         }

@@ -474,7 +474,7 @@ domain: ''
 fn a_second_document_is_not_enforced() {
     let found = warned("domain: d\n---\ndescriptors: [{domain: x}]\ndomain: e\n");
     assert_says(&found, &["2:1: A second document begins here, and its rules of domain `e` are not enforced"]);
-    assert_says(&warned("domain: d\n---\nx: [\n"), &["2:1: A second document begins here, and its rules are not"]);
+    assert_says(&warned("domain: d\n---\nx: [\n"), &["2:1: A second document begins here, and it is not read"]);
     for text in ["---\ndomain: d\n", "domain: d\n...\n", "domain: d\n---\n", "domain: d\n---\n# end\n"] {
         assert_eq!(clean(text).domain.value, "d");
     }

@@ -87,12 +87,17 @@ fn a_command_is_taken_apart_and_excludes_other_passwords() {
         let found = wrong(&[url, other, ("REDIS_AUTH_COMMAND", "/bin/token")]);
         assert_eq!(found, [format!(r#"REDIS_AUTH_COMMAND is "***": {taken}"#)]);
     }
-    assert_eq!(
-        wrong(&[url, ("REDIS_AUTH_COMMAND", "/bin/token 'a")]),
-        [
-            r#"REDIS_AUTH_COMMAND is "***": expected a program and its arguments, in quotes where they have spaces, as in a shell"#
-        ]
-    );
+    for none in ["/bin/token 'a", "   ", "\n", "''"] {
+        assert_eq!(
+            wrong(&[url, ("REDIS_AUTH_COMMAND", none)]),
+            [
+                r#"REDIS_AUTH_COMMAND is "***": expected a program and its arguments, in quotes where they have spaces, as in a shell"#
+            ],
+            "{none:?}"
+        );
+    }
+    assert_ne!(main(&[url, ("REDIS_AUTH_COMMAND", "")]).auth, Auth::None, "the URL has the login");
+    assert!(matches!(main(&[url, ("REDIS_AUTH_COMMAND", " /bin/token ")]).auth, Auth::Command(_)));
 }
 
 #[test]

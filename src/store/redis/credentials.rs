@@ -12,7 +12,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::auth_command::{AuthCommand, CommandFailed};
 use super::backoff::chance;
 use super::files;
-use super::login::Login;
+use super::hidden::hidden;
+use super::login::{Login, Secret};
 use crate::file::{Named, Unusable, apart};
 use crate::telemetry::throttle::LogThrottle;
 
@@ -111,6 +112,12 @@ pub struct LoginPair {
 impl LoginPair {
     fn new(now: Login, before: Option<Login>) -> Self {
         Self { now, before, is_accepted: AtomicBool::new(false) }
+    }
+
+    /// Returns the passwords of both logins.
+    pub fn passwords(&self) -> impl Iterator<Item = &str> {
+        let logins = [Some(&self.now), self.before.as_ref()];
+        logins.into_iter().flatten().filter_map(|login| login.password.as_ref().map(Secret::expose))
     }
 
     /// Notes that a server has accepted the present login.
@@ -256,10 +263,16 @@ impl Credentials {
             Err(_) if !self.complaints.is_due() => {}
             Err(NoLogin::File(error)) => files::report_unreadable(FILE, &error),
             Err(NoLogin::Command(error)) => {
+                let error = self.without_passwords(&error);
                 tracing::warn!(event = "store.password.command_failed", %error, "the command that prints the password of Redis has failed; the last password stays in use");
             }
         }
         outcome
+    }
+
+    /// Returns the text of `error` without the passwords that the command may have written to its error output.
+    fn without_passwords(&self, error: &CommandFailed) -> String {
+        hidden(&error.to_string(), self.known.load().passwords())
     }
 
     /// Reads the login again. Returns true if it differs from the one in use. A file that cannot be read, or that is empty while it is
@@ -416,6 +429,22 @@ mod tests {
         assert_eq!(credentials.ask(Duration::ZERO).await, LoginRead::Failed);
         assert!(credentials.known().now == login("token"));
         assert_eq!((credentials.generation(), credentials.count(LoginRead::Failed)), (0, Some(1)));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_fails_shows_no_login_that_it_has_printed() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("token");
+        let path = file.display();
+        write(&file, "alice:hunter2").unwrap();
+        let credentials =
+            of_command(format!("if test -e {path}; then cat {path}; else echo no hunter2 >&2; exit 1; fi")).await;
+        std::fs::remove_file(&file).unwrap();
+        let again = Arc::clone(&credentials);
+        let read = tokio::task::spawn_blocking(move || again.read_again()).await.unwrap();
+        let Err(NoLogin::Command(error)) = read else { panic!("it fails") };
+        let text = credentials.without_passwords(&error);
+        assert!(text.ends_with("it wrote: no ***"), "{text}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -216,11 +216,8 @@ impl Manager {
             Locate::At(_) => None,
             Locate::Sentinel { login, .. } => Some(login),
         };
-        let logins = [Some(&known.now), known.before.as_ref(), of_sentinels];
-        hidden(
-            &error.to_string(),
-            logins.into_iter().flatten().filter_map(|login| login.password.as_ref().map(Secret::expose)),
-        )
+        let of_sentinels = of_sentinels.and_then(|login| login.password.as_ref()).map(Secret::expose);
+        hidden(&error.to_string(), known.passwords().chain(of_sentinels))
     }
 
     /// Returns the address of the master from the first sentinel that knows it.

@@ -110,9 +110,8 @@ async fn call_speaks_tls_and_says_what_is_missing() {
         let (code, told) = call(wrong, &[]);
         assert!(code == Some(2) && told.contains(expected), "{told}");
     }
-    assert!(
-        call("unix:/a", &["--tls"]).1.contains("unix:/a is a Unix socket, which this command asks in plaintext only")
-    );
+    assert!(call(&address, &["--timeout", "0s"]).1.contains("write a duration above 0, such as 250ms"));
+    assert!(call("unix:/a", &["--tls"]).1.contains("a Unix socket has no host: set --server-name"));
 }
 
 /// Answers each call with the next of these codes, and keeps the deadlines of the calls.

@@ -274,9 +274,8 @@ async fn every_rule_file_of_the_chart_charges_all_or_nothing_and_passes_check_wi
     assert!(files > super::EXAMPLES.len(), "those of the examples, and the default");
 }
 
-#[tokio::test]
-async fn the_notes_show_a_call_that_is_answered() {
-    let Some(helm) = Helm::find() else { return };
+/// The notes for these values.
+async fn notes(helm: &Helm, more: &[&str]) -> String {
     let directory = tempfile::tempdir().expect("a directory");
     let copied = Command::new("cp").arg("-r").arg(repository(super::CHART)).arg(directory.path()).status().await;
     assert!(copied.is_ok_and(|status| status.success()));
@@ -287,21 +286,77 @@ async fn the_notes_show_a_call_that_is_answered() {
     std::fs::write(chart.join("templates/notes.yaml"), object).expect("it is written");
     let mut template = Command::new(&helm.0);
     template.args(["template", super::RELEASE]).arg(&chart).arg("--values").arg(repository(super::CALLERS));
-    template.args(["--show-only", "templates/notes.yaml"]);
+    template.args(["--show-only", "templates/notes.yaml"]).args(more);
     template.args(["--namespace", "here", "--kube-version", KUBERNETES[1]]);
     let (status, notes, errors) = output(&mut template).await;
     assert!(status.success(), "{errors}");
+    notes
+}
+
+#[tokio::test]
+async fn the_notes_show_a_call_that_is_answered() {
+    let Some(helm) = Helm::find() else { return };
+    let shown = notes(&helm, &[]).await;
     for expected in [
         "t-tidegate.here.svc:8081",
         "put yours into rules.files",
         "kubectl -n here port-forward svc/t-tidegate 8080:8080",
     ] {
-        assert!(notes.contains(expected), "{expected:?} is missing in {notes}");
+        assert!(shown.contains(expected), "{expected:?} is missing in {shown}");
     }
-    let question = notes.split('\'').find(|part| part.starts_with('{')).expect("a question");
+    let question = shown.split('\'').find(|part| part.starts_with('{')).expect("a question");
     let question: Value = serde_json::from_str(question).expect("JSON");
     let expected = json!({ "entries": [{ "key": "tier", "value": "global" }], "hitsAddend": 1 });
     assert_eq!(question, json!({ "domain": "edge", "descriptors": [expected] }));
+    for (set, expected) in [
+        (
+            "callers.existingConfigMap=mine",
+            "The file of callers decides who may ask, so both look at /healthcheck only",
+        ),
+        ("settings.JSON_DOOR=off", "settings.JSON_DOOR closes /json to other pods"),
+    ] {
+        let shown = notes(&helm, &["--set", set]).await;
+        assert!(shown.contains(expected) && shown.contains(":8080/healthcheck"), "{set}: {shown}");
+        assert!(!shown.contains(":8080/json"), "{set}: {shown}");
+    }
+}
+
+#[tokio::test]
+async fn the_notes_warn_of_callers_that_nobody_verifies() {
+    let Some(helm) = Helm::find() else { return };
+    let warning = "no client certificate is verified and every caller is `anonymous`";
+    let callers = "callers.existingConfigMap=mine";
+    let verified = format!("{callers},grpc.tls.enabled=true,grpc.tls.existingSecret=a,grpc.tls.clientCaKey=ca.crt");
+    for (set, is_shown) in [("replicaCount=1", false), (callers, true), (&verified, false)] {
+        assert_eq!(notes(&helm, &["--set", set]).await.contains(warning), is_shown, "{set}");
+    }
+}
+
+#[tokio::test]
+async fn the_test_of_the_release_asks_nothing_that_is_denied_to_it() {
+    let Some(helm) = Helm::find() else { return };
+    // The file is YAML 1.1, in which `off` is false.
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "settings: { JSON_DOOR: off }\n").expect("it is written");
+    let path = file.path().to_str().expect("a path of text");
+    for (more, is_grpc, is_json) in [
+        (["--set", "replicaCount=1"], true, true),
+        (["--set", "settings.JSON_DOOR=true"], true, true),
+        (["--set", "settings.JSON_DOOR=on"], true, true),
+        (["--set", "settings.JSON_DOOR=loopback"], true, false),
+        (["--set", "settings.JSON_DOOR=off"], true, false),
+        (["--values", path], true, false),
+        (["--set", "callers.existingConfigMap=mine"], false, false),
+        (["--set", "callers.file=callers: [{ names: [anonymous] }]"], false, false),
+    ] {
+        let objects = helm.render(&more.map(str::to_owned)).await;
+        let containers = one("Pod", &objects)["spec"]["containers"].as_array().expect("containers");
+        let named = |name: &str| containers.iter().find(|container| container["name"] == name);
+        assert_eq!(named("grpc").is_some(), is_grpc, "{more:?}");
+        let script = named("http").expect("it looks over HTTP")["args"][0].as_str().expect("a script").to_owned();
+        assert!(script.contains("/healthcheck"), "{more:?}: {script}");
+        assert_eq!(script.contains("/json"), is_json, "{more:?}: {script}");
+    }
 }
 
 /// Whether its HTTP listener speaks TLS.

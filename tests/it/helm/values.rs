@@ -163,6 +163,10 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
             format!("{redis},redis.bundled.enabled=true,redis.type=cluster"),
             "deploys one server without password and TLS",
         ),
+        (
+            format!("{redis},redis.url=r:1,redis.auth.existingSecret=s,settings.REDIS_AUTH_COMMAND=/token"),
+            "both give the password of Redis, and pods would not start: remove one of them",
+        ),
         (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
         (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
@@ -207,9 +211,36 @@ async fn values_of_tls_that_are_wrong_together_are_refused_with_what_to_do() {
             "need serviceMonitor.tlsConfig",
         ),
         ("settings.GRPC_UDS=/run/a", "a socket in the pod, and on no port: remove it"),
+        (
+            "callers.file=callers: [{ names: [edge] }]",
+            "callers.file names edge, but client certificates are not verified",
+        ),
+        (
+            "callers.file=callers: [{ names: [anonymous] }\\, { names: [edge] }],grpc.tls.enabled=true,grpc.tls.existingSecret=a",
+            "set grpc.tls.enabled: true and grpc.tls.clientCaKey: ca.crt, or name `anonymous` only",
+        ),
+        ("callers.file=a: b: c", "callers.file is not a mapping in YAML, so pods would not start"),
+        ("callers.file=[]", "callers.file is not a mapping in YAML"),
     ] {
         let refusal = helm.refusal(&["--set", set]).await;
         assert!(refusal.contains(says), "{set}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_callers_that_names_nobody_with_a_certificate_needs_no_tls() {
+    let Some(helm) = Helm::find() else { return };
+    let required = "grpc.tls.enabled=true,grpc.tls.existingSecret=a,settings.GRPC_CLIENT_AUTH=require,settings.GRPC_SERVER_TLS_CA_CERT=/ca";
+    for set in [
+        "callers.file=callers: [{ names: [anonymous] }]".to_owned(),
+        // What Tidegate refuses with line and column does not crash the templates.
+        "callers.file=callers: 3".to_owned(),
+        "callers.file=callers: [a\\, { names: edge }]".to_owned(),
+        format!("callers.file=callers: [{{ names: [edge] }}],{required}"),
+    ] {
+        let objects = helm.render(&["--set".to_owned(), set]).await;
+        let file = super::told(server(&objects), "CALLERS_FILE");
+        assert_eq!(file.as_deref(), Some("/etc/tidegate/callers/callers.yaml"));
     }
 }
 

@@ -219,7 +219,7 @@ async fn each_caller_may_do_what_it_is_granted_in_each_domain_by_each_door() {
         assert!(server.metric(&format!("tidegate_caller_denials_total{{what=\"{what}\"}}")).await > 0, "{what}");
         server.logs(&format!("what=\"{what}\"")).await;
     }
-    server.logs("last_caller=\"a.wild.example\" last_domain=\"other\"").await;
+    server.logs("caller=\"a.wild.example\" last_domain=\"other\"").await;
     let client = server.client().call(server.tidegate.grpc).await;
     client.expect_err("a client without a certificate does not get so far");
 }

@@ -170,6 +170,7 @@ impl<'t> Reader<'_, 't> {
 /// Returns a description of a node, to follow `is` in a message.
 pub(crate) fn found(node: Node<'_>) -> String {
     match node.content() {
+        Content::Text("") => "empty".to_owned(),
         Content::Text(text) => format!("the text {}", quoted(text)),
         Content::Plain(text) => match resolve(text) {
             Scalar::Null => "empty".to_owned(),
