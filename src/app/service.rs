@@ -243,19 +243,13 @@ impl Service {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
             tokio::spawn(overlay.follow(sink as _))
         }));
-        let (settling, leasing) = (Arc::clone(&guard), Arc::clone(&guard));
-        let mut store_tasks = vec![
-            tokio::spawn(sweep(memory, intake)),
-            tokio::spawn(async move { settling.settle().await }),
-            tokio::spawn(leasing.keep_leases()),
-        ];
+        let store_tasks = store_tasks(&guard, redis.clone(), sweep(memory, intake));
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
         tasks.extend(
             announcer
                 .clone()
                 .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await })),
         );
-        store_tasks.extend(redis.clone().map(|redis| tokio::spawn(async move { redis.supervise().await })));
         connected_at_first(redis.as_ref(), &workers).await;
         let conditions = Conditions {
             redis: redis.filter(|_| settings.redis_health_check_active_connection),
@@ -282,6 +276,21 @@ impl Service {
             store_tasks,
         })
     }
+}
+
+/// Starts the tasks of the stores, with `sweep` among them. Calls in flight need them.
+fn store_tasks(
+    guard: &Arc<Guard>,
+    redis: Option<Redis>,
+    sweep: impl Future<Output = ()> + Send + 'static,
+) -> Vec<JoinHandle<()>> {
+    let settling = Arc::clone(guard);
+    let tasks = [
+        tokio::spawn(sweep),
+        tokio::spawn(async move { settling.settle().await }),
+        tokio::spawn(Arc::clone(guard).keep_leases()),
+    ];
+    tasks.into_iter().chain(redis.map(|redis| tokio::spawn(async move { redis.supervise().await }))).collect()
 }
 
 /// Adds the metrics of the files that connections need.

@@ -35,9 +35,12 @@ struct Instance {
 struct Fleet {
     shared: Arc<Shared>,
     instances: Vec<Instance>,
-    /// For each counter: time, hits and origin of each admission.
-    admitted: Mutex<HashMap<String, Vec<(Micros, u64, Provenance)>>>,
+    /// What each counter admitted.
+    admitted: Mutex<HashMap<String, Vec<Admission>>>,
 }
+
+/// Time, hits and origin of an admission.
+type Admission = (Micros, u64, Provenance);
 
 /// Whole numbers in no order.
 struct Numbers(u64);

@@ -37,8 +37,8 @@ impl Guard {
                 }
             };
             let now = self.clock.now();
-            let (before, told) = std::mem::replace(&mut last, (Instant::now(), now));
-            if is_leasing && has_stepped(before.elapsed(), told, now) {
+            let (before, clock_before) = std::mem::replace(&mut last, (Instant::now(), now));
+            if is_leasing && has_stepped(before.elapsed(), clock_before, now) {
                 // The ages of leases are wrong now.
                 known.drop_leases();
             }
@@ -106,10 +106,9 @@ impl Guard {
     }
 }
 
-/// Returns true if the clock, which told these times, was set meanwhile: it went by another length than `passed`.
-fn has_stepped(passed: Duration, told: Micros, now: Micros) -> bool {
-    let passed = told.saturating_add(micros(passed));
-    now.get().abs_diff(passed.get()) > STEP.get()
+/// Returns true if the clock was set between these two times of it: it went by another length than `passed`.
+fn has_stepped(passed: Duration, before: Micros, now: Micros) -> bool {
+    now.get().abs_diff(before.saturating_add(micros(passed)).get()) > STEP.get()
 }
 
 fn micros(length: Duration) -> Micros {

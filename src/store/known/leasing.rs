@@ -22,7 +22,7 @@ pub(super) struct Leased {
     hits: [AtomicU64; LeaseHits::ALL.len()],
 }
 
-/// What became of the hits of leases, for metrics.
+/// Kind of hits of leases, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseHits {
     /// Charged in the store.

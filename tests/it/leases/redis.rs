@@ -18,6 +18,7 @@ use crate::support::{Tidegate, eventually, rule_file};
 const LIMIT: u32 = 100_000;
 /// 5% of it.
 const SHARE: u32 = LIMIT / 20;
+const PATIENT: &str = "5s";
 /// The algorithms that have leases; each is the key of a rule.
 const ALGORITHMS: [&str; 5] = ["fixed_window", "sliding_window", "token_bucket", "leaky_bucket", "gcra"];
 
@@ -38,9 +39,11 @@ pub fn request(key: &str, value: &str) -> RateLimitRequest {
     RateLimitRequest { domain: "d".to_owned(), descriptors, hits_addend: 0 }
 }
 
-async fn tidegate(url: &str, kind: &str) -> Tidegate {
+/// A Tidegate that lets Redis take so long, which is `auto` or more than this machine ever needs.
+async fn tidegate(url: &str, kind: &str, deadline: &str) -> Tidegate {
     let rules = rule_file(&rules());
-    Tidegate::start(rules.path(), &[("REDIS_URL", url), ("REDIS_TYPE", kind), ("REPLICAS", "1")]).await
+    let store = [("REDIS_URL", url), ("REDIS_TYPE", kind), ("STORE_DEADLINE", deadline)];
+    Tidegate::start(rules.path(), &[&store[..], &[("REPLICAS", "1")]].concat()).await
 }
 
 /// Takes hits of the counter of each algorithm for a while, a thousand a second in all. All of them are admitted.
@@ -81,16 +84,16 @@ pub async fn decisions(server: &Tidegate, provenance: &str) -> f64 {
 }
 
 async fn a_stop_gives_back_what_is_left(url: &str, kind: &str, scripts: impl AsyncFn() -> u32) {
-    let mut server = tidegate(url, kind).await;
+    let mut server = tidegate(url, kind, PATIENT).await;
     let before = scripts().await;
-    let calls = load(&server, Duration::from_millis(20), Duration::from_secs(3)).await;
+    let calls = load(&server, Duration::from_secs(10), Duration::from_secs(3)).await;
     let (admitted, scripts) = (admitted(&calls), scripts().await - before);
     let by_lease = decisions(&server, "lease").await;
     println!("{kind}: {} calls, {by_lease} by leases, {scripts} scripts", calls.count());
     assert!(by_lease > 0.9 * f64::from(admitted.iter().sum::<u32>()), "{by_lease} of {admitted:?} by leases");
     server.terminate();
     server.ended().await;
-    let left = remaining(&tidegate(url, kind).await).await;
+    let left = remaining(&tidegate(url, kind, PATIENT).await).await;
     assert_eq!(left, admitted.map(|admitted| LIMIT - admitted - 1), "what was admitted is charged, and nothing else");
 }
 
@@ -110,11 +113,11 @@ async fn leases_of_a_cluster_decide_most_calls_and_a_stop_gives_back_what_is_lef
 async fn a_killed_instance_wastes_at_most_its_share() {
     let redis = Single::start(&[]).await;
     let url = redis.address().to_string();
-    let mut server = tidegate(&url, "single").await;
-    let calls = load(&server, Duration::from_millis(20), Duration::from_secs(2)).await;
+    let mut server = tidegate(&url, "single", PATIENT).await;
+    let calls = load(&server, Duration::from_secs(10), Duration::from_secs(2)).await;
     server.kill();
     server.ended().await;
-    let left = remaining(&tidegate(&url, "single").await).await;
+    let left = remaining(&tidegate(&url, "single", PATIENT).await).await;
     for ((left, admitted), algorithm) in left.into_iter().zip(admitted(&calls)).zip(ALGORITHMS) {
         let wasted = (LIMIT - 1 - left).checked_sub(admitted).expect("what was admitted is charged");
         println!("{algorithm}: {admitted} admitted, {wasted} wasted");
@@ -127,7 +130,7 @@ async fn a_redis_that_is_further_away_than_callers_wait_grants_leases_that_decid
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;
     proxy.set(Faults::both(Way::latency_ms(30)));
-    let server = tidegate(&proxy.address().to_string(), "single").await;
+    let server = tidegate(&proxy.address().to_string(), "single", "auto").await;
     let told = Duration::from_millis(50);
     eventually("leases decide", async || {
         load(&server, told, Duration::from_millis(300))

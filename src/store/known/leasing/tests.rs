@@ -111,7 +111,7 @@ fn looks_refunds_and_other_limits_are_not_paid_by_a_lease() {
     let quota = one.limit.quota().with_limit(2_000);
     let raised = Charge { limit: Limit::new(Algorithm::Gcra, quota).unwrap(), ..one.clone() };
     assert_eq!(known.spend(&raised, NOON), None);
-    assert_eq!(known.spend(&Charge { lease: None, ..one.clone() }, NOON), None);
+    assert_eq!(known.spend(&Charge { lease: None, ..one }, NOON), None);
     known.learn(&raised, &admitted(1_999), NOON);
     assert_eq!(unspent(&known, NOON), [(10, NOON)], "the limit has changed");
 }
@@ -120,10 +120,10 @@ fn looks_refunds_and_other_limits_are_not_paid_by_a_lease() {
 fn a_request_is_paid_whole_or_not_at_all() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 10);
-    let other = Charge { key: key("other"), ..one.clone() };
-    let request = [one.clone(), other.clone()];
+    let request = [Charge { key: key("other"), ..one.clone() }, one];
+    let other = &request[0];
     assert_eq!(known.spend_all(&request, NOON), None);
-    known.want_lease(&other, NOON);
+    known.want_lease(other, NOON);
     assert_eq!(grant(&known, 1, NOON), Some(2));
     let verdicts = known.spend_all(&request, NOON).unwrap();
     assert!(verdicts.iter().all(|verdict| verdict.provenance == Provenance::Lease));
@@ -165,8 +165,7 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
 fn leases_that_are_closed_are_given_back_and_so_is_what_is_granted_later() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 10);
-    let other = Charge { key: key("other"), ..one.clone() };
-    known.want_lease(&other, NOON);
+    known.want_lease(&Charge { key: key("other"), ..leased(Algorithm::Gcra) }, NOON);
     let asks = known.lease_asks(NOON, ONE);
     known.close_leases();
     assert_eq!(known.spend(&one, NOON), None);
