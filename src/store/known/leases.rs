@@ -255,7 +255,9 @@ impl Leases {
             if granted.is_some() && is_of_window {
                 lease.ask_at = lease.ask_at.min(lease.reset_at);
             }
-            lease.pause = Micros::new(lease.pause.get().saturating_mul(2)).min(lease.longest_pause());
+            // A store that does not answer is asked ever less often.
+            let longest = if granted.is_some() { lease.longest_pause() } else { LONGEST_PAUSE };
+            lease.pause = Micros::new(lease.pause.get().saturating_mul(2)).min(longest);
             return;
         };
         lease.pause = FIRST_PAUSE;
@@ -332,7 +334,11 @@ impl CounterLease {
     }
 
     /// Returns the longest pause after the store granted nothing: the time in which it has room for the four hits of which it grants one.
+    /// A fixed window that is used up has none until it ends.
     fn longest_pause(&self) -> Micros {
+        if self.charge.limit.algorithm() == Algorithm::FixedWindow {
+            return LONGEST_PAUSE;
+        }
         let quota = self.charge.limit.quota();
         let four_hits = quota.window().length().get().saturating_mul(4) / u64::from(quota.limit().max(1));
         Micros::new(four_hits).clamp(FIRST_PAUSE, LONGEST_PAUSE)

@@ -197,3 +197,23 @@ fn callers_of_a_counter_at_its_limit_wait_for_its_next_lease() {
     (0..8).for_each(|millis| known.learn(&slow, &refused, at(millis)));
     assert_eq!((known.spend(&slow, at(20)), known.refusal(&slow, at(20))), (None, None), "its next hit is far");
 }
+
+#[test]
+fn a_store_that_grants_nothing_is_asked_ever_less_often() {
+    for (algorithm, answers, most) in
+        [(Algorithm::FixedWindow, true, 12), (Algorithm::Gcra, false, 12), (Algorithm::Gcra, true, 400)]
+    {
+        let one = leased(algorithm);
+        let known = with_lease(&one, 0);
+        let mut asked = 0;
+        for millis in 0..2_000 {
+            assert_eq!(known.spend(&one, at(millis)), None);
+            for ask in known.lease_asks(at(millis), ONE) {
+                asked += 1;
+                let nothing = Granted { at: at(millis), hits: 0, remaining: 0, reset: Micros::from_secs(60) };
+                known.grant(&ask, answers.then_some(nothing), at(millis), at(millis));
+            }
+        }
+        assert!((5..=most).contains(&asked), "{algorithm:?}, {answers}: {asked}");
+    }
+}
