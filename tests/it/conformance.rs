@@ -156,15 +156,6 @@ async fn one_redis_server_gives_the_same_answers() {
 }
 
 #[tokio::test]
-async fn leases_change_no_answer_of_one_instance() {
-    let server = Single::start(&[]).await;
-    let url = server.address().to_string();
-    // As large as they can be. Hits that a lease holds are there for no other charge, but here each charge is one or all of them.
-    let variables = [("REDIS_URL", &*url), ("STORE_DEADLINE", "5s"), ("REPLICAS", "1"), ("LEASE_DEFAULT", "100%,1s")];
-    assert_differs_exactly("cases", &cases(BOTH, &variables).await);
-}
-
-#[tokio::test]
 async fn a_redis_server_named_by_sentinels_gives_the_same_answers() {
     let set = Sentinel::start().await;
     assert_differs_exactly("cases", &cases_on_redis(Shape::Sentinel, &set.addresses(), set.servers()).await);
