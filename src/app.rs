@@ -195,6 +195,6 @@ impl Clock for SystemClock {
         #[expect(clippy::disallowed_methods, reason = "the one clock of the process")]
         let now = std::time::SystemTime::now();
         let since_epoch = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Micros::new(u64::try_from(since_epoch.as_micros()).unwrap_or(u64::MAX))
+        since_epoch.into()
     }
 }

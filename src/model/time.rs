@@ -1,6 +1,7 @@
 //! Time in whole microseconds, since the epoch or as a length.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Whole microseconds: a length, or a time since the Unix epoch.
 ///
@@ -96,6 +97,13 @@ impl fmt::Display for Micros {
 pub trait Clock: Send + Sync {
     /// Returns the time since the Unix epoch.
     fn now(&self) -> Micros;
+}
+
+/// Whole microseconds; a longer time than these can count is the longest one.
+impl From<Duration> for Micros {
+    fn from(length: Duration) -> Self {
+        Self(u64::try_from(length.as_micros()).unwrap_or(u64::MAX))
+    }
 }
 
 /// A function that returns the time is a clock.

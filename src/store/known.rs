@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
 use self::leases::Leases;
-pub use self::leases::{Ask, Unspent};
+pub use self::leases::Unspent;
 pub use self::leasing::LeaseHits;
 use self::leasing::{Leased, leasable};
 use self::replies::{CounterHash, LastReplies, LastReply};

@@ -86,7 +86,7 @@ impl Caller {
         let asked = Duration::from_micros(decision.wait.hold.get());
         let left = |(arrived, timeout): (Instant, Duration)| timeout.saturating_sub(arrived.elapsed() + OWN);
         let length = self.0.map_or(asked, |caller| asked.min(left(caller)));
-        let waited = Micros::new(u64::try_from(length.as_micros()).unwrap_or(u64::MAX));
+        let waited = Micros::from(length);
         decision.wait.header = decision.wait.header.saturating_sub(waited);
         Hold { length, _seat: Some(permit) }
     }

@@ -288,10 +288,10 @@ async fn hits_that_are_spent_before_they_are_charged_are_found() {
         loop {
             known.lease_due().await;
             for ask in known.lease_asks(link.shared.clock.now(), NonZeroU32::MIN) {
-                let (now, hits) = (link.shared.clock.now(), ask.charge.hits.taken());
+                let (now, hits) = (link.shared.clock.now(), ask.hits.taken());
                 let reset = Micros::from_secs(1);
                 known.grant(&ask, Some(Granted { at: now, hits, remaining: 0, reset }), now, now);
-                let _ = link.lease(std::slice::from_ref(&ask.charge), Duration::from_secs(1)).await;
+                let _ = link.lease(std::slice::from_ref(&ask), Duration::from_secs(1)).await;
             }
         }
     });

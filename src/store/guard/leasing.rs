@@ -1,6 +1,5 @@
 //! The tasks that ask the store for leases and give back what is left of them.
 
-use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Guard;
 use crate::algorithm::Charge;
 use crate::model::Micros;
-use crate::store::known::{Ask, Known, Unspent};
+use crate::store::known::{Known, Unspent};
 
 /// The pause between two commands that ask for leases: 5 ms. In it, the wants of many counters come together in one command.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
@@ -45,7 +44,7 @@ impl Guard {
             if is_due {
                 self.clone().ask_for(known.lease_asks(now, self.replicas.get()));
             }
-            if now.saturating_sub(ended) >= micros(END_AGAIN) || now < ended {
+            if now.saturating_sub(ended) >= Micros::from(END_AGAIN) || now < ended {
                 ended = now;
                 self.clone().give_back_ended(known, now);
                 is_leasing = known.has_leases() || self.asking.load(Ordering::Relaxed) > 0;
@@ -55,18 +54,17 @@ impl Guard {
         }
     }
 
-    fn ask_for(self: Arc<Self>, asks: Vec<Ask>) {
+    fn ask_for(self: Arc<Self>, asks: Vec<Charge>) {
         if !asks.is_empty() {
             self.asking.fetch_add(1, Ordering::Relaxed);
             tokio::spawn(async move { self.ask(asks).await });
         }
     }
 
-    async fn ask(&self, asks: Vec<Ask>) {
-        let Some(known) = &self.known else { return pending().await };
+    async fn ask(&self, asks: Vec<Charge>) {
+        let Some(known) = &self.known else { return };
         let sent = self.clock.now();
-        let charges: Vec<Charge> = asks.iter().map(|ask| ask.charge.clone()).collect();
-        let granted = self.store.lease(&charges, ASKING).await;
+        let granted = self.store.lease(&asks, ASKING).await;
         let now = self.clock.now();
         for (ask, granted) in asks.iter().zip(granted) {
             known.grant(ask, granted, sent, now);
@@ -88,7 +86,8 @@ impl Guard {
         self.store.give_back(&charges, &taken).await;
     }
 
-    /// Ends all leases and gives back what is left of them, also of those that the store has still to grant. There are none from now on.
+    /// Ends all leases and gives their hits back. Waits for leases that were asked for, and gives these back too. Afterwards there are no
+    /// more leases.
     pub async fn end_leases(&self) {
         let Some(known) = &self.known else { return };
         known.close_leases();
@@ -108,9 +107,5 @@ impl Guard {
 
 /// Returns true if the clock was set between these two times of it: it went by another length than `passed`.
 fn has_stepped(passed: Duration, before: Micros, now: Micros) -> bool {
-    now.get().abs_diff(before.saturating_add(micros(passed)).get()) > STEP.get()
-}
-
-fn micros(length: Duration) -> Micros {
-    Micros::new(u64::try_from(length.as_micros()).unwrap_or(u64::MAX))
+    now.get().abs_diff(before.saturating_add(Micros::from(passed)).get()) > STEP.get()
 }

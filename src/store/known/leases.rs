@@ -94,12 +94,6 @@ pub struct Unspent {
     pub at: Micros,
 }
 
-/// Hits that this instance wants of a counter.
-pub struct Ask {
-    /// The counter, its limit and the hits.
-    pub charge: Charge,
-}
-
 impl Default for Leases {
     fn default() -> Self {
         Self { counters: table(MOST_OF_SHARD), due: Vec::new(), unspent: Vec::new() }
@@ -212,8 +206,8 @@ impl Leases {
         (is_at_limit && is_awaited && is_near).then(|| lease.ask_at.saturating_sub(now).max(FIRST_PAUSE))
     }
 
-    /// Adds the hits to ask for at `now` to `asks`. A counter's leases in all instances together hold at most their share.
-    pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32, asks: &mut Vec<Ask>) {
+    /// Adds the charges to ask for at `now` to `asks`. A counter's leases in all instances together hold at most their share.
+    pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32, asks: &mut Vec<Charge>) {
         for key in std::mem::take(&mut self.due) {
             let Some(lease) = self.counters.peek_mut(&key).filter(|lease| lease.is_asked) else { continue };
             let most = lease.terms.most(lease.charge.limit.quota().limit(), replicas);
@@ -231,17 +225,17 @@ impl Leases {
                 lease.ask_at = now.saturating_add(FIRST_PAUSE);
                 continue;
             }
-            asks.push(Ask { charge: Charge { hits: Hits::take(hits), ..lease.charge.clone() } });
+            asks.push(Charge { hits: Hits::take(hits), ..lease.charge.clone() });
         }
     }
 
     /// Adds the hits that the store granted to an `ask` that was sent at `sent`; `None` if it did not answer.
-    pub(super) fn grant(&mut self, ask: &Ask, granted: Option<Granted>, sent: Micros, now: Micros) {
-        let lease = self.counters.peek_mut(&ask.charge.key).filter(|lease| lease.charge.limit == ask.charge.limit);
+    pub(super) fn grant(&mut self, ask: &Charge, granted: Option<Granted>, sent: Micros, now: Micros) {
+        let lease = self.counters.peek_mut(&ask.key).filter(|lease| lease.charge.limit == ask.limit);
         let Some(lease) = lease else {
             // The limit has changed meanwhile, or the lease was evicted.
             if let Some(Granted { at, hits, .. }) = granted.filter(|granted| granted.hits > 0) {
-                self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..ask.charge.clone() }, at });
+                self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..ask.clone() }, at });
             }
             return;
         };

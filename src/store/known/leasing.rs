@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 use super::Known;
-use super::leases::{Ask, Leases, Spent, Unspent};
+use super::leases::{Leases, Spent, Unspent};
 use crate::algorithm::Charge;
 use crate::model::{LeaseTerms, Micros, Verdict};
 use crate::store::{Granted, Verdicts};
@@ -76,13 +76,7 @@ impl Known {
 
     fn spend_parts(&self, charge: &Charge, now: Micros) -> Option<Spent> {
         leasable(charge)?;
-        let mut shard = self.shard(&charge.key).lock();
-        let was_due = shard.leases.is_due();
-        let spent = shard.leases.spend(charge, now);
-        if !was_due && shard.leases.is_due() {
-            self.leased.due.notify_one();
-        }
-        spent
+        self.leased.telling_due(&mut self.shard(&charge.key).lock().leases, |leases| leases.spend(charge, now))
     }
 
     /// Asks for a lease on behalf of a charge at `now` that the store is too far away to decide.
@@ -96,11 +90,7 @@ impl Known {
         if self.leased.is_closed.load(Ordering::Relaxed) {
             return;
         }
-        let was_due = leases.is_due();
-        leases.want(charge, terms, now, is_again);
-        if !was_due && leases.is_due() {
-            self.leased.due.notify_one();
-        }
+        self.leased.telling_due(leases, |leases| leases.want(charge, terms, now, is_again));
     }
 
     /// Waits until a counter needs a lease.
@@ -108,8 +98,8 @@ impl Known {
         self.leased.due.notified().await;
     }
 
-    /// Returns the hits to ask the store for at `now`, for leases of `replicas` instances.
-    pub fn lease_asks(&self, now: Micros, replicas: NonZeroU32) -> Vec<Ask> {
+    /// Returns the charges to ask the store for at `now`, for leases of `replicas` instances.
+    pub fn lease_asks(&self, now: Micros, replicas: NonZeroU32) -> Vec<Charge> {
         let mut asks = Vec::new();
         for shard in &self.shards {
             shard.lock().leases.ask(now, replicas, &mut asks);
@@ -118,9 +108,9 @@ impl Known {
     }
 
     /// Adds the hits that the store granted to an `ask` that was sent at `sent`; `None` if it did not answer.
-    pub fn grant(&self, ask: &Ask, granted: Option<Granted>, sent: Micros, now: Micros) {
+    pub fn grant(&self, ask: &Charge, granted: Option<Granted>, sent: Micros, now: Micros) {
         self.leased.count(LeaseHits::Granted, granted.map_or(0, |granted| granted.hits));
-        let mut shard = self.shard(&ask.charge.key).lock();
+        let mut shard = self.shard(&ask.key).lock();
         shard.leases.grant(ask, granted, sent, now);
         if self.leased.is_closed.load(Ordering::Relaxed) {
             shard.leases.close();
@@ -169,6 +159,16 @@ impl Known {
 }
 
 impl Leased {
+    /// Changes the leases of a shard, and wakes the task that asks for leases if a counter needs hits then, and none did before.
+    fn telling_due<T>(&self, leases: &mut Leases, change: impl FnOnce(&mut Leases) -> T) -> T {
+        let was_due = leases.is_due();
+        let changed = change(leases);
+        if !was_due && leases.is_due() {
+            self.due.notify_one();
+        }
+        changed
+    }
+
     fn count(&self, kind: LeaseHits, hits: u64) {
         if hits > 0 {
             self.hits[kind as usize].fetch_add(hits, Ordering::Relaxed);

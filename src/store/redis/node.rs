@@ -163,7 +163,7 @@ impl Node {
         let timeout = if turn == CallPriority::Spare { Duration::ZERO } else { budget };
         if let Some(next_probe) = self.breaker.next_probe(timeout) {
             let wait = next_probe.saturating_duration_since(began);
-            let retry = Micros::new(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
+            let retry = Micros::from(wait);
             return Err(StoreError::Down { retry });
         }
         if self.round_trip().is_some_and(|round_trip| round_trip > budget) {

@@ -39,7 +39,7 @@ fn grant(known: &Known, hits: u64, now: Micros) -> Option<u64> {
     let ask = asks.first()?;
     let reset = Micros::from_millis(500);
     known.grant(ask, Some(Granted { at: now, hits, remaining: 900, reset }), now, now);
-    Some(ask.charge.hits.taken())
+    Some(ask.hits.taken())
 }
 
 /// Knowledge of a counter that has a lease of `hits` since [`NOON`].
@@ -140,7 +140,7 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
         let _ = known.spend(&one, at(millis));
         let asks = known.lease_asks(at(millis), ONE);
         for ask in &asks {
-            let hits = ask.charge.hits.taken();
+            let hits = ask.hits.taken();
             asked.push(hits);
             known.grant(
                 ask,
