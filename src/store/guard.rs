@@ -9,6 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
+use self::steps::ClockSteps;
 use super::deadline::{CallerTime, Deadline};
 use super::known::Known;
 use super::memory::Memory;
@@ -19,6 +20,7 @@ use crate::model::policy::is_request_refused;
 use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
 
 mod leasing;
+mod steps;
 
 /// The most counters that are charged later in one step: 100, as many as one Redis script charges.
 const MOST_SETTLED: usize = 100;
@@ -40,6 +42,7 @@ pub struct Guard {
     local: Arc<Memory>,
     replicas: Arc<Replicas>,
     clock: Arc<dyn Clock>,
+    steps: ClockSteps,
     untimely: AtomicU64,
     /// Number of commands in flight that ask for leases.
     asking: AtomicUsize,
@@ -70,6 +73,7 @@ impl Guard {
             known,
             local,
             replicas,
+            steps: ClockSteps::new(&*clock),
             clock,
             untimely: AtomicU64::new(0),
             asking: AtomicUsize::new(0),
@@ -120,6 +124,10 @@ impl Guard {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
         let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None).await };
+        if charges.iter().any(|charge| charge.lease.is_some()) && self.steps.has_stepped(&*self.clock, now) {
+            // The task that keeps leases gives them back soon.
+            known.drop_leases();
+        }
         let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
         if is_whole && let Some(verdicts) = known.spend_all(charges, now) {
             return verdicts;
@@ -194,7 +202,7 @@ impl Guard {
             is_undone = is_request_refused(charge_outcomes);
             if is_undone { undo.take_back(&mut verdicts) } else { undo.keep() }
         }
-        learn(known, charges, &verdicts);
+        learn(known, charges, &mut verdicts);
         if is_undone {
             self.forget_refusals(charges.iter().zip(&answers).filter(|(_, answer)| is_admitted(answer)));
         }
@@ -263,7 +271,7 @@ impl Guard {
         self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
-        learn(known, charges, &verdicts);
+        learn(known, charges, &mut verdicts);
         let given = |at: Option<Micros>| at.map(|at| TakenCharge { at, is_local: false });
         let mut taken: Vec<_> = taken.into_iter().map(given).collect();
         let is_local = |index: usize| is_local(&charges[index], &answers[index]);
@@ -415,8 +423,7 @@ impl Guard {
 fn known_answers(known: &Known, charges: &[Charge], is_whole: bool, now: Micros) -> Option<KnownAnswers> {
     let mut answers = KnownAnswers::new();
     for (index, charge) in charges.iter().enumerate() {
-        let paid = if is_whole { None } else { known.spend(charge, now) };
-        if let Some(answer) = paid.or_else(|| known.refusal(charge, now)) {
+        if let Some(answer) = known.answer(charge, !is_whole, now) {
             answers.resize(index, None);
             answers.push(Some(answer));
         }
@@ -440,11 +447,18 @@ fn charge_refused_later(known: &Known, charges: &[Charge], answers: &[Option<Ver
     }
 }
 
-/// Learns from the store's verdicts on charges that were sent at the time beside what is `known`.
-fn learn(known: Option<(&Known, Micros)>, charges: &[Charge], verdicts: &[Verdict]) {
+/// Learns from the store's verdicts on charges that were sent at the time beside what is `known`, and adds to what remains what this instance
+/// holds.
+fn learn(known: Option<(&Known, Micros)>, charges: &[Charge], verdicts: &mut [Verdict]) {
     let Some((known, at)) = known else { return };
-    let of_store = charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store);
-    of_store.for_each(|(charge, verdict)| known.learn(charge, verdict, at));
+    for (charge, verdict) in charges.iter().zip(verdicts).filter(|(_, verdict)| verdict.provenance == Provenance::Store)
+    {
+        let held = known.learn(charge, verdict, at);
+        if held > 0 && !verdict.outcome.is_refused() {
+            verdict.remaining = verdict.remaining.saturating_add(u32::try_from(held).unwrap_or(u32::MAX));
+            verdict.room = verdict.remaining;
+        }
+    }
 }
 
 fn is_admitted(answer: &Result<Verdict, StoreError>) -> bool {

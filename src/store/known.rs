@@ -111,53 +111,62 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Returns the known refusal of a charge at `now`. `None` if the store has to be called: nothing is known, or the refusal is a
-    /// second old and this is the one call that asks again.
-    pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        if charge.lease.is_some()
-            && let Some(refusal) = self.shard(&charge.key).lock().refusal_until_grant(charge, now)
-        {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            return Some(refusal);
+    /// Returns the answer to a charge at `now` that needs no store: its lease pays, if it may do so for this charge alone, or a known refusal
+    /// holds. `None` if the store has to be called: nothing is known, or the refusal is a second old and this is the one call that asks again.
+    pub fn answer(&self, charge: &Charge, may_pay: bool, now: Micros) -> Option<Verdict> {
+        let is_leased = leasable(charge).is_some();
+        if !is_leased && !self.may_have_refusals(now) {
+            return None;
         }
-        let mut shard = self.shard_with_refusals(charge, now)?.lock();
+        let mut shard = self.shard(&charge.key).lock();
+        if is_leased {
+            if may_pay && let Some(paid) = self.spend(&mut shard.leases, charge, now) {
+                return Some(paid);
+            }
+            if let Some(refusal) = shard.leases.refusal_until_grant(charge, now) {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                return Some(refusal);
+            }
+        }
         let refusal = shard.refusal(charge, now)?;
         let is_believed = now < refusal.at.saturating_add(BELIEVED);
         if !is_believed && now >= refusal.asked.saturating_add(ASK_AGAIN) {
             refusal.asked = now;
             return None;
         }
-        self.refused.fetch_add(1, Ordering::Relaxed);
         let verdict = refusal.verdict(charge, now);
-        if charge.lease.is_some() {
-            shard.leases.note(&charge.key, true);
+        if is_leased {
+            shard.leases.note_known(&charge.key, now);
         }
+        self.refused.fetch_add(1, Ordering::Relaxed);
         Some(verdict)
     }
 
-    /// Returns the refusal of a charge as [`Known::refusal`] does, of any age: for a store that is too busy to be asked.
+    /// Returns the known refusal of a charge at `now`, of any age: for a store that is too busy to be asked.
     pub fn lasting_refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let mut shard = self.shard_with_refusals(charge, now)?.lock();
+        if !self.may_have_refusals(now) {
+            return None;
+        }
+        let mut shard = self.shard(&charge.key).lock();
         let refusal = shard.refusal(charge, now)?;
         self.refused.fetch_add(1, Ordering::Relaxed);
         Some(refusal.verdict(charge, now))
     }
 
-    /// Notes the store's reply `verdict` to a charge that was sent at `at`.
-    pub fn learn(&self, charge: &Charge, verdict: &Verdict, at: Micros) {
+    /// Notes the store's reply `verdict` to a charge that was sent at `at`. Returns the hits of the counter that this instance holds beside it.
+    pub fn learn(&self, charge: &Charge, verdict: &Verdict, at: Micros) -> u64 {
         let Charge { key, limit, hits, .. } = charge;
         if limit.is_closed() {
-            return;
+            return 0;
         }
         let (shard, fingerprint) = self.place(key, limit);
         let mut shard = shard.lock();
         let KnownShard { refusals, replies, leases, .. } = &mut *shard;
-        if charge.lease.is_some() {
-            leases.note(key, verdict.outcome.is_refused());
-        }
-        if let Some(terms) = leasable(charge).filter(|_| !verdict.outcome.is_refused()) {
-            let is_again = replies.get(fingerprint).is_some_and(|before| before.is_younger(at, terms.ttl()));
-            self.want(leases, charge, terms, at, is_again);
+        let held = if charge.lease.is_some() { leases.note(charge, verdict.outcome.is_refused(), at) } else { 0 };
+        if let Some(terms) = leasable(charge).filter(|_| !verdict.outcome.is_refused())
+            && replies.get(fingerprint).is_some_and(|before| before.is_younger(at, terms.ttl()))
+        {
+            self.want(leases, charge, terms, at);
         }
         let refunded_until = match hits.given_back() {
             0 => replies.get(fingerprint).and_then(|before| before.refunded_until(at)),
@@ -182,6 +191,7 @@ impl Known {
             // An admission drains the counter at the rate of its own limit, so refusals under other limits no longer hold.
             known.retain(|known| known.limit == *limit && known.hits > hits.taken());
         }
+        held
     }
 
     /// Forgets the refusals of a counter, because hits on it are given back.
@@ -280,9 +290,8 @@ impl Known {
         }
     }
 
-    /// Returns the shard of a counter if it may have a refusal that holds for a charge at `now`.
-    fn shard_with_refusals(&self, charge: &Charge, now: Micros) -> Option<&Mutex<KnownShard>> {
-        (now.get() < self.refusals_until.load(Ordering::Relaxed)).then(|| self.shard(&charge.key))
+    fn may_have_refusals(&self, now: Micros) -> bool {
+        now.get() < self.refusals_until.load(Ordering::Relaxed)
     }
 
     fn shard(&self, key: &CounterKey) -> &Mutex<KnownShard> {
@@ -309,21 +318,6 @@ impl Known {
 }
 
 impl KnownShard {
-    /// Returns the refusal of a counter at its limit, although hits may have room by now: the next grant of a lease is near.
-    fn refusal_until_grant(&mut self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let refusal = self.refusals.peek(&charge.key)?.iter().find(|refusal| {
-            refusal.at <= now
-                && refusal.until <= now
-                && now < refusal.at.saturating_add(BELIEVED)
-                && refusal.limit == charge.limit
-                && charge.hits.taken() >= refusal.hits
-        })?;
-        let retry = self.leases.holds(charge, now)?;
-        let verdict = Verdict { retry: Some(retry), ..refusal.verdict(charge, now) };
-        self.leases.note(&charge.key, true);
-        Some(verdict)
-    }
-
     /// Returns the refusal that holds for a charge at `now`.
     fn refusal(&mut self, charge: &Charge, now: Micros) -> Option<&mut KnownRefusal> {
         if charge.hits.given_back() > 0 || !remembers_refusals(charge) {

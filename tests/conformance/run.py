@@ -20,6 +20,9 @@ or INVALID_ARGUMENT, texts of errors are free, and a checker must name the broke
 file. With --reference codes and texts must be the reference's, and the checker is
 called as its config_check is: CMD -config_dir DIR [-merge_domain_configs].
 
+With --leased P, what remains may differ by P percent of the limit: as much as leases
+hold, and as is granted while another answer is under way.
+
 --run-id ID replaces the token @RUN@ in domains (configs, requests and expected
 metadata), so a suite can be repeated against a Redis that still holds counters.
 Use the same ID for --prepare and for the run.  Default: empty.
@@ -249,9 +252,14 @@ def scalar_ok(want, got):
     return want == got
 
 
-def compare(expect, got, i):
+def compare(expect, got, i, leased):
     """Differences between one expectation and one described response (i = repeat index)."""
     diffs = []
+    limits = [w["current_limit"]["requests_per_unit"] for w in expect["statuses"] if isinstance(w.get("current_limit"), dict)]
+
+    def chk_remaining(path, want, have, limit):
+        if isinstance(want, dict) or abs(int(want) - int(have)) > limit * leased // 100:
+            chk(path, want, have)
 
     def chk(path, want, have):
         if not scalar_ok(want, have):
@@ -267,7 +275,9 @@ def compare(expect, got, i):
         rem = w["limit_remaining"]
         if isinstance(rem, dict) and "first" in rem:
             rem = max(0, rem["first"] + i * rem["step"])
-        chk(p + ".limit_remaining", rem, g["limit_remaining"])
+        limit = w.get("current_limit")
+        limit = limit["requests_per_unit"] if isinstance(limit, dict) else 0
+        chk_remaining(p + ".limit_remaining", rem, g["limit_remaining"], limit)
         dur, have = w["duration_until_reset"], g["duration_until_reset"]
         if dur == "absent":
             chk(p + ".duration_until_reset", "absent", have)
@@ -280,7 +290,10 @@ def compare(expect, got, i):
         diffs.append(f"headers: expected {want_h!r}, got {have_h!r}")
     else:
         for w, g in zip(want_h, have_h):
-            chk(f"headers[{w['key']}]", w["value"], g["value"])
+            if w["key"].lower().endswith("-remaining"):
+                chk_remaining(f"headers[{w['key']}]", w["value"], g["value"], max(limits, default=0))
+            else:
+                chk(f"headers[{w['key']}]", w["value"], g["value"])
     chk("dynamic_metadata", expect.get("dynamic_metadata"), got.get("dynamic_metadata"))
     for f in ("request_headers_to_add", "raw_body"):
         if f in got:
@@ -288,7 +301,7 @@ def compare(expect, got, i):
     return diffs
 
 
-def run_case(stub, pb, case, timeout, reference):
+def run_case(stub, pb, case, timeout, reference, leased):
     import grpc
     for si, step in enumerate(case["steps"]):
         req = build_request(pb, step["request"])
@@ -311,7 +324,7 @@ def run_case(stub, pb, case, timeout, reference):
                 continue
             if "expect_error" in step:
                 return [f"{where}: expected error {step['expect_error']}, got {got}"]
-            diffs = compare(step["expect"], got, i)
+            diffs = compare(step["expect"], got, i, leased)
             if diffs:
                 return [f"{where}: {d}" for d in diffs] + [f"  got: {got}"]
     return []
@@ -373,6 +386,7 @@ def main():
     ap.add_argument("--env", action="store_true")
     ap.add_argument("--selfcheck", action="store_true")
     ap.add_argument("--config-check", metavar="CMD")
+    ap.add_argument("--leased", type=int, default=0, metavar="P", help="what remains may differ by P percent of the limit")
     ap.add_argument("--reference", action="store_true", help="hold the answers to the reference's very codes and texts")
     a = ap.parse_args()
 
@@ -448,7 +462,7 @@ def main():
             skipped += 1
             continue
         guard_window(c)
-        diffs = run_case(stub, pb, c, a.timeout, a.reference)
+        diffs = run_case(stub, pb, c, a.timeout, a.reference, a.leased)
         if diffs:
             failed += 1
             print(f"FAIL {c['name']}" + ("  (quirk)" if c.get("quirk") else ""))

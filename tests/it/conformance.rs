@@ -156,6 +156,14 @@ async fn one_redis_server_gives_the_same_answers() {
 }
 
 #[tokio::test]
+async fn leases_change_no_answer_but_what_remains_by_as_much_as_they_hold() {
+    let server = Single::start(&[]).await;
+    let url = server.address().to_string();
+    let variables = [("REDIS_URL", &*url), ("STORE_DEADLINE", "5s"), ("REPLICAS", "1"), ("LEASE_DEFAULT", "5%,1m")];
+    assert_differs_exactly("cases", &cases(&["--leased", "5"], &variables).await);
+}
+
+#[tokio::test]
 async fn a_redis_server_named_by_sentinels_gives_the_same_answers() {
     let set = Sentinel::start().await;
     assert_differs_exactly("cases", &cases_on_redis(Shape::Sentinel, &set.addresses(), set.servers()).await);

@@ -25,7 +25,7 @@ use crate::redis::proxy::Proxy;
 use crate::support::{Tidegate, eventually, in_time};
 
 mod keys;
-mod masters;
+pub mod masters;
 mod paths;
 mod slots;
 mod undo;
@@ -48,7 +48,7 @@ const RESTORED: Duration = Duration::from_secs(1);
 const FAR: u32 = 5;
 
 /// The address where an instance finds a cluster behind proxies.
-const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+pub const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A cluster, a proxy in front of each of its nodes, and the addresses of the proxies.
 async fn behind_proxies() -> (Cluster, Vec<Proxy>, String) {
@@ -187,7 +187,7 @@ fn limit_of(key: &str) -> u32 {
 }
 
 /// The slot of the counters of a descriptor.
-fn slot_of(key: &str, value: &str) -> u16 {
+pub fn slot_of(key: &str, value: &str) -> u16 {
     slot(&format!("{{d|{key}={value}}}"))
 }
 

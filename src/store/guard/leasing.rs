@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::Guard;
 use crate::algorithm::Charge;
@@ -15,8 +15,6 @@ use crate::store::known::{Known, Unspent};
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// The pause between two looks for leases that have ended: 100 ms.
 const END_AGAIN: Duration = Duration::from_millis(100);
-/// The least step of the clock that ends all leases: 20 ms. A clock that is slewed differs by less in [`END_AGAIN`].
-const STEP: Micros = Micros::from_millis(20);
 /// The time that the store may take to grant a lease: 1 s. No caller waits for it.
 const ASKING: Duration = Duration::from_secs(1);
 
@@ -25,7 +23,6 @@ impl Guard {
     pub async fn keep_leases(self: Arc<Self>) {
         let Some(known) = &self.known else { return };
         let (mut ended, mut is_leasing) = (self.clock.now(), false);
-        let mut last = (Instant::now(), ended);
         loop {
             let is_due = match is_leasing {
                 true => timeout(END_AGAIN, known.lease_due()).await.is_ok(),
@@ -36,8 +33,7 @@ impl Guard {
                 }
             };
             let now = self.clock.now();
-            let (before, clock_before) = std::mem::replace(&mut last, (Instant::now(), now));
-            if is_leasing && has_stepped(before.elapsed(), clock_before, now) {
+            if self.steps.follow(&*self.clock) {
                 // The ages of leases are wrong now.
                 known.drop_leases();
             }
@@ -103,9 +99,4 @@ impl Guard {
             sleep(ASK_AGAIN).await;
         }
     }
-}
-
-/// Returns true if the clock was set between these two times of it: it went by another length than `passed`.
-fn has_stepped(passed: Duration, before: Micros, now: Micros) -> bool {
-    now.get().abs_diff(before.saturating_add(Micros::from(passed)).get()) > STEP.get()
 }

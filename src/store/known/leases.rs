@@ -22,8 +22,19 @@ const MOST_OF_SHARD: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 const FIRST_PAUSE: Micros = Micros::from_millis(5);
 /// The longest such pause: 1 s, the age up to which a refusal is believed.
 const LONGEST_PAUSE: Micros = Micros::from_secs(1);
-/// Refused charges in the last tenths of a second from which a counter may be at its limit: 4, and at least a fifth of all.
+/// Refused charges in the last tenths of a second from which a counter may be at its limit: 4, and at least one of sixteen.
 const AT_LIMIT: u32 = 4;
+/// The most admitted charges for each refused one of a counter at its limit: 15.
+const ADMITTED_AT_LIMIT: u32 = 15;
+/// The part of its limit that a counter has left at most while it is at its limit: one of 64. Another instance may take what is refused here.
+const NEARLY_USED_UP: u32 = 64;
+/// The least limit of a sliding window whose callers wait for leases: 64. The store grants nothing of the last three hits, and less than one
+/// hit of twenty may go unused.
+const LEAST_SLIDING: u32 = 64;
+/// The time for which callers of a counter at its limit wait for leases although nothing is admitted: 1 s. Then one of them asks the store.
+const PROBED: Micros = Micros::from_secs(1);
+/// Charges under another limit of the counter, one after the other, after which a lease is given back: 8.
+const OTHERS: u32 = 8;
 /// The smallest size of a lease after its first hit: 2.
 const LEAST_SIZE: u64 = 2;
 
@@ -46,6 +57,8 @@ struct CounterLease {
     parcels: SmallVec<[Parcel; 2]>,
     /// Hits to hold.
     size: u64,
+    /// The most hits to hold, as of the last time that the store was asked.
+    most: u64,
     /// Remaining hits in the store after the last reply.
     remaining: u32,
     /// Time at which the counter is idle, as of the last reply.
@@ -54,6 +67,10 @@ struct CounterLease {
     granted_at: Micros,
     /// Time of the last request for the counter.
     used_at: Micros,
+    /// Time of the last admitted charge, or of the last one that was let through to the store although its callers wait for leases.
+    probed_at: Micros,
+    /// Charges under another limit since the last one under this limit.
+    others: u32,
     /// Time from which the store is asked again, after it granted nothing.
     ask_at: Micros,
     pause: Micros,
@@ -120,15 +137,15 @@ impl Leases {
     pub(super) fn spend(&mut self, charge: &Charge, now: Micros) -> Option<Spent> {
         let hits = charge.hits.taken();
         let lease = self.counters.get_mut(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
-        lease.used_at = now;
+        (lease.used_at, lease.others) = (now, 0);
         let left = lease.left(now);
         let paid = left.checked_sub(hits);
-        if lease.needs(paid, now) {
+        if lease.needs(hits, paid, now) {
             lease.is_asked = true;
             self.due.push(charge.key.clone());
         }
         let left = paid?;
-        lease.admitted = lease.admitted.saturating_add(1);
+        lease.count(false, now);
         let parts = lease.take(hits, now);
         let remaining = lease.remaining.saturating_add(u32::try_from(left).unwrap_or(u32::MAX));
         let reset = lease.reset_at.saturating_sub(now);
@@ -147,23 +164,9 @@ impl Leases {
         }
     }
 
-    /// Notes that a request at `now` needs the counter of `charge` and that the store decides it. `is_again` is true if another
-    /// did so within the length of a lease.
-    pub(super) fn want(&mut self, charge: &Charge, terms: LeaseTerms, now: Micros, is_again: bool) {
-        match self.counters.peek_mut(&charge.key) {
-            Some(lease) if lease.charge.limit == charge.limit => {
-                lease.terms = terms;
-                return;
-            }
-            // The limit has changed. What is left under the other one is given back.
-            Some(_) => {
-                if let Some(lease) = self.counters.pop(&charge.key) {
-                    self.give_back(lease);
-                }
-            }
-            None => {}
-        }
-        if !is_again {
+    /// Notes that a request at `now` needs the counter of `charge`, which has no lease, and that the store decides it.
+    pub(super) fn want(&mut self, charge: &Charge, terms: LeaseTerms, now: Micros) {
+        if self.counters.contains(&charge.key) {
             return;
         }
         let lease = CounterLease {
@@ -171,10 +174,13 @@ impl Leases {
             terms,
             parcels: SmallVec::new(),
             size: charge.hits.taken().saturating_mul(2).max(LEAST_SIZE),
-            remaining: 0,
+            most: u64::MAX,
+            remaining: u32::MAX,
             reset_at: now,
             granted_at: now,
             used_at: now,
+            probed_at: now,
+            others: 0,
             ask_at: now,
             pause: FIRST_PAUSE,
             is_asked: true,
@@ -189,21 +195,50 @@ impl Leases {
         }
     }
 
-    /// Notes that the store, or a refusal by it that still holds, has decided a charge.
-    pub(super) fn note(&mut self, key: &CounterKey, is_refused: bool) {
-        if let Some(lease) = self.counters.peek_mut(key) {
-            let count = if is_refused { &mut lease.refused } else { &mut lease.admitted };
-            *count = count.saturating_add(1);
+    /// Notes the reply of the store to a charge at `now`. Returns the hits that this instance holds beside it.
+    pub(super) fn note(&mut self, charge: &Charge, is_refused: bool, now: Micros) -> u64 {
+        let Some(lease) = self.counters.peek_mut(&charge.key) else { return 0 };
+        let left = lease.left(now);
+        if lease.charge.limit == charge.limit {
+            lease.terms = charge.lease.unwrap_or(lease.terms);
+            lease.count(is_refused, now);
+        }
+        self.leave_other_limit(charge, is_refused);
+        left
+    }
+
+    /// Gives back the lease of a counter that is charged under another limit now, if the charge is refused or the limit of the lease comes no
+    /// more.
+    pub(super) fn leave_other_limit(&mut self, charge: &Charge, is_refused: bool) {
+        let lease = self.counters.peek_mut(&charge.key).filter(|lease| lease.charge.limit != charge.limit);
+        let Some(lease) = lease else { return };
+        lease.others += 1;
+        if (is_refused || lease.others >= OTHERS)
+            && let Some(lease) = self.counters.pop(&charge.key)
+        {
+            self.give_back(lease);
         }
     }
 
-    /// Returns the time until the store grants more hits of a counter at its limit, if callers do not ask the store before that.
-    pub(super) fn holds(&self, charge: &Charge, now: Micros) -> Option<Micros> {
-        let lease = self.counters.peek(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
-        let is_at_limit = lease.refused >= AT_LIMIT && lease.refused >= lease.admitted / 4;
-        let is_awaited = lease.is_asked || now < lease.ask_at;
-        let is_near = lease.longest_pause() < LONGEST_PAUSE;
-        (is_at_limit && is_awaited && is_near).then(|| lease.ask_at.saturating_sub(now).max(FIRST_PAUSE))
+    /// Notes that a refusal of a counter still holds.
+    pub(super) fn note_known(&mut self, key: &CounterKey, now: Micros) {
+        if let Some(lease) = self.counters.peek_mut(key) {
+            lease.count(true, now);
+        }
+    }
+
+    /// Returns the refusal of a charge at `now` of a counter at its limit, whose callers wait for the next grant of the store. `None` if
+    /// the store is to decide it.
+    pub(super) fn refusal_until_grant(&mut self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let lease = self.counters.peek_mut(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
+        let retry = lease.next_grant(charge.hits.taken(), now)?;
+        if lease.probed_at.saturating_add(PROBED) <= now {
+            lease.probed_at = now;
+            return None;
+        }
+        lease.count(true, now);
+        let reset = lease.reset_at.saturating_sub(now);
+        Some(Verdict { reset, retry: Some(retry), ..Verdict::uncounted(Outcome::Refused, Provenance::Known) })
     }
 
     /// Adds the charges to ask for at `now` to `asks`. A counter's leases in all instances together hold at most their share.
@@ -211,7 +246,7 @@ impl Leases {
         for key in std::mem::take(&mut self.due) {
             let Some(lease) = self.counters.peek_mut(&key).filter(|lease| lease.is_asked) else { continue };
             let most = lease.terms.most(lease.charge.limit.quota().limit(), replicas);
-            lease.size = lease.size.min(most);
+            (lease.size, lease.most) = (lease.size.min(most), most);
             let hits = lease.size.saturating_sub(lease.held());
             if most == 0 {
                 // Its share is less than one hit.
@@ -309,6 +344,35 @@ impl CounterLease {
         self.parcels.iter().filter(|parcel| parcel.is_live(now)).map(|parcel| parcel.left).sum()
     }
 
+    fn count(&mut self, is_refused: bool, now: Micros) {
+        let count = if is_refused { &mut self.refused } else { &mut self.admitted };
+        *count = count.saturating_add(1);
+        if !is_refused {
+            self.probed_at = now;
+        }
+    }
+
+    /// Returns the time until the next grant, if the counter is at its limit, and a charge of so many hits waits for that.
+    fn next_grant(&self, hits: u64, now: Micros) -> Option<Micros> {
+        let is_refused_often = self.refused >= AT_LIMIT && self.refused >= self.admitted / ADMITTED_AT_LIMIT;
+        let is_at_limit = is_refused_often || self.remaining <= self.charge.limit.quota().limit() / NEARLY_USED_UP;
+        let is_awaited = self.is_asked || now < self.ask_at;
+        // A charge that leases are too small for does not wait for them.
+        let is_payable = hits <= self.most / 2;
+        (is_at_limit && is_awaited && is_payable && self.is_refilled_soon())
+            .then(|| self.ask_at.saturating_sub(now).max(FIRST_PAUSE))
+    }
+
+    /// Returns true if the counter always gets room for a grant soon, and loses nothing if that is used a little later.
+    fn is_refilled_soon(&self) -> bool {
+        let is_loss_small = match self.charge.limit.algorithm() {
+            Algorithm::FixedWindow => false,
+            Algorithm::SlidingWindow => self.charge.limit.quota().limit() >= LEAST_SLIDING,
+            _ => true,
+        };
+        is_loss_small && self.longest_pause() < LONGEST_PAUSE
+    }
+
     /// Returns the hits that are held, also in parcels that have ended.
     fn held(&self) -> u64 {
         self.parcels.iter().map(|parcel| parcel.left).sum()
@@ -316,13 +380,13 @@ impl CounterLease {
 
     /// Returns true if the store is to be asked for more: half of the lease is spent, or it has too few hits for a charge (`left` is
     /// `None`). Adapts the size to the time that this took.
-    fn needs(&mut self, left: Option<u64>, now: Micros) -> bool {
+    fn needs(&mut self, hits: u64, left: Option<u64>, now: Micros) -> bool {
         if self.is_asked || now < self.ask_at || left.is_some_and(|left| left > self.size / 2) {
             return false;
         }
         let passed = now.saturating_sub(self.granted_at);
         if left.is_none() || passed.get() < self.terms.ttl().get() / 4 {
-            self.size = self.size.saturating_mul(2);
+            self.size = self.size.saturating_mul(2).max(hits);
         }
         true
     }

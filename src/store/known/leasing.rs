@@ -49,8 +49,8 @@ impl LeaseHits {
 
 impl Known {
     /// Pays a charge at `now` from the lease of its counter. `None` if the lease has too few hits, or if there is none.
-    pub fn spend(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let spent = self.spend_parts(charge, now)?;
+    pub(super) fn spend(&self, leases: &mut Leases, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let spent = self.leased.telling_due(leases, |leases| leases.spend(charge, now))?;
         self.leased.count(LeaseHits::Spent, charge.hits.taken());
         Some(spent.verdict)
     }
@@ -62,7 +62,10 @@ impl Known {
         }
         let mut all: SmallVec<[Spent; 4]> = SmallVec::new();
         for charge in charges {
-            let Some(spent) = self.spend_parts(charge, now) else {
+            let mut shard = self.shard(&charge.key).lock();
+            let spent = self.leased.telling_due(&mut shard.leases, |leases| leases.spend(charge, now));
+            drop(shard);
+            let Some(spent) = spent else {
                 for (charge, spent) in charges.iter().zip(all) {
                     self.shard(&charge.key).lock().leases.put_back(charge, spent);
                 }
@@ -74,23 +77,20 @@ impl Known {
         Some(all.into_iter().map(|spent| spent.verdict).collect())
     }
 
-    fn spend_parts(&self, charge: &Charge, now: Micros) -> Option<Spent> {
-        leasable(charge)?;
-        self.leased.telling_due(&mut self.shard(&charge.key).lock().leases, |leases| leases.spend(charge, now))
-    }
-
     /// Asks for a lease on behalf of a charge at `now` that the store is too far away to decide.
     pub fn want_lease(&self, charge: &Charge, now: Micros) {
         if let Some(terms) = leasable(charge) {
-            self.want(&mut self.shard(&charge.key).lock().leases, charge, terms, now, true);
+            let leases = &mut self.shard(&charge.key).lock().leases;
+            leases.leave_other_limit(charge, false);
+            self.want(leases, charge, terms, now);
         }
     }
 
-    pub(super) fn want(&self, leases: &mut Leases, charge: &Charge, terms: LeaseTerms, now: Micros, is_again: bool) {
+    pub(super) fn want(&self, leases: &mut Leases, charge: &Charge, terms: LeaseTerms, now: Micros) {
         if self.leased.is_closed.load(Ordering::Relaxed) {
             return;
         }
-        self.leased.telling_due(leases, |leases| leases.want(charge, terms, now, is_again));
+        self.leased.telling_due(leases, |leases| leases.want(charge, terms, now));
     }
 
     /// Waits until a counter needs a lease.

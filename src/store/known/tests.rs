@@ -31,7 +31,7 @@ fn answer(outcome: Outcome) -> Verdict {
 }
 
 fn is_known(known: &Known, charge: &Charge, now: Micros) -> bool {
-    known.refusal(charge, now).is_some()
+    known.answer(charge, true, now).is_some()
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn what_a_reply_left_under_one_limit_is_not_left_under_another() {
 #[test]
 fn refusals_of_a_counter_are_remembered_under_its_last_four_limits() {
     let known = Known::default();
-    (1..=5).for_each(|limit| known.learn(&takes(1, limit), &answer(Outcome::Refused), NOON));
+    (1..=5).for_each(|limit| _ = known.learn(&takes(1, limit), &answer(Outcome::Refused), NOON));
     let remembered = (1..=5).filter(|limit| is_known(&known, &takes(1, *limit), NOON));
     assert_eq!(remembered.collect::<Vec<_>>(), [2, 3, 4, 5]);
 }

@@ -4,90 +4,114 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use tokio::join;
 use tokio::time::sleep;
 
 use super::redis::request;
 use crate::load::{Calls, Load};
 use crate::redis::Single;
-use crate::redis::cluster::Cluster;
+use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::support::{Tidegate, rule_file};
 
-/// Hits a year of each rule. Three instances use them up in about two seconds.
+/// Hits a year of each counter of one Redis. Three instances use them up in about two seconds.
 const LIMIT: usize = 3_000;
 /// Calls a second to each instance.
 const RATE: u32 = 1_000;
 /// The keys of the rules, which are algorithms.
 const KEYS: [&str; 2] = ["fixed_window", "token_bucket"];
 
-struct Fleet {
+pub struct Fleet {
+    /// Key and value of each counter.
+    counters: Vec<(&'static str, String)>,
     instances: Vec<Tidegate>,
     loads: Vec<Load>,
 }
 
+/// How often each counter was admitted.
+#[derive(Debug)]
+pub struct Admitted {
+    pub key: &'static str,
+    pub value: String,
+    pub hits: usize,
+}
+
 impl Fleet {
-    /// Starts three instances with leases of a fifth of each limit, and a load on each. What Redis does not decide is refused.
-    async fn start(url: &str, kind: &str) -> Self {
+    /// Starts three instances on one Redis, of whose leases each may hold a fifteenth of a limit.
+    async fn start(url: &str) -> Self {
+        Self::of([url; 3], "single", LIMIT, &["all".to_owned()]).await
+    }
+
+    /// Starts three instances, and a load on each that uses a counter of each algorithm for each of these values. What Redis does not decide
+    /// is refused.
+    pub async fn of(urls: [&str; 3], kind: &str, limit: usize, values: &[String]) -> Self {
         let rule = |key: &str| {
-            let limit = format!("{{ unit: year, requests_per_unit: {LIMIT}, algorithm: {key} }}");
+            let limit = format!("{{ unit: year, requests_per_unit: {limit}, algorithm: {key} }}");
             format!("  - {{ key: {key}, rate_limit: {limit} }}\n")
         };
         let rules = KEYS.map(rule).concat();
         let rules = rule_file(&format!(
             "domain: d\nlease: {{ share: 20%, ttl: 500ms }}\non_store_failure: closed\non_store_overload: closed\ndescriptors:\n{rules}"
         ));
-        let variables = [
-            ("REDIS_URL", url),
-            ("REDIS_TYPE", kind),
-            ("REPLICAS", "3"),
-            ("LOG_LEVEL", "error"),
-            ("REDIS_TIMEOUT", "2s"),
-        ];
+        let counters: Vec<_> = values.iter().flat_map(|value| KEYS.map(|key| (key, value.clone()))).collect();
+        let requests: Vec<_> = counters.iter().map(|(key, value)| request(key, value)).collect();
         let (mut instances, mut loads) = (Vec::new(), Vec::new());
-        for _ in 0..3 {
+        for url in urls {
+            let variables = [
+                ("REDIS_URL", url),
+                ("REDIS_TYPE", kind),
+                ("REPLICAS", "3"),
+                ("LOG_LEVEL", "error"),
+                ("REDIS_TIMEOUT", "2s"),
+            ];
             let instance = Tidegate::start(rules.path(), &variables).await;
-            let requests = KEYS.map(|key| request(key, "all")).to_vec();
-            loads.push(Load::patient(instance.grpc, requests, RATE, Duration::from_millis(20)).await);
+            loads.push(Load::patient(instance.grpc, requests.clone(), RATE, Duration::from_millis(20)).await);
             instances.push(instance);
         }
-        Self { instances, loads }
+        Self { counters, instances, loads }
     }
 
-    /// Returns how many calls of each key were admitted, after so long.
-    async fn admitted(self, length: Duration) -> [usize; 2] {
+    /// Returns how many calls of each counter were admitted, after so long.
+    pub async fn admitted(self, length: Duration) -> Vec<Admitted> {
         sleep(length).await;
-        let mut admitted = [0; 2];
+        let counter = |(key, value)| Admitted { key, value, hits: 0 };
+        let mut admitted: Vec<_> = self.counters.into_iter().map(counter).collect();
+        let counters = admitted.len();
         for load in self.loads {
             let calls: Calls = load.stop().await;
             for call in calls.iter() {
                 let is_ok = call.answer.as_ref().is_ok_and(|answer| answer.overall_code() == Code::Ok);
-                admitted[call.request % KEYS.len()] += usize::from(is_ok);
+                admitted[call.request % counters].hits += usize::from(is_ok);
             }
         }
         let mut by_lease = 0.0;
         for instance in &self.instances {
             by_lease += super::redis::decisions(instance, "lease").await;
         }
-        println!("{admitted:?} of {LIMIT}, {by_lease} by leases");
+        let hits: Vec<_> = admitted.iter().map(|counter| counter.hits).collect();
+        println!("{hits:?}, {by_lease} by leases");
         assert!(by_lease > 0.0, "leases decide some");
         admitted
     }
 }
 
-/// Of each limit at most all was admitted, and nearly all.
-fn assert_used_up(admitted: [usize; 2]) {
-    for (key, admitted) in KEYS.iter().zip(admitted) {
-        assert!(admitted <= LIMIT, "{key}: {admitted} of {LIMIT}");
-        assert!(admitted * 100 >= LIMIT * 95, "{key}: {admitted} of {LIMIT}");
-    }
+/// Of each counter at most so many limits were admitted.
+fn assert_within(limits: usize, admitted: &[Admitted]) {
+    assert!(admitted.iter().all(|counter| counter.hits <= limits * LIMIT), "{admitted:?} of {limits} times {LIMIT}");
 }
 
-const BEFORE: Duration = Duration::from_millis(300);
-const AFTER: Duration = Duration::from_secs(5);
+/// Of each counter at most its limit was admitted, and nearly all of it.
+fn assert_used_up(admitted: &[Admitted]) {
+    assert_within(1, admitted);
+    assert!(admitted.iter().all(|counter| counter.hits * 100 >= LIMIT * 95), "{admitted:?} of {LIMIT}");
+}
+
+pub const BEFORE: Duration = Duration::from_millis(300);
+pub const AFTER: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn a_redis_that_pauses_grants_nothing_twice() {
     let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string(), "single").await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
     sleep(BEFORE).await;
     for _ in 0..3 {
         redis.signal(Signal::STOP);
@@ -97,68 +121,152 @@ async fn a_redis_that_pauses_grants_nothing_twice() {
     }
     let admitted = fleet.admitted(AFTER).await;
     // Grants whose replies came too late are given back or wasted.
-    assert!(admitted.iter().all(|admitted| *admitted <= LIMIT), "{admitted:?} of {LIMIT}");
+    assert_within(1, &admitted);
 }
 
 #[tokio::test]
 async fn connections_that_are_reset_and_scripts_that_are_flushed_cost_no_hit_too_many() {
     let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string(), "single").await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
     for _ in 0..20 {
         redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]).await;
         redis.cli(&["SCRIPT", "FLUSH"]).await;
         sleep(Duration::from_millis(50)).await;
     }
     let admitted = fleet.admitted(AFTER).await;
-    assert!(admitted.iter().all(|admitted| *admitted <= LIMIT), "{admitted:?} of {LIMIT}");
+    assert_within(1, &admitted);
 }
 
 #[tokio::test]
 async fn a_redis_without_memory_grants_nothing_that_it_cannot_charge() {
     let redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string(), "single").await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
     sleep(BEFORE).await;
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]).await;
     sleep(Duration::from_millis(700)).await;
     redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await;
-    assert_used_up(fleet.admitted(AFTER).await);
+    assert_used_up(&fleet.admitted(AFTER).await);
 }
 
 #[tokio::test]
 async fn a_redis_that_comes_back_empty_admits_one_limit_more_with_leases_too() {
     let mut redis = Single::start(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string(), "single").await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
     sleep(BEFORE).await;
     redis.signal(Signal::KILL);
     redis.ended().await;
     redis.restart().await;
     let admitted = fleet.admitted(AFTER).await;
-    assert!(admitted.iter().all(|admitted| *admitted <= 2 * LIMIT), "{admitted:?} of {LIMIT}");
+    assert_within(2, &admitted);
 }
 
 #[tokio::test]
 async fn a_clock_of_redis_that_steps_admits_no_hit_too_many_within_a_year() {
     let redis = Single::with_clock(&[]).await;
-    let fleet = Fleet::start(&redis.address().to_string(), "single").await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
     for step in [-3_600_000_000, 1_000_000, -20_000_000] {
         sleep(BEFORE).await;
         redis.shift_clock(step);
     }
     let admitted = fleet.admitted(AFTER).await;
-    assert!(admitted.iter().all(|admitted| *admitted <= LIMIT), "{admitted:?} of {LIMIT}");
+    assert_within(1, &admitted);
 }
 
 #[tokio::test]
-async fn planned_failovers_and_slots_that_move_cost_no_hit_of_a_lease() {
-    let cluster = Cluster::start().await;
-    let fleet = Fleet::start(&cluster.addresses(), "cluster").await;
-    let shards = cluster.shards().await;
-    for shard in &shards {
-        sleep(Duration::from_millis(100)).await;
-        cluster.failover(shard.replicas[0]).await;
+async fn a_slow_path_to_redis_grants_nothing_twice() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    let fleet = Fleet::start(&proxy.address().to_string()).await;
+    let late_replies = Faults { to_client: Way::latency_ms(300), ..Faults::default() };
+    let stragglers = Way { straggler: Some((100, Duration::from_secs(1))), ..Way::default() };
+    let slices = Way { slices: Some((1, Duration::from_millis(10))), ..Way::default() };
+    for faults in [Faults::both(Way::latency_ms(8)), late_replies, Faults::both(stragglers), Faults::both(slices)] {
+        proxy.set(faults);
+        sleep(BEFORE).await;
     }
-    let shards = cluster.shards().await;
-    cluster.reshard(shards[0].master, shards[1].master, 5_000).await;
-    let admitted = fleet.admitted(AFTER).await;
-    assert!(admitted.iter().all(|admitted| *admitted <= LIMIT), "{admitted:?} of {LIMIT}");
+    proxy.heal();
+    assert_within(1, &fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn connections_that_fall_silent_or_are_reset_cost_no_hit_too_many() {
+    let redis = Single::start(&[]).await;
+    let proxy = Proxy::start(redis.address()).await;
+    let fleet = Fleet::start(&proxy.address().to_string()).await;
+    sleep(BEFORE).await;
+    proxy.set(Faults::both(Way::black_hole()));
+    sleep(Duration::from_secs(1)).await;
+    proxy.set(Faults { reset_each: Some(Duration::from_millis(50)), ..Faults::default() });
+    sleep(Duration::from_secs(1)).await;
+    proxy.heal();
+    assert_within(1, &fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn counters_that_are_evicted_admit_one_limit_more_with_leases_too() {
+    let redis = Single::start(&[]).await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    redis.cli(&["FLUSHALL"]).await;
+    assert_within(2, &fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn leases_begin_when_redis_does() {
+    let mut redis = Single::start(&[]).await;
+    redis.signal(Signal::KILL);
+    redis.ended().await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    redis.restart().await;
+    assert_used_up(&fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn a_redis_that_loads_its_data_grants_nothing_twice() {
+    let redis = Single::slow_to_load(20_000).await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    redis.cli(&["DEBUG", "RELOAD"]).await;
+    assert_used_up(&fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn a_redis_that_is_busy_with_a_script_grants_nothing_twice() {
+    let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    let script = redis.cli(&["EVAL", "while true do end", "0"]);
+    let kill = async {
+        sleep(Duration::from_millis(700)).await;
+        redis.cli(&["SCRIPT", "KILL"]).await
+    };
+    assert_eq!(join!(script, kill).1, "OK");
+    assert_used_up(&fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_commands_grants_nothing() {
+    let redis = Single::start(&[]).await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    redis.cli(&["ACL", "SETUSER", "default", "-evalsha"]).await;
+    sleep(Duration::from_secs(1)).await;
+    redis.cli(&["ACL", "SETUSER", "default", "+evalsha"]).await;
+    assert_used_up(&fleet.admitted(AFTER).await);
+}
+
+#[tokio::test]
+async fn a_counter_whose_key_holds_another_value_grants_nothing() {
+    let redis = Single::start(&[]).await;
+    let fleet = Fleet::start(&redis.address().to_string()).await;
+    sleep(BEFORE).await;
+    let keys = redis.cli(&["KEYS", "*"]).await;
+    assert_eq!(keys.lines().count(), KEYS.len(), "{keys}");
+    for key in keys.lines() {
+        redis.cli(&["SET", key, "not a counter"]).await;
+    }
+    let admitted = fleet.admitted(Duration::from_secs(2)).await;
+    assert_within(1, &admitted);
+    assert!(admitted.iter().all(|counter| counter.hits < LIMIT / 2), "{admitted:?}: leases end");
 }

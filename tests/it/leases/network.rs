@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,19 +20,24 @@ use crate::world::NOON;
 /// Virtual time: that of a paused runtime, from [`NOON`] on, as a clock that is wrong by `skew` tells it.
 pub struct Virtual {
     began: Instant,
-    skew: i64,
+    skew: AtomicI64,
 }
 
 impl Virtual {
     pub fn new(began: Instant, skew: i64) -> Arc<Self> {
-        Arc::new(Self { began, skew })
+        Arc::new(Self { began, skew: AtomicI64::new(skew) })
+    }
+
+    /// Sets it by so much.
+    pub fn step(&self, by: i64) {
+        self.skew.fetch_add(by, Ordering::Relaxed);
     }
 }
 
 impl Clock for Virtual {
     fn now(&self) -> Micros {
         let passed = u64::try_from(self.began.elapsed().as_micros()).expect("it runs for minutes");
-        Micros::new((NOON.get() + passed).saturating_add_signed(self.skew))
+        Micros::new((NOON.get() + passed).saturating_add_signed(self.skew.load(Ordering::Relaxed)))
     }
 }
 

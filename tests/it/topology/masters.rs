@@ -14,7 +14,7 @@ use crate::support::eventually;
 const PLANNED: Duration = Duration::from_millis(250);
 const FAILOVERS: usize = 6;
 
-async fn replica_follows(cluster: &Cluster, replica: usize) {
+pub async fn replica_follows(cluster: &Cluster, replica: usize) {
     eventually("the replica follows", async || {
         let info = cluster.nodes()[replica].cli(&["INFO", "replication"]).await;
         (info.contains("role:slave") && info.contains("master_link_status:up")).then_some(())
