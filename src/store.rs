@@ -98,6 +98,8 @@ pub struct Granted {
     pub remaining: u32,
     /// Time from the charge until the counter is idle; in a fixed window until its end.
     pub reset: Micros,
+    /// Time from the charge until one hit fits; `None` if hits remain.
+    pub retry: Option<Micros>,
 }
 
 /// Result of charging a part of a request.

@@ -124,14 +124,28 @@ impl Guard {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
         let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None).await };
-        if charges.iter().any(|charge| charge.lease.is_some()) && self.steps.has_stepped(&*self.clock, now) {
-            // The task that keeps leases gives them back soon.
-            known.drop_leases();
-        }
         let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
-        if is_whole && let Some(verdicts) = known.spend_all(charges, now) {
-            return verdicts;
+        if charges.iter().any(|charge| charge.lease.is_some()) {
+            if self.steps.has_stepped(&*self.clock, now) {
+                // The task that keeps leases gives them back.
+                known.drop_leases();
+                self.steps.follow(&*self.clock);
+            }
+            if is_whole {
+                return self.charge_leased(known, charges, timeout, now).await;
+            }
         }
+        self.charge_unpaid(known, charges, timeout, (is_whole, now)).await
+    }
+
+    /// Charges what no lease has paid as a whole.
+    async fn charge_unpaid(
+        &self,
+        known: &Known,
+        charges: &[Charge],
+        timeout: CallerTime,
+        (is_whole, now): (bool, Micros),
+    ) -> Verdicts {
         match known_answers(known, charges, is_whole, now) {
             None => self.charge_all(charges, timeout, Some((known, now))).await,
             // In a box, so that calls of which nothing is known do not have its size.
@@ -184,10 +198,11 @@ impl Guard {
     /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
     /// with the time beside it.
     async fn charge_all(&self, charges: &[Charge], timeout: CallerTime, known: Option<(&Known, Micros)>) -> Verdicts {
-        let Charged { mut answers, undo } = match self.budget(charges, timeout) {
+        let Charged { mut answers, undo } = match self.budget(timeout) {
             Some(budget) => self.store.charge(charges, budget).await,
             None => Charged { answers: self.untimely(charges), undo: None },
         };
+        self.want_leases(charges, &answers);
         self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
@@ -209,20 +224,8 @@ impl Guard {
         verdicts
     }
 
-    /// Returns the time that the store may take for these charges; `None` if there is no time for a call. Counters that may have leases then
-    /// get one, from which the next call is decided.
-    fn budget(&self, charges: &[Charge], timeout: CallerTime) -> Option<Duration> {
-        let budget = self.deadline.budget(timeout, || self.store.round_trip());
-        let Some(known) = self.known.as_ref().filter(|_| charges.iter().any(|charge| charge.lease.is_some())) else {
-            return budget;
-        };
-        let is_too_far = |budget: &Duration| self.store.round_trip().is_some_and(|round_trip| round_trip > *budget);
-        let budget = budget.filter(|budget| !is_too_far(budget));
-        if budget.is_none() {
-            let now = self.clock.now();
-            charges.iter().for_each(|charge| known.want_lease(charge, now));
-        }
-        budget
+    fn budget(&self, timeout: CallerTime) -> Option<Duration> {
+        self.deadline.budget(timeout, || self.store.round_trip())
     }
 
     /// Puts a refusal that still holds in the place of an error, where the store was too busy to answer.
@@ -264,10 +267,11 @@ impl Guard {
             return (self.charge(charges, timeout).await, vec![None; charges.len()]);
         }
         let known = self.known_now();
-        let Taken { mut answers, taken } = match self.budget(charges, timeout) {
+        let Taken { mut answers, taken } = match self.budget(timeout) {
             Some(budget) => self.store.take(charges, budget).await,
             None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
         };
+        self.want_leases(charges, &answers);
         self.recall(charges, &mut answers);
         let mut verdicts: Verdicts =
             charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
@@ -423,7 +427,8 @@ impl Guard {
 fn known_answers(known: &Known, charges: &[Charge], is_whole: bool, now: Micros) -> Option<KnownAnswers> {
     let mut answers = KnownAnswers::new();
     for (index, charge) in charges.iter().enumerate() {
-        if let Some(answer) = known.answer(charge, !is_whole, now) {
+        let answer = if is_whole { known.refusal(charge, now) } else { known.answer(charge, now) };
+        if let Some(answer) = answer {
             answers.resize(index, None);
             answers.push(Some(answer));
         }

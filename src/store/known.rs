@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
 use self::leases::Leases;
-pub use self::leases::Unspent;
-pub use self::leasing::LeaseHits;
+pub use self::leases::{Spent, Unspent};
+pub use self::leasing::{LeaseHits, Paid};
 use self::leasing::{Leased, leasable};
 use self::replies::{CounterHash, LastReplies, LastReply};
 use crate::algorithm::{Charge, Limit};
@@ -21,12 +21,10 @@ mod leases;
 mod leasing;
 mod replies;
 
-/// The number of shards, each with a lock of its own: 16, so that two threads seldom meet at one.
-const SHARDS: usize = 16;
 /// The most refusals, replies and counters with hits to charge later that are remembered, of each: 65,536.
 const MOST: usize = 65_536;
 /// The most of them in one shard.
-const MOST_OF_SHARD: NonZeroUsize = NonZeroUsize::new(MOST / SHARDS).unwrap();
+const MOST_OF_SHARD: NonZeroUsize = NonZeroUsize::new(MOST / Known::SHARDS).unwrap();
 /// The most limits for which refusals of one counter are remembered: 4. It has several where requests bring limits.
 const MOST_LIMITS: usize = 4;
 /// The time for which a refusal is believed without asking the store again: 1 s, so that a refund, a reset or a raised limit
@@ -100,7 +98,7 @@ impl Default for Known {
         Self {
             keys: RandomState::default(),
             limits: foldhash::fast::RandomState::default(),
-            shards: std::iter::repeat_with(shard).take(SHARDS).collect(),
+            shards: std::iter::repeat_with(shard).take(Self::SHARDS).collect(),
             refusals_until: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             backlog: AtomicUsize::new(0),
@@ -111,22 +109,32 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Returns the answer to a charge at `now` that needs no store: its lease pays, if it may do so for this charge alone, or a known refusal
-    /// holds. `None` if the store has to be called: nothing is known, or the refusal is a second old and this is the one call that asks again.
-    pub fn answer(&self, charge: &Charge, may_pay: bool, now: Micros) -> Option<Verdict> {
-        let is_leased = leasable(charge).is_some();
-        if !is_leased && !self.may_have_refusals(now) {
-            return None;
+    /// The number of shards, each with a lock of its own: 16, so that two threads seldom meet at one.
+    pub const SHARDS: usize = 16;
+
+    /// Returns the answer to a charge at `now` that is charged on its own and needs no store: its lease pays, or a known refusal holds.
+    pub fn answer(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        if leasable(charge).is_none() {
+            return self.refusal(charge, now);
         }
         let mut shard = self.shard(&charge.key).lock();
-        if is_leased {
-            if may_pay && let Some(paid) = self.spend(&mut shard.leases, charge, now) {
-                return Some(paid);
-            }
-            if let Some(refusal) = shard.leases.refusal_until_grant(charge, now) {
-                self.refused.fetch_add(1, Ordering::Relaxed);
-                return Some(refusal);
-            }
+        self.spend(&mut shard.leases, charge, now).or_else(|| self.refusal_in(&mut shard, charge, now))
+    }
+
+    /// Returns the known refusal of a charge at `now`. `None` if the store has to be called: nothing is known, or the refusal is a
+    /// second old and this is the one call that asks again.
+    pub fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        if leasable(charge).is_none() && !self.may_have_refusals(now) {
+            return None;
+        }
+        self.refusal_in(&mut self.shard(&charge.key).lock(), charge, now)
+    }
+
+    fn refusal_in(&self, shard: &mut KnownShard, charge: &Charge, now: Micros) -> Option<Verdict> {
+        let until_grant = leasable(charge).and_then(|_| shard.leases.refusal(charge, now));
+        if until_grant.is_some() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return until_grant;
         }
         let refusal = shard.refusal(charge, now)?;
         let is_believed = now < refusal.at.saturating_add(BELIEVED);
@@ -134,12 +142,8 @@ impl Known {
             refusal.asked = now;
             return None;
         }
-        let verdict = refusal.verdict(charge, now);
-        if is_leased {
-            shard.leases.note_known(&charge.key, now);
-        }
         self.refused.fetch_add(1, Ordering::Relaxed);
-        Some(verdict)
+        Some(refusal.verdict(charge, now))
     }
 
     /// Returns the known refusal of a charge at `now`, of any age: for a store that is too busy to be asked.
@@ -162,7 +166,7 @@ impl Known {
         let (shard, fingerprint) = self.place(key, limit);
         let mut shard = shard.lock();
         let KnownShard { refusals, replies, leases, .. } = &mut *shard;
-        let held = if charge.lease.is_some() { leases.note(charge, verdict.outcome.is_refused(), at) } else { 0 };
+        let held = if charge.lease.is_some() { leases.note(charge, verdict, at) } else { 0 };
         if let Some(terms) = leasable(charge).filter(|_| !verdict.outcome.is_refused())
             && replies.get(fingerprint).is_some_and(|before| before.is_younger(at, terms.ttl()))
         {
@@ -313,7 +317,7 @@ impl Known {
 
     /// Returns the shard of the counters with this hash: its low bits, which [`LastReplies`] does not use.
     fn shard_of(&self, hash: u64) -> &Mutex<KnownShard> {
-        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
+        &self.shards[usize::try_from(hash % Self::SHARDS as u64).unwrap_or(0)]
     }
 }
 

@@ -33,7 +33,7 @@ pub mod auth_command;
 pub mod backoff;
 pub mod breaker;
 pub mod clock;
-mod concurrency;
+pub mod concurrency;
 pub mod connection;
 pub mod credentials;
 mod files;

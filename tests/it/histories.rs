@@ -422,3 +422,13 @@ pub fn requests(first: Algorithm) -> impl Strategy<Value = Requests> {
         Requests { begin, counters, requests }
     })
 }
+
+/// Returns the most hits that a store grants to one lease of a counter with so many remaining hits: a quarter, and of a counter from which four
+/// hits a second drain at least one.
+pub fn granted(limit: &Limit, remaining: u32) -> u64 {
+    let quota = limit.quota();
+    let drains = limit.algorithm() != Algorithm::FixedWindow;
+    let is_fast = u64::from(quota.limit()) * 250_000 >= quota.window().length().get();
+    let least = if drains && is_fast { remaining.min(1) } else { 0 };
+    u64::from(least.max(remaining / 4))
+}

@@ -4,49 +4,95 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::Guard;
 use crate::algorithm::Charge;
-use crate::model::Micros;
-use crate::store::known::{Known, Unspent};
+use crate::model::policy::is_request_refused;
+use crate::model::{Micros, Role};
+use crate::store::deadline::CallerTime;
+use crate::store::known::{Known, Paid, Spent, Unspent};
+use crate::store::{ChargeResults, StoreError, Verdicts};
 
 /// The pause between two commands that ask for leases: 5 ms. In it, the wants of many counters come together in one command.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
-/// The pause between two looks for leases that have ended: 100 ms.
-const END_AGAIN: Duration = Duration::from_millis(100);
+/// The most counters for which leases are asked for, or hits given back, at once: 100, which occupy a Redis for about a millisecond.
+const MOST_ASKED: usize = 100;
 /// The time that the store may take to grant a lease: 1 s. No caller waits for it.
 const ASKING: Duration = Duration::from_secs(1);
 
 impl Guard {
-    /// Asks for leases ahead of need, and gives back what is left when they end; runs for ever.
+    /// Charges a request that is charged whole: what leases can pay is paid, and put back if the rest is refused.
+    pub(super) async fn charge_leased(
+        &self,
+        known: &Known,
+        charges: &[Charge],
+        timeout: CallerTime,
+        now: Micros,
+    ) -> Verdicts {
+        let mut paid = known.pay(charges, now);
+        // The store decides on the quotas of a request together.
+        let is_quota = |charge: &Charge| matches!(charge.role, Role::Quota | Role::ShadowQuota);
+        if paid.iter().any(Option::is_none) && charges.iter().any(is_quota) {
+            unpay(known, charges, &mut paid, |_| true);
+        }
+        let unpaid = charges.iter().zip(&paid).filter(|(_, paid)| paid.is_none());
+        let rest: Vec<Charge> = unpaid.map(|(charge, _)| charge.clone()).collect();
+        let mut decided = match rest.is_empty() {
+            true => Verdicts::new(),
+            false => Box::pin(self.charge_unpaid(known, &rest, timeout, (true, now))).await,
+        }
+        .into_iter();
+        let verdict = |paid: &Option<Spent>| paid.as_ref().map(|paid| paid.verdict).or_else(|| decided.next());
+        let mut verdicts: Verdicts = paid.iter().filter_map(verdict).collect();
+        let outcomes = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
+        if is_request_refused(outcomes) {
+            let put_back = charges
+                .iter()
+                .zip(&mut verdicts)
+                .zip(&paid)
+                .filter(|((charge, _), paid)| paid.is_some() && !charge.is_recorded_despite_refusal());
+            for ((charge, verdict), _) in put_back {
+                let hits = u32::try_from(charge.hits.taken()).unwrap_or(u32::MAX);
+                verdict.remaining = verdict.remaining.saturating_add(hits);
+                verdict.room = verdict.remaining;
+            }
+            unpay(known, charges, &mut paid, |_| true);
+        }
+        known.keep(charges, &paid);
+        verdicts
+    }
+
+    /// Asks for leases for charges that the store was too far away or too busy to decide, from which the next calls are decided.
+    pub(super) fn want_leases(&self, charges: &[Charge], answers: &ChargeResults) {
+        let Some(known) = &self.known else { return };
+        let leased = charges.iter().zip(answers).filter(|(charge, _)| charge.lease.is_some());
+        for (charge, _) in leased.filter(|(_, answer)| answer.is_err_and(StoreError::is_unsent)) {
+            known.want_lease(charge, self.clock.now());
+        }
+    }
+
+    /// Asks for leases ahead of need, and gives back what is left when they end; runs for ever. Each step sends little, so that no other call
+    /// waits long at the store.
     pub async fn keep_leases(self: Arc<Self>) {
         let Some(known) = &self.known else { return };
-        let (mut ended, mut is_leasing) = (self.clock.now(), false);
         loop {
-            let is_due = match is_leasing {
-                true => timeout(END_AGAIN, known.lease_due()).await.is_ok(),
-                // Nothing has to be done until a lease is wanted.
-                false => {
-                    known.lease_due().await;
-                    true
+            // Nothing has to be done until a lease is wanted.
+            known.lease_due().await;
+            let mut is_leasing = true;
+            while is_leasing {
+                for turn in 0..Known::SHARDS {
+                    if self.steps.follow(&*self.clock) {
+                        // The ages of leases are wrong now.
+                        known.drop_leases();
+                    }
+                    let now = self.clock.now();
+                    self.clone().ask_for(known.lease_asks(now, self.replicas.get(), turn, MOST_ASKED));
+                    self.clone().give_back_ended(known.end_leases(now, turn));
+                    sleep(ASK_AGAIN).await;
                 }
-            };
-            let now = self.clock.now();
-            if self.steps.follow(&*self.clock) {
-                // The ages of leases are wrong now.
-                known.drop_leases();
+                is_leasing = self.asking.load(Ordering::Relaxed) > 0 || known.has_leases();
             }
-            if is_due {
-                self.clone().ask_for(known.lease_asks(now, self.replicas.get()));
-            }
-            if now.saturating_sub(ended) >= Micros::from(END_AGAIN) || now < ended {
-                ended = now;
-                self.clone().give_back_ended(known, now);
-                is_leasing = known.has_leases() || self.asking.load(Ordering::Relaxed) > 0;
-            }
-            is_leasing |= is_due;
-            sleep(ASK_AGAIN).await;
         }
     }
 
@@ -68,18 +114,20 @@ impl Guard {
         self.asking.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn give_back_ended(self: Arc<Self>, known: &Known, now: Micros) {
-        let unspent = known.end_leases(now);
+    fn give_back_ended(self: Arc<Self>, unspent: Vec<Unspent>) {
         if !unspent.is_empty() {
             tokio::spawn(async move { self.give_back_unspent(unspent).await });
         }
     }
 
-    async fn give_back_unspent(&self, unspent: Vec<Unspent>) {
-        let (charges, taken): (Vec<_>, Vec<_>) =
-            unspent.into_iter().map(|Unspent { charge, at }| (charge, Some(at))).unzip();
-        self.forget_refusals(charges.iter().map(|charge| (charge, ())));
-        self.store.give_back(&charges, &taken).await;
+    async fn give_back_unspent(&self, mut unspent: Vec<Unspent>) {
+        while !unspent.is_empty() {
+            let some = unspent.split_off(unspent.len().saturating_sub(MOST_ASKED));
+            let (charges, taken): (Vec<_>, Vec<_>) =
+                some.into_iter().map(|Unspent { charge, at }| (charge, Some(at))).unzip();
+            self.forget_refusals(charges.iter().map(|charge| (charge, ())));
+            self.store.give_back(&charges, &taken).await;
+        }
     }
 
     /// Ends all leases and gives their hits back. Waits for leases that were asked for, and gives these back too. Afterwards there are no
@@ -89,7 +137,7 @@ impl Guard {
         known.close_leases();
         loop {
             let is_asking = self.asking.load(Ordering::Relaxed) > 0;
-            let unspent = known.end_leases(self.clock.now());
+            let unspent = known.end_all_leases(self.clock.now());
             if !unspent.is_empty() {
                 self.give_back_unspent(unspent).await;
             }
@@ -97,6 +145,15 @@ impl Guard {
                 return;
             }
             sleep(ASK_AGAIN).await;
+        }
+    }
+}
+
+/// Puts back what leases have paid for such charges, which are not made after all.
+fn unpay(known: &Known, charges: &[Charge], paid: &mut Paid, is_put_back: impl Fn(&Charge) -> bool) {
+    for (charge, paid) in charges.iter().zip(paid).filter(|(charge, _)| is_put_back(charge)) {
+        if let Some(spent) = paid.take() {
+            known.unpay(charge, spent);
         }
     }
 }

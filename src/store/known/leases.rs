@@ -1,17 +1,21 @@
 //! Leases: hits that were charged in the store ahead of the requests that spend them here.
 //!
 //! A counter gets a lease once two requests need it within one length of a lease. A lease is a few parcels, each from one reply of the
-//! store. The size of a lease follows the demand: it doubles while half of it is spent in less than a quarter of its length, and
+//! store. The size of a lease follows the demand: it doubles while three quarters of it are spent in less than half of its length, and
 //! shrinks to what was spent when a parcel ends before it is used up. The store grants at most a quarter of what remains, so leases
-//! shrink to nothing as a counter runs out, and the store decides each charge. A counter of which many charges are refused stays with
-//! its leases, where the next grant is near: the store is asked by the task that asks for leases, and not by each caller.
+//! shrink to nothing as a counter runs out, and the store decides each charge.
+//!
+//! Of a counter that is used up, the last reply and the rate of the limit tell when a charge can fit. Until a little after that, it is
+//! refused here, and the hits that drain meanwhile come with the next grant: so the task that asks for leases asks the store, and not
+//! each caller.
 
+use std::collections::VecDeque;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use lru::LruCache;
 use smallvec::SmallVec;
 
-use super::table;
+use super::{BELIEVED, table};
 use crate::algorithm::{Algorithm, Charge};
 use crate::model::{Charging, CounterKey, Hits, LeaseTerms, Micros, Outcome, Provenance, Verdict};
 use crate::store::Granted;
@@ -22,17 +26,14 @@ const MOST_OF_SHARD: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 const FIRST_PAUSE: Micros = Micros::from_millis(5);
 /// The longest such pause: 1 s, the age up to which a refusal is believed.
 const LONGEST_PAUSE: Micros = Micros::from_secs(1);
-/// Refused charges in the last tenths of a second from which a counter may be at its limit: 4, and at least one of sixteen.
-const AT_LIMIT: u32 = 4;
-/// The most admitted charges for each refused one of a counter at its limit: 15.
-const ADMITTED_AT_LIMIT: u32 = 15;
-/// The part of its limit that a counter has left at most while it is at its limit: one of 64. Another instance may take what is refused here.
-const NEARLY_USED_UP: u32 = 64;
-/// The least limit of a sliding window whose callers wait for leases: 64. The store grants nothing of the last three hits, and less than one
-/// hit of twenty may go unused.
-const LEAST_SLIDING: u32 = 64;
-/// The time for which callers of a counter at its limit wait for leases although nothing is admitted: 1 s. Then one of them asks the store.
-const PROBED: Micros = Micros::from_secs(1);
+/// The time after a charge can fit for which it waits for the next grant: 25 ms, the pause between two commands that ask for leases and a
+/// round trip to a store nearby, several times over.
+const GRACE: Micros = Micros::from_millis(25);
+/// The least time in which an idle counter fills, if its callers wait for grants: 200 ms. A counter that fills faster would be full while they
+/// wait, and lose hits.
+const LEAST_FILL: Micros = Micros::from_millis(200);
+/// The longest time in which one hit drains, if callers wait for grants: 250 ms. The store grants the last hits only of such limits.
+const HIT: Micros = Micros::from_millis(250);
 /// Charges under another limit of the counter, one after the other, after which a lease is given back: 8.
 const OTHERS: u32 = 8;
 /// The smallest size of a lease after its first hit: 2.
@@ -43,7 +44,7 @@ pub(super) struct Leases {
     /// The least recently used is evicted first.
     counters: LruCache<CounterKey, CounterLease>,
     /// Counters that need hits.
-    due: Vec<CounterKey>,
+    due: VecDeque<CounterKey>,
     /// Hits that nobody spends any more.
     unspent: Vec<Unspent>,
 }
@@ -59,16 +60,20 @@ struct CounterLease {
     size: u64,
     /// The most hits to hold, as of the last time that the store was asked.
     most: u64,
-    /// Remaining hits in the store after the last reply.
+    /// Remaining hits in the store after the last reply, and the time at which the call was sent that it answers.
     remaining: u32,
+    replied_at: Micros,
+    /// Time at which one hit fits, if none did then.
+    fits_at: Micros,
     /// Time at which the counter is idle, as of the last reply.
     reset_at: Micros,
-    /// Time of the last grant, or of the lease's beginning.
+    /// Time of the last grant, or of the lease's beginning, and the hits that were held then.
     granted_at: Micros,
+    held_then: u64,
+    /// The time that the last grant took, from the need to the reply.
+    took: Micros,
     /// Time of the last request for the counter.
     used_at: Micros,
-    /// Time of the last admitted charge, or of the last one that was let through to the store although its callers wait for leases.
-    probed_at: Micros,
     /// Charges under another limit since the last one under this limit.
     others: u32,
     /// Time from which the store is asked again, after it granted nothing.
@@ -76,9 +81,6 @@ struct CounterLease {
     pause: Micros,
     /// True from the time at which it needs hits until the store has answered.
     is_asked: bool,
-    /// Charges that were admitted and refused in the last tenths of a second; an older tenth counts half.
-    admitted: u32,
-    refused: u32,
 }
 
 /// Hits from one reply of the store.
@@ -98,8 +100,9 @@ struct Parcel {
 type Parts = SmallVec<[(Micros, u64); 2]>;
 
 /// A charge that a lease has paid.
-pub(super) struct Spent {
-    pub(super) verdict: Verdict,
+pub struct Spent {
+    /// The answer.
+    pub verdict: Verdict,
     parts: Parts,
 }
 
@@ -113,7 +116,7 @@ pub struct Unspent {
 
 impl Default for Leases {
     fn default() -> Self {
-        Self { counters: table(MOST_OF_SHARD), due: Vec::new(), unspent: Vec::new() }
+        Self { counters: table(MOST_OF_SHARD), due: VecDeque::new(), unspent: Vec::new() }
     }
 }
 
@@ -138,14 +141,14 @@ impl Leases {
         let hits = charge.hits.taken();
         let lease = self.counters.get_mut(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
         (lease.used_at, lease.others) = (now, 0);
+        lease.terms = charge.lease.unwrap_or(lease.terms);
         let left = lease.left(now);
         let paid = left.checked_sub(hits);
         if lease.needs(hits, paid, now) {
             lease.is_asked = true;
-            self.due.push(charge.key.clone());
+            self.due.push_back(charge.key.clone());
         }
         let left = paid?;
-        lease.count(false, now);
         let parts = lease.take(hits, now);
         let remaining = lease.remaining.saturating_add(u32::try_from(left).unwrap_or(u32::MAX));
         let reset = lease.reset_at.saturating_sub(now);
@@ -154,12 +157,14 @@ impl Leases {
         Some(Spent { verdict, parts })
     }
 
-    /// Puts back the hits of a charge that is not made after all.
+    /// Puts back the hits of a charge that is not made after all. If their parcel has ended meanwhile, they are given back.
     pub(super) fn put_back(&mut self, charge: &Charge, spent: Spent) {
-        let Some(lease) = self.counters.peek_mut(&charge.key) else { return };
+        let mut lease = self.counters.peek_mut(&charge.key);
         for (at, hits) in spent.parts {
-            if let Some(parcel) = lease.parcels.iter_mut().find(|parcel| parcel.at == at) {
-                parcel.left += hits;
+            let parcels = lease.as_mut().map(|lease| lease.parcels.iter_mut());
+            match parcels.and_then(|mut parcels| parcels.find(|parcel| parcel.at == at)) {
+                Some(parcel) => parcel.left += hits,
+                None => self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..charge.clone() }, at }),
             }
         }
     }
@@ -176,18 +181,19 @@ impl Leases {
             size: charge.hits.taken().saturating_mul(2).max(LEAST_SIZE),
             most: u64::MAX,
             remaining: u32::MAX,
+            replied_at: now,
+            fits_at: Micros::ZERO,
             reset_at: now,
             granted_at: now,
+            held_then: 0,
+            took: FIRST_PAUSE,
             used_at: now,
-            probed_at: now,
             others: 0,
             ask_at: now,
             pause: FIRST_PAUSE,
             is_asked: true,
-            admitted: 0,
-            refused: 0,
         };
-        self.due.push(charge.key.clone());
+        self.due.push_back(charge.key.clone());
         if let Some((key, evicted)) = self.counters.push(charge.key.clone(), lease)
             && key != charge.key
         {
@@ -195,15 +201,16 @@ impl Leases {
         }
     }
 
-    /// Notes the reply of the store to a charge at `now`. Returns the hits that this instance holds beside it.
-    pub(super) fn note(&mut self, charge: &Charge, is_refused: bool, now: Micros) -> u64 {
+    /// Notes the store's reply `verdict` to a charge that was sent at `at`. Returns the hits that this instance holds beside it.
+    pub(super) fn note(&mut self, charge: &Charge, verdict: &Verdict, at: Micros) -> u64 {
         let Some(lease) = self.counters.peek_mut(&charge.key) else { return 0 };
-        let left = lease.left(now);
-        if lease.charge.limit == charge.limit {
-            lease.terms = charge.lease.unwrap_or(lease.terms);
-            lease.count(is_refused, now);
+        let left = lease.left(at);
+        if lease.charge.limit == charge.limit && at >= lease.replied_at {
+            (lease.remaining, lease.replied_at) = (verdict.remaining, at);
+            let retry = verdict.retry.filter(|_| charge.hits.taken() == 1);
+            lease.fits_at = retry.map_or(Micros::ZERO, |retry| at.saturating_add(retry));
         }
-        self.leave_other_limit(charge, is_refused);
+        self.leave_other_limit(charge, verdict.outcome.is_refused());
         left
     }
 
@@ -220,34 +227,27 @@ impl Leases {
         }
     }
 
-    /// Notes that a refusal of a counter still holds.
-    pub(super) fn note_known(&mut self, key: &CounterKey, now: Micros) {
-        if let Some(lease) = self.counters.peek_mut(key) {
-            lease.count(true, now);
-        }
-    }
-
-    /// Returns the refusal of a charge at `now` of a counter at its limit, whose callers wait for the next grant of the store. `None` if
-    /// the store is to decide it.
-    pub(super) fn refusal_until_grant(&mut self, charge: &Charge, now: Micros) -> Option<Verdict> {
-        let lease = self.counters.peek_mut(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
-        let retry = lease.next_grant(charge.hits.taken(), now)?;
-        if lease.probed_at.saturating_add(PROBED) <= now {
-            lease.probed_at = now;
+    /// Returns the refusal of a charge at `now` that cannot fit yet, or that waits for the next grant. `None` if the store is to decide it.
+    pub(super) fn refusal(&self, charge: &Charge, now: Micros) -> Option<Verdict> {
+        if !charge.remembers_refusals {
             return None;
         }
-        lease.count(true, now);
+        let lease = self.counters.peek(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
+        let retry = Some(lease.wait(charge.hits.taken(), now)?);
         let reset = lease.reset_at.saturating_sub(now);
-        Some(Verdict { reset, retry: Some(retry), ..Verdict::uncounted(Outcome::Refused, Provenance::Known) })
+        Some(Verdict { reset, retry, ..Verdict::uncounted(Outcome::Refused, Provenance::Known) })
     }
 
-    /// Adds the charges to ask for at `now` to `asks`. A counter's leases in all instances together hold at most their share.
-    pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32, asks: &mut Vec<Charge>) {
-        for key in std::mem::take(&mut self.due) {
+    /// Adds charges to ask for at `now` to `asks`, until these are `limit`. A counter's leases in all instances together hold at most their
+    /// share.
+    pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32, limit: usize, asks: &mut Vec<Charge>) {
+        while asks.len() < limit
+            && let Some(key) = self.due.pop_front()
+        {
             let Some(lease) = self.counters.peek_mut(&key).filter(|lease| lease.is_asked) else { continue };
             let most = lease.terms.most(lease.charge.limit.quota().limit(), replicas);
             (lease.size, lease.most) = (lease.size.min(most), most);
-            let hits = lease.size.saturating_sub(lease.held());
+            let hits = lease.size.saturating_sub(lease.lasting(now)).min(most.saturating_sub(lease.held()));
             if most == 0 {
                 // Its share is less than one hit.
                 if let Some(lease) = self.counters.pop(&key) {
@@ -276,33 +276,36 @@ impl Leases {
         };
         lease.is_asked = false;
         let is_of_window = lease.charge.limit.algorithm() == Algorithm::FixedWindow;
-        if let Some(Granted { remaining, reset, .. }) = granted {
-            (lease.remaining, lease.reset_at) = (remaining, sent.saturating_add(reset));
-        }
-        let Some(Granted { at, hits, .. }) = granted.filter(|granted| granted.hits > 0) else {
-            lease.ask_at = now.saturating_add(lease.pause);
-            if granted.is_some() && is_of_window {
-                lease.ask_at = lease.ask_at.min(lease.reset_at);
-            }
+        let Some(Granted { at, hits, remaining, reset, retry }) = granted else {
             // A store that does not answer is asked ever less often.
-            let longest = if granted.is_some() { lease.longest_pause() } else { LONGEST_PAUSE };
-            lease.pause = Micros::new(lease.pause.get().saturating_mul(2)).min(longest);
+            lease.pause_until(now, LONGEST_PAUSE);
             return;
         };
+        (lease.remaining, lease.replied_at, lease.reset_at) = (remaining, sent, sent.saturating_add(reset));
+        lease.fits_at = retry.map_or(Micros::ZERO, |retry| sent.saturating_add(retry));
         lease.pause = FIRST_PAUSE;
-        lease.granted_at = now;
-        lease.parcels.retain(|parcel| parcel.left > 0);
-        let counted_until = if is_of_window { lease.reset_at } else { Micros::new(u64::MAX) };
-        let ends = sent.saturating_add(lease.terms.ttl()).min(counted_until);
-        lease.parcels.push(Parcel { at, granted: hits, left: hits, since: sent, ends, counted_until });
+        lease.ask_at = lease.next_grant(now);
+        // A lease that was given back while it was asked for can be asked for twice.
+        let kept = hits.min(lease.most.saturating_sub(lease.held()));
+        let charge = |hits| Charge { hits: Hits::take(hits), ..ask.clone() };
+        if kept < hits {
+            self.unspent.push(Unspent { charge: charge(hits - kept), at });
+        }
+        if kept > 0 {
+            lease.granted_at = now;
+            lease.took = now.saturating_sub(sent).saturating_add(FIRST_PAUSE);
+            lease.parcels.retain(|parcel| parcel.left > 0);
+            let counted_until = if is_of_window { lease.reset_at } else { Micros::new(u64::MAX) };
+            let ends = sent.saturating_add(lease.terms.ttl()).min(counted_until);
+            lease.parcels.push(Parcel { at, granted: kept, left: kept, since: sent, ends, counted_until });
+            lease.held_then = lease.held();
+        }
     }
 
     /// Ends parcels whose time is over at `now`, and forgets counters that nobody needs any more.
     pub(super) fn end(&mut self, now: Micros) {
         let mut idle = SmallVec::<[CounterKey; 8]>::new();
         for (key, lease) in &mut self.counters {
-            lease.admitted /= 2;
-            lease.refused /= 2;
             while let Some(place) = lease.parcels.iter().position(|parcel| !parcel.is_live(now)) {
                 let parcel = lease.parcels.remove(place);
                 if parcel.left > 0 {
@@ -344,33 +347,10 @@ impl CounterLease {
         self.parcels.iter().filter(|parcel| parcel.is_live(now)).map(|parcel| parcel.left).sum()
     }
 
-    fn count(&mut self, is_refused: bool, now: Micros) {
-        let count = if is_refused { &mut self.refused } else { &mut self.admitted };
-        *count = count.saturating_add(1);
-        if !is_refused {
-            self.probed_at = now;
-        }
-    }
-
-    /// Returns the time until the next grant, if the counter is at its limit, and a charge of so many hits waits for that.
-    fn next_grant(&self, hits: u64, now: Micros) -> Option<Micros> {
-        let is_refused_often = self.refused >= AT_LIMIT && self.refused >= self.admitted / ADMITTED_AT_LIMIT;
-        let is_at_limit = is_refused_often || self.remaining <= self.charge.limit.quota().limit() / NEARLY_USED_UP;
-        let is_awaited = self.is_asked || now < self.ask_at;
-        // A charge that leases are too small for does not wait for them.
-        let is_payable = hits <= self.most / 2;
-        (is_at_limit && is_awaited && is_payable && self.is_refilled_soon())
-            .then(|| self.ask_at.saturating_sub(now).max(FIRST_PAUSE))
-    }
-
-    /// Returns true if the counter always gets room for a grant soon, and loses nothing if that is used a little later.
-    fn is_refilled_soon(&self) -> bool {
-        let is_loss_small = match self.charge.limit.algorithm() {
-            Algorithm::FixedWindow => false,
-            Algorithm::SlidingWindow => self.charge.limit.quota().limit() >= LEAST_SLIDING,
-            _ => true,
-        };
-        is_loss_small && self.longest_pause() < LONGEST_PAUSE
+    /// Returns the hits that can be spent at `now` and do not end before the store has granted more.
+    fn lasting(&self, now: Micros) -> u64 {
+        let soon = now.saturating_add(self.took).saturating_add(self.took);
+        self.parcels.iter().filter(|parcel| parcel.is_live(now) && parcel.ends > soon).map(|parcel| parcel.left).sum()
     }
 
     /// Returns the hits that are held, also in parcels that have ended.
@@ -378,28 +358,86 @@ impl CounterLease {
         self.parcels.iter().map(|parcel| parcel.left).sum()
     }
 
-    /// Returns true if the store is to be asked for more: half of the lease is spent, or it has too few hits for a charge (`left` is
+    /// Returns true if the store is to be asked for more: most of the lease is spent, or it has too few hits for a charge (`left` is
     /// `None`). Adapts the size to the time that this took.
     fn needs(&mut self, hits: u64, left: Option<u64>, now: Micros) -> bool {
-        if self.is_asked || now < self.ask_at || left.is_some_and(|left| left > self.size / 2) {
+        let is_too_large = left.is_none() && hits > self.most;
+        if self.is_asked
+            || now < self.ask_at
+            || is_too_large
+            || left.is_some_and(|left| !self.is_low(left.min(self.lasting(now)), now))
+        {
             return false;
         }
         let passed = now.saturating_sub(self.granted_at);
-        if left.is_none() || passed.get() < self.terms.ttl().get() / 4 {
+        if left.is_none() || passed.get() < self.terms.ttl().get() / 2 {
             self.size = self.size.saturating_mul(2).max(hits);
         }
         true
     }
 
-    /// Returns the longest pause after the store granted nothing: the time in which it has room for the four hits of which it grants one.
-    /// A fixed window that is used up has none until it ends.
-    fn longest_pause(&self) -> Micros {
-        if self.charge.limit.algorithm() == Algorithm::FixedWindow {
-            return LONGEST_PAUSE;
-        }
+    /// Returns true if three quarters of the lease are spent, or if it will be spent before the store has granted more.
+    fn is_low(&self, left: u64, now: Micros) -> bool {
+        let spent = self.held_then.saturating_sub(left);
+        let passed = now.saturating_sub(self.granted_at).get();
+        let took = self.took.get();
+        let is_too_slow = passed >= took && left.saturating_mul(passed) < spent.saturating_mul(took).saturating_mul(2);
+        left <= self.size / 4 || is_too_slow
+    }
+
+    /// Asks the store again after a pause of at most `longest`, which doubles.
+    fn pause_until(&mut self, now: Micros, longest: Micros) {
+        self.ask_at = now.saturating_add(self.pause);
+        self.pause = Micros::new(self.pause.get().saturating_mul(2)).min(longest);
+    }
+
+    /// Returns the earliest time at which the store grants a hit, if no hits are given back before; at most a second from `now`.
+    fn next_grant(&self, now: Micros) -> Micros {
+        let quarter = 4_u32.saturating_sub(self.remaining);
+        let wait = match (self.remaining, self.grants_last_hits()) {
+            (0, true) => self.fits_at.saturating_sub(now),
+            (_, true) => return now,
+            (_, false) if quarter == 0 => return now,
+            (_, false) if self.charge.limit.algorithm() == Algorithm::FixedWindow => self.reset_at.saturating_sub(now),
+            (_, false) => Micros::new(self.hit().get().saturating_mul(quarter.into())),
+        };
+        now.saturating_add(wait.clamp(FIRST_PAUSE, LONGEST_PAUSE))
+    }
+
+    /// Returns the time in which one hit drains.
+    fn hit(&self) -> Micros {
         let quota = self.charge.limit.quota();
-        let four_hits = quota.window().length().get().saturating_mul(4) / u64::from(quota.limit().max(1));
-        Micros::new(four_hits).clamp(FIRST_PAUSE, LONGEST_PAUSE)
+        Micros::new(quota.window().length().get() / u64::from(quota.limit().max(1)))
+    }
+
+    /// Returns true if the store grants the last hits too, and not only a quarter of what remains.
+    fn grants_last_hits(&self) -> bool {
+        let quota = self.charge.limit.quota();
+        let is_fast = u64::from(quota.limit()).saturating_mul(HIT.get()) >= quota.window().length().get();
+        is_fast && self.charge.limit.algorithm() != Algorithm::FixedWindow
+    }
+
+    /// Returns the time until a charge of so many hits gets its next answer. `None` if the store is to decide it: it may fit, or it does not
+    /// wait for grants.
+    fn wait(&self, hits: u64, now: Micros) -> Option<Micros> {
+        let Self { charge: Charge { limit, .. }, replied_at, .. } = self;
+        let is_known = *replied_at <= now && now < replied_at.saturating_add(BELIEVED);
+        let is_awaited = self.is_asked || now < self.ask_at;
+        if !self.grants_last_hits() || hits > self.most || !is_known || !is_awaited {
+            return None;
+        }
+        // A hit of a limit takes a window by its limit, in parts of a microsecond.
+        let time_of = |hits: i128| {
+            hits * i128::from(limit.quota().window().length().get()) / i128::from(limit.quota().limit().max(1))
+        };
+        if time_of(limit.capacity().into()) < LEAST_FILL.get().into() {
+            return None;
+        }
+        let missing = i128::from(hits) - i128::from(self.remaining) - i128::from(self.left(now));
+        let fits_at = (i128::from(replied_at.get()) + time_of(missing)).max(self.fits_at.get().into());
+        let fits_in = fits_at - i128::from(now.get());
+        let waits = fits_in + i128::from(GRACE.get()) > 0;
+        waits.then(|| Micros::new(u64::try_from(fits_in).unwrap_or(0)).max(FIRST_PAUSE))
     }
 
     fn take(&mut self, hits: u64, now: Micros) -> Parts {

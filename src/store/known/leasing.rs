@@ -8,9 +8,10 @@ use tokio::sync::Notify;
 
 use super::Known;
 use super::leases::{Leases, Spent, Unspent};
+use super::replies::LastReply;
 use crate::algorithm::Charge;
-use crate::model::{LeaseTerms, Micros, Verdict};
-use crate::store::{Granted, Verdicts};
+use crate::model::{LeaseTerms, Micros, Outcome, Provenance, Verdict};
+use crate::store::Granted;
 
 /// Leases as a whole. Those of each counter are in its shard.
 #[derive(Default)]
@@ -21,6 +22,9 @@ pub(super) struct Leased {
     is_closed: AtomicBool,
     hits: [AtomicU64; LeaseHits::ALL.len()],
 }
+
+/// For each charge of a request, what a lease has paid.
+pub type Paid = SmallVec<[Option<Spent>; 4]>;
 
 /// Kind of hits of leases, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,26 +59,29 @@ impl Known {
         Some(spent.verdict)
     }
 
-    /// Pays all of these charges from the leases of their counters, or none of them.
-    pub fn spend_all(&self, charges: &[Charge], now: Micros) -> Option<Verdicts> {
-        if !charges.iter().all(|charge| leasable(charge).is_some()) {
-            return None;
+    /// Pays those of these charges of one request that leases can pay. What is not kept by [`Known::keep`] has to be put back.
+    pub fn pay(&self, charges: &[Charge], now: Micros) -> Paid {
+        let pay = |charge: &Charge| {
+            leasable(charge)?;
+            let leases = &mut self.shard(&charge.key).lock().leases;
+            self.leased.telling_due(leases, |leases| leases.spend(charge, now))
+        };
+        charges.iter().map(pay).collect()
+    }
+
+    /// Keeps what was paid.
+    pub fn keep(&self, charges: &[Charge], paid: &Paid) {
+        let hits = |(charge, paid): (&Charge, &Option<Spent>)| paid.as_ref().map_or(0, |_| charge.hits.taken());
+        self.leased.count(LeaseHits::Spent, charges.iter().zip(paid).map(hits).sum());
+    }
+
+    /// Puts back what was paid for a charge that is not made after all.
+    pub fn unpay(&self, charge: &Charge, spent: Spent) {
+        let leases = &mut self.shard(&charge.key).lock().leases;
+        leases.put_back(charge, spent);
+        if !leases.is_idle() {
+            self.leased.due.notify_one();
         }
-        let mut all: SmallVec<[Spent; 4]> = SmallVec::new();
-        for charge in charges {
-            let mut shard = self.shard(&charge.key).lock();
-            let spent = self.leased.telling_due(&mut shard.leases, |leases| leases.spend(charge, now));
-            drop(shard);
-            let Some(spent) = spent else {
-                for (charge, spent) in charges.iter().zip(all) {
-                    self.shard(&charge.key).lock().leases.put_back(charge, spent);
-                }
-                return None;
-            };
-            all.push(spent);
-        }
-        self.leased.count(LeaseHits::Spent, charges.iter().map(|charge| charge.hits.taken()).sum());
-        Some(all.into_iter().map(|spent| spent.verdict).collect())
     }
 
     /// Asks for a lease on behalf of a charge at `now` that the store is too far away to decide.
@@ -98,11 +105,13 @@ impl Known {
         self.leased.due.notified().await;
     }
 
-    /// Returns the charges to ask the store for at `now`, for leases of `replicas` instances.
-    pub fn lease_asks(&self, now: Micros, replicas: NonZeroU32) -> Vec<Charge> {
+    /// Returns at most `most` charges to ask the store for at `now`, for leases of `replicas` instances; the others wait. Begins with the
+    /// shard of this `turn`.
+    pub fn lease_asks(&self, now: Micros, replicas: NonZeroU32, turn: usize, most: usize) -> Vec<Charge> {
         let mut asks = Vec::new();
-        for shard in &self.shards {
-            shard.lock().leases.ask(now, replicas, &mut asks);
+        for shard in 0..self.shards.len() {
+            let shard = &self.shards[(turn + shard) % self.shards.len()];
+            shard.lock().leases.ask(now, replicas, most, &mut asks);
         }
         asks
     }
@@ -110,33 +119,43 @@ impl Known {
     /// Adds the hits that the store granted to an `ask` that was sent at `sent`; `None` if it did not answer.
     pub fn grant(&self, ask: &Charge, granted: Option<Granted>, sent: Micros, now: Micros) {
         self.leased.count(LeaseHits::Granted, granted.map_or(0, |granted| granted.hits));
-        let mut shard = self.shard(&ask.key).lock();
+        let (shard, fingerprint) = self.place(&ask.key, &ask.limit);
+        let mut shard = shard.lock();
         shard.leases.grant(ask, granted, sent, now);
+        if let Some(Granted { remaining, reset, .. }) = granted {
+            let refunded_until = shard.replies.get(fingerprint).and_then(|before| before.refunded_until(sent));
+            let verdict = Verdict { remaining, reset, ..Verdict::uncounted(Outcome::Admitted, Provenance::Store) };
+            shard.replies.put(fingerprint, LastReply::new(ask.hits, &verdict, sent, refunded_until));
+        }
         if self.leased.is_closed.load(Ordering::Relaxed) {
             shard.leases.close();
         }
     }
 
-    /// Ends leases whose time is over at `now`, and returns hits to give back.
-    pub fn end_leases(&self, now: Micros) -> Vec<Unspent> {
+    /// Ends leases of one shard whose time is over at `now`, and returns hits to give back. The shards take turns.
+    pub fn end_leases(&self, now: Micros, turn: usize) -> Vec<Unspent> {
         let mut unspent = Vec::new();
-        for shard in &self.shards {
-            let leases = &mut shard.lock().leases;
-            leases.end(now);
-            leases.unspent(&mut unspent);
-        }
+        let mut shard = self.shards[turn % self.shards.len()].lock();
+        shard.leases.end(now);
+        shard.leases.unspent(&mut unspent);
+        drop(shard);
         self.leased.count(LeaseHits::GivenBack, unspent.iter().map(|unspent| unspent.charge.hits.taken()).sum());
         unspent
     }
 
-    /// Ends all leases at once. [`Known::end_leases`] returns their hits.
+    /// Ends leases of all shards, as [`Known::end_leases`].
+    pub fn end_all_leases(&self, now: Micros) -> Vec<Unspent> {
+        (0..self.shards.len()).flat_map(|turn| self.end_leases(now, turn)).collect()
+    }
+
+    /// Ends all leases at once. [`Known::end_all_leases`] returns their hits.
     pub fn drop_leases(&self) {
         for shard in &self.shards {
             shard.lock().leases.close();
         }
     }
 
-    /// Ends all leases; there are none from now on. [`Known::end_leases`] returns their hits.
+    /// Ends all leases; there are none from now on. [`Known::end_all_leases`] returns their hits.
     pub fn close_leases(&self) {
         self.leased.is_closed.store(true, Ordering::Relaxed);
         self.drop_leases();

@@ -31,7 +31,7 @@ fn answer(outcome: Outcome) -> Verdict {
 }
 
 fn is_known(known: &Known, charge: &Charge, now: Micros) -> bool {
-    known.answer(charge, true, now).is_some()
+    known.answer(charge, now).is_some()
 }
 
 #[test]

@@ -33,12 +33,12 @@
 -- the caller undoes them if he must. later: these were decided without this server, each on its own: of hits that were
 -- admitted (records: 0) as many are charged as still fit; hits that were refused (records: 1) are charged where nothing
 -- remains. lease: of each, as many hits are charged as fit into a quarter of what remains: they are spent later, and an instance
--- that takes them leaves the others most of what is left. undo: takes back the hits of charges; there is no deadline.
+-- that takes them leaves the others most of what is left. Of four hits a second or more that drain, one at least. undo: takes back the hits of charges; there is no deadline.
 --
 -- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
 -- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
 -- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait, and
--- of what was refused the room there was for it (in the mode lease the hits charged), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
+-- of what was refused the room there was for it (in the mode lease the hits charged, and where nothing remains the wait for one), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
 local head, record, slot, growing = '<I8s', '<I4sI4I4I8I8I8I8I4sBBB', '<I4', '<I4I4I4'
 local row, left = '<BI4I8i8I4', '<I4I8'
@@ -168,6 +168,7 @@ while at <= #packed do
   local charge = {
     key = key, algorithm = algorithm, limit = limit, burst = burst, window = window, tick = tick, hits = hits,
     back = back, descriptor = descriptor, role = role, records = records, always = always,
+    drains = name ~= 'fixed_window',
   }
   if delay == 1 then
     charge.max, at = unpacked(slot, packed, at)
@@ -265,7 +266,11 @@ end
 local function fitting(charge)
   local _, remaining = decide(charge, state_of(charge), 0, 0)
   if mode == 'lease' then
-    return math.min(charge.hits, math.floor(remaining / 4))
+    local most = math.floor(remaining / 4)
+    if most == 0 and remaining > 0 and charge.drains and charge.limit * 250000 >= charge.window then
+      most = 1
+    end
+    return math.min(charge.hits, most)
   end
   if charge.records == 1 then
     return remaining == 0 and charge.hits or 0
@@ -281,6 +286,10 @@ for index = 1, count do
   charge.code, charge.remaining, charge.reset, charge.wait, charge.room = take(charge)
   if mode == 'lease' then
     charge.room = charge.code == 0 and charge.hits or 0
+    if charge.room == 0 and charge.remaining == 0 then
+      local _
+      charge.code, _, _, charge.wait = decide(charge, state_of(charge), 1, 0)
+    end
   end
 end
 

@@ -28,11 +28,12 @@ impl Redis {
         for (group, outcome) in groups.iter().zip(outcomes) {
             let Ok((at, rows)) = outcome else { continue };
             for (&member, row) in group.members.iter().zip(rows.iter()) {
-                granted[member] = row.answer.map(|Verdict { room: hits, remaining, reset, .. }| Granted {
+                granted[member] = row.answer.map(|Verdict { room: hits, remaining, reset, retry, .. }| Granted {
                     at,
                     hits: hits.into(),
                     remaining,
                     reset,
+                    retry,
                 });
             }
         }

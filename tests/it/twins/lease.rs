@@ -1,4 +1,5 @@
-//! Hits that are charged ahead of the requests that spend them: at most a quarter of what remains, by every algorithm.
+//! Hits that are charged ahead of the requests that spend them: at most a quarter of what remains, or the last hits one by one, by
+//! every algorithm.
 
 use proptest::prelude::*;
 use tidegate::algorithm::Charge;
@@ -6,11 +7,11 @@ use tidegate::model::{Charging, Hits};
 use tidegate::store::redis::script::Mode;
 
 use super::hold;
-use crate::histories::{any_limit, charge, moment, pause, taken};
+use crate::histories::{any_limit, charge, granted, moment, pause, taken};
 use crate::world::Counters;
 
 #[tokio::test]
-async fn what_is_leased_is_a_quarter_of_what_remains_in_lua_as_in_rust() {
+async fn what_is_leased_is_a_quarter_of_what_remains_or_the_last_hits_in_lua_as_in_rust() {
     let events = prop::collection::vec((pause(), taken(), any::<bool>()), 1..20);
     hold(2_000, (any_limit(), moment(), events), |bench, (limit, begin, events)| {
         bench.empty();
@@ -22,13 +23,17 @@ async fn what_is_leased_is_a_quarter_of_what_remains_in_lua_as_in_rust() {
             let charge = charge("only", limit, Charging::AllOrNothing, amount.of(&limit));
             let look = Charge { hits: Hits::LOOK, ..charge.clone() };
             if is_leased {
-                let remaining: u64 = memory.request(std::slice::from_ref(&look), now)[0].remaining.into();
-                let hits = charge.hits.taken().min(remaining / 4);
+                let remaining = memory.request(std::slice::from_ref(&look), now)[0].remaining;
+                let hits = charge.hits.taken().min(granted(&limit, remaining));
                 let row = bench.rows(std::slice::from_ref(&charge), Mode::Lease, now)[0];
                 let told = memory.request(&[Charge { hits: Hits::take(hits), ..charge }], now)[0];
                 let answer = row.answer.expect("its key is ours");
                 prop_assert_eq!(u64::from(answer.room), hits);
                 prop_assert_eq!((answer.remaining, answer.reset), (told.remaining, told.reset));
+                if hits == 0 && told.remaining == 0 {
+                    let one = Charge { hits: Hits::take(1), ..look.clone() };
+                    prop_assert_eq!(answer.retry, memory.request(&[one], now)[0].retry);
+                }
             } else {
                 let answers = bench.charge(std::slice::from_ref(&charge), now);
                 prop_assert_eq!(answers, memory.request(&[charge], now));

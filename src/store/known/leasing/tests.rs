@@ -35,10 +35,10 @@ fn admitted(remaining: u32) -> Verdict {
 
 /// Asks at `now` for what is due, and grants as many hits of one counter. Returns the hits that were asked for.
 fn grant(known: &Known, hits: u64, now: Micros) -> Option<u64> {
-    let asks = known.lease_asks(now, ONE);
+    let asks = known.lease_asks(now, ONE, 0, 100);
     let ask = asks.first()?;
     let reset = Micros::from_millis(500);
-    known.grant(ask, Some(Granted { at: now, hits, remaining: 900, reset }), now, now);
+    known.grant(ask, Some(Granted { at: now, hits, remaining: 900, reset, retry: None }), now, now);
     Some(ask.hits.taken())
 }
 
@@ -52,12 +52,12 @@ fn with_lease(charge: &Charge, hits: u64) -> Known {
 
 /// The answer of a lease.
 fn spend(known: &Known, charge: &Charge, now: Micros) -> Option<Verdict> {
-    known.answer(charge, true, now).filter(|verdict| verdict.provenance == Provenance::Lease)
+    known.answer(charge, now).filter(|verdict| verdict.provenance == Provenance::Lease)
 }
 
 /// The answer without a lease or a store.
 fn refusal(known: &Known, charge: &Charge, now: Micros) -> Option<Verdict> {
-    known.answer(charge, true, now).filter(|verdict| verdict.outcome.is_refused())
+    known.answer(charge, now).filter(|verdict| verdict.outcome.is_refused())
 }
 
 fn refused() -> Verdict {
@@ -65,7 +65,7 @@ fn refused() -> Verdict {
 }
 
 fn unspent(known: &Known, now: Micros) -> Vec<(u64, Micros)> {
-    known.end_leases(now).iter().map(|unspent| (unspent.charge.hits.taken(), unspent.at)).collect()
+    known.end_all_leases(now).iter().map(|unspent| (unspent.charge.hits.taken(), unspent.at)).collect()
 }
 
 #[test]
@@ -156,18 +156,25 @@ fn a_lease_is_given_back_when_its_limit_changes_and_not_for_a_few_charges_under_
 }
 
 #[test]
-fn a_request_is_paid_whole_or_not_at_all() {
+fn what_a_request_does_not_spend_after_all_is_put_back() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 10);
     let request = [Charge { key: key("other"), ..one.clone() }, one];
     let other = &request[0];
-    assert_eq!(known.spend_all(&request, NOON), None);
+    let mut paid = known.pay(&request, NOON);
+    assert_eq!(paid.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true], "the other has no lease");
+    known.unpay(&request[1], paid[1].take().unwrap());
     known.want_lease(other, NOON);
     assert_eq!(grant(&known, 1, NOON), Some(2));
-    let verdicts = known.spend_all(&request, NOON).unwrap();
-    assert!(verdicts.iter().all(|verdict| verdict.provenance == Provenance::Lease));
-    assert_eq!(known.spend_all(&request, NOON), None, "the other has no more");
-    assert_eq!(unspent(&known, at(1_000)), [(9, NOON)]);
+    let paid = known.pay(&request, NOON);
+    assert!(paid.iter().flatten().all(|paid| paid.verdict.provenance == Provenance::Lease));
+    known.keep(&request, &paid);
+    assert_eq!(known.lease_hits(LeaseHits::Spent), 2);
+    let mut paid = known.pay(&request, NOON);
+    assert!(paid[0].is_none(), "the other has no more");
+    assert_eq!(unspent(&known, at(1_000)), [(8, NOON)]);
+    known.unpay(&request[1], paid[1].take().unwrap());
+    assert_eq!(unspent(&known, at(1_000)), [(1, NOON)], "its lease has ended meanwhile");
 }
 
 #[test]
@@ -177,21 +184,21 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
     let mut asked = Vec::new();
     for millis in 1..200 {
         let _ = spend(&known, &one, at(millis));
-        let asks = known.lease_asks(at(millis), ONE);
+        let asks = known.lease_asks(at(millis), ONE, 0, 100);
         for ask in &asks {
             let hits = ask.hits.taken();
             asked.push(hits);
             known.grant(
                 ask,
-                Some(Granted { at: at(millis), hits, remaining: 900, reset: at(0) }),
+                Some(Granted { at: at(millis), hits, remaining: 900, reset: at(0), retry: None }),
                 at(millis),
                 at(millis),
             );
         }
     }
-    assert_eq!(asked[..5], [3, 6, 12, 24, 34], "it holds 4, 8, 16, 32 and then 50 hits, its share");
-    assert!(asked[5..].iter().all(|hits| *hits == 25), "{asked:?}: and asks when half of them are spent");
-    known.end_leases(at(2_000));
+    assert_eq!(asked[..5], [4, 7, 13, 23, 41], "it holds 4, 8, 16, 32 and then 50 hits, its share");
+    assert!(asked[5..].iter().all(|hits| *hits == 38), "{asked:?}: and asks when three quarters are spent");
+    known.end_all_leases(at(2_000));
     known.want_lease(&one, at(2_000));
     let tiny = Charge { lease: LeaseTerms::new(999, Micros::from_secs(1)), ..leased(Algorithm::Gcra) };
     let known = Known::default();
@@ -205,77 +212,127 @@ fn leases_that_are_closed_are_given_back_and_so_is_what_is_granted_later() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 10);
     known.want_lease(&Charge { key: key("other"), ..leased(Algorithm::Gcra) }, NOON);
-    let asks = known.lease_asks(NOON, ONE);
+    let asks = known.lease_asks(NOON, ONE, 0, 100);
     known.close_leases();
     assert_eq!(spend(&known, &one, NOON), None);
     assert_eq!(unspent(&known, NOON), [(10, NOON)]);
-    let granted = Granted { at: at(1), hits: 2, remaining: 0, reset: Micros::ZERO };
+    let granted = Granted { at: at(1), hits: 2, remaining: 0, reset: Micros::ZERO, retry: None };
     known.grant(&asks[0], Some(granted), NOON, at(2));
     assert_eq!(unspent(&known, at(2)), [(2, at(1))]);
     known.want_lease(&one, NOON);
-    assert!(known.lease_asks(NOON, ONE).is_empty());
+    assert!(known.lease_asks(NOON, ONE, 0, 100).is_empty());
+}
+
+/// Knowledge of a counter of which the store granted nothing and has so many hits left at [`NOON`]. It is asked again.
+fn used_up(charge: &Charge, remaining: u32) -> Known {
+    let known = Known::default();
+    known.want_lease(charge, NOON);
+    let asks = known.lease_asks(NOON, ONE, 0, 100);
+    let nothing = Granted { at: NOON, hits: 0, remaining, reset: Micros::from_secs(1), retry: None };
+    known.grant(&asks[0], Some(nothing), NOON, NOON);
+    known
 }
 
 #[test]
 fn callers_of_a_counter_at_its_limit_wait_for_its_next_lease() {
-    let one = leased(Algorithm::Gcra);
-    let known = with_lease(&one, 0);
-    (0..8).for_each(|millis| _ = known.learn(&one, &refused(), at(millis)));
-    let held = refusal(&known, &one, at(20)).expect("the store is asked for a lease");
-    assert_eq!((held.provenance, held.retry), (Provenance::Known, Some(Micros::from_millis(5))));
-    known.forget_refusal(&one.key);
-    assert!(refusal(&known, &one, at(20)).is_some(), "although hits are given back");
-    assert_eq!(grant(&known, 5, at(20)), Some(4));
-    assert!(spend(&known, &one, at(21)).is_some());
-    let slow = Limit::new(Algorithm::Gcra, Quota::new(100, Window::of_unit(Unit::Minute))).unwrap();
-    let slow = Charge { limit: slow, ..one };
-    let known = with_lease(&slow, 0);
-    (0..8).for_each(|millis| _ = known.learn(&slow, &refused(), at(millis)));
-    assert_eq!(known.answer(&slow, true, at(20)), None, "its next hit is far");
+    let limit = Limit::new(Algorithm::Gcra, Quota::new(100, Window::of_unit(Unit::Second))).unwrap();
+    let slow = Charge { limit, ..leased(Algorithm::Gcra) };
+    // One hit drains in 10 ms, and the next grant may take 25 ms more.
+    for (remaining, waits) in [(0, 35), (1, 25), (2, 15), (3, 5), (4, 0)] {
+        let known = used_up(&slow, remaining);
+        for millis in 0..60 {
+            let refusal = refusal(&known, &slow, at(millis));
+            assert_eq!(refusal.is_some(), millis < waits, "of {remaining} after {millis} ms");
+            if let Some(refusal) = refusal {
+                let retry = if remaining == 0 { 10_u64.saturating_sub(millis).max(5) } else { 5 };
+                assert_eq!((refusal.provenance, refusal.retry), (Provenance::Known, Some(Micros::from_millis(retry))));
+            }
+        }
+    }
+    let known = used_up(&slow, 0);
+    assert!(refusal(&known, &slow, at(10)).is_some());
+    assert_eq!(grant(&known, 1, at(10)), Some(4));
+    assert!(spend(&known, &slow, at(11)).is_some(), "it is granted");
+    known.learn(&slow, &Verdict { retry: Some(Micros::new(1)), ..refused() }, at(12));
+    assert!(refusal(&known, &slow, at(20)).is_some(), "a reply to a caller counts too");
+    known.forget_refusal(&slow.key);
+    assert_eq!(known.answer(&slow, at(1_013)), None, "it is a second old");
 }
 
 #[test]
-fn charges_that_leases_do_not_pay_do_not_wait_for_them() {
+fn charges_that_do_not_wait_for_leases_are_decided_by_the_store() {
+    let limit = |algorithm, quota| Limit::new(algorithm, quota).unwrap();
+    let second = Window::of_unit(Unit::Second);
     let one = leased(Algorithm::Gcra);
-    let at_limit = || {
-        let known = with_lease(&one, 0);
-        (0..8).for_each(|millis| _ = known.learn(&one, &refused(), at(millis)));
-        assert!(refusal(&known, &one, at(20)).is_some());
-        known
-    };
-    for (hits, waits) in [(25, true), (26, false)] {
-        let charge = Charge { hits: Hits::take(hits), ..one.clone() };
-        let answer = at_limit().answer(&charge, true, at(20));
-        assert_eq!(answer.is_some(), waits, "{hits} of the 50 hits that a lease holds at most");
+    for (limit, hits, waits, why) in [
+        (limit(Algorithm::Gcra, Quota::new(1_000, second)), 50, true, "as many as a lease holds"),
+        (limit(Algorithm::Gcra, Quota::new(1_000, second)), 51, false, "more than a lease holds"),
+        (limit(Algorithm::Gcra, Quota::new(1_000, second).with_burst(200)), 1, true, "it fills in 200 ms"),
+        (limit(Algorithm::Gcra, Quota::new(1_000, second).with_burst(199)), 1, false, "it fills while callers wait"),
+        (limit(Algorithm::Gcra, Quota::new(240, Window::of_unit(Unit::Minute))), 1, true, "four hits a second"),
+        (limit(Algorithm::Gcra, Quota::new(239, Window::of_unit(Unit::Minute))), 1, false, "its next hit is far"),
+        (limit(Algorithm::SlidingWindow, Quota::new(1_000, second)), 1, true, "it drains too"),
+        (limit(Algorithm::FixedWindow, Quota::new(1_000, second)), 1, false, "nothing drains"),
+    ] {
+        let charge = Charge { limit, hits: Hits::take(hits), ..one.clone() };
+        let known = used_up(&Charge { limit, ..one.clone() }, 0);
+        assert_eq!(known.answer(&charge, at(1)).is_some(), waits, "{why}");
     }
-    let known = at_limit();
-    let mut asked = Vec::new();
-    for millis in 20..3_500 {
-        if refusal(&known, &one, at(millis)).is_none() {
-            asked.push(millis);
-            known.learn(&one, &Verdict { retry: Some(Micros::new(1)), ..refused() }, at(millis));
-        }
-        grant(&known, 0, at(millis));
-    }
-    assert_eq!(asked, [1_000, 2_000, 3_000], "one charge a second asks the store");
+    let known = used_up(&one, 0);
+    assert_eq!(known.answer(&Charge { hits: Hits::LOOK, ..one.clone() }, at(1)), None, "a look");
+    assert_eq!(known.answer(&Charge { lease: None, ..one }, at(1)), None, "a limit without leases");
+}
+
+#[test]
+fn no_lease_holds_more_than_its_share_although_it_is_asked_for_twice() {
+    let one = leased(Algorithm::Gcra);
+    let known = Known::default();
+    known.want_lease(&Charge { hits: Hits::take(25), ..one }, NOON);
+    let asks = known.lease_asks(NOON, ONE, 0, 100);
+    assert_eq!(asks[0].hits.taken(), 50);
+    let granted = Granted { at: NOON, hits: 50, remaining: 900, reset: Micros::ZERO, retry: None };
+    (0..2).for_each(|_| known.grant(&asks[0], Some(granted), NOON, NOON));
+    assert_eq!(unspent(&known, NOON), [(50, NOON)]);
+}
+
+#[test]
+fn a_lease_follows_the_terms_of_its_charges() {
+    let one = leased(Algorithm::Gcra);
+    let known = with_lease(&one, 2);
+    let shorter = Charge { lease: LeaseTerms::new(2_000, Micros::from_millis(50)), ..one };
+    assert!(spend(&known, &shorter, at(1)).is_some());
+    assert!(spend(&known, &shorter, at(1)).is_some());
+    assert_eq!(grant(&known, 2, at(1)), Some(2), "its share is two hits now");
+    assert_eq!(spend(&known, &shorter, at(51)), None, "and lasts 50 ms");
+}
+
+#[test]
+fn a_grant_is_the_last_reply_too() {
+    let one = leased(Algorithm::FixedWindow);
+    let known = Known::default();
+    known.learn(&one, &admitted(999), NOON);
+    known.want_lease(&one, NOON);
+    grant(&known, 2, at(1));
+    assert_eq!(known.take_remaining(&one, at(2)), Some(900), "what it left is shared, and not what was left before");
 }
 
 #[test]
 fn a_store_that_grants_nothing_is_asked_ever_less_often() {
     for (algorithm, answers, most) in
-        [(Algorithm::FixedWindow, true, 12), (Algorithm::Gcra, false, 12), (Algorithm::Gcra, true, 400)]
+        [(Algorithm::FixedWindow, true, 3), (Algorithm::Gcra, false, 12), (Algorithm::Gcra, true, 400)]
     {
         let one = leased(algorithm);
         let known = with_lease(&one, 0);
         let mut asked = 0;
         for millis in 0..2_000 {
             assert_eq!(spend(&known, &one, at(millis)), None);
-            for ask in known.lease_asks(at(millis), ONE) {
+            for ask in known.lease_asks(at(millis), ONE, 0, 100) {
                 asked += 1;
-                let nothing = Granted { at: at(millis), hits: 0, remaining: 0, reset: Micros::from_secs(60) };
+                let nothing =
+                    Granted { at: at(millis), hits: 0, remaining: 0, reset: Micros::from_secs(60), retry: None };
                 known.grant(&ask, answers.then_some(nothing), at(millis), at(millis));
             }
         }
-        assert!((5..=most).contains(&asked), "{algorithm:?}, {answers}: {asked}");
+        assert!((2..=most).contains(&asked), "{algorithm:?}, {answers}: {asked}");
     }
 }
