@@ -36,6 +36,8 @@ const LEAST_FILL: Micros = Micros::from_millis(200);
 const HIT: Micros = Micros::from_millis(250);
 /// Charges under another limit of the counter, one after the other, after which a lease is given back: 8.
 const OTHERS: u32 = 8;
+/// The most parcels of a lease: 32. Further hits go with those of the last parcel, as if they were as old.
+const MOST_PARCELS: usize = 32;
 /// The smallest size of a lease after its first hit: 2.
 const LEAST_SIZE: u64 = 2;
 
@@ -171,7 +173,8 @@ impl Leases {
 
     /// Notes that a request at `now` needs the counter of `charge`, which has no lease, and that the store decides it.
     pub(super) fn want(&mut self, charge: &Charge, terms: LeaseTerms, now: Micros) {
-        if self.counters.contains(&charge.key) {
+        let is_too_small = terms.most(charge.limit.quota().limit(), NonZeroU32::MIN) == 0;
+        if is_too_small || self.counters.contains(&charge.key) {
             return;
         }
         let lease = CounterLease {
@@ -297,7 +300,7 @@ impl Leases {
             lease.parcels.retain(|parcel| parcel.left > 0);
             let counted_until = if is_of_window { lease.reset_at } else { Micros::new(u64::MAX) };
             let ends = sent.saturating_add(lease.terms.ttl()).min(counted_until);
-            lease.parcels.push(Parcel { at, granted: kept, left: kept, since: sent, ends, counted_until });
+            lease.add(Parcel { at, granted: kept, left: kept, since: sent, ends, counted_until }, now);
             lease.held_then = lease.held();
         }
     }
@@ -383,6 +386,21 @@ impl CounterLease {
         let took = self.took.get();
         let is_too_slow = passed >= took && left.saturating_mul(passed) < spent.saturating_mul(took).saturating_mul(2);
         left <= self.size / 4 || is_too_slow
+    }
+
+    fn add(&mut self, parcel: Parcel, now: Micros) {
+        let is_full = self.parcels.len() >= MOST_PARCELS;
+        match self
+            .parcels
+            .last_mut()
+            .filter(|last| is_full && last.is_live(now) && last.counted_until == parcel.counted_until)
+        {
+            Some(last) => {
+                last.granted += parcel.granted;
+                last.left += parcel.left;
+            }
+            None => self.parcels.push(parcel),
+        }
     }
 
     /// Asks the store again after a pause of at most `longest`, which doubles.

@@ -296,6 +296,25 @@ fn no_lease_holds_more_than_its_share_although_it_is_asked_for_twice() {
 }
 
 #[test]
+fn hits_that_come_one_by_one_are_kept_in_few_parcels_and_given_back_as_if_they_were_older() {
+    let one = leased(Algorithm::Gcra);
+    let known = Known::default();
+    let many = Charge { hits: Hits::take(40), ..one };
+    known.want_lease(&many, NOON);
+    for micros in 0..35 {
+        let now = NOON.saturating_add(Micros::new(micros));
+        let _ = spend(&known, &many, now);
+        let asks = known.lease_asks(now, ONE, 0, 100);
+        let granted = Granted { at: now, hits: 1, remaining: 1, reset: Micros::ZERO, retry: None };
+        known.grant(&asks[0], Some(granted), now, now);
+    }
+    let given_back = unspent(&known, at(1_001));
+    assert_eq!(given_back.len(), 32);
+    assert_eq!(given_back.iter().map(|(hits, _)| hits).sum::<u64>(), 35);
+    assert_eq!(given_back[31], (4, NOON.saturating_add(Micros::new(31))));
+}
+
+#[test]
 fn a_lease_follows_the_terms_of_its_charges() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 2);
