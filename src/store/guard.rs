@@ -44,7 +44,7 @@ pub struct Guard {
     clock: Arc<dyn Clock>,
     steps: ClockSteps,
     untimely: AtomicU64,
-    /// Number of commands in flight that ask for leases.
+    /// Number of tasks that ask for leases or give hits back.
     asking: AtomicUsize,
 }
 

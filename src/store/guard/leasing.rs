@@ -33,8 +33,8 @@ impl Guard {
         let mut paid = known.pay(charges, now);
         // The store decides on the quotas of a request together.
         let is_quota = |charge: &Charge| matches!(charge.role, Role::Quota | Role::ShadowQuota);
-        if paid.iter().any(Option::is_none) && charges.iter().any(is_quota) {
-            unpay(known, charges, &mut paid, |_| true);
+        if charges.iter().zip(&paid).any(|(charge, paid)| is_quota(charge) && paid.is_none()) {
+            unpay(known, charges, &mut paid, is_quota);
         }
         let unpaid = charges.iter().zip(&paid).filter(|(_, paid)| paid.is_none());
         let rest: Vec<Charge> = unpaid.map(|(charge, _)| charge.clone()).collect();
@@ -47,17 +47,14 @@ impl Guard {
         let mut verdicts: Verdicts = paid.iter().filter_map(verdict).collect();
         let outcomes = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
         if is_request_refused(outcomes) {
-            let put_back = charges
-                .iter()
-                .zip(&mut verdicts)
-                .zip(&paid)
-                .filter(|((charge, _), paid)| paid.is_some() && !charge.is_recorded_despite_refusal());
-            for ((charge, verdict), _) in put_back {
+            let is_put_back = |charge: &Charge| !charge.is_recorded_despite_refusal();
+            let paid_charges = charges.iter().zip(&mut verdicts).zip(&paid).filter(|(_, paid)| paid.is_some());
+            for ((charge, verdict), _) in paid_charges.filter(|((charge, _), _)| is_put_back(charge)) {
                 let hits = u32::try_from(charge.hits.taken()).unwrap_or(u32::MAX);
                 verdict.remaining = verdict.remaining.saturating_add(hits);
                 verdict.room = verdict.remaining;
             }
-            unpay(known, charges, &mut paid, |_| true);
+            unpay(known, charges, &mut paid, is_put_back);
         }
         known.keep(charges, &paid);
         verdicts
@@ -116,7 +113,11 @@ impl Guard {
 
     fn give_back_ended(self: Arc<Self>, unspent: Vec<Unspent>) {
         if !unspent.is_empty() {
-            tokio::spawn(async move { self.give_back_unspent(unspent).await });
+            self.asking.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(async move {
+                self.give_back_unspent(unspent).await;
+                self.asking.fetch_sub(1, Ordering::Relaxed);
+            });
         }
     }
 

@@ -29,6 +29,8 @@ const LONGEST_PAUSE: Micros = Micros::from_secs(1);
 /// The time after a charge can fit for which it waits for the next grant: 25 ms, the pause between two commands that ask for leases and a
 /// round trip to a store nearby, several times over.
 const GRACE: Micros = Micros::from_millis(25);
+/// The most of the time in which an idle counter fills for which a charge that can fit waits: a part of 32.
+const PART_OF_FILL: i128 = 32;
 /// The least time in which an idle counter fills, if its callers wait for grants: 200 ms. A counter that fills faster would be full while they
 /// wait, and lose hits.
 const LEAST_FILL: Micros = Micros::from_millis(200);
@@ -141,6 +143,10 @@ impl Leases {
     /// Pays a charge at `now` from the lease of its counter. `None` if the lease has too few hits, or if there is none.
     pub(super) fn spend(&mut self, charge: &Charge, now: Micros) -> Option<Spent> {
         let hits = charge.hits.taken();
+        if hits > charge.limit.capacity().into() {
+            // It never fits, and the store says so.
+            return None;
+        }
         let lease = self.counters.get_mut(&charge.key).filter(|lease| lease.charge.limit == charge.limit)?;
         (lease.used_at, lease.others) = (now, 0);
         lease.terms = charge.lease.unwrap_or(lease.terms);
@@ -159,12 +165,16 @@ impl Leases {
         Some(Spent { verdict, parts })
     }
 
-    /// Puts back the hits of a charge that is not made after all. If their parcel has ended meanwhile, they are given back.
+    /// Puts back the hits of a charge that is not made after all. If their parcel has ended meanwhile, or the lease holds as many as it may,
+    /// they are given back.
     pub(super) fn put_back(&mut self, charge: &Charge, spent: Spent) {
         let mut lease = self.counters.peek_mut(&charge.key);
         for (at, hits) in spent.parts {
-            let parcels = lease.as_mut().map(|lease| lease.parcels.iter_mut());
-            match parcels.and_then(|mut parcels| parcels.find(|parcel| parcel.at == at)) {
+            let parcel = lease.as_mut().and_then(|lease| {
+                let has_room = lease.held().saturating_add(hits) <= lease.most;
+                lease.parcels.iter_mut().find(|parcel| parcel.at == at && has_room)
+            });
+            match parcel {
                 Some(parcel) => parcel.left += hits,
                 None => self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..charge.clone() }, at }),
             }
@@ -284,8 +294,10 @@ impl Leases {
             lease.pause_until(now, LONGEST_PAUSE);
             return;
         };
-        (lease.remaining, lease.replied_at, lease.reset_at) = (remaining, sent, sent.saturating_add(reset));
-        lease.fits_at = retry.map_or(Micros::ZERO, |retry| sent.saturating_add(retry));
+        if sent >= lease.replied_at {
+            (lease.remaining, lease.replied_at, lease.reset_at) = (remaining, sent, sent.saturating_add(reset));
+            lease.fits_at = retry.map_or(Micros::ZERO, |retry| sent.saturating_add(retry));
+        }
         lease.pause = FIRST_PAUSE;
         lease.ask_at = lease.next_grant(now);
         // A lease that was given back while it was asked for can be asked for twice.
@@ -296,7 +308,8 @@ impl Leases {
         }
         if kept > 0 {
             lease.granted_at = now;
-            lease.took = now.saturating_sub(sent).saturating_add(FIRST_PAUSE);
+            lease.took =
+                now.saturating_sub(sent).saturating_add(FIRST_PAUSE).min(Micros::new(lease.terms.ttl().get() / 4));
             lease.parcels.retain(|parcel| parcel.left > 0);
             let counted_until = if is_of_window { lease.reset_at } else { Micros::new(u64::MAX) };
             let ends = sent.saturating_add(lease.terms.ttl()).min(counted_until);
@@ -328,6 +341,7 @@ impl Leases {
 
     /// Ends all leases.
     pub(super) fn close(&mut self) {
+        self.due.clear();
         while let Some((_, lease)) = self.counters.pop_lru() {
             self.give_back(lease);
         }
@@ -364,7 +378,7 @@ impl CounterLease {
     /// Returns true if the store is to be asked for more: most of the lease is spent, or it has too few hits for a charge (`left` is
     /// `None`). Adapts the size to the time that this took.
     fn needs(&mut self, hits: u64, left: Option<u64>, now: Micros) -> bool {
-        let is_too_large = left.is_none() && hits > self.most;
+        let is_too_large = left.is_none() && !self.can_gather(hits, now);
         if self.is_asked
             || now < self.ask_at
             || is_too_large
@@ -390,14 +404,12 @@ impl CounterLease {
 
     fn add(&mut self, parcel: Parcel, now: Micros) {
         let is_full = self.parcels.len() >= MOST_PARCELS;
-        match self
-            .parcels
-            .last_mut()
-            .filter(|last| is_full && last.is_live(now) && last.counted_until == parcel.counted_until)
-        {
+        match self.parcels.last_mut().filter(|last| is_full && last.is_live(now)) {
             Some(last) => {
                 last.granted += parcel.granted;
                 last.left += parcel.left;
+                last.ends = last.ends.min(parcel.ends);
+                last.counted_until = last.counted_until.min(parcel.counted_until);
             }
             None => self.parcels.push(parcel),
         }
@@ -435,26 +447,36 @@ impl CounterLease {
         is_fast && self.charge.limit.algorithm() != Algorithm::FixedWindow
     }
 
+    /// Returns true if a lease can hold so many hits together: what is granted first must not end before the last is.
+    fn can_gather(&self, hits: u64, now: Micros) -> bool {
+        let is_far = self.time_until(hits, now) > i128::from(self.terms.ttl().get() / 2);
+        hits <= self.most && (!is_far || self.charge.limit.algorithm() == Algorithm::FixedWindow)
+    }
+
+    /// Returns the microseconds in which so many hits drain.
+    fn time_of(&self, hits: i128) -> i128 {
+        let quota = self.charge.limit.quota();
+        hits * i128::from(quota.window().length().get()) / i128::from(quota.limit().max(1))
+    }
+
+    /// Returns the microseconds from the last reply until a charge of so many hits fits, negative if it fitted then.
+    fn time_until(&self, hits: u64, now: Micros) -> i128 {
+        self.time_of(i128::from(hits) - i128::from(self.remaining) - i128::from(self.left(now)))
+    }
+
     /// Returns the time until a charge of so many hits gets its next answer. `None` if the store is to decide it: it may fit, or it does not
     /// wait for grants.
     fn wait(&self, hits: u64, now: Micros) -> Option<Micros> {
-        let Self { charge: Charge { limit, .. }, replied_at, .. } = self;
-        let is_known = *replied_at <= now && now < replied_at.saturating_add(BELIEVED);
+        let is_known = self.replied_at <= now && now < self.replied_at.saturating_add(BELIEVED);
         let is_awaited = self.is_asked || now < self.ask_at;
-        if !self.grants_last_hits() || hits > self.most || !is_known || !is_awaited {
+        let fill = self.time_of(self.charge.limit.capacity().into());
+        let can_wait = self.grants_last_hits() && fill >= LEAST_FILL.get().into() && self.can_gather(hits, now);
+        if !is_known || !is_awaited || !can_wait {
             return None;
         }
-        // A hit of a limit takes a window by its limit, in parts of a microsecond.
-        let time_of = |hits: i128| {
-            hits * i128::from(limit.quota().window().length().get()) / i128::from(limit.quota().limit().max(1))
-        };
-        if time_of(limit.capacity().into()) < LEAST_FILL.get().into() {
-            return None;
-        }
-        let missing = i128::from(hits) - i128::from(self.remaining) - i128::from(self.left(now));
-        let fits_at = (i128::from(replied_at.get()) + time_of(missing)).max(self.fits_at.get().into());
-        let fits_in = fits_at - i128::from(now.get());
-        let waits = fits_in + i128::from(GRACE.get()) > 0;
+        let fits_at = i128::from(self.replied_at.get()) + self.time_until(hits, now);
+        let fits_in = fits_at.max(self.fits_at.get().into()) - i128::from(now.get());
+        let waits = fits_in + i128::from(GRACE.get()).min(fill / PART_OF_FILL) > 0;
         waits.then(|| Micros::new(u64::try_from(fits_in).unwrap_or(0)).max(FIRST_PAUSE))
     }
 

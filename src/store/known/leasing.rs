@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use super::Known;
 use super::leases::{Leases, Spent, Unspent};
 use super::replies::LastReply;
+use super::{Known, KnownShard};
 use crate::algorithm::Charge;
 use crate::model::{LeaseTerms, Micros, Outcome, Provenance, Verdict};
 use crate::store::Granted;
@@ -84,12 +84,18 @@ impl Known {
         }
     }
 
-    /// Asks for a lease on behalf of a charge at `now` that the store is too far away to decide.
+    /// Asks for a lease on behalf of a charge at `now` that the store is too far away or too busy to decide, if it is not the first one.
     pub fn want_lease(&self, charge: &Charge, now: Micros) {
         if let Some(terms) = leasable(charge) {
-            let leases = &mut self.shard(&charge.key).lock().leases;
+            let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
+            let KnownShard { leases, replies, .. } = &mut *shard.lock();
             leases.leave_other_limit(charge, false);
-            self.want(leases, charge, terms, now);
+            if replies.get(fingerprint).is_some() {
+                self.want(leases, charge, terms, now);
+            } else {
+                // A counter that one call needs gets no lease.
+                replies.put(fingerprint, LastReply::unknown(now));
+            }
         }
     }
 
@@ -123,7 +129,8 @@ impl Known {
         let mut shard = shard.lock();
         shard.leases.grant(ask, granted, sent, now);
         if let Some(Granted { remaining, reset, .. }) = granted {
-            let refunded_until = shard.replies.get(fingerprint).and_then(|before| before.refunded_until(sent));
+            let before = shard.replies.get(fingerprint).filter(|before| before.at() <= sent);
+            let refunded_until = before.and_then(|before| before.refunded_until(sent));
             let verdict = Verdict { remaining, reset, ..Verdict::uncounted(Outcome::Admitted, Provenance::Store) };
             shard.replies.put(fingerprint, LastReply::new(ask.hits, &verdict, sent, refunded_until));
         }

@@ -68,6 +68,12 @@ impl LastReply {
         Self { at, reset, refunded_until, retry, hits, remaining, room, outcome, is_shared: false }
     }
 
+    /// Stands for a charge at `at` that got no reply.
+    pub fn unknown(at: Micros) -> Self {
+        let nothing = Verdict::uncounted(Outcome::Failed, Provenance::Store);
+        Self { is_shared: true, ..Self::new(Hits::LOOK, &nothing, at, None) }
+    }
+
     /// Returns the end of the window in which hits were given back, if that is later than `now`.
     pub fn refunded_until(&self, now: Micros) -> Option<Micros> {
         (self.refunded_until > now).then_some(self.refunded_until)

@@ -45,9 +45,14 @@ fn grant(known: &Known, hits: u64, now: Micros) -> Option<u64> {
 /// Knowledge of a counter that has a lease of `hits` since [`NOON`].
 fn with_lease(charge: &Charge, hits: u64) -> Known {
     let known = Known::default();
-    known.want_lease(charge, NOON);
+    want(&known, charge, NOON);
     assert_eq!(grant(&known, hits, NOON), Some(2), "the first lease is small");
     known
+}
+
+/// Asks for a lease on behalf of two charges. One is not enough.
+fn want(known: &Known, charge: &Charge, now: Micros) {
+    (0..2).for_each(|_| known.want_lease(charge, now));
 }
 
 /// The answer of a lease.
@@ -164,7 +169,7 @@ fn what_a_request_does_not_spend_after_all_is_put_back() {
     let mut paid = known.pay(&request, NOON);
     assert_eq!(paid.iter().map(Option::is_some).collect::<Vec<_>>(), [false, true], "the other has no lease");
     known.unpay(&request[1], paid[1].take().unwrap());
-    known.want_lease(other, NOON);
+    want(&known, other, NOON);
     assert_eq!(grant(&known, 1, NOON), Some(2));
     let paid = known.pay(&request, NOON);
     assert!(paid.iter().flatten().all(|paid| paid.verdict.provenance == Provenance::Lease));
@@ -199,10 +204,10 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
     assert_eq!(asked[..5], [4, 7, 13, 23, 41], "it holds 4, 8, 16, 32 and then 50 hits, its share");
     assert!(asked[5..].iter().all(|hits| *hits == 38), "{asked:?}: and asks when three quarters are spent");
     known.end_all_leases(at(2_000));
-    known.want_lease(&one, at(2_000));
+    want(&known, &one, at(2_000));
     let tiny = Charge { lease: LeaseTerms::new(999, Micros::from_secs(1)), ..leased(Algorithm::Gcra) };
     let known = Known::default();
-    known.want_lease(&tiny, NOON);
+    want(&known, &tiny, NOON);
     assert_eq!(grant(&known, 1, NOON), None, "its share is less than one hit");
     assert_eq!(known.leases(), 0);
 }
@@ -211,7 +216,7 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
 fn leases_that_are_closed_are_given_back_and_so_is_what_is_granted_later() {
     let one = leased(Algorithm::Gcra);
     let known = with_lease(&one, 10);
-    known.want_lease(&Charge { key: key("other"), ..leased(Algorithm::Gcra) }, NOON);
+    want(&known, &Charge { key: key("other"), ..leased(Algorithm::Gcra) }, NOON);
     let asks = known.lease_asks(NOON, ONE, 0, 100);
     known.close_leases();
     assert_eq!(spend(&known, &one, NOON), None);
@@ -219,14 +224,14 @@ fn leases_that_are_closed_are_given_back_and_so_is_what_is_granted_later() {
     let granted = Granted { at: at(1), hits: 2, remaining: 0, reset: Micros::ZERO, retry: None };
     known.grant(&asks[0], Some(granted), NOON, at(2));
     assert_eq!(unspent(&known, at(2)), [(2, at(1))]);
-    known.want_lease(&one, NOON);
+    want(&known, &one, NOON);
     assert!(known.lease_asks(NOON, ONE, 0, 100).is_empty());
 }
 
 /// Knowledge of a counter of which the store granted nothing and has so many hits left at [`NOON`]. It is asked again.
 fn used_up(charge: &Charge, remaining: u32) -> Known {
     let known = Known::default();
-    known.want_lease(charge, NOON);
+    want(&known, charge, NOON);
     let asks = known.lease_asks(NOON, ONE, 0, 100);
     let nothing = Granted { at: NOON, hits: 0, remaining, reset: Micros::from_secs(1), retry: None };
     known.grant(&asks[0], Some(nothing), NOON, NOON);
@@ -287,7 +292,7 @@ fn charges_that_do_not_wait_for_leases_are_decided_by_the_store() {
 fn no_lease_holds_more_than_its_share_although_it_is_asked_for_twice() {
     let one = leased(Algorithm::Gcra);
     let known = Known::default();
-    known.want_lease(&Charge { hits: Hits::take(25), ..one }, NOON);
+    want(&known, &Charge { hits: Hits::take(25), ..one }, NOON);
     let asks = known.lease_asks(NOON, ONE, 0, 100);
     assert_eq!(asks[0].hits.taken(), 50);
     let granted = Granted { at: NOON, hits: 50, remaining: 900, reset: Micros::ZERO, retry: None };
@@ -300,7 +305,7 @@ fn hits_that_come_one_by_one_are_kept_in_few_parcels_and_given_back_as_if_they_w
     let one = leased(Algorithm::Gcra);
     let known = Known::default();
     let many = Charge { hits: Hits::take(40), ..one };
-    known.want_lease(&many, NOON);
+    want(&known, &many, NOON);
     for micros in 0..35 {
         let now = NOON.saturating_add(Micros::new(micros));
         let _ = spend(&known, &many, now);
@@ -312,6 +317,52 @@ fn hits_that_come_one_by_one_are_kept_in_few_parcels_and_given_back_as_if_they_w
     assert_eq!(given_back.len(), 32);
     assert_eq!(given_back.iter().map(|(hits, _)| hits).sum::<u64>(), 35);
     assert_eq!(given_back[31], (4, NOON.saturating_add(Micros::new(31))));
+}
+
+#[test]
+fn a_store_that_decides_nothing_is_asked_for_counters_that_two_charges_need() {
+    let one = leased(Algorithm::Gcra);
+    let known = Known::default();
+    known.want_lease(&one, NOON);
+    assert_eq!(grant(&known, 1, NOON), None);
+    assert_eq!(known.take_remaining(&one, NOON), None, "nothing is known of it");
+    known.want_lease(&one, at(9_000));
+    assert_eq!(grant(&known, 1, at(9_000)), Some(2));
+}
+
+#[test]
+fn no_lease_is_gathered_for_a_charge_that_drains_for_longer_than_it_lasts() {
+    // 100 hits a second, of which leases hold 300 and a quarter at most is granted at once.
+    let limit = Limit::new(Algorithm::Gcra, Quota::new(6_000, Window::of_unit(Unit::Minute))).unwrap();
+    let one = Charge { limit, ..leased(Algorithm::Gcra) };
+    for (hits, waits) in [(50, true), (51, false), (300, false)] {
+        let known = used_up(&one, 0);
+        let charge = Charge { hits: Hits::take(hits), ..one.clone() };
+        assert_eq!(refusal(&known, &charge, at(1)).is_some(), waits, "{hits}");
+        assert_eq!(known.answer(&charge, at(9)), refusal(&known, &charge, at(9)));
+        assert_eq!(grant(&known, 0, at(9)).is_some(), waits, "{hits} are asked for");
+    }
+    let known = used_up(&one, 250);
+    let charge = Charge { hits: Hits::take(300), ..one.clone() };
+    assert!(refusal(&known, &charge, at(1)).is_some(), "most of it is there, and the rest drains soon");
+    assert!(grant(&known, 0, at(1)).is_some());
+    let more_than_the_burst = Limit::new(Algorithm::Gcra, limit.quota().with_burst(10)).unwrap();
+    let burst = Charge { limit: more_than_the_burst, ..one };
+    let known = with_lease(&burst, 50);
+    assert_eq!(spend(&known, &Charge { hits: Hits::take(11), ..burst.clone() }, NOON), None, "it never fits");
+    assert!(spend(&known, &Charge { hits: Hits::take(10), ..burst }, NOON).is_some());
+}
+
+#[test]
+fn what_is_put_back_is_no_more_than_a_lease_may_hold() {
+    let one = leased(Algorithm::Gcra);
+    let known = with_lease(&one, 50);
+    let request = [Charge { hits: Hits::take(50), ..one.clone() }];
+    let mut paid = known.pay(&request, NOON);
+    assert_eq!(grant(&known, 50, NOON), Some(50));
+    known.unpay(&request[0], paid[0].take().unwrap());
+    assert_eq!(unspent(&known, NOON), [(50, NOON)]);
+    assert!(spend(&known, &one, NOON).is_some());
 }
 
 #[test]
@@ -330,7 +381,7 @@ fn a_grant_is_the_last_reply_too() {
     let one = leased(Algorithm::FixedWindow);
     let known = Known::default();
     known.learn(&one, &admitted(999), NOON);
-    known.want_lease(&one, NOON);
+    want(&known, &one, NOON);
     grant(&known, 2, at(1));
     assert_eq!(known.take_remaining(&one, at(2)), Some(900), "what it left is shared, and not what was left before");
 }
