@@ -10,15 +10,17 @@ use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 
 use self::leases::Leases;
-pub use self::leases::{Spent, Unspent};
+pub use self::leases::Spent;
 pub use self::leasing::{LeaseHits, Paid};
 use self::leasing::{Leased, leasable};
+pub use self::parcel::Unspent;
 use self::replies::{CounterHash, LastReplies, LastReply};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
 
 mod leases;
 mod leasing;
+mod parcel;
 mod replies;
 
 /// The most refusals, replies and counters with hits to charge later that are remembered, of each: 65,536.

@@ -15,6 +15,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use lru::LruCache;
 use smallvec::SmallVec;
 
+use super::parcel::{Parcel, Parts, Unspent};
 use super::{BELIEVED, table};
 use crate::algorithm::{Algorithm, Charge};
 use crate::model::{Charging, CounterKey, Hits, LeaseTerms, Micros, Outcome, Provenance, Verdict};
@@ -87,35 +88,11 @@ struct CounterLease {
     is_asked: bool,
 }
 
-/// Hits from one reply of the store.
-struct Parcel {
-    /// Time of the charge by the store's clock.
-    at: Micros,
-    granted: u64,
-    left: u64,
-    /// Time at which it was asked for. After a step of the clock backwards before it, its age is unknown.
-    since: Micros,
-    ends: Micros,
-    /// Time from which the hits are no longer on the counter, so that giving them back changes nothing.
-    counted_until: Micros,
-}
-
-/// Hits of a lease that were spent on one charge: those of each parcel, by the time of the parcel.
-type Parts = SmallVec<[(Micros, u64); 2]>;
-
 /// A charge that a lease has paid.
 pub struct Spent {
     /// The answer.
     pub verdict: Verdict,
     parts: Parts,
-}
-
-/// Hits of a lease that are given back.
-pub struct Unspent {
-    /// The counter, its limit and the hits.
-    pub charge: Charge,
-    /// Time at which they were charged, by the store's clock.
-    pub at: Micros,
 }
 
 impl Default for Leases {
@@ -492,17 +469,5 @@ impl CounterLease {
             }
         }
         parts
-    }
-}
-
-impl Parcel {
-    fn is_live(&self, now: Micros) -> bool {
-        self.since <= now && now < self.ends
-    }
-
-    /// Returns the hits to give back at `now`.
-    fn unspent(self, charge: &Charge, now: Micros) -> Option<Unspent> {
-        let is_counted = self.left > 0 && now < self.counted_until;
-        is_counted.then(|| Unspent { charge: Charge { hits: Hits::take(self.left), ..charge.clone() }, at: self.at })
     }
 }

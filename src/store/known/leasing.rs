@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use super::leases::{Leases, Spent, Unspent};
+use super::leases::{Leases, Spent};
+use super::parcel::Unspent;
 use super::replies::LastReply;
 use super::{Known, KnownShard};
 use crate::algorithm::Charge;
