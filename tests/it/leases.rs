@@ -289,7 +289,9 @@ async fn three_saturated_instances_admit_the_limit_with_few_commands() {
         let (calls, commands) = (fleet.calls.load(Ordering::Relaxed), *fleet.shared.commands.lock() as u64);
         println!("{algorithm:?} {limit}: {all} of {due}, {by_lease} by leases; {commands} commands for {calls} calls");
         assert!(all * 100 >= due * 95, "{algorithm:?} {limit}: {all} of {due}");
-        assert!(commands * 100 <= calls * 2, "{algorithm:?} {limit}: {commands} commands for {calls} calls");
+        // A fixed window begins with calls to the store.
+        let most = if algorithm == Algorithm::FixedWindow { 3 } else { 2 };
+        assert!(commands * 100 <= calls * most, "{algorithm:?} {limit}: {commands} commands for {calls} calls");
     }
 }
 
