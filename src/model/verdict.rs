@@ -116,6 +116,13 @@ impl Verdict {
         Self { outcome, remaining: 0, room: 0, reset, retry: None, delay, provenance }
     }
 
+    /// Returns the answer of a counter that has so many hits more.
+    #[must_use]
+    pub fn with_more(self, hits: u64) -> Self {
+        let remaining = self.remaining.saturating_add(u32::try_from(hits).unwrap_or(u32::MAX));
+        Self { remaining, room: remaining, ..self }
+    }
+
     /// Returns the value of the protocol field of this name: the time until the charge fits, or the time until the counter is
     /// idle if waiting does not help.
     pub fn duration_until_reset(&self) -> Micros {

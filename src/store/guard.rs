@@ -460,8 +460,7 @@ fn learn(known: Option<(&Known, Micros)>, charges: &[Charge], verdicts: &mut [Ve
     {
         let held = known.learn(charge, verdict, at);
         if held > 0 && !verdict.outcome.is_refused() {
-            verdict.remaining = verdict.remaining.saturating_add(u32::try_from(held).unwrap_or(u32::MAX));
-            verdict.room = verdict.remaining;
+            *verdict = verdict.with_more(held);
         }
     }
 }

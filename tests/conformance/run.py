@@ -255,7 +255,8 @@ def scalar_ok(want, got):
 def compare(expect, got, i, leased):
     """Differences between one expectation and one described response (i = repeat index)."""
     diffs = []
-    limits = [w["current_limit"]["requests_per_unit"] for w in expect["statuses"] if isinstance(w.get("current_limit"), dict)]
+    limits = [w.get("current_limit") for w in expect["statuses"]]
+    limits = [limit["requests_per_unit"] if isinstance(limit, dict) else 0 for limit in limits]
 
     def chk_remaining(path, want, have, limit):
         if isinstance(want, dict) or abs(int(want) - int(have)) > limit * leased // 100:
@@ -275,9 +276,7 @@ def compare(expect, got, i, leased):
         rem = w["limit_remaining"]
         if isinstance(rem, dict) and "first" in rem:
             rem = max(0, rem["first"] + i * rem["step"])
-        limit = w.get("current_limit")
-        limit = limit["requests_per_unit"] if isinstance(limit, dict) else 0
-        chk_remaining(p + ".limit_remaining", rem, g["limit_remaining"], limit)
+        chk_remaining(p + ".limit_remaining", rem, g["limit_remaining"], limits[n])
         dur, have = w["duration_until_reset"], g["duration_until_reset"]
         if dur == "absent":
             chk(p + ".duration_until_reset", "absent", have)

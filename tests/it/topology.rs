@@ -51,7 +51,7 @@ const FAR: u32 = 5;
 pub const APART: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A cluster, a proxy in front of each of its nodes, and the addresses of the proxies.
-async fn behind_proxies() -> (Cluster, Vec<Proxy>, String) {
+pub async fn behind_proxies() -> (Cluster, Vec<Proxy>, String) {
     let cluster = Cluster::start_with(NAMES_NO_HOST).await;
     let proxies = cluster.proxies(APART).await;
     let addresses: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();

@@ -36,6 +36,9 @@ impl Guard {
         if charges.iter().zip(&paid).any(|(charge, paid)| is_quota(charge) && paid.is_none()) {
             unpay(known, charges, &mut paid, is_quota);
         }
+        if paid.iter().all(Option::is_none) {
+            return Box::pin(self.charge_unpaid(known, charges, timeout, (true, now))).await;
+        }
         let unpaid = charges.iter().zip(&paid).filter(|(_, paid)| paid.is_none());
         let rest: Vec<Charge> = unpaid.map(|(charge, _)| charge.clone()).collect();
         let mut decided = match rest.is_empty() {
@@ -50,9 +53,7 @@ impl Guard {
             let is_put_back = |charge: &Charge| !charge.is_recorded_despite_refusal();
             let paid_charges = charges.iter().zip(&mut verdicts).zip(&paid).filter(|(_, paid)| paid.is_some());
             for ((charge, verdict), _) in paid_charges.filter(|((charge, _), _)| is_put_back(charge)) {
-                let hits = u32::try_from(charge.hits.taken()).unwrap_or(u32::MAX);
-                verdict.remaining = verdict.remaining.saturating_add(hits);
-                verdict.room = verdict.remaining;
+                *verdict = verdict.with_more(charge.hits.taken());
             }
             unpay(known, charges, &mut paid, is_put_back);
         }

@@ -135,11 +135,9 @@ impl Leases {
         }
         let left = paid?;
         let parts = lease.take(hits, now);
-        let remaining = lease.remaining.saturating_add(u32::try_from(left).unwrap_or(u32::MAX));
-        let reset = lease.reset_at.saturating_sub(now);
-        let verdict =
-            Verdict { remaining, room: remaining, reset, ..Verdict::uncounted(Outcome::Admitted, Provenance::Lease) };
-        Some(Spent { verdict, parts })
+        let (remaining, reset) = (lease.remaining, lease.reset_at.saturating_sub(now));
+        let of_store = Verdict { remaining, reset, ..Verdict::uncounted(Outcome::Admitted, Provenance::Lease) };
+        Some(Spent { verdict: of_store.with_more(left), parts })
     }
 
     /// Puts back the hits of a charge that is not made after all. If their parcel has ended meanwhile, or the lease holds as many as it may,
@@ -153,7 +151,7 @@ impl Leases {
             });
             match parcel {
                 Some(parcel) => parcel.left += hits,
-                None => self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..charge.clone() }, at }),
+                None => self.unspent.push(Unspent::new(charge, hits, at)),
             }
         }
     }
@@ -260,7 +258,7 @@ impl Leases {
         let Some(lease) = lease else {
             // The limit has changed meanwhile, or the lease was evicted.
             if let Some(Granted { at, hits, .. }) = granted.filter(|granted| granted.hits > 0) {
-                self.unspent.push(Unspent { charge: Charge { hits: Hits::take(hits), ..ask.clone() }, at });
+                self.unspent.push(Unspent::new(ask, hits, at));
             }
             return;
         };
@@ -268,7 +266,7 @@ impl Leases {
         let is_of_window = lease.charge.limit.algorithm() == Algorithm::FixedWindow;
         let Some(Granted { at, hits, remaining, reset, retry }) = granted else {
             // A store that does not answer is asked ever less often.
-            lease.pause_until(now, LONGEST_PAUSE);
+            lease.pause(now);
             return;
         };
         if sent >= lease.replied_at {
@@ -279,9 +277,8 @@ impl Leases {
         lease.ask_at = lease.next_grant(now);
         // A lease that was given back while it was asked for can be asked for twice.
         let kept = hits.min(lease.most.saturating_sub(lease.held()));
-        let charge = |hits| Charge { hits: Hits::take(hits), ..ask.clone() };
         if kept < hits {
-            self.unspent.push(Unspent { charge: charge(hits - kept), at });
+            self.unspent.push(Unspent::new(ask, hits - kept, at));
         }
         if kept > 0 {
             lease.granted_at = now;
@@ -392,10 +389,10 @@ impl CounterLease {
         }
     }
 
-    /// Asks the store again after a pause of at most `longest`, which doubles.
-    fn pause_until(&mut self, now: Micros, longest: Micros) {
+    /// Asks the store again after a pause, which doubles.
+    fn pause(&mut self, now: Micros) {
         self.ask_at = now.saturating_add(self.pause);
-        self.pause = Micros::new(self.pause.get().saturating_mul(2)).min(longest);
+        self.pause = Micros::new(self.pause.get().saturating_mul(2)).min(LONGEST_PAUSE);
     }
 
     /// Returns the earliest time at which the store grants a hit, if no hits are given back before; at most a second from `now`.

@@ -29,6 +29,13 @@ pub struct Unspent {
     pub at: Micros,
 }
 
+impl Unspent {
+    /// Gives back so many hits of the counter of `charge`, which were charged at `at`.
+    pub(super) fn new(charge: &Charge, hits: u64, at: Micros) -> Self {
+        Self { charge: Charge { hits: Hits::take(hits), ..charge.clone() }, at }
+    }
+}
+
 impl Parcel {
     /// Returns true if its hits can be spent at `now`.
     pub(super) fn is_live(&self, now: Micros) -> bool {
@@ -38,6 +45,6 @@ impl Parcel {
     /// Returns the hits to give back at `now`.
     pub(super) fn unspent(self, charge: &Charge, now: Micros) -> Option<Unspent> {
         let is_counted = self.left > 0 && now < self.counted_until;
-        is_counted.then(|| Unspent { charge: Charge { hits: Hits::take(self.left), ..charge.clone() }, at: self.at })
+        is_counted.then(|| Unspent::new(charge, self.left, self.at))
     }
 }

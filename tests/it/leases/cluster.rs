@@ -6,10 +6,10 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use super::faults::{AFTER, Admitted, BEFORE, Fleet};
-use crate::redis::cluster::{Cluster, NAMES_NO_HOST, Shard};
+use crate::redis::cluster::{Cluster, Shard};
 use crate::redis::proxy::{Faults, Way};
 use crate::redis::sentinel::Sentinel;
-use crate::topology::{APART, slot_of};
+use crate::topology::{APART, behind_proxies, slot_of};
 
 /// Hits a year of each counter of a cluster. Three instances use up the counters of three shards in about two seconds.
 const LIMIT: usize = 1_000;
@@ -84,11 +84,9 @@ async fn a_shard_without_anybody_grants_nothing_and_the_others_do() {
 
 #[tokio::test]
 async fn an_instance_that_is_cut_from_a_shard_spends_only_what_that_granted() {
-    let cluster = Cluster::start_with(NAMES_NO_HOST).await;
-    let proxies = cluster.proxies(APART).await;
-    let apart: Vec<_> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let (cluster, proxies, apart) = behind_proxies().await;
     let (shards, addresses) = (cluster.shards().await, cluster.addresses());
-    let urls = [&*apart.join(","), &*addresses, &*addresses];
+    let urls = [&*apart, &*addresses, &*addresses];
     let fleet = Fleet::of(urls, "cluster", LIMIT, &values(&shards)).await;
     sleep(BEFORE).await;
     for node in [shards[0].master, shards[0].replicas[0]] {
