@@ -1,4 +1,4 @@
--- The twin of meter.rs, which says what it counts. A state is { tick, level, slowest }, saved as those three numbers: the
+-- The twin of meter.rs, which says what it counts. A state is tick, level and slowest, packed: the
 -- slowest is the smallest limit it was charged against, under which it is idle last.
 -- Above 2^53 a number is no longer exact; 2^52 is the most that is ever counted (algorithm.rs); 2^32 - 1 is the largest
 -- limit, and whatever is charged first is no faster.
@@ -9,41 +9,58 @@
 local ahead = ...
 
 local function load(text, _, tick_us)
-  local tick, level, slowest = string.match(text, '^(%d+) (%d+) (%d+)$')
+  if not text then
+    return 0, 0, 2^32 - 1
+  end
+  local tick, level, slowest, _
+  if #text == 24 then
+    tick, level, slowest, _ = struct.unpack('<I8I8I8', text)
+  end
+  local is_old = not tick or tick > 2^53
+  if is_old then
+    tick, level, slowest = string.match(text, '^(%d+) (%d+) (%d+)$')
+  end
   if tick then
     tick, level, slowest = tick + 0, level + 0, slowest + 0
     if tick * tick_us <= 2^53 and level <= 2^52 and slowest >= 1 and slowest < 2^32 then
-      return { tick, level, slowest }
+      return tick, level, slowest, is_old
     end
   end
 end
 
-local function save(state)
-  return string.format('%.0f %.0f %.0f', state[1], state[2], state[3])
+local function save(tick, level, slowest)
+  return struct.pack('<I8I8I8', tick, level, slowest)
 end
 
 -- The tick of a moment, and the level then. What drains may be above 2^53 and no longer exact, but then nothing is left.
-local function drained(state, now, limit, tick_us)
-  local tick, level = (now - now % tick_us) / tick_us, state[2]
+local function drained(tick, level, now, limit, tick_us)
+  local reached = (now - now % tick_us) / tick_us
   -- A clock that steps back waits where it was: nothing drains twice.
-  if tick <= state[1] then
-    return state[1], level
+  if reached <= tick then
+    return tick, level
   end
-  level = level - (tick - state[1]) * limit
-  return tick, level > 0 and level or 0
+  level = level - (reached - tick) * limit
+  return reached, level > 0 and level or 0
 end
 
 -- How long from `now` until so many grains have drained since `tick`: ten years at most, as in meter.rs. The ticks are cut
 -- first, so that no product leaves 2^53; by the longest delay later, 300 s, for `now` may be the moment after one.
+local longest = 315360000 * 1000000
 local function wait(grains, now, tick, limit, tick_us)
-  local longest = 315360000 * 1000000
-  local ticks = limit > 0 and math.min(math.ceil(grains / limit), (longest + 300 * 1000000) / tick_us + 1) or 0
-  return math.min(math.max((tick + ticks) * tick_us - now, 0), longest)
+  if limit == 0 then
+    return math.max(tick * tick_us - now, 0)
+  end
+  local ticks, most = grains / limit, (longest + 300 * 1000000) / tick_us + 1
+  ticks = ticks + -ticks % 1
+  if ticks > most then ticks = most end
+  local left = (tick + ticks) * tick_us - now
+  if left < 0 then left = 0 elseif left > longest then left = longest end
+  return left
 end
 
-local function step(state, now, hits, back, limit, burst, length, tick_us, max)
+local function step(tick, level, slowest, now, hits, back, limit, burst, length, tick_us, max)
   local grains = length / tick_us
-  local tick, level = drained(state, now, limit, tick_us)
+  tick, level = drained(tick, level, now, limit, tick_us)
   local room, wanted = burst * grains, level + hits * grains
   -- Hits given back are taken back whatever is used.
   local is_admitted = wanted <= room or back > 0
@@ -73,22 +90,28 @@ local function step(state, now, hits, back, limit, burst, length, tick_us, max)
   end
   local free = room - left
   if free < 0 then free = 0 end
-  local slowest = state[3]
   if limit < slowest then slowest = limit end
-  return is_admitted, (free - free % grains) / grains, reset, waits, { tick, charged, slowest }
+  return is_admitted, (free - free % grains) / grains, reset, waits, tick, charged, slowest
 end
 
-local function idle_at(state, _, tick_us)
-  return (state[1] + math.floor(state[2] / state[3]) + 1) * tick_us
+-- The idle moment, rounded up: to a whole second, or where the level takes longer to drain, to a power of two near that time.
+local function kept_until(tick, level, slowest, _, tick_us)
+  local ticks, grain = level / slowest, 1000000
+  local idle = (tick + ticks - ticks % 1 + 1) * tick_us
+  if ticks * tick_us > grain then
+    local _, power = math.frexp(ticks * tick_us)
+    grain = 2^power
+  end
+  return idle + -idle % grain
 end
 
 -- What the charge added, less what has drained since: that much at least still stands. A counter that was lost with the
 -- charge may begin anew before it.
-local function undo(state, now, at, hits, limit, length, tick_us)
-  local tick, level = drained(state, now, limit, tick_us)
+local function undo(tick, level, slowest, now, at, hits, limit, length, tick_us)
+  tick, level = drained(tick, level, now, limit, tick_us)
   local since = math.max(tick - math.floor(at / tick_us), 0)
   local back = math.max(hits * (length / tick_us) - since * limit, 0)
-  return { tick, math.max(level - back, 0), state[3] }
+  return tick, math.max(level - back, 0), slowest
 end
 
-return { fresh = { 0, 0, 2^32 - 1 }, load = load, save = save, step = step, idle_at = idle_at, undo = undo }
+return load, save, step, kept_until, undo

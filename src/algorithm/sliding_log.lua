@@ -33,14 +33,14 @@ end
 local function read(key, now, window)
   local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
   if newest.err then
-    return nil, newest
+    return newest
   elseif not newest[1] then
-    return fresh
+    return false
   end
   local start, hits = parse(newest[1])
   local time = newest[2] + 0
   if not start or time % 1 ~= 0 or time < 0 or time > 2^53 then
-    return false
+    return ''
   end
   -- A clock that steps back waits at the last moment it had reached.
   local old = plain(math.max(now, time) - window)
@@ -52,7 +52,11 @@ local function read(key, now, window)
   return first and {
     key = key, old = old, time = time, start = first, upto = (start + hits) % turn, oldest = oldest[2] + 0,
     oldest_hits = oldest_hits, newest = start, newest_hits = hits, gone = 0, tail = {},
-  } or false
+  } or ''
+end
+
+local function load(state)
+  return not state and fresh or state ~= '' and state or nil
 end
 
 -- A copy of a state, to be changed before anybody sees it.
@@ -142,7 +146,7 @@ local function with_only(state, left)
   return new
 end
 
-local function step(state, now, hits, back, limit, _, window)
+local function step(state, _, _, now, hits, back, limit, _, window)
   local used, charged = (state.upto - state.start) % turn, state
   -- Hits given back are taken back whatever is used.
   local is_admitted = used + hits <= limit or back > 0
@@ -164,12 +168,12 @@ local function step(state, now, hits, back, limit, _, window)
   return is_admitted, math.max(limit - used, 0), used > 0 and left.time + window - now or 0, retry, charged
 end
 
-local function idle_at(state, window)
+local function kept_until(state, _, _, window)
   return state.time + window
 end
 
 -- The commands that store what has changed, all of them known before the first is run.
-local function save(state, key)
+local function save(state, _, _, key)
   local commands, tail = {}, state.tail
   if state.is_void then
     -- Its memory is freed beside what the server does next.
@@ -203,7 +207,7 @@ local function save(state, key)
 end
 
 -- The hits of that moment, as far as they are still there: what came after them moves up.
-local function undo(state, now, at, hits, _, window)
+local function undo(state, _, _, now, at, hits, _, window)
   if at <= math.max(now, state.time) - window then
     return state
   end
@@ -235,4 +239,4 @@ local function undo(state, now, at, hits, _, window)
   return new
 end
 
-return { fresh = fresh, read = read, save = save, step = step, idle_at = idle_at, undo = undo }
+return load, save, step, kept_until, undo, read

@@ -100,12 +100,11 @@ struct Batch<'a> {
     groups: SmallVec<[(usize, &'a SlotGroup); 4]>,
 }
 
-/// Hits that one script took and that may be given back.
+/// Hits that one script gives back: each charge with the time at which it was made.
 struct ScriptTaken {
     is_per_second: bool,
     slot: u16,
-    charges: Vec<Charge>,
-    at: Micros,
+    charges: Vec<(Charge, Micros)>,
 }
 
 impl Redis {
@@ -260,9 +259,9 @@ impl Redis {
                     if mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
                         let members = group.taken(charges, &rows, mode, &mut left);
                         if !members.is_empty() {
-                            let charges = members.into_iter().map(|member| charges[member].clone()).collect();
+                            let charges = members.into_iter().map(|member| (charges[member].clone(), at)).collect();
                             let SlotGroup { is_per_second, slot, .. } = *group;
-                            taken.push(ScriptTaken { is_per_second, slot, charges, at });
+                            taken.push(ScriptTaken { is_per_second, slot, charges });
                         }
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
@@ -287,10 +286,9 @@ impl Redis {
 
     async fn give_back(&self, taken: Vec<ScriptTaken>) {
         let until = Instant::now() + UNDO_BUDGET;
-        let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges, at }| {
-            let charges: Vec<&Charge> = charges.iter().collect();
+        let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges }| {
             let count = charges.len();
-            let command = move |_| script::undo(&self.0.prefix, &charges, *at);
+            let command = move |_| script::undo(&self.0.prefix, charges);
             async move {
                 let servers = self.0.servers(*is_per_second);
                 let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
@@ -353,20 +351,15 @@ impl Instances {
         groups
     }
 
-    /// Groups charges to give back by the time at which they were taken, and by slot.
+    /// Groups charges to give back by slot.
     fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<ScriptTaken> {
-        let mut dated: Vec<(Micros, Charge)> =
-            charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (at, charge.clone()))).collect();
-        dated.sort_by_key(|(at, _)| *at);
-        let mut all = Vec::new();
-        for of_moment in dated.chunk_by(|one, other| one.0 == other.0) {
-            let charges: Vec<Charge> = of_moment.iter().map(|(_, charge)| charge.clone()).collect();
-            for SlotGroup { is_per_second, slot, members } in self.groups(&charges, true) {
-                let charges = members.iter().map(|&member| charges[member].clone()).collect();
-                all.push(ScriptTaken { is_per_second, slot, charges, at: of_moment[0].0 });
-            }
-        }
-        all
+        let taken = charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (charge.clone(), at)));
+        let (charges, times): (Vec<Charge>, Vec<Micros>) = taken.unzip();
+        let script = |SlotGroup { is_per_second, slot, members }: SlotGroup| {
+            let charges = members.iter().map(|&member| (charges[member].clone(), times[member])).collect();
+            ScriptTaken { is_per_second, slot, charges }
+        };
+        self.groups(&charges, true).into_iter().map(script).collect()
     }
 
     /// Calls all nodes at once, each with one write. The outcomes are in the order of `groups`.

@@ -182,7 +182,8 @@ impl Books {
     /// Reads all counters of a server.
     async fn of(server: &Single) -> Self {
         let all = "local all = {} for _, key in ipairs(redis.call('KEYS', '{d|*')) do \
-                   all[#all + 1] = key .. ' ' .. redis.call('GET', key) end return all";
+                   local _, hits = struct.unpack('<I8I8', redis.call('GET', key)) \
+                   all[#all + 1] = string.format('%s %.0f', key, hits) end return all";
         let printed = server.cli(&["EVAL", all, "0"]).await;
         Self(printed.lines().filter(|line| !line.is_empty()).map(entry).collect())
     }
@@ -208,7 +209,7 @@ impl Books {
     }
 }
 
-/// A counter as read, `{d|open=12}fixed_window:31536000s 0 1`: which call's it is, and its count.
+/// A counter as read, `{d|open=12}fixed_window:31536000s 1`: which call's it is, and its count.
 fn entry(line: &str) -> (usize, u64) {
     let number = line.split_once('=').and_then(|(_, rest)| rest.split_once('}')).map(|(value, _)| value.parse());
     let count = line.rsplit_once(' ').map(|(_, count)| count.parse());

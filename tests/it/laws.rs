@@ -336,8 +336,8 @@ fn forgetting_an_idle_counter_changes_no_answer(store: &Store) {
     });
 }
 
-/// Before that moment something is still remembered, so the moment is not later than it must be by more than a tick; in
-/// Redis a millisecond besides.
+/// Before that moment something is still remembered, so the moment is not later than it must be by more than a tick, and
+/// the rounding of the store.
 fn a_counter_is_idle_when_it_says_that_all_is_reset(store: &Store) {
     hold(store, CASES, uses, |(limit, charging, begin, events)| {
         let (counters, now, has_refused) = used_and_refused(store, limit, charging, begin, &events);
@@ -347,8 +347,9 @@ fn a_counter_is_idle_when_it_says_that_all_is_reset(store: &Store) {
         let tick = limit.quota().tick();
         counters.forget(now.saturating_add(before.reset).saturating_sub(Micros::new(1)));
         prop_assert_eq!(counters.held(), 1, "it is remembered until its reset");
-        let idle_at = now.saturating_add(before.reset).saturating_add(tick).saturating_add(store.rounding());
-        counters.forget(idle_at.saturating_add(kept));
+        let idle_at = now.saturating_add(before.reset).saturating_add(tick);
+        let rounding = store.rounding(&limit, idle_at.saturating_sub(begin));
+        counters.forget(idle_at.saturating_add(rounding).saturating_add(kept));
         prop_assert_eq!(counters.held(), 0, "it is forgotten after its reset");
         Ok(())
     });

@@ -213,6 +213,13 @@ impl Single {
         cli(&self.url(), command).await
     }
 
+    /// The numbers of a counter of Tidegate, such as `29735 17`; empty if there is none.
+    pub async fn counter(&self, key: &str) -> String {
+        let read = "local all, text = {}, redis.call('GET', KEYS[1]) or '' for at = 1, #text, 8 do \
+                    all[#all + 1] = string.format('%.0f', (struct.unpack('<I8', text, at))) end return table.concat(all, ' ')";
+        self.cli(&["EVAL", read, "1", key]).await
+    }
+
     /// How often it has run a script.
     pub async fn scripts_run(&self) -> u32 {
         let stats = self.cli(&["INFO", "commandstats"]).await;

@@ -1,6 +1,7 @@
 //! The script that charges counters in Redis: its text, which has the twins of all algorithms and one driver, its commands and
 //! its replies.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::sync::LazyLock;
 
@@ -8,7 +9,7 @@ use redis::{Cmd, RedisWrite, Script, Value};
 use smallvec::SmallVec;
 
 use crate::algorithm::{Algorithm, Charge, SHARED_TWINS};
-use crate::model::{CounterKey, Delay, Micros, Outcome, Provenance, Role, Verdict};
+use crate::model::{CounterKey, Delay, Micros, Outcome, Provenance, Verdict};
 
 /// Relation between the charges of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,22 +85,23 @@ const NO_WAIT: i64 = -1;
 const NO_DELAY: u8 = 0;
 const SLOT: u8 = 1;
 const GROWING: u8 = 2;
-/// Bytes of the longest packed charge, so that charges are packed without reallocation: 63 of numbers, and two words of up to 15
-/// letters with a terminator each.
-const LONGEST: usize = 95;
-/// Bytes of the shortest packed charge, so that the length of packed charges bounds their number: 51 of numbers, and `gcra` and
-/// `quota` with a terminator each.
-const SHORTEST: usize = 62;
-/// Bytes of a call without its keys and charges: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a moment of 8, and
-/// a mode of up to 5 letters with its terminator.
-const HEAD: usize = 68;
+/// Bytes of the longest packed charge, so that charges are packed without reallocation: that of a growing delay.
+const LONGEST: usize = SHORTEST + 12;
+/// Bytes of the shortest packed charge, so that the length of packed charges bounds their number.
+const SHORTEST: usize = 53;
+/// Bytes of a call without its keys and charges: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a deadline of 8, a mode
+/// of up to 5 letters with its terminator, and a number of charges of 4.
+const HEAD: usize = 72;
 
-/// Text of the script: the function `twin(name)`, which creates the twin of that name and no other, and then the driver.
+/// Text of the script: the function `twin(algorithm)`, which creates the twin of that algorithm and no other, and then the driver. The
+/// number of an algorithm is its place in [`Algorithm::ALL`], from 1.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
     let shared = SHARED_TWINS.map(|(name, body)| format!("local function {name}(...)\n{body}end\n"));
-    let twins = Algorithm::TWINS.map(|(name, body)| format!("if name == '{name}' then\n{body}end\n"));
+    let twins = Algorithm::TWINS.iter().zip(1..);
+    let twins: String =
+        twins.map(|((name, body), number)| format!("if algorithm == {number} then -- {name}\n{body}end\n")).collect();
     let driver = include_str!("driver.lua");
-    format!("local function twin(name)\n{}{}end\n{driver}", shared.concat(), twins.concat())
+    format!("local function twin(algorithm)\n{}{twins}end\n{driver}", shared.concat())
 });
 
 static SHA1: LazyLock<String> = LazyLock::new(|| Script::new(text()).get_hash().to_owned());
@@ -119,13 +121,25 @@ pub fn load() -> Cmd {
 /// Returns the command that charges `charges`. In a cluster, all their counters must be in one slot. The script does nothing
 /// after `deadline`, which is a time of the node's clock.
 pub fn charge(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
-    call(prefix, charges, deadline, mode.name())
+    let charges: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
+    call(prefix, &charges, deadline, mode.name())
 }
 
-/// Returns the command that reverses `charges`. Their reply had the time `at`. The command has no deadline: until it runs, the
-/// counters are too high.
-pub fn undo(prefix: &[u8], charges: &[&Charge], at: Micros) -> Cmd {
-    call(prefix, charges, at, UNDO)
+/// Returns the command that reverses `charges`, each with the time of its reply. The command has no deadline: until it runs, the counters
+/// are too high.
+pub fn undo(prefix: &[u8], charges: &[(Charge, Micros)]) -> Cmd {
+    let mut undone: Vec<Packed<'_>> = Vec::with_capacity(charges.len());
+    let mut places = HashMap::new();
+    for (charge, at) in charges {
+        let Packed { hits, .. } = Packed::new(charge);
+        // Charges of one counter against one limit are reversed as one: each would move all that came after them.
+        let place = *places.entry((&charge.key, charge.limit.quota().limit(), at)).or_insert(undone.len());
+        match undone.get_mut(place) {
+            Some(same) => same.hits = same.hits.saturating_add(hits),
+            None => undone.push(Packed { charge, hits, back: at.get() }),
+        }
+    }
+    call(prefix, &undone, Micros::ZERO, UNDO)
 }
 
 /// Returns the time of the node at which the script ran, from its `reply`.
@@ -171,19 +185,57 @@ impl Mode {
     }
 }
 
-const fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Enforce => "enforce",
-        Role::Shadow => "shadow",
-        Role::Quota => "quota",
-        Role::ShadowQuota => "shadow_quota",
+/// A charge as it is packed: `hits` are taken; `back` are given back, or the time of the charge if it is reversed.
+struct Packed<'a> {
+    charge: &'a Charge,
+    hits: u64,
+    back: u64,
+}
+
+impl<'a> Packed<'a> {
+    fn new(charge: &'a Charge) -> Self {
+        let hits = charge.limit.counted(charge.hits);
+        Self { charge, hits: hits.taken(), back: hits.given_back() }
+    }
+
+    /// Writes it in the format of `record` in `driver.lua`.
+    fn write(&self, writer: &mut impl Write, keys: &[&CounterKey]) {
+        let Self { charge: Charge { key, limit, .. }, hits, back } = *self;
+        let delay = limit.delay_of(self.charge.hits);
+        let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
+        let quota = match delay {
+            _ if limit.is_closed() => limit.quota().with_burst(0),
+            Some(Delay::Growing { .. }) => limit.widened(),
+            _ => limit.quota(),
+        };
+        write(writer, &small(place).to_le_bytes());
+        write(writer, &[limit.algorithm() as u8 + 1]);
+        // Few long writes: each costs as much as it writes.
+        write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
+        let numbers = [quota.window().length().get(), quota.tick().get(), hits, back];
+        write(writer, numbers.map(u64::to_le_bytes).as_flattened());
+        write(writer, &small(self.charge.descriptor).to_le_bytes());
+        let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
+        let kind = match delay {
+            None => NO_DELAY,
+            Some(Delay::Slot { .. }) => SLOT,
+            Some(Delay::Growing { .. }) => GROWING,
+        };
+        write(writer, &[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
+        if let Some(delay) = delay {
+            write(writer, &short(delay.max()).to_le_bytes());
+            if let Delay::Growing { step, .. } = delay {
+                write(writer, &short(step).to_le_bytes());
+                write(writer, &limit.capacity().to_le_bytes());
+            }
+        }
     }
 }
 
-fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
+fn call(prefix: &[u8], charges: &[Packed<'_>], deadline: Micros, mode: &str) -> Cmd {
     // Each key once. A closed limit has no counter.
-    let open = charges.iter().filter(|charge| !charge.limit.is_closed());
-    let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|charge| &charge.key).collect();
+    let open = charges.iter().filter(|packed| !packed.charge.limit.is_closed());
+    let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|packed| &packed.charge.key).collect();
     keys.sort_unstable();
     keys.dedup();
 
@@ -197,48 +249,15 @@ fn call(prefix: &[u8], charges: &[&Charge], moment: Micros, mode: &str) -> Cmd {
     }
     // One argument for all: each costs the client, the server and `replies.rs` more than its bytes.
     let mut writer = command.writer_for_next_arg();
-    write(&mut writer, &moment.get().to_le_bytes());
-    word(&mut writer, mode);
-    for charge in charges {
-        pack(&mut writer, charge, &keys);
+    write(&mut writer, &deadline.get().to_le_bytes());
+    write(&mut writer, mode.as_bytes());
+    write(&mut writer, b"\0");
+    write(&mut writer, &small(charges.len()).to_le_bytes());
+    for packed in charges {
+        packed.write(&mut writer, &keys);
     }
     drop(writer);
     command
-}
-
-/// Packs a charge in the format of `record` in `driver.lua`.
-fn pack(writer: &mut impl Write, charge: &Charge, keys: &[&CounterKey]) {
-    let Charge { key, limit, hits, .. } = charge;
-    let delay = limit.delay_of(*hits);
-    let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
-    let quota = match delay {
-        _ if limit.is_closed() => limit.quota().with_burst(0),
-        Some(Delay::Growing { .. }) => limit.widened(),
-        _ => limit.quota(),
-    };
-    let hits = limit.counted(*hits);
-    write(writer, &small(place).to_le_bytes());
-    word(writer, limit.algorithm().name());
-    // Few long writes: each costs as much as it writes.
-    write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
-    let numbers = [quota.window().length().get(), quota.tick().get(), hits.taken(), hits.given_back()];
-    write(writer, numbers.map(u64::to_le_bytes).as_flattened());
-    write(writer, &small(charge.descriptor).to_le_bytes());
-    word(writer, role_name(charge.role));
-    let (records, kept) = (limit.records_refused(charge.charging), charge.is_recorded_despite_refusal());
-    let kind = match delay {
-        None => NO_DELAY,
-        Some(Delay::Slot { .. }) => SLOT,
-        Some(Delay::Growing { .. }) => GROWING,
-    };
-    write(writer, &[u8::from(records), u8::from(kept), kind]);
-    if let Some(delay) = delay {
-        write(writer, &short(delay.max()).to_le_bytes());
-        if let Delay::Growing { step, .. } = delay {
-            write(writer, &short(step).to_le_bytes());
-            write(writer, &limit.capacity().to_le_bytes());
-        }
-    }
 }
 
 /// Converts a wait. The longest that a rule may set has 29 bits.
@@ -249,12 +268,6 @@ fn short(wait: Micros) -> u32 {
 /// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
 fn small(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
-}
-
-/// Writes a word in the format `s` of Lua's `struct`.
-fn word(writer: &mut impl Write, word: &str) {
-    write(writer, word.as_bytes());
-    write(writer, b"\0");
 }
 
 /// Writes to memory, which does not fail.
@@ -300,7 +313,7 @@ fn take<const SIZE: usize>(bytes: &mut &[u8]) -> Option<[u8; SIZE]> {
 mod tests {
     use redis::Value;
 
-    use super::{LONGEST, Mode, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, pack, read};
+    use super::{LONGEST, Mode, Packed, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, read};
     use crate::algorithm::{Algorithm, Charge, Limit};
     use crate::model::key::KeyPart;
     use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
@@ -388,7 +401,7 @@ mod tests {
                     lease: None,
                 };
                 let mut packed = Vec::new();
-                pack(&mut packed, &charge, &[&charge.key]);
+                Packed::new(&charge).write(&mut packed, &[&charge.key]);
                 assert!((SHORTEST..=LONGEST).contains(&packed.len()), "{name}, {role:?}: {} bytes", packed.len());
             }
         }

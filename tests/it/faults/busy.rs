@@ -123,7 +123,7 @@ async fn a_client_that_is_refused_and_goes_on_costs_redis_two_commands_a_second(
     assert!(scripts <= most, "{scripts} commands in {length:?} for {} calls", calls.count());
     // A fixed window counts refused hits as well, so that a raised limit finds them.
     eventually("refused hits are counted", async || {
-        let counted = redis.cli(&["GET", "{d|victim=one}fixed_window:1d"]).await;
+        let counted = redis.counter("{d|victim=one}fixed_window:1d").await;
         let hits: usize = counted.rsplit_once(' ')?.1.parse().ok()?;
         (hits > calls.count()).then_some(())
     })
@@ -165,7 +165,7 @@ async fn three_instances_of_a_redis_at_its_limit_admit_at_most_one_limit_more_an
     for server in &servers {
         charged_later(server).await;
     }
-    let counter = redis.cli(&["GET", "{d|shared=one}fixed_window:1d"]).await;
+    let counter = redis.counter("{d|shared=one}fixed_window:1d").await;
     let hits: usize = counter.rsplit_once(' ').and_then(|(_, hits)| hits.parse().ok()).expect("a counter");
     assert!(hits >= admitted.min(SHARED), "{hits} charged of {admitted}");
 }

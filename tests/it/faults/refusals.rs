@@ -335,7 +335,7 @@ async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only(
             redis.cli(&["DEL", &key]).await;
             // Now there is no counter, and one is made.
             assert!(asker.decided(policy, &value).await);
-            assert!(redis.cli(&["GET", &key]).await.ends_with(" 1"));
+            assert!(redis.counter(&key).await.ends_with(" 1"));
             redis.cli(&["DEL", &key]).await;
         }
     }

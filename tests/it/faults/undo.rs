@@ -66,10 +66,10 @@ impl Scene {
         (Self { server, week, to_week, to_second, asker }, second, rules)
     }
 
-    /// The hits that the weekly counter holds: its value is the number of its window and they.
+    /// The hits that the weekly counter holds: its numbers are the window and they.
     async fn held(&self, value: &str) -> Option<u32> {
         let key = self.week.cli(&["KEYS", &format!("*both={value}}}*")]).await;
-        let held = self.week.cli(&["GET", &key]).await;
+        let held = self.week.counter(&key).await;
         held.split_once(' ').map(|(_, hits)| hits.parse().expect("a number"))
     }
 

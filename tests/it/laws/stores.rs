@@ -102,10 +102,14 @@ impl Store {
         }
     }
 
-    /// How much longer than it must a counter may be remembered: Redis counts milliseconds.
-    pub fn rounding(&self) -> Micros {
+    /// How much longer than it must a counter may be remembered that was first charged so long before it is idle: Redis counts
+    /// milliseconds, and keeps a meter until a whole second, or until a multiple of up to twice the time in which it drains.
+    pub fn rounding(&self, limit: &Limit, used_for: Micros) -> Micros {
         match self {
             Self::Memory => Micros::ZERO,
+            Self::Redis { .. } if limit.algorithm().has_burst() => {
+                Micros::from_secs(1).max(used_for.saturating_add(used_for)).saturating_add(Micros::from_millis(1))
+            }
             Self::Redis { .. } => Micros::from_millis(1),
         }
     }
@@ -123,15 +127,17 @@ impl Node {
 /// lifetime begins at the moment of the test and ends at one, which the key tells.
 fn text() -> String {
     let text = replaced(&by_hand(), "local slack = ", "local slack = 0");
-    let expiry =
-        format!("  return algorithm.save(state, KEYS[charge.key]), string.format('%.0f', {FAR} + now + ttl * 1000)");
-    let text = replaced(&text, "  return algorithm.save(", &expiry);
     let text = replaced(
         &text,
-        "    saved = redis.pcall('SET', ",
-        "    saved = redis.pcall('SET', KEYS[key], made, 'PXAT', ttl)",
+        "  return string.format('%.0f', ttl)",
+        &format!("  return string.format('%.0f', {FAR} + now + ttl * 1000)"),
     );
-    replaced(&text, "      saved = redis.pcall('PEXPIRE', ", "      saved = redis.pcall('PEXPIREAT', KEYS[key], ttl)")
+    let text = replaced(
+        &text,
+        "      return call('SET', key, saved, 'PX', ttl)",
+        "      return call('SET', key, saved, 'PXAT', ttl)",
+    );
+    replaced(&text, "  return call('PEXPIRE', ", "  return call('PEXPIREAT', key, ttl)")
 }
 
 impl Counters<'_> {

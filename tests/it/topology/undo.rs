@@ -57,7 +57,7 @@ async fn counted(node: &Single, counter: &Counter) -> Vec<(String, String)> {
     let keys = node.cli(&["KEYS", &format!("*{}={}}}*", counter.key, counter.value)]).await;
     let mut counted = Vec::new();
     for key in keys.lines() {
-        counted.push((key.to_owned(), node.cli(&["GET", key]).await));
+        counted.push((key.to_owned(), node.counter(key).await));
     }
     assert_eq!(counted.len(), 2, "{counted:?}");
     counted.sort();

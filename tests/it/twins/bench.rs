@@ -66,8 +66,8 @@ impl Bench {
     }
 
     pub fn undo(&mut self, charges: &[Charge], at: Micros, now: Micros) {
-        let charges: Vec<_> = charges.iter().collect();
-        let command = self.at(now, &script::undo(PREFIX, &charges, at));
+        let charges: Vec<_> = charges.iter().map(|charge| (charge.clone(), at)).collect();
+        let command = self.at(now, &script::undo(PREFIX, &charges));
         let reply = command.query::<Value>(&mut self.connection).expect("Redis answers");
         assert_eq!(reply, Value::BulkString(now.get().to_le_bytes().to_vec()));
     }
@@ -127,10 +127,27 @@ impl Bench {
         }
     }
 
-    /// What a counter's key holds, as such a text.
+    /// Puts the packed numbers of such a text where a counter is kept, as the script itself does; a log is stored as its entries.
+    pub fn set_packed(&mut self, charge: &Charge, text: &str) {
+        if text.contains(" at ") {
+            return self.set(charge, text);
+        }
+        let numbers = text.split(' ').map(|number| number.parse::<u64>().expect("a number"));
+        let packed: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
+        self.run("SET", &[&key(charge), &packed]);
+    }
+
+    /// What a counter's key holds, as such a text: the numbers that the script packs, or a text that it did not write.
     pub fn text(&mut self, charge: &Charge) -> Option<String> {
         if self.run("TYPE", &[&key(charge)]) != Value::SimpleString("zset".to_owned()) {
-            return redis::cmd("GET").arg(key(charge)).query(&mut self.connection).expect("Redis answers");
+            let stored: Option<Vec<u8>> =
+                redis::cmd("GET").arg(key(charge)).query(&mut self.connection).expect("Redis answers");
+            return stored.map(|stored| match stored.as_chunks() {
+                (numbers @ [_, _] | numbers @ [_, _, _], []) if stored.contains(&0) => {
+                    numbers.iter().map(|bytes| u64::from_le_bytes(*bytes).to_string()).collect::<Vec<_>>().join(" ")
+                }
+                _ => String::from_utf8_lossy(&stored).into_owned(),
+            });
         }
         let entries = self.run("ZRANGE", &[&key(charge), b"0", b"-1", b"WITHSCORES"]);
         let entries: Vec<(String, String)> = redis::from_redis_value(entries).expect("members and scores");

@@ -1,12 +1,16 @@
 //! What the script writes, for how long, and what it never touches.
 
+use std::cell::RefCell;
+
+use proptest::prelude::*;
 use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Quota, Role, Unit, Window};
 use tidegate::store::redis::script::{self, Mode, ScriptReply};
 
 use super::bench::{Bench, PREFIX, SLACK_MS, key};
-use crate::histories::charge;
+use super::hold;
+use crate::histories::{any_limit, charge, moment, pause, taken};
 use crate::world::NOON;
 
 fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
@@ -109,7 +113,22 @@ async fn a_text_that_no_version_wrote_is_nobodys_counter_and_stays() {
     ];
     // No charge counts against nothing or against more than 32 bits hold.
     let slowest = ["1 2 0", "1 2 4294967296"];
+    let packed: [&[u64]; 7] = [
+        &[1],
+        &[1, 2, 3, 4],
+        &[u64::MAX, 1],
+        &[u64::MAX, 1, 1],
+        &[1, 4_503_599_627_370_497],
+        &[1, 4_503_599_627_370_497, 3],
+        &[150_119_987_000, 1],
+    ];
     for (_, algorithm) in Algorithm::ALL {
+        for numbers in packed {
+            bench.empty();
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            bench.run("SET", &[&key(&each("foreign", per_minute(algorithm, 10), 1)), &bytes]);
+            is_foreign(&mut bench, algorithm, &format!("{numbers:?}"));
+        }
         for text in texts.into_iter().chain(slowest.into_iter().filter(|_| algorithm.has_burst())) {
             bench.empty();
             bench.set(&each("foreign", per_minute(algorithm, 10), 1), text);
@@ -159,7 +178,7 @@ async fn a_counter_of_as_many_hits_as_are_ever_counted_goes_on_refusing() {
             Algorithm::SlidingLog => format!("0 {} at {noon}", 1_u64 << 48),
             Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => format!("{} {most} 10", noon / 100),
         };
-        bench.set(&charge, &text);
+        bench.set_packed(&charge, &text);
         for _ in 0..2 {
             let answer = bench.rows(std::slice::from_ref(&charge), Mode::Each, NOON)[0].answer;
             assert!(answer.expect("it is ours").outcome.is_refused(), "{algorithm:?}");
@@ -200,8 +219,10 @@ async fn a_counter_is_kept_until_it_is_idle_and_the_slack_after_that() {
         (each("only", per_minute(Algorithm::FixedWindow, 10), 3), 60_000 + SLACK_MS),
         (each("only", per_minute(Algorithm::SlidingWindow, 10), 3), 120_000 + SLACK_MS),
         (each("only", per_minute(Algorithm::SlidingLog, 10), 3), 60_000 + SLACK_MS),
-        // The ticks that three hits of a tenth of a minute take, and one more, from the tick of now: 500 us is one.
-        (each("only", per_minute(Algorithm::Gcra, 10), 3), 18_001 + SLACK_MS),
+        // 18 s drain; the next multiple of the power of two above that, 2^25 us.
+        (each("only", per_minute(Algorithm::Gcra, 10), 3), 39_752 + SLACK_MS),
+        // A tenth of a second drains; the next whole second, which is half a millisecond nearer than a second.
+        (each("only", per_minute(Algorithm::Gcra, 600), 1), 1_000 + SLACK_MS),
         // Ten years, however long it would take.
         (all("only", slow, Hits::MOST), 315_360_000_000),
     ] {
@@ -221,6 +242,45 @@ async fn a_counter_is_kept_until_it_is_idle_and_the_slack_after_that() {
             );
         }
     }
+}
+
+/// An expiry that the script does not set: in the year 2286.
+const FAR_MS: u64 = 9_999_999_999_999;
+
+/// The expiry costs Redis as much as the rest of a write, so it is not set again where that of the charge before is late enough.
+#[tokio::test]
+async fn a_counter_is_kept_until_it_is_idle_however_it_came_about() {
+    let kept = RefCell::new([0_u32; 2]);
+    let charges = prop::collection::vec((pause(), taken()), 2..20);
+    hold(2_000, (any_limit(), moment(), charges), |bench, (limit, begin, charges)| {
+        bench.empty();
+        let (mut now, mut kept_until) = (begin, 0);
+        for (after, amount) in charges {
+            now = after.from(now, &limit);
+            let charge = charge("only", limit, Charging::Each, amount.of(&limit));
+            bench.run("PEXPIREAT", &[&key(&charge), FAR_MS.to_string().as_bytes()]);
+            let before_ms = bench.time_ms();
+            let verdict = bench.charge(std::slice::from_ref(&charge), now)[0];
+            if verdict.outcome.is_refused() || charge.hits.taken() == 0 {
+                // Nothing is written.
+                continue;
+            }
+            let expires_ms = bench.expires_ms(&charge);
+            let is_set = expires_ms != FAR_MS;
+            kept.borrow_mut()[usize::from(is_set)] += 1;
+            if is_set {
+                // By the hand clock.
+                kept_until = now.get() / 1_000 + (expires_ms - before_ms).saturating_sub(SLACK_MS);
+            }
+            let longest = now.get() / 1_000 + 315_360_000_000 - SLACK_MS;
+            let idle_ms = ((now.get() + verdict.reset.get()) / 1_000).min(longest);
+            prop_assert!(kept_until + 1 >= idle_ms, "{:?}: {} is before {}", limit, kept_until, idle_ms);
+        }
+        Ok(())
+    })
+    .await;
+    let [kept, set] = kept.into_inner();
+    assert!(kept > 1_000 && set > 1_000, "{kept} kept, {set} set");
 }
 
 #[tokio::test]
@@ -245,7 +305,12 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
         let expires = bench.expires_ms(&charge);
         // Redis counts from when it writes, which on a busy machine may be later than the script's time.
         let late_ms = after - now.get() / 1_000;
-        assert!((idle_ms..=idle_ms + 1_002 + late_ms).contains(&expires), "{algorithm:?}: {expires} for {idle_ms}");
+        // A meter is kept until a whole second, or until a multiple of a power of two that is up to twice the reset.
+        let rounded_ms = if algorithm.has_burst() { 1_000 + 2 * verdict.reset.get() / 1_000 } else { 0 };
+        assert!(
+            (idle_ms..=idle_ms + 1_002 + late_ms + rounded_ms).contains(&expires),
+            "{algorithm:?}: {expires} for {idle_ms}"
+        );
         assert!(expires > idle_ms + 500, "{algorithm:?}: {expires} for {idle_ms}");
     }
 }
@@ -296,24 +361,16 @@ async fn beside_a_refusal_a_full_redis_admits_nothing_that_it_cannot_record() {
 }
 
 #[tokio::test]
-async fn a_call_that_cannot_be_understood_writes_nothing() {
+async fn a_request_that_is_decided_as_a_whole_writes_nothing_when_a_charge_cannot_be_understood() {
     let mut bench = Bench::start(&[]).await;
-    let limit = per_minute(Algorithm::Gcra, 10);
-    let call = bench.at(
-        NOON,
-        &script::charge(
-            PREFIX,
-            &[&each("one", per_minute(Algorithm::FixedWindow, 10), 1), &each("other", limit, 1)],
-            Mode::Each,
-            NOON,
-        ),
-    );
+    let charges = ["one", "other"].map(|name| all(name, per_minute(Algorithm::Gcra, 10), 1));
+    let call = bench.at(NOON, &script::charge(PREFIX, &charges.each_ref(), Mode::All, NOON));
     let arguments: Vec<_> = call.args_iter().collect();
-    let Some((redis::Arg::Simple(charges), others)) = arguments.split_last() else { panic!("it has arguments") };
-    let at = charges.windows(5).rposition(|bytes| bytes == b"gcra\0").expect("the last charge names its algorithm");
-    let mut unknown = charges.to_vec();
-    unknown[at] = b'G';
-    for changed in [&unknown, &charges[..charges.len() - 1], &[*charges, b"1".as_slice()].concat()] {
+    let Some((redis::Arg::Simple(packed), others)) = arguments.split_last() else { panic!("it has arguments") };
+    let mut unknown = packed.to_vec();
+    // Each charge is 53 bytes, and its algorithm stands behind the 4 of its key.
+    unknown[packed.len() - 53 + 4] = 99;
+    for changed in [&unknown, &packed[..packed.len() - 1]] {
         let mut command = Cmd::new();
         for argument in others {
             let redis::Arg::Simple(bytes) = argument else { panic!("a call has plain arguments") };

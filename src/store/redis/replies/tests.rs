@@ -6,7 +6,7 @@ use redis::{Cmd, cmd, parse_redis_value};
 use super::*;
 
 /// Length of the shortest packed charge, which allows the smallest reply.
-const SHORTEST_CHARGE: usize = 62;
+const SHORTEST_CHARGE: usize = 53;
 /// Length of the longest row of a reply.
 const ROW: usize = 37;
 
