@@ -17,7 +17,7 @@ use self::address::Topology;
 use self::concurrency::Permit;
 use self::manager::Access;
 use self::node::Node;
-use self::script::{ChargeRows, Mode};
+use self::script::{ChargeRows, Mode, Requests};
 use self::script_call::ScriptCall;
 use self::servers::Servers;
 use super::{ChargeResults, Charged, Granted, Store, StoreError, Undo};
@@ -288,12 +288,13 @@ impl Redis {
         let until = Instant::now() + UNDO_BUDGET;
         let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges }| {
             let count = charges.len();
-            let command = move |_| script::undo(&self.0.prefix, charges);
+            let cost = charges.iter().map(|(charge, _)| charge.limit.algorithm().script_cost()).sum();
+            let request = move |_, requests: &mut Requests| requests.undo(&self.0.prefix, charges);
             async move {
                 let servers = self.0.servers(*is_per_second);
                 let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
                 // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
-                let call = [ScriptCall { command: &command, expects: None }];
+                let call = [ScriptCall { request: &request, cost, expects: None }];
                 loop {
                     match script_call::run(servers, &node, None, &call, until).await.as_slice() {
                         [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
@@ -422,13 +423,18 @@ impl Instances {
     ) -> Outcomes {
         let members: SmallVec<[SmallVec<[&Charge; 4]>; 1]> =
             groups.iter().map(|group| group.members.iter().map(|&member| &charges[member]).collect()).collect();
-        let commands: SmallVec<[_; 1]> =
-            members.iter().map(|members| |deadline| script::charge(&self.prefix, members, mode, deadline)).collect();
-        let calls: SmallVec<[ScriptCall<'_>; 1]> = commands
+        let requests: SmallVec<[_; 1]> = members
             .iter()
-            .zip(&members)
-            .map(|(command, members)| ScriptCall { command, expects: Some((members.len(), mode)) })
+            .map(|members| {
+                move |deadline, requests: &mut Requests| requests.charge(&self.prefix, members, mode, deadline)
+            })
             .collect();
+        let call = |(request, members): (_, &SmallVec<[&Charge; 4]>)| {
+            let cost = members.iter().map(|charge| charge.limit.algorithm().script_cost()).sum();
+            ScriptCall { request, cost, expects: Some((members.len(), mode)) }
+        };
+        let calls: SmallVec<[ScriptCall<'_>; 1]> =
+            requests.iter().map(|request| request as _).zip(&members).map(call).collect();
         script_call::run(servers, node, permit, &calls, until).await
     }
 }

@@ -16,6 +16,7 @@ mod golden;
 mod later;
 mod lease;
 mod rights;
+mod shared;
 mod undo;
 mod writes;
 

@@ -247,6 +247,11 @@ impl Connection {
         self.handle.send_packed_command(command).await.map_err(|error| self.explained(error))
     }
 
+    /// Returns true if `other` is a clone of it.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.health, &other.health)
+    }
+
     /// Sends commands in one write and waits for the reply to each of them.
     ///
     /// # Errors

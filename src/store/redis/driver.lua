@@ -1,4 +1,4 @@
--- Charges or undoes the counters of one request in one atomic step.
+-- Charges or undoes the counters of requests, one after the other, each in one atomic step. A failure in one concerns no other.
 --
 -- In front of it stands `twin(algorithm)`, made of the files of src/algorithm. It returns the functions of an algorithm's twin,
 -- which read no clock, no key but that of the state they are given, and write nothing. Moments and lengths are whole
@@ -23,8 +23,9 @@
 --   read(key, now, window)     only where a counter is no text: what `load` takes, or the server's error. `save` returns the commands
 --                              then that write what has changed
 --
--- KEYS are the counters, each once. ARGV is one packed text. At its start, as `head` says: the deadline, in the clock of this
--- node; the mode; and the number of charges. Then the charges, each as `record` says: key (its place in KEYS; 0 for a limit of
+-- KEYS are the counters, each once for a request. ARGV is one packed text of requests. At the start of each, as `head` says: its length;
+-- the deadline, in the clock of this node; the mode; the number of its keys; and the number of its charges. Then the charges, each as
+-- `record` says: key (its place among the keys of the request; 0 for a limit of
 -- nothing, which has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back (to `undo` the moment of the
 -- charge), descriptor, role (1: enforce, 2: shadow, 3: quota, 4: shadow_quota), records (1: a refused charge is recorded), always
 -- (1: the charge is recorded although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one that grows). Behind a 1
@@ -40,13 +41,13 @@
 -- that takes them leaves the others most of what is left. Of four hits a second or more that drain, one at least. undo: takes
 -- back the hits of charges, each counter and limit once; there is no deadline.
 --
--- The answer is packed too: the time of this node (I8), alone when it is past the deadline and nothing was done, and to
--- `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of ours, and is left alone; or it was to
--- be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded), remaining, reset, wait, and
--- of what was refused the room there was for it (in the mode lease the hits charged, and where nothing remains the wait for
--- one), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
+-- The answer is packed too: for each request its length, or 2^31 more and the server's error; then the time of this node (I8), alone when
+-- it is past the deadline and nothing was done, and to `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of
+-- ours, and is left alone; or it was to be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded),
+-- remaining, reset, wait, and of what was refused the room there was for it (in the mode lease the hits charged, and where nothing remains
+-- the wait for one), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
-local head, record, slot, growing = '<I8sI4', '<I4BI4I4I8I8I8I8I4BBBB', '<I4', '<I4I4I4'
+local head, record, slot, growing = '<I4I8sI4I4', '<I4BI4I4I8I8I8I8I4BBBB', '<I4', '<I4I4I4'
 local row, left = '<BI4I8i8I4', '<I4I8'
 local pack, unpacked, call = struct.pack, struct.unpack, redis.pcall
 
@@ -56,11 +57,6 @@ local now = time[1] * 1000000 + time[2]
 local slack = 1000
 
 local KEYS, packed = KEYS, ARGV[1]
-local deadline, mode, count, start = unpacked(head, packed)
-if mode ~= 'undo' and now > deadline then
-  return pack('<I8', now)
-end
-
 -- The functions of the algorithm of the charge before.
 local algorithm, load, save, step, kept_until, undo, read
 
@@ -120,219 +116,248 @@ end
 -- none, so nothing is saved then.
 local function failure(saved)
   -- Before 7.0 the place in the script stands in front.
-  saved.err = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
-  return saved, string.sub(saved.err, 1, 4) == 'OOM '
+  local said = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
+  return said, string.sub(said, 1, 4) == 'OOM '
 end
 
--- A request that is decided as a whole is saved at its end. Of each place in KEYS: what is stored, what is in its place by now, and
--- what saves that, and for how long. Otherwise each charge is saved at once.
-local is_whole = (mode == 'all' and count > 1) or mode == 'take'
-local stored, current, made, ttls
-if is_whole then
-  stored, current, made, ttls = {}, {}, {}, {}
-end
--- What is answered to each charge; what the server said to a charge that could not be saved; whether a charge was refused.
-local is_single, reply, unsaved, is_any_refused = count == 1 and not is_whole
-if not is_single then
-  reply = {}
-end
--- Of the request: whether an enforced charge refuses it, and the votes of its quotas. The same as `is_request_refused` of policy.rs; where
--- the request has more charges elsewhere, its quotas are not decided here.
-local is_enforced, quota_of, quota_refuses, quota_has_room
--- Where the request is refused, or may be: what is answered, what would be saved, and what is left if nobody takes.
-local is_refused, made_taken, ttls_taken, looks
-
--- 1: the charges are made. Of a request that is refused, or may be, 2: only those are made that stay even so; 3: what is left is
--- looked at.
-for pass = 1, 3 do
-  local at = start
-  for index = 1, count do
-    local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
-    key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
-      unpacked(record, packed, at)
-    local max, growth, capacity
-    if delay == 1 then
-      max, at = unpacked(slot, packed, at)
-    elseif delay == 2 then
-      max, growth, capacity, at = unpacked(growing, packed, at)
+local base, start, answers = 0, 1
+while start <= #packed do
+  local length, deadline, mode, keys, count, first = unpacked(head, packed, start)
+  local answer
+  if mode ~= 'undo' and now > deadline then
+    answer = pack('<I4I8', 8, now)
+  else
+    -- A request that is decided as a whole is saved at its end. Of each place in KEYS: what is stored, what is in its place by now, and
+    -- what saves that, and for how long. Otherwise each charge is saved at once.
+    local is_whole = (mode == 'all' and count > 1) or mode == 'take'
+    local stored, current, made, ttls
+    if is_whole then
+      stored, current, made, ttls = {}, {}, {}, {}
     end
-    if pass ~= 2 or always == 1 then
-      if name ~= algorithm then
-        algorithm = name
-        load, save, step, kept_until, undo, read = twin(name)
-      end
+    -- What is answered to each charge; what the server said to a charge that it had no memory for, and to one
+    -- that failed; whether a charge was refused.
+    local is_single, reply, unsaved, failed, is_any_refused = count == 1 and not is_whole
+    if not is_single then
+      reply = {}
+    end
+    -- Of the request: whether an enforced charge refuses it, and the votes of its quotas. The same as `is_request_refused` of policy.rs; where
+    -- the request has more charges elsewhere, its quotas are not decided here.
+    local is_enforced, quota_of, quota_refuses, quota_has_room
+    -- Where the request is refused, or may be: what is answered, what would be saved, and what is left if nobody takes.
+    local is_refused, made_taken, ttls_taken, looks
 
-      local text
-      if is_whole then
-        text = current[key]
-        if text == nil then
-          text = stored[key]
+    -- 1: the charges are made. Of a request that is refused, or may be, 2: only those are made that stay even so; 3: what is left is
+    -- looked at.
+    for pass = 1, 3 do
+      local at = first
+      for index = 1, count do
+        local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
+        key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
+          unpacked(record, packed, at)
+        local max, growth, capacity
+        if delay == 1 then
+          max, at = unpacked(slot, packed, at)
+        elseif delay == 2 then
+          max, growth, capacity, at = unpacked(growing, packed, at)
         end
-      end
-      if text == nil then
-        text = false
-        if key > 0 then
-          if read then
-            text = read(KEYS[key], now, window)
-          else
-            text = call('GET', KEYS[key])
+        if pass ~= 2 or always == 1 then
+          if name ~= algorithm then
+            algorithm = name
+            load, save, step, kept_until, undo, read = twin(name)
           end
-          if text and text.err then
-            if string.sub(text.err, 1, 9) ~= 'WRONGTYPE' then
-              return text
-            end
-            text = ''
-          end
+
+          local text
           if is_whole then
-            stored[key] = text
-          end
-        end
-      end
-      local a, b, c, is_old = load(text, window, tick)
-
-      local code, remaining, reset, wait, room, x, y, z = 2, 0, 0, -1, 0
-      if a and mode == 'undo' then
-        if text then
-          x, y, z = undo(a, b, c, now, back, hits, limit, window, tick)
-          if x == a and y == b and z == c then
-            x = nil
-          end
-        end
-      elseif a then
-        local is_decided
-        if pass == 3 then
-          hits, back = 0, 0
-        elseif mode == 'later' or mode == 'lease' then
-          -- As many of the hits that were decided without this server, or will be, as are charged now.
-          code, remaining, reset, wait, room =
-            decide(a, b, c, 0, 0, limit, burst, window, tick, false, max, growth, capacity)
-          local most = remaining
-          if mode == 'lease' then
-            most = math.floor(remaining / 4)
-            if most == 0 and remaining > 0 and name ~= 1 and limit * 250000 >= window then
-              most = 1
+            text = current[key]
+            if text == nil then
+              text = stored[key]
             end
-          elseif records == 1 then
-            most = remaining == 0 and hits or 0
           end
-          if hits > most then hits = most end
-          is_decided = hits == 0
-        end
-        if not is_decided then
-          code, remaining, reset, wait, room, x, y, z =
-            decide(a, b, c, hits, back, limit, burst, window, tick, records == 1 and key > 0, max, growth, capacity)
-        end
-        if mode == 'lease' then
-          room = code == 0 and hits or 0
-          if room == 0 and remaining == 0 then
-            local _
-            code, _, _, wait = decide(a, b, c, 1, 0, limit, burst, window, tick, false, max, growth, capacity)
-          end
-        end
-        -- A look saves nothing, a limit of nothing has no counter, and giving back creates none.
-        if key == 0 or (hits == 0 and (back == 0 or not text)) then
-          x = nil
-        end
-      end
-
-      if x then
-        local saved, expiry = save(x, y, z, KEYS[key]), kept_until(x, y, z, window, tick)
-        -- A new expiry costs as much as the rest of the write.
-        local keeps = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick) and expiry - now <= longest
-        local ttl = not keeps and ttl_until(expiry)
-        if is_whole then
-          current[key], made[key], ttls[key] = read and x or saved, saved, ttl or ttls[key]
-        else
-          saved = put(KEYS[key], saved, ttl)
-          if type(saved) == 'table' and saved.err then
-            local failed, is_full = failure(saved)
-            if mode == 'undo' or not is_full then
-              return failed
+          if text == nil then
+            text = false
+            if key > 0 then
+              if read then
+                text = read(KEYS[base + key], now, window)
+              else
+                text = call('GET', KEYS[base + key])
+              end
+              if text and text.err then
+                if string.sub(text.err, 1, 9) ~= 'WRONGTYPE' then
+                  failed = failure(text)
+                  break
+                end
+                text = ''
+              end
+              if is_whole then
+                stored[key] = text
+              end
             end
-            -- A refusal stands although it cannot be recorded. What is admitted is not answered.
-            unsaved = failed
-            if code ~= 1 then code = 2 end
+          end
+          local a, b, c, is_old = load(text, window, tick)
+
+          local code, remaining, reset, wait, room, x, y, z = 2, 0, 0, -1, 0
+          if a and mode == 'undo' then
+            if text then
+              x, y, z = undo(a, b, c, now, back, hits, limit, window, tick)
+              if x == a and y == b and z == c then
+                x = nil
+              end
+            end
+          elseif a then
+            local is_decided
+            if pass == 3 then
+              hits, back = 0, 0
+            elseif mode == 'later' or mode == 'lease' then
+              -- As many of the hits that were decided without this server, or will be, as are charged now.
+              code, remaining, reset, wait, room =
+                decide(a, b, c, 0, 0, limit, burst, window, tick, false, max, growth, capacity)
+              local most = remaining
+              if mode == 'lease' then
+                most = math.floor(remaining / 4)
+                if most == 0 and remaining > 0 and name ~= 1 and limit * 250000 >= window then
+                  most = 1
+                end
+              elseif records == 1 then
+                most = remaining == 0 and hits or 0
+              end
+              if hits > most then hits = most end
+              is_decided = hits == 0
+            end
+            if not is_decided then
+              code, remaining, reset, wait, room, x, y, z =
+                decide(a, b, c, hits, back, limit, burst, window, tick, records == 1 and key > 0, max, growth, capacity)
+            end
+            if mode == 'lease' then
+              room = code == 0 and hits or 0
+              if room == 0 and remaining == 0 then
+                local _
+                code, _, _, wait = decide(a, b, c, 1, 0, limit, burst, window, tick, false, max, growth, capacity)
+              end
+            end
+            -- A look saves nothing, a limit of nothing has no counter, and giving back creates none.
+            if key == 0 or (hits == 0 and (back == 0 or not text)) then
+              x = nil
+            end
+          end
+
+          if x then
+            local saved, expiry = save(x, y, z, KEYS[base + key]), kept_until(x, y, z, window, tick)
+            -- A new expiry costs as much as the rest of the write.
+            local keeps = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick) and expiry - now <= longest
+            local ttl = not keeps and ttl_until(expiry)
+            if is_whole then
+              current[key], made[key], ttls[key] = read and x or saved, saved, ttl or ttls[key]
+            else
+              saved = put(KEYS[base + key], saved, ttl)
+              if type(saved) == 'table' and saved.err then
+                local said, is_full = failure(saved)
+                if mode == 'undo' or not is_full then
+                  failed = said
+                  break
+                end
+                -- A refusal stands although it cannot be recorded. What is admitted is not answered.
+                unsaved = said
+                if code ~= 1 then code = 2 end
+              end
+            end
+          end
+
+          if pass == 1 then
+            is_any_refused = is_any_refused or code == 1
+            if is_single then
+              answer = pack('<I4I8BI4I8i8I4', 33, now, code, remaining, reset, wait, room)
+            else
+              reply[index] = pack(row, code, remaining, reset, wait, room)
+            end
+            if is_whole and code ~= 2 then
+              local refuses = code == 1
+              if role == 1 then
+                is_enforced = is_enforced or refuses
+              elseif role == 4 then
+                quota_has_room = true
+              elseif role == 3 then
+                if quota_of == descriptor then
+                  quota_refuses = quota_refuses or refuses
+                else
+                  quota_has_room = quota_has_room or (quota_of and not quota_refuses)
+                  quota_of, quota_refuses = descriptor, refuses
+                end
+              end
+            end
+          elseif pass == 3 then
+            looks[index] = pack(left, remaining, reset)
           end
         end
       end
 
-      if pass == 1 then
-        is_any_refused = is_any_refused or code == 1
-        if is_single then
-          reply = pack('<I8BI4I8i8I4', now, code, remaining, reset, wait, room)
-        else
+      if failed then
+        break
+      elseif pass == 1 then
+        is_refused = is_enforced or (mode == 'all' and quota_refuses and not quota_has_room)
+        if not is_refused and mode ~= 'take' then
+          break
+        end
+        made_taken, ttls_taken, looks = made, ttls, {}
+        current, made, ttls = {}, {}, {}
+      end
+    end
+
+    if not failed and looks then
+      for index = 1, count do
+        local code, remaining, reset, wait, room = unpacked(row, reply[index])
+        if is_refused and code ~= 2 then
+          -- Each keeps its outcome; what is left is what nobody has taken.
+          remaining, reset = unpacked(left, looks[index])
           reply[index] = pack(row, code, remaining, reset, wait, room)
         end
-        if is_whole and code ~= 2 then
-          local refuses = code == 1
-          if role == 1 then
-            is_enforced = is_enforced or refuses
-          elseif role == 4 then
-            quota_has_room = true
-          elseif role == 3 then
-            if quota_of == descriptor then
-              quota_refuses = quota_refuses or refuses
-            else
-              quota_has_room = quota_has_room or (quota_of and not quota_refuses)
-              quota_of, quota_refuses = descriptor, refuses
+        if mode == 'take' then
+          reply[index] = reply[index] .. looks[index]
+        end
+      end
+      if not is_refused then
+        made, ttls = made_taken, ttls_taken
+      end
+    end
+
+    if not failed and is_whole then
+      for key = 1, keys do
+        local saved = made[key] and put(KEYS[base + key], made[key], ttls[key])
+        if type(saved) == 'table' and saved.err then
+          local said, is_full = failure(saved)
+          if not is_full or not (is_refused or is_any_refused) then
+            failed = said
+            break
+          end
+          -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
+          for index = 1, count do
+            if not is_refused and string.byte(reply[index]) ~= 1 then
+              reply[index] = '\2' .. string.sub(reply[index], 2)
             end
           end
-        end
-      elseif pass == 3 then
-        looks[index] = pack(left, remaining, reset)
-      end
-    end
-  end
-
-  if pass == 1 then
-    is_refused = is_enforced or (mode == 'all' and quota_refuses and not quota_has_room)
-    if not is_refused and mode ~= 'take' then
-      break
-    end
-    made_taken, ttls_taken, looks = made, ttls, {}
-    current, made, ttls = {}, {}, {}
-  end
-end
-
-if mode == 'undo' then
-  return pack('<I8', now)
-elseif unsaved and not is_any_refused then
-  return unsaved
-elseif is_single then
-  return reply
-elseif looks then
-  for index = 1, count do
-    local code, remaining, reset, wait, room = unpacked(row, reply[index])
-    if is_refused and code ~= 2 then
-      -- Each keeps its outcome; what is left is what nobody has taken.
-      remaining, reset = unpacked(left, looks[index])
-      reply[index] = pack(row, code, remaining, reset, wait, room)
-    end
-    if mode == 'take' then
-      reply[index] = reply[index] .. looks[index]
-    end
-  end
-  if not is_refused then
-    made, ttls = made_taken, ttls_taken
-  end
-end
-
-if is_whole then
-  for key = 1, #KEYS do
-    local saved = made[key] and put(KEYS[key], made[key], ttls[key])
-    if type(saved) == 'table' and saved.err then
-      local failed, is_full = failure(saved)
-      if not is_full or not (is_refused or is_any_refused) then
-        return failed
-      end
-      -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
-      for index = 1, count do
-        if not is_refused and string.byte(reply[index]) ~= 1 then
-          reply[index] = '\2' .. string.sub(reply[index], 2)
+          break
         end
       end
-      break
+    elseif not is_any_refused then
+      failed = failed or unsaved
+    end
+
+    if failed then
+      failed = string.sub(failed, 1, 128)
+      answer = pack('<I4', 2^31 + #failed) .. failed
+    elseif mode == 'undo' then
+      answer = pack('<I4I8', 8, now)
+    elseif not is_single then
+      reply = table.concat(reply)
+      answer = pack('<I4I8', 8 + #reply, now) .. reply
     end
   end
+
+  base, start = base + keys, start + length
+  if start > #packed and not answers then
+    -- The ordinary call: one request.
+    return answer
+  end
+  answers = answers or {}
+  answers[#answers + 1] = answer
 end
-return pack('<I8', now) .. table.concat(reply)
+return table.concat(answers)

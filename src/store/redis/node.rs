@@ -25,6 +25,9 @@ use crate::telemetry::servers::Server;
 use crate::telemetry::throttle::LogThrottle;
 
 mod call;
+mod shared;
+
+use shared::Sharing;
 
 pub use call::Checkout;
 
@@ -68,6 +71,7 @@ struct Lane {
     /// The connection of the pool while it is live. Nearly every call takes it from here, without waiting and without the pool.
     live: parking_lot::Mutex<Option<Connection>>,
     concurrency: Arc<Concurrency>,
+    sharing: Arc<Sharing>,
 }
 
 /// Returns the number of the calling thread.
@@ -89,6 +93,7 @@ impl Lane {
             pool: OnceLock::new(),
             live: parking_lot::Mutex::default(),
             concurrency: Arc::new(Concurrency::new(Instant::now())),
+            sharing: Arc::default(),
         }
     }
 }

@@ -1,15 +1,18 @@
 //! The script that charges counters in Redis: its text, which has the twins of all algorithms and one driver, its commands and
 //! its replies.
 
-use std::collections::HashMap;
-use std::io::Write;
 use std::sync::LazyLock;
 
-use redis::{Cmd, RedisWrite, Script, Value};
-use smallvec::SmallVec;
+use redis::{Cmd, Script, Value};
+use smallvec::{SmallVec, smallvec};
 
+use self::requests::{HEAD, SHORTEST};
 use crate::algorithm::{Algorithm, Charge, SHARED_TWINS};
-use crate::model::{CounterKey, Delay, Micros, Outcome, Provenance, Verdict};
+use crate::model::{Micros, Outcome, Provenance, Verdict};
+
+mod requests;
+
+pub use self::requests::Requests;
 
 /// Relation between the charges of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ impl ChargeRows {
     /// Returns the rows in order.
     pub fn iter(&self) -> impl Iterator<Item = ChargeRow> {
         // `read` has parsed all of them once.
-        self.reply.get(TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
+        self.reply.get(FRAME + TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
     }
 }
 
@@ -71,27 +74,19 @@ pub struct ChargeRow {
     pub left: Option<(u32, Micros)>,
 }
 
+/// Bytes of the length at the start of a reply, and the bit of it that marks an error.
+const FRAME: usize = 4;
+const IS_ERROR: u32 = 1 << 31;
+/// Bytes of the longest error in a reply.
+const LONGEST_ERROR: usize = 128;
 /// Bytes of the time at the start of a reply.
 const TIME: usize = 8;
-/// Mode of a call that reverses charges.
-const UNDO: &str = "undo";
 /// Bytes of a reply for each charge: `row` in `driver.lua`.
 const ROW: usize = 25;
 /// Bytes of a reply for each charge in [`Mode::Take`], where `left` follows `row`.
 const TAKE_ROW: usize = ROW + 12;
 /// Wait in a reply if waiting does not help, or if there is nothing to wait for.
 const NO_WAIT: i64 = -1;
-/// Kinds of `delay` in a packed charge.
-const NO_DELAY: u8 = 0;
-const SLOT: u8 = 1;
-const GROWING: u8 = 2;
-/// Bytes of the longest packed charge, so that charges are packed without reallocation: that of a growing delay.
-const LONGEST: usize = SHORTEST + 12;
-/// Bytes of the shortest packed charge, so that the length of packed charges bounds their number.
-const SHORTEST: usize = 53;
-/// Bytes of a call without its keys and charges: `EVALSHA` and its hash 47, a number of keys of up to 7 digits, a deadline of 8, a mode
-/// of up to 5 letters with its terminator, and a number of charges of 4.
-const HEAD: usize = 72;
 
 /// Text of the script: the function `twin(algorithm)`, which creates the twin of that algorithm and no other, and then the driver. The
 /// number of an algorithm is its place in [`Algorithm::ALL`], from 1.
@@ -118,42 +113,67 @@ pub fn load() -> Cmd {
     command
 }
 
-/// Returns the command that charges `charges`. In a cluster, all their counters must be in one slot. The script does nothing
-/// after `deadline`, which is a time of the node's clock.
+/// Returns the command that charges `charges`, as [`Requests::charge`].
 pub fn charge(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
-    let charges: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
-    call(prefix, &charges, deadline, mode.name())
+    let mut requests = Requests::default();
+    requests.charge(prefix, charges, mode, deadline);
+    requests.command()
 }
 
-/// Returns the command that reverses `charges`, each with the time of its reply. The command has no deadline: until it runs, the counters
-/// are too high.
+/// Returns the command that reverses `charges`, as [`Requests::undo`].
 pub fn undo(prefix: &[u8], charges: &[(Charge, Micros)]) -> Cmd {
-    let mut undone: Vec<Packed<'_>> = Vec::with_capacity(charges.len());
-    let mut places = HashMap::new();
-    for (charge, at) in charges {
-        let Packed { hits, .. } = Packed::new(charge);
-        // Charges of one counter against one limit are reversed as one: each would move all that came after them.
-        let place = *places.entry((&charge.key, charge.limit.quota().limit(), at)).or_insert(undone.len());
-        match undone.get_mut(place) {
-            Some(same) => same.hits = same.hits.saturating_add(hits),
-            None => undone.push(Packed { charge, hits, back: at.get() }),
+    let mut requests = Requests::default();
+    requests.undo(prefix, charges);
+    requests.command()
+}
+
+/// Splits the reply to a call with so many requests: one reply for each, as if it had been called alone.
+pub fn split(reply: Value, requests: usize) -> SmallVec<[Value; 1]> {
+    match reply {
+        Value::BulkString(bytes) if requests > 1 => {
+            let mut rest = bytes.as_slice();
+            let piece = |_| match length(rest).and_then(|length| rest.split_at_checked(FRAME + length)) {
+                Some((piece, others)) => {
+                    rest = others;
+                    Value::BulkString(piece.to_vec())
+                }
+                None => Value::Nil,
+            };
+            (0..requests).map(piece).collect()
         }
+        reply => smallvec![reply; requests],
     }
-    call(prefix, &undone, Micros::ZERO, UNDO)
+}
+
+/// Returns the server's error in place of a reply that has one.
+pub fn unframed(reply: Value) -> Value {
+    let error = match &reply {
+        Value::BulkString(bytes) if bytes.get(FRAME - 1).is_some_and(|byte| byte & 0x80 != 0) => &bytes[FRAME..],
+        _ => return reply,
+    };
+    redis::parse_redis_value(&[b"-", error, b"\r\n"].concat()).unwrap_or(Value::Nil)
+}
+
+/// Returns the length of the answer to the first request.
+fn length(mut reply: &[u8]) -> Option<usize> {
+    let length = u32::from_le_bytes(take::<FRAME>(&mut reply)?) & !IS_ERROR;
+    usize::try_from(length).ok()
 }
 
 /// Returns the time of the node at which the script ran, from its `reply`.
 pub fn time_of(reply: &Value) -> Option<Micros> {
     let Value::BulkString(reply) = reply else { return None };
-    let time = take::<TIME>(&mut reply.as_slice()).map(u64::from_le_bytes);
-    // A text, such as the reply to SCRIPT LOAD, gives a number far above those that Lua counts exactly.
+    // The reply to SCRIPT LOAD, or an error, has no length that is its own.
+    let mut rest = reply.get(FRAME..).filter(|rest| length(reply) == Some(rest.len()))?;
+    let time = take::<TIME>(&mut rest).map(u64::from_le_bytes);
+    // A text gives a number far above those that Lua counts exactly.
     time.filter(|time| *time < 1 << 53).map(Micros::new)
 }
 
 /// Parses the reply to `charges` charges; `None` if the script does not send such a reply.
 pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<ScriptReply> {
     let Value::BulkString(reply) = reply else { return None };
-    let mut rows = reply.as_slice();
+    let mut rows = reply.get(FRAME..).filter(|rest| length(&reply) == Some(rest.len()))?;
     let now = Micros::new(u64::from_le_bytes(take::<TIME>(&mut rows)?));
     if rows.is_empty() {
         return Some(ScriptReply::TooLate { now });
@@ -166,11 +186,14 @@ pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<ScriptReply> {
     is_read.then_some(ScriptReply::Done { now, rows: ChargeRows { reply, width } })
 }
 
-/// Returns the maximum size of a reply to charges of `packed_bytes` bytes in total: 37 to 57 bytes for each charge.
+/// Returns the maximum size of a reply to requests of `packed_bytes` bytes in total: 37 bytes for each charge, and a length and the longest error
+/// for each request.
 pub const fn largest_reply(packed_bytes: usize) -> usize {
     // `$`, a length of up to 20 digits, and two line ends.
-    const FRAME: usize = 25;
-    FRAME + TIME + packed_bytes / SHORTEST * TAKE_ROW
+    const HEADER: usize = 25;
+    // A request has a charge at least, and a mode of 3 letters at least.
+    let requests = packed_bytes / (SHORTEST + HEAD - 2) + 1;
+    HEADER + packed_bytes / SHORTEST * TAKE_ROW + requests * (FRAME + LONGEST_ERROR)
 }
 
 impl Mode {
@@ -183,96 +206,6 @@ impl Mode {
             Self::Lease => "lease",
         }
     }
-}
-
-/// A charge as it is packed: `hits` are taken; `back` are given back, or the time of the charge if it is reversed.
-struct Packed<'a> {
-    charge: &'a Charge,
-    hits: u64,
-    back: u64,
-}
-
-impl<'a> Packed<'a> {
-    fn new(charge: &'a Charge) -> Self {
-        let hits = charge.limit.counted(charge.hits);
-        Self { charge, hits: hits.taken(), back: hits.given_back() }
-    }
-
-    /// Writes it in the format of `record` in `driver.lua`.
-    fn write(&self, writer: &mut impl Write, keys: &[&CounterKey]) {
-        let Self { charge: Charge { key, limit, .. }, hits, back } = *self;
-        let delay = limit.delay_of(self.charge.hits);
-        let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
-        let quota = match delay {
-            _ if limit.is_closed() => limit.quota().with_burst(0),
-            Some(Delay::Growing { .. }) => limit.widened(),
-            _ => limit.quota(),
-        };
-        write(writer, &small(place).to_le_bytes());
-        write(writer, &[limit.algorithm() as u8 + 1]);
-        // Few long writes: each costs as much as it writes.
-        write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
-        let numbers = [quota.window().length().get(), quota.tick().get(), hits, back];
-        write(writer, numbers.map(u64::to_le_bytes).as_flattened());
-        write(writer, &small(self.charge.descriptor).to_le_bytes());
-        let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
-        let kind = match delay {
-            None => NO_DELAY,
-            Some(Delay::Slot { .. }) => SLOT,
-            Some(Delay::Growing { .. }) => GROWING,
-        };
-        write(writer, &[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
-        if let Some(delay) = delay {
-            write(writer, &short(delay.max()).to_le_bytes());
-            if let Delay::Growing { step, .. } = delay {
-                write(writer, &short(step).to_le_bytes());
-                write(writer, &limit.capacity().to_le_bytes());
-            }
-        }
-    }
-}
-
-fn call(prefix: &[u8], charges: &[Packed<'_>], deadline: Micros, mode: &str) -> Cmd {
-    // Each key once. A closed limit has no counter.
-    let open = charges.iter().filter(|packed| !packed.charge.limit.is_closed());
-    let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|packed| &packed.charge.key).collect();
-    keys.sort_unstable();
-    keys.dedup();
-
-    let bytes: usize = keys.iter().map(|key| prefix.len() + key.as_bytes().len()).sum();
-    let mut command = Cmd::with_capacity(keys.len() + 4, HEAD + bytes + LONGEST * charges.len());
-    command.arg("EVALSHA").arg(SHA1.as_str()).arg(keys.len());
-    for key in &keys {
-        let mut writer = command.writer_for_next_arg();
-        write(&mut writer, prefix);
-        write(&mut writer, key.as_bytes());
-    }
-    // One argument for all: each costs the client, the server and `replies.rs` more than its bytes.
-    let mut writer = command.writer_for_next_arg();
-    write(&mut writer, &deadline.get().to_le_bytes());
-    write(&mut writer, mode.as_bytes());
-    write(&mut writer, b"\0");
-    write(&mut writer, &small(charges.len()).to_le_bytes());
-    for packed in charges {
-        packed.write(&mut writer, &keys);
-    }
-    drop(writer);
-    command
-}
-
-/// Converts a wait. The longest that a rule may set has 29 bits.
-fn short(wait: Micros) -> u32 {
-    u32::try_from(wait.get()).unwrap_or(u32::MAX)
-}
-
-/// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
-fn small(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
-}
-
-/// Writes to memory, which does not fail.
-fn write(writer: &mut impl Write, bytes: &[u8]) {
-    let _ = writer.write_all(bytes);
 }
 
 fn row(mut bytes: &[u8]) -> Option<ChargeRow> {
@@ -313,14 +246,16 @@ fn take<const SIZE: usize>(bytes: &mut &[u8]) -> Option<[u8; SIZE]> {
 mod tests {
     use redis::Value;
 
-    use super::{LONGEST, Mode, Packed, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, read};
+    use super::requests::{LONGEST, Packed};
+    use super::{FRAME, Mode, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, read};
     use crate::algorithm::{Algorithm, Charge, Limit};
     use crate::model::key::KeyPart;
     use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
 
     /// Returns a reply at the time 7 with a row for each of `rows`.
     fn reply(rows: &[(u8, u32, u64, i64)]) -> Vec<u8> {
-        let mut bytes = 7_u64.to_le_bytes().to_vec();
+        let mut bytes = u32::try_from(TIME + rows.len() * ROW).unwrap().to_le_bytes().to_vec();
+        bytes.extend(7_u64.to_le_bytes());
         for (code, remaining, reset, retry) in rows {
             bytes.push(*code);
             bytes.extend(remaining.to_le_bytes());
@@ -338,11 +273,11 @@ mod tests {
     #[test]
     fn what_the_script_never_answers_is_no_reply() {
         let whole = reply(&[(0, 1, 2, -1)]);
-        assert_eq!(whole.len(), 8 + ROW);
+        assert_eq!(whole.len(), FRAME + TIME + ROW);
         assert!(is_read(&whole, 1, Mode::Each));
         assert!(!is_read(&whole, 1, Mode::Take), "a row of that mode is longer");
         assert!(!is_read(&whole, 2, Mode::Each), "one row is missing");
-        for length in (0..whole.len()).filter(|length| *length != 8) {
+        for length in 0..whole.len() {
             assert!(!is_read(&whole[..length], 1, Mode::Each), "only {length} bytes");
         }
         for wrong in [(4, 1, 2, -1), (0, 1, 2, -2)] {
@@ -406,9 +341,10 @@ mod tests {
             }
         }
         for charges in [1, 100, 1_000] {
-            let reply = format!("${}\r\n", TIME + charges * TAKE_ROW).len() + TIME + charges * TAKE_ROW + 2;
+            let length = FRAME + TIME + charges * TAKE_ROW;
+            let reply = format!("${length}\r\n").len() + length + 2;
             assert!(reply <= largest_reply(charges * SHORTEST), "{charges} charges");
-            assert!(largest_reply(charges * LONGEST) <= 64 * charges + 64, "{charges} charges");
+            assert!(largest_reply(charges * LONGEST) <= 200 * charges + 200, "{charges} charges");
         }
     }
 }

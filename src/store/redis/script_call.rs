@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::concurrency::{CallPriority, Permit};
 use super::node::Node;
-use super::script::{self, ChargeRows, Mode, ScriptReply};
+use super::script::{self, ChargeRows, Mode, Requests, ScriptReply};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -26,8 +26,10 @@ const TRY_AGAIN: Duration = Duration::from_millis(1);
 
 /// A run of the script.
 pub(super) struct ScriptCall<'a> {
-    /// Returns its command; the argument is the deadline by the node's clock.
-    pub(super) command: &'a (dyn Fn(Micros) -> Cmd + Sync),
+    /// Adds its request; the first argument is the deadline by the node's clock.
+    pub(super) request: &'a (dyn Fn(Micros, &mut Requests) + Sync),
+    /// Its longest time, as a multiple of that of one charge of a fixed window.
+    pub(super) cost: usize,
     /// Number of charges in the reply and their mode; `None` for an undo, whose reply has none.
     pub(super) expects: Option<(usize, Mode)>,
 }
@@ -75,6 +77,8 @@ struct SendMode {
     is_asking: bool,
     /// True if the script is loaded first.
     with_script: bool,
+    /// True if it may share a call of the script with other requests: in a cluster their counters are in other slots.
+    is_shared: bool,
 }
 
 /// Runs calls on `node`, which should have their slots, in one write. Runs those again that were not executed, on the node that has
@@ -87,7 +91,8 @@ pub(super) async fn run(
     until: Instant,
 ) -> SmallVec<[CallResult; 1]> {
     let loads = node.loads();
-    let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, SendMode::default(), until).await {
+    let mode = SendMode { is_shared: !servers.is_cluster(), ..SendMode::default() };
+    let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, mode, until).await {
         Ok(replies) => {
             if replies.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
                 servers.doubt_map();
@@ -146,7 +151,9 @@ async fn follow(
             }
         }
         let calls = std::slice::from_ref(call);
-        let send = async |with_script| exchange(&node, None, calls, SendMode { is_asking, with_script }, until).await;
+        let send = async |with_script| {
+            exchange(&node, None, calls, SendMode { is_asking, with_script, is_shared: false }, until).await
+        };
         // One call loads the script for all.
         let loaded = if with_script { node.load_once(loads, until, async || send(true).await).await } else { None };
         loads = node.loads();
@@ -210,7 +217,13 @@ async fn exchange_unrecorded(
         }
     };
     let mut checkout = node.checkout(permit, asked, until).await?;
-    checkout.send(commands(calls, mode, checkout.time_at(until)), until);
+    let deadline = checkout.time_at(until);
+    match calls {
+        [call] if mode.is_shared => {
+            checkout.send_shared(call.cost, until, |requests| (call.request)(deadline, requests));
+        }
+        _ => checkout.send(commands(calls, mode, deadline), until),
+    }
     let replies = checkout.replies(until).await?;
     // The replies to SCRIPT LOAD and ASKING come before the call's own.
     let own = if mode.is_asking { 2 } else { 1 };
@@ -237,13 +250,16 @@ fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> Small
         if mode.is_asking {
             commands.push(cmd("ASKING"));
         }
-        commands.push((call.command)(deadline));
+        let mut requests = Requests::default();
+        (call.request)(deadline, &mut requests);
+        commands.push(requests.command());
     }
     commands
 }
 
 impl NodeReply {
     fn new(reply: Value, expects: Option<(usize, Mode)>) -> Self {
+        let reply = script::unframed(reply);
         let Value::ServerError(error) = &reply else {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
             return match script::read(reply, charges, mode) {

@@ -97,6 +97,11 @@ impl Servers {
         Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: LogThrottle::new(), nowhere }
     }
 
+    /// Returns true if the counters of a call must be in one slot.
+    pub const fn is_cluster(&self) -> bool {
+        matches!(self.shape, Shape::Cluster { .. })
+    }
+
     /// Returns true if a connection is alive and, in a cluster, the nodes of the slots are known.
     pub fn is_connected(&self) -> bool {
         let is_mapped = match &self.shape {

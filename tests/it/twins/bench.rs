@@ -62,14 +62,14 @@ impl Bench {
     pub fn try_charge(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> RedisResult<Value> {
         let charges: Vec<_> = charges.iter().collect();
         let command = self.at(now, &script::charge(PREFIX, &charges, mode, now));
-        command.query::<Value>(&mut self.connection)
+        command.query::<Value>(&mut self.connection).and_then(|reply| script::unframed(reply).extract_error())
     }
 
     pub fn undo(&mut self, charges: &[Charge], at: Micros, now: Micros) {
         let charges: Vec<_> = charges.iter().map(|charge| (charge.clone(), at)).collect();
         let command = self.at(now, &script::undo(PREFIX, &charges));
         let reply = command.query::<Value>(&mut self.connection).expect("Redis answers");
-        assert_eq!(reply, Value::BulkString(now.get().to_le_bytes().to_vec()));
+        assert_eq!(script::time_of(&reply), Some(now));
     }
 
     /// Many requests on an empty Redis, in one go: the answers to each.

@@ -14,7 +14,7 @@ use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::store::redis::concurrency::{Measured, Permit};
-use crate::store::redis::script::time_of;
+use crate::store::redis::script::{Requests, time_of};
 
 /// A connection to call on, and the call once it is sent. If it is dropped before the replies come, a task waits on for them until the
 /// connection is given up.
@@ -47,6 +47,18 @@ impl Checkout {
                 [command] => owed.connection.send(command).await.map(|reply| smallvec![reply]),
                 _ => owed.connection.send_all(commands).await.map(SmallVec::from_vec),
             };
+            owed.reply(&replies);
+            replies
+        }));
+    }
+
+    /// Begins a call of the script that charges as much as `cost` fixed windows, together with the other calls that are made now. `add` adds
+    /// its request.
+    pub fn send_shared(&mut self, cost: usize, until: Instant, add: impl FnOnce(&mut Requests)) {
+        let mut owed = Owed::new(self, until);
+        let call = self.node.lane().sharing.join(&self.connection, cost, add);
+        self.pending = Some(Box::pin(async move {
+            let replies = call.reply().await.map(|reply| smallvec![reply]);
             owed.reply(&replies);
             replies
         }));

@@ -133,7 +133,7 @@ fn a_reply_without_an_end_is_refused_at_its_bound() {
     let endless = |begin: &str, more: &str| [begin, &more.repeat((10 << 20) / more.len())].concat().into_bytes();
     for (command, most) in [
         (script(1), 1_200),
-        (script(1_000), 40_000),
+        (script(1_000), 130_000),
         (cmd("TIME"), LARGEST),
         (question("CLUSTER", "SLOTS"), LARGEST_MAP),
     ] {

@@ -1,0 +1,183 @@
+//! Requests as they are packed for the script, and the command that runs them.
+
+use std::collections::HashMap;
+use std::io::Write;
+
+use redis::Cmd;
+use smallvec::SmallVec;
+
+use super::{Mode, SHA1};
+use crate::algorithm::Charge;
+use crate::model::{CounterKey, Delay, Micros};
+
+/// Kinds of `delay` in a packed charge.
+const NO_DELAY: u8 = 0;
+const SLOT: u8 = 1;
+const GROWING: u8 = 2;
+/// Bytes of a request without its charges: a length of 4, a deadline of 8, a mode of up to 5 letters with its terminator, and two numbers of 4.
+pub(super) const HEAD: usize = 26;
+/// Bytes of the name of the command and of a number of keys of up to 7 digits.
+const NUMBER: usize = 14;
+/// Bytes of the longest packed charge, so that charges are packed without reallocation: that of a growing delay.
+pub(super) const LONGEST: usize = SHORTEST + 12;
+/// Bytes of the shortest packed charge, so that the length of packed charges bounds their number.
+pub(super) const SHORTEST: usize = 53;
+/// Mode of a call that reverses charges.
+const UNDO: &str = "undo";
+
+/// Requests that one call of the script decides, one after the other.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// Keys of all requests, and where each ends.
+    keys: Vec<u8>,
+    ends: SmallVec<[usize; 4]>,
+    packed: Vec<u8>,
+    count: usize,
+    cost: usize,
+}
+
+impl Requests {
+    /// Adds a request that charges `charges`. In a cluster, all counters of a call must be in one slot. The script does nothing for it after
+    /// `deadline`, which is a time of the node's clock.
+    pub fn charge(&mut self, prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) {
+        let charges: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
+        self.add(prefix, &charges, deadline, mode.name());
+    }
+
+    /// Adds a request that reverses `charges`, each with the time of its reply. It has no deadline: until it runs, the counters are too high.
+    pub fn undo(&mut self, prefix: &[u8], charges: &[(Charge, Micros)]) {
+        let mut undone: Vec<Packed<'_>> = Vec::with_capacity(charges.len());
+        let mut places = HashMap::new();
+        for (charge, at) in charges {
+            let Packed { hits, .. } = Packed::new(charge);
+            // Charges of one counter against one limit are reversed as one: each would move all that came after them.
+            let place = *places.entry((&charge.key, charge.limit.quota().limit(), at)).or_insert(undone.len());
+            match undone.get_mut(place) {
+                Some(same) => same.hits = same.hits.saturating_add(hits),
+                None => undone.push(Packed { charge, hits, back: at.get() }),
+            }
+        }
+        self.add(prefix, &undone, Micros::ZERO, UNDO);
+    }
+
+    fn add(&mut self, prefix: &[u8], charges: &[Packed<'_>], deadline: Micros, mode: &str) {
+        // Each key once. A closed limit has no counter.
+        let open = charges.iter().filter(|packed| !packed.charge.limit.is_closed());
+        let mut keys: SmallVec<[&CounterKey; 4]> = open.map(|packed| &packed.charge.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+
+        self.keys.reserve(keys.iter().map(|key| prefix.len() + key.as_bytes().len()).sum());
+        for key in &keys {
+            self.keys.extend_from_slice(prefix);
+            self.keys.extend_from_slice(key.as_bytes());
+            self.ends.push(self.keys.len());
+        }
+        let begin = self.packed.len();
+        self.packed.reserve(HEAD + LONGEST * charges.len());
+        self.packed.extend_from_slice(&[0; size_of::<u32>()]);
+        self.packed.extend_from_slice(&deadline.get().to_le_bytes());
+        self.packed.extend_from_slice(mode.as_bytes());
+        self.packed.push(0);
+        self.packed.extend_from_slice([small(keys.len()), small(charges.len())].map(u32::to_le_bytes).as_flattened());
+        for packed in charges {
+            packed.write(&mut self.packed, &keys);
+        }
+        let length = small(self.packed.len() - begin).to_le_bytes();
+        self.packed[begin..begin + length.len()].copy_from_slice(&length);
+        self.count += 1;
+        self.cost += charges.iter().map(|packed| packed.charge.limit.algorithm().script_cost()).sum::<usize>();
+    }
+
+    /// Returns the number of requests.
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns true if there are no requests.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the longest time of the call, as a multiple of that of one charge of a fixed window.
+    pub const fn cost(&self) -> usize {
+        self.cost
+    }
+
+    /// Returns the command that runs them.
+    pub fn command(&self) -> Cmd {
+        let mut command =
+            Cmd::with_capacity(self.ends.len() + 4, SHA1.len() + self.keys.len() + self.packed.len() + NUMBER);
+        command.arg("EVALSHA").arg(SHA1.as_str()).arg(self.ends.len());
+        let mut begin = 0;
+        for &end in &self.ends {
+            command.arg(&self.keys[begin..end]);
+            begin = end;
+        }
+        // One argument for all: each costs the client, the server and `replies.rs` more than its bytes.
+        command.arg(self.packed.as_slice());
+        command
+    }
+}
+
+/// A charge as it is packed: `hits` are taken; `back` are given back, or the time of the charge if it is reversed.
+pub(super) struct Packed<'a> {
+    charge: &'a Charge,
+    hits: u64,
+    back: u64,
+}
+
+impl<'a> Packed<'a> {
+    pub(super) fn new(charge: &'a Charge) -> Self {
+        let hits = charge.limit.counted(charge.hits);
+        Self { charge, hits: hits.taken(), back: hits.given_back() }
+    }
+
+    /// Writes it in the format of `record` in `driver.lua`.
+    pub(super) fn write(&self, writer: &mut impl Write, keys: &[&CounterKey]) {
+        let Self { charge: Charge { key, limit, .. }, hits, back } = *self;
+        let delay = limit.delay_of(self.charge.hits);
+        let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
+        let quota = match delay {
+            _ if limit.is_closed() => limit.quota().with_burst(0),
+            Some(Delay::Growing { .. }) => limit.widened(),
+            _ => limit.quota(),
+        };
+        write(writer, &small(place).to_le_bytes());
+        write(writer, &[limit.algorithm() as u8 + 1]);
+        // Few long writes: each costs as much as it writes.
+        write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
+        let numbers = [quota.window().length().get(), quota.tick().get(), hits, back];
+        write(writer, numbers.map(u64::to_le_bytes).as_flattened());
+        write(writer, &small(self.charge.descriptor).to_le_bytes());
+        let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
+        let kind = match delay {
+            None => NO_DELAY,
+            Some(Delay::Slot { .. }) => SLOT,
+            Some(Delay::Growing { .. }) => GROWING,
+        };
+        write(writer, &[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
+        if let Some(delay) = delay {
+            write(writer, &short(delay.max()).to_le_bytes());
+            if let Delay::Growing { step, .. } = delay {
+                write(writer, &short(step).to_le_bytes());
+                write(writer, &limit.capacity().to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Converts a wait. The longest that a rule may set has 29 bits.
+fn short(wait: Micros) -> u32 {
+    u32::try_from(wait.get()).unwrap_or(u32::MAX)
+}
+
+/// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
+fn small(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// Writes to memory, which does not fail.
+fn write(writer: &mut impl Write, bytes: &[u8]) {
+    let _ = writer.write_all(bytes);
+}

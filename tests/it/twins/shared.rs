@@ -1,0 +1,130 @@
+//! Requests that share a call of the script: each is decided as if it had been called alone, one after the other.
+
+use proptest::prelude::*;
+use redis::Value;
+use tidegate::algorithm::{Algorithm, Charge, Limit};
+use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
+use tidegate::store::redis::script::{self, Mode, Requests, ScriptReply};
+
+use super::bench::{Bench, PREFIX, key, mode};
+use super::hold;
+use crate::histories::{algorithm, charge, requests};
+use crate::world::NOON;
+
+/// A request: its charges, their mode and its deadline; without a mode it takes the hits of its charges back.
+type Asked = (Vec<Charge>, Option<Mode>, Micros);
+
+fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
+    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
+}
+
+fn one(name: &str, limit: Limit, hits: u64) -> Asked {
+    (vec![charge(name, limit, Charging::Each, Hits::take(hits))], Some(Mode::Each), NOON)
+}
+
+/// Adds a request to a call.
+fn add(call: &mut Requests, (charges, mode, deadline): &Asked, at: Micros) {
+    match mode {
+        Some(mode) => call.charge(PREFIX, &charges.iter().collect::<Vec<_>>(), *mode, *deadline),
+        None => call.undo(PREFIX, &charges.iter().map(|charge| (charge.clone(), at)).collect::<Vec<_>>()),
+    }
+}
+
+/// Runs requests in so many calls, and returns the reply to each.
+fn run(bench: &mut Bench, asked: &[Asked], per_call: usize, now: Micros) -> Vec<Value> {
+    let mut replies = Vec::new();
+    for asked in asked.chunks(per_call) {
+        let mut call = Requests::default();
+        asked.iter().for_each(|asked| add(&mut call, asked, now));
+        let command = bench.at(now, &call.command());
+        let reply = command.query::<Value>(&mut bench.connection).expect("Redis answers");
+        replies.extend(script::split(reply, asked.len()).into_iter().map(script::unframed));
+    }
+    replies
+}
+
+/// What is stored of the counters of these requests.
+fn stored(bench: &mut Bench, asked: &[Asked]) -> Vec<Option<String>> {
+    asked.iter().flat_map(|(charges, ..)| charges).map(|charge| bench.text(charge)).collect()
+}
+
+#[tokio::test]
+async fn requests_of_one_call_are_answered_and_leave_the_same_as_one_after_the_other() {
+    let kinds = prop::collection::vec(0_u8..10, 20);
+    let histories = algorithm().prop_flat_map(requests);
+    hold(3_000, (histories, kinds), |bench, (history, kinds)| {
+        let charges = history.charges();
+        let now = charges[0].0;
+        let asked: Vec<Asked> = charges
+            .into_iter()
+            .zip(kinds)
+            .map(|((_, charges), kind)| match kind {
+                // Too late.
+                0 => (charges, Some(Mode::Each), now.saturating_sub(Micros::new(1))),
+                1 => (charges, Some(Mode::Take), now),
+                2 => (charges, None, now),
+                3 => (charges, Some(Mode::Later), now),
+                4 => (charges, Some(Mode::Lease), now),
+                _ => {
+                    let mode = mode(&charges);
+                    (charges, Some(mode), now)
+                }
+            })
+            .collect();
+        bench.empty();
+        let alone = run(bench, &asked, 1, now);
+        let left_alone = stored(bench, &asked);
+        bench.empty();
+        prop_assert_eq!(run(bench, &asked, asked.len(), now), alone);
+        prop_assert_eq!(stored(bench, &asked), left_alone);
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_fails_or_is_late_concerns_no_other_of_its_call() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        bench.empty();
+        let limit = per_minute(algorithm, 10);
+        let foreign = charge("foreign", limit, Charging::Each, Hits::take(1));
+        bench.run("HSET", &[&key(&foreign), b"a", b"1"]);
+        let late = (vec![charge("late", limit, Charging::Each, Hits::take(1))], Some(Mode::Each), Micros::ZERO);
+        let asked = [one("one", limit, 3), one("foreign", limit, 1), late, one("two", limit, 4), one("one", limit, 2)];
+        let answers: Vec<_> = run(&mut bench, &asked, asked.len(), NOON)
+            .into_iter()
+            .map(|reply| match script::read(reply, 1, Mode::Each) {
+                Some(ScriptReply::Done { rows, .. }) => {
+                    Some(rows.iter().next().expect("a row").answer.map(|verdict| verdict.remaining))
+                }
+                Some(ScriptReply::TooLate { .. }) => None,
+                None => panic!("no reply"),
+            })
+            .collect();
+        assert_eq!(answers, [Some(Some(7)), Some(None), None, Some(Some(6)), Some(Some(5))], "{algorithm:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_memory_each_request_of_a_call_fails_or_is_refused_for_itself() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
+        bench.empty();
+        let limit = per_minute(algorithm, 10);
+        run(&mut bench, &[one("full", limit, 10)], 1, NOON);
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
+        let replies = run(&mut bench, &[one("one", limit, 1), one("full", limit, 1), one("two", limit, 1)], 3, NOON);
+        for failed in [&replies[0], &replies[2]] {
+            let Value::ServerError(error) = failed else { panic!("{failed:?}") };
+            assert_eq!(error.code(), "OOM", "{algorithm:?}");
+        }
+        let Some(ScriptReply::Done { rows, .. }) = script::read(replies[1].clone(), 1, Mode::Each) else {
+            panic!("{replies:?}")
+        };
+        let verdict = rows.iter().next().and_then(|row| row.answer).expect("its key is ours");
+        assert!(verdict.outcome.is_refused(), "{algorithm:?}");
+        assert_eq!(bench.counters(), 1, "nothing was written");
+    }
+}
