@@ -263,8 +263,12 @@ impl Cluster {
                     // Unlike `GET` it fails on no type.
                     get.cmd("MGET").arg(key);
                 }
-                let texts: Vec<[Option<String>; 1]> = get.query_async(&mut connection).await.expect("texts or nothing");
-                contents.extend(keys.into_iter().zip(texts).filter_map(|(key, [text])| Some((key, text?))));
+                let texts: Vec<[Option<Vec<u8>>; 1]> =
+                    get.query_async(&mut connection).await.expect("texts or nothing");
+                contents.extend(keys.into_iter().zip(texts).filter_map(|(key, [text])| {
+                    // Counters are packed numbers.
+                    Some((key, String::from_utf8_lossy(&text?).into_owned()))
+                }));
             }
         }
         contents
