@@ -5,9 +5,9 @@ local function load(text, length)
   if not text then
     return 0, 0
   end
-  local window, count, _
+  local window, count
   if #text == 16 then
-    window, count, _ = struct.unpack('<I8I8', text)
+    window, count = struct.unpack('<I8I8', text)
   end
   local is_old = not window or window > 2^53
   if is_old then

@@ -1,5 +1,5 @@
--- The twin of meter.rs, which says what it counts. A state is tick, level and slowest, packed: the
--- slowest is the smallest limit it was charged against, under which it is idle last.
+-- The twin of meter.rs, which says what it counts. A state is tick, level and slowest, packed:
+-- the slowest is the smallest limit it was charged against, under which it is idle last.
 -- Above 2^53 a number is no longer exact; 2^52 is the most that is ever counted (algorithm.rs); 2^32 - 1 is the largest
 -- limit, and whatever is charged first is no faster.
 --
@@ -12,9 +12,9 @@ local function load(text, _, tick_us)
   if not text then
     return 0, 0, 2^32 - 1
   end
-  local tick, level, slowest, _
+  local tick, level, slowest
   if #text == 24 then
-    tick, level, slowest, _ = struct.unpack('<I8I8I8', text)
+    tick, level, slowest = struct.unpack('<I8I8I8', text)
   end
   local is_old = not tick or tick > 2^53
   if is_old then

@@ -7,9 +7,9 @@ local function load(text, length)
   if not text then
     return 0, 0, 0
   end
-  local window, previous, current, _
+  local window, previous, current
   if #text == 24 then
-    window, previous, current, _ = struct.unpack('<I8I8I8', text)
+    window, previous, current = struct.unpack('<I8I8I8', text)
   end
   local is_old = not window or window > 2^53
   if is_old then

@@ -288,7 +288,7 @@ impl Redis {
         let until = Instant::now() + UNDO_BUDGET;
         let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges }| {
             let count = charges.len();
-            let cost = charges.iter().map(|(charge, _)| charge.limit.algorithm().script_cost()).sum();
+            let cost = script_cost(charges.iter().map(|(charge, _)| charge));
             let request = move |_, requests: &mut Requests| requests.undo(&self.0.prefix, charges);
             async move {
                 let servers = self.0.servers(*is_per_second);
@@ -430,13 +430,18 @@ impl Instances {
             })
             .collect();
         let call = |(request, members): (_, &SmallVec<[&Charge; 4]>)| {
-            let cost = members.iter().map(|charge| charge.limit.algorithm().script_cost()).sum();
+            let cost = script_cost(members.iter().copied());
             ScriptCall { request, cost, expects: Some((members.len(), mode)) }
         };
         let calls: SmallVec<[ScriptCall<'_>; 1]> =
             requests.iter().map(|request| request as _).zip(&members).map(call).collect();
         script_call::run(servers, node, permit, &calls, until).await
     }
+}
+
+/// Returns the longest time of a script with these charges, as a multiple of that of one charge of a fixed window.
+fn script_cost<'a>(charges: impl Iterator<Item = &'a Charge>) -> usize {
+    charges.map(|charge| charge.limit.algorithm().script_cost()).sum()
 }
 
 impl SlotGroup {

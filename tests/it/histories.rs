@@ -243,6 +243,11 @@ pub fn waiting(algorithm: Algorithm) -> impl Strategy<Value = Waiting> {
     prop_oneof![3 => Just(Waiting::None), 2 => growing(), 2 * slots => slot()]
 }
 
+/// So many hits a minute.
+pub fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
+    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
+}
+
 pub fn any_limit() -> impl Strategy<Value = Limit> {
     algorithm().prop_flat_map(limit_of)
 }

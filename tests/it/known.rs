@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tidegate::algorithm::{Algorithm, Charge, Limit, State};
 use tidegate::model::{
-    Charging, Clock, Delay, FailurePolicy, Hits, Micros, Outcome, Provenance, Quota, Role, StorePolicies, Unit,
-    Verdict, Window,
+    Charging, Clock, Delay, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, StorePolicies, Verdict,
 };
 use tidegate::store::deadline::{CallerTime, Deadline};
 use tidegate::store::guard::Guard;
@@ -22,7 +21,7 @@ use tidegate::store::replicas::Replicas;
 use tidegate::store::{ChargeResults, Charged, Store, StoreError, Taken};
 
 use crate::histories::{
-    Amount, Pause, Waiting, algorithm, burst, charge, charging, hits_per_window, limit, slot, window,
+    Amount, Pause, Waiting, algorithm, burst, charge, charging, hits_per_window, limit, per_minute, slot, window,
 };
 use crate::world::{HandClock, NOON, futures};
 
@@ -229,10 +228,6 @@ proptest! {
             prop_assert!(told.retry <= expected.retry, "{:?} is no longer than {:?}", told.retry, expected.retry);
         }
     }
-}
-
-fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
-    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
 }
 
 #[test]

@@ -1,6 +1,6 @@
 -- Charges or undoes the counters of requests, one after the other, each in one atomic step. A failure in one concerns no other.
 --
--- In front of it stands `twin(algorithm)`, made of the files of src/algorithm. It returns the functions of an algorithm's twin,
+-- In front of it stand the number of `fixed_window` and `twin(number)`, made of the files of src/algorithm. It returns the functions of an algorithm's twin,
 -- which read no clock, no key but that of the state they are given, and write nothing. Moments and lengths are whole
 -- microseconds, and every number is whole. `...` is a state: up to three values, of which no function changes any. Few tables and
 -- closures are made for a charge, because each costs as much as its arithmetic.
@@ -151,8 +151,8 @@ while start <= #packed do
     for pass = 1, 3 do
       local at = first
       for index = 1, count do
-        local key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
-        key, name, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
+        local key, number, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
+        key, number, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
           unpacked(record, packed, at)
         local max, growth, capacity
         if delay == 1 then
@@ -161,9 +161,9 @@ while start <= #packed do
           max, growth, capacity, at = unpacked(growing, packed, at)
         end
         if pass ~= 2 or always == 1 then
-          if name ~= algorithm then
-            algorithm = name
-            load, save, step, kept_until, undo, read = twin(name)
+          if number ~= algorithm then
+            algorithm = number
+            load, save, step, kept_until, undo, read = twin(number)
           end
 
           local text
@@ -214,7 +214,7 @@ while start <= #packed do
               local most = remaining
               if mode == 'lease' then
                 most = math.floor(remaining / 4)
-                if most == 0 and remaining > 0 and name ~= 1 and limit * 250000 >= window then
+                if most == 0 and remaining > 0 and number ~= fixed_window and limit * 250000 >= window then
                   most = 1
                 end
               elseif records == 1 then
@@ -243,8 +243,8 @@ while start <= #packed do
           if x then
             local saved, expiry = save(x, y, z, KEYS[base + key]), kept_until(x, y, z, window, tick)
             -- A new expiry costs as much as the rest of the write.
-            local keeps = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick) and expiry - now <= longest
-            local ttl = not keeps and ttl_until(expiry)
+            local is_late = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick)
+            local ttl = not (is_late and expiry - now <= longest) and ttl_until(expiry)
             if is_whole then
               current[key], made[key], ttls[key] = read and x or saved, saved, ttl or ttls[key]
             else

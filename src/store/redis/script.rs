@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script, Value};
 use smallvec::{SmallVec, smallvec};
 
-use self::requests::{HEAD, SHORTEST};
-use crate::algorithm::{Algorithm, Charge, SHARED_TWINS};
+use self::requests::{HEAD, SHORTEST, number};
+use crate::algorithm::{Algorithm, SHARED_TWINS};
 use crate::model::{Micros, Outcome, Provenance, Verdict};
 
 mod requests;
@@ -88,15 +88,15 @@ const TAKE_ROW: usize = ROW + 12;
 /// Wait in a reply if waiting does not help, or if there is nothing to wait for.
 const NO_WAIT: i64 = -1;
 
-/// Text of the script: the function `twin(algorithm)`, which creates the twin of that algorithm and no other, and then the driver. The
-/// number of an algorithm is its place in [`Algorithm::ALL`], from 1.
+/// Text of the script: the function `twin(number)`, which creates the twin of the algorithm of that number and no other, and then the driver.
 static TEXT: LazyLock<String> = LazyLock::new(|| {
     let shared = SHARED_TWINS.map(|(name, body)| format!("local function {name}(...)\n{body}end\n"));
-    let twins = Algorithm::TWINS.iter().zip(1..);
-    let twins: String =
-        twins.map(|((name, body), number)| format!("if algorithm == {number} then -- {name}\n{body}end\n")).collect();
-    let driver = include_str!("driver.lua");
-    format!("local function twin(algorithm)\n{}{twins}end\n{driver}", shared.concat())
+    let twins = Algorithm::TWINS.iter().zip(Algorithm::ALL);
+    let twins: String = twins
+        .map(|((name, body), (_, algorithm))| format!("if number == {} then -- {name}\n{body}end\n", number(algorithm)))
+        .collect();
+    let (fixed_window, driver) = (number(Algorithm::FixedWindow), include_str!("driver.lua"));
+    format!("local fixed_window = {fixed_window}\nlocal function twin(number)\n{}{twins}end\n{driver}", shared.concat())
 });
 
 static SHA1: LazyLock<String> = LazyLock::new(|| Script::new(text()).get_hash().to_owned());
@@ -111,20 +111,6 @@ pub fn load() -> Cmd {
     let mut command = redis::cmd("SCRIPT");
     command.arg("LOAD").arg(text());
     command
-}
-
-/// Returns the command that charges `charges`, as [`Requests::charge`].
-pub fn charge(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
-    let mut requests = Requests::default();
-    requests.charge(prefix, charges, mode, deadline);
-    requests.command()
-}
-
-/// Returns the command that reverses `charges`, as [`Requests::undo`].
-pub fn undo(prefix: &[u8], charges: &[(Charge, Micros)]) -> Cmd {
-    let mut requests = Requests::default();
-    requests.undo(prefix, charges);
-    requests.command()
 }
 
 /// Splits the reply to a call with so many requests: one reply for each, as if it had been called alone.

@@ -8,13 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use redis::{Client, Connection, Value};
 use tidegate::algorithm::{Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Verdict};
-use tidegate::store::redis::script;
 
 use super::oracle::Told;
 use crate::histories::charge;
 use crate::redis::Single;
 use crate::redis::cluster::{Cluster, slot};
-use crate::twins::bench::{answers, at, by_hand, mode, replaced, rows};
+use crate::twins::bench::{answers, at, by_hand, charging_call, mode, replaced, rows};
 use crate::world;
 
 /// Where counters live.
@@ -177,7 +176,7 @@ impl Keys<'_> {
     fn request(&self, charges: &[Charge], now: Micros) -> Vec<Verdict> {
         self.used.borrow_mut().extend(charges.iter().map(|charge| self.key(charge)));
         let (all, mode): (Vec<_>, _) = (charges.iter().collect(), mode(charges));
-        let call = script::charge(self.prefix.as_bytes(), &all, mode, now);
+        let call = charging_call(self.prefix.as_bytes(), &all, mode, now);
         let reply = at(&self.node.sha1, now, &call).query(&mut *self.node.connection.borrow_mut());
         answers(&rows(&reply.expect("Redis answers"), charges.len(), mode))
     }

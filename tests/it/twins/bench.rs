@@ -3,7 +3,7 @@
 use redis::{Client, Cmd, Connection, Pipeline, RedisResult, Script, Value};
 use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros, Verdict};
-use tidegate::store::redis::script::{self, ChargeRow, Mode, ScriptReply};
+use tidegate::store::redis::script::{self, ChargeRow, Mode, Requests, ScriptReply};
 
 use crate::redis::Single;
 use crate::redis::user::User;
@@ -61,13 +61,15 @@ impl Bench {
 
     pub fn try_charge(&mut self, charges: &[Charge], mode: Mode, now: Micros) -> RedisResult<Value> {
         let charges: Vec<_> = charges.iter().collect();
-        let command = self.at(now, &script::charge(PREFIX, &charges, mode, now));
+        let command = self.at(now, &charging_call(PREFIX, &charges, mode, now));
         command.query::<Value>(&mut self.connection).and_then(|reply| script::unframed(reply).extract_error())
     }
 
     pub fn undo(&mut self, charges: &[Charge], at: Micros, now: Micros) {
         let charges: Vec<_> = charges.iter().map(|charge| (charge.clone(), at)).collect();
-        let command = self.at(now, &script::undo(PREFIX, &charges));
+        let mut requests = Requests::default();
+        requests.undo(PREFIX, &charges);
+        let command = self.at(now, &requests.command());
         let reply = command.query::<Value>(&mut self.connection).expect("Redis answers");
         assert_eq!(script::time_of(&reply), Some(now));
     }
@@ -78,7 +80,7 @@ impl Bench {
         pipeline.cmd("FLUSHALL").ignore();
         for (now, charges) in requests {
             let all: Vec<_> = charges.iter().collect();
-            pipeline.add_command(self.at(*now, &script::charge(PREFIX, &all, mode(charges), *now)));
+            pipeline.add_command(self.at(*now, &charging_call(PREFIX, &all, mode(charges), *now)));
         }
         let replies: Vec<Value> = pipeline.query(&mut self.connection).expect("Redis answers");
         let each = requests.iter().zip(&replies);
@@ -159,6 +161,13 @@ impl Bench {
 /// The key of a counter in Redis.
 pub fn key(charge: &Charge) -> Vec<u8> {
     [PREFIX, charge.key.as_bytes()].concat()
+}
+
+/// A call of the script that charges.
+pub fn charging_call(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
+    let mut requests = Requests::default();
+    requests.charge(prefix, charges, mode, deadline);
+    requests.command()
 }
 
 /// The script with a clock that moves by hand: its first argument is the moment.

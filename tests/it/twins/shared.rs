@@ -3,20 +3,16 @@
 use proptest::prelude::*;
 use redis::Value;
 use tidegate::algorithm::{Algorithm, Charge, Limit};
-use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
+use tidegate::model::{Charging, Hits, Micros};
 use tidegate::store::redis::script::{self, Mode, Requests, ScriptReply};
 
 use super::bench::{Bench, PREFIX, key, mode};
 use super::hold;
-use crate::histories::{algorithm, charge, requests};
+use crate::histories::{algorithm, charge, per_minute, requests};
 use crate::world::NOON;
 
 /// A request: its charges, their mode and its deadline; without a mode it takes the hits of its charges back.
 type Asked = (Vec<Charge>, Option<Mode>, Micros);
-
-fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
-    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
-}
 
 fn one(name: &str, limit: Limit, hits: u64) -> Asked {
     (vec![charge(name, limit, Charging::Each, Hits::take(hits))], Some(Mode::Each), NOON)

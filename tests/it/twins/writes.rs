@@ -8,14 +8,10 @@ use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Quota, Role, Unit, Window};
 use tidegate::store::redis::script::{self, Mode, ScriptReply};
 
-use super::bench::{Bench, PREFIX, SLACK_MS, key};
+use super::bench::{Bench, PREFIX, SLACK_MS, charging_call, key};
 use super::hold;
-use crate::histories::{any_limit, charge, moment, pause, taken};
+use crate::histories::{any_limit, charge, moment, pause, per_minute, taken};
 use crate::world::NOON;
-
-fn per_minute(algorithm: Algorithm, hits: u32) -> Limit {
-    Limit::new(algorithm, Quota::new(hits, Window::of_unit(Unit::Minute))).expect("it can be counted")
-}
 
 fn all(name: &str, limit: Limit, hits: u64) -> Charge {
     charge(name, limit, Charging::AllOrNothing, Hits::take(hits))
@@ -196,7 +192,7 @@ async fn what_comes_too_late_does_nothing() {
         for mode in [Mode::Each, Mode::All, Mode::Take] {
             for charges in [&charges[..1], &charges] {
                 let all: Vec<_> = charges.iter().collect();
-                let call = bench.at(NOON, &script::charge(PREFIX, &all, mode, passed));
+                let call = bench.at(NOON, &charging_call(PREFIX, &all, mode, passed));
                 let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
                 assert_eq!(script::read(reply, all.len(), mode), Some(ScriptReply::TooLate { now: NOON }));
                 assert_eq!(bench.counters(), 0);
@@ -290,7 +286,7 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
     for (_, algorithm) in Algorithm::ALL {
         let charge = each("only", per_minute(algorithm, 10), 1);
         let far = Micros::from_secs(4_294_967_295);
-        let call = script::charge(PREFIX, &[&charge], Mode::Each, far);
+        let call = charging_call(PREFIX, &[&charge], Mode::Each, far);
         assert_eq!(call.args_iter().nth(1), Some(redis::Arg::Simple(loaded.as_bytes())));
         let before = bench.time_ms();
         let reply = call.query::<Value>(&mut bench.connection).expect("Redis answers");
@@ -364,7 +360,7 @@ async fn beside_a_refusal_a_full_redis_admits_nothing_that_it_cannot_record() {
 async fn a_request_that_is_decided_as_a_whole_writes_nothing_when_a_charge_cannot_be_understood() {
     let mut bench = Bench::start(&[]).await;
     let charges = ["one", "other"].map(|name| all(name, per_minute(Algorithm::Gcra, 10), 1));
-    let call = bench.at(NOON, &script::charge(PREFIX, &charges.each_ref(), Mode::All, NOON));
+    let call = bench.at(NOON, &charging_call(PREFIX, &charges.each_ref(), Mode::All, NOON));
     let arguments: Vec<_> = call.args_iter().collect();
     let Some((redis::Arg::Simple(packed), others)) = arguments.split_last() else { panic!("it has arguments") };
     let mut unknown = packed.to_vec();

@@ -34,10 +34,11 @@ struct Group {
     waiting: Mutex<Waiting>,
 }
 
-/// Requests to send, and the callers beside the first that wait for the replies.
+/// Requests to send, what they cost together, and the callers beside the first that wait for the replies.
 #[derive(Default)]
 struct Waiting {
     requests: Requests,
+    cost: usize,
     others: Vec<oneshot::Sender<RedisResult<Value>>>,
 }
 
@@ -61,14 +62,15 @@ impl Sharing {
         let mut open = self.open.lock();
         if let Some(group) = open.as_ref().filter(|group| group.connection.is_same(connection)) {
             let mut waiting = group.waiting.lock();
-            if waiting.requests.cost().saturating_add(cost) <= MOST_CHARGES {
+            if waiting.cost.saturating_add(cost) <= MOST_CHARGES {
                 add(&mut waiting.requests);
+                waiting.cost += cost;
                 let (sender, reply) = oneshot::channel();
                 waiting.others.push(sender);
                 return SharedCall::Other(reply);
             }
         }
-        let mut waiting = Waiting::default();
+        let mut waiting = Waiting { cost, ..Waiting::default() };
         add(&mut waiting.requests);
         let group = Arc::new(Group { connection: connection.clone(), waiting: Mutex::new(waiting) });
         *open = Some(Arc::clone(&group));
@@ -94,11 +96,11 @@ impl First {
         if self.sharing.in_flight.load(Ordering::Relaxed) > 0 {
             yield_now().await;
         }
-        let Waiting { requests, others } = self.close();
+        let Waiting { requests, others, .. } = self.close();
         let _in_flight = InFlight::new(&self.sharing);
         match self.group.connection.clone().send(&requests.command()).await {
             Ok(reply) => {
-                let mut replies = script::split(reply, requests.len()).into_iter();
+                let mut replies = script::split(reply, 1 + others.len()).into_iter();
                 let own = replies.next().unwrap_or(Value::Nil);
                 for (other, reply) in others.into_iter().zip(replies) {
                     // It may have gone.

@@ -1,13 +1,12 @@
 //! Requests as they are packed for the script, and the command that runs them.
 
 use std::collections::HashMap;
-use std::io::Write;
 
 use redis::Cmd;
 use smallvec::SmallVec;
 
 use super::{Mode, SHA1};
-use crate::algorithm::Charge;
+use crate::algorithm::{Algorithm, Charge};
 use crate::model::{CounterKey, Delay, Micros};
 
 /// Kinds of `delay` in a packed charge.
@@ -32,8 +31,6 @@ pub struct Requests {
     keys: Vec<u8>,
     ends: SmallVec<[usize; 4]>,
     packed: Vec<u8>,
-    count: usize,
-    cost: usize,
 }
 
 impl Requests {
@@ -85,23 +82,6 @@ impl Requests {
         }
         let length = small(self.packed.len() - begin).to_le_bytes();
         self.packed[begin..begin + length.len()].copy_from_slice(&length);
-        self.count += 1;
-        self.cost += charges.iter().map(|packed| packed.charge.limit.algorithm().script_cost()).sum::<usize>();
-    }
-
-    /// Returns the number of requests.
-    pub const fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Returns true if there are no requests.
-    pub const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Returns the longest time of the call, as a multiple of that of one charge of a fixed window.
-    pub const fn cost(&self) -> usize {
-        self.cost
     }
 
     /// Returns the command that runs them.
@@ -134,7 +114,7 @@ impl<'a> Packed<'a> {
     }
 
     /// Writes it in the format of `record` in `driver.lua`.
-    pub(super) fn write(&self, writer: &mut impl Write, keys: &[&CounterKey]) {
+    pub(super) fn write(&self, into: &mut Vec<u8>, keys: &[&CounterKey]) {
         let Self { charge: Charge { key, limit, .. }, hits, back } = *self;
         let delay = limit.delay_of(self.charge.hits);
         let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
@@ -143,28 +123,33 @@ impl<'a> Packed<'a> {
             Some(Delay::Growing { .. }) => limit.widened(),
             _ => limit.quota(),
         };
-        write(writer, &small(place).to_le_bytes());
-        write(writer, &[limit.algorithm() as u8 + 1]);
+        into.extend_from_slice(&small(place).to_le_bytes());
+        into.push(number(limit.algorithm()));
         // Few long writes: each costs as much as it writes.
-        write(writer, [quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
+        into.extend_from_slice([quota.limit(), quota.burst()].map(u32::to_le_bytes).as_flattened());
         let numbers = [quota.window().length().get(), quota.tick().get(), hits, back];
-        write(writer, numbers.map(u64::to_le_bytes).as_flattened());
-        write(writer, &small(self.charge.descriptor).to_le_bytes());
+        into.extend_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
+        into.extend_from_slice(&small(self.charge.descriptor).to_le_bytes());
         let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
         let kind = match delay {
             None => NO_DELAY,
             Some(Delay::Slot { .. }) => SLOT,
             Some(Delay::Growing { .. }) => GROWING,
         };
-        write(writer, &[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
+        into.extend_from_slice(&[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
         if let Some(delay) = delay {
-            write(writer, &short(delay.max()).to_le_bytes());
+            into.extend_from_slice(&short(delay.max()).to_le_bytes());
             if let Delay::Growing { step, .. } = delay {
-                write(writer, &short(step).to_le_bytes());
-                write(writer, &limit.capacity().to_le_bytes());
+                into.extend_from_slice(&short(step).to_le_bytes());
+                into.extend_from_slice(&limit.capacity().to_le_bytes());
             }
         }
     }
+}
+
+/// Returns the number of an algorithm in the script.
+pub(super) const fn number(algorithm: Algorithm) -> u8 {
+    algorithm as u8 + 1
 }
 
 /// Converts a wait. The longest that a rule may set has 29 bits.
@@ -175,9 +160,4 @@ fn short(wait: Micros) -> u32 {
 /// Converts an index within a request. The largest request that is read, 4 MiB, has far fewer entries.
 fn small(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
-}
-
-/// Writes to memory, which does not fail.
-fn write(writer: &mut impl Write, bytes: &[u8]) {
-    let _ = writer.write_all(bytes);
 }
