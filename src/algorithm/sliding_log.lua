@@ -15,6 +15,15 @@ local most_moved = 1000
 local most_dropped = 100
 local fresh = { time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
 
+-- Asks the server. What it refuses is raised: the driver takes it for this request alone.
+local function call(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then
+    error(reply)
+  end
+  return reply
+end
+
 local function plain(number)
   return string.format('%.0f', number)
 end
@@ -44,8 +53,10 @@ local function read(key, now, window)
   end
   -- A clock that steps back waits at the last moment it had reached.
   local old = plain(math.max(now, time) - window)
-  local oldest = redis.call('ZRANGEBYSCORE', key, '(' .. old, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-  if not oldest[1] then
+  local oldest = redis.pcall('ZRANGEBYSCORE', key, '(' .. old, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  if oldest.err then
+    return oldest
+  elseif not oldest[1] then
     return { key = key, old = old, is_void = true, time = 0, start = 0, upto = 0, oldest_hits = 0, gone = 0, tail = {} }
   end
   local first, oldest_hits = parse(oldest[1])
@@ -100,20 +111,20 @@ local function entry_of(state, hit)
       return entry, index
     end
   end
-  local low = redis.call('ZCOUNT', state.key, '-inf', state.old)
-  local all = redis.call('ZCARD', state.key)
+  local low = call('ZCOUNT', state.key, '-inf', state.old)
+  local all = call('ZCARD', state.key)
   -- The entries that are gone end behind the hit, so the search passes over them.
   local high = all - 1
   while low < high do
     local middle = math.floor((low + high) / 2)
-    local start, hits = parse(redis.call('ZRANGE', state.key, middle, middle)[1])
+    local start, hits = parse(call('ZRANGE', state.key, middle, middle)[1])
     if start and (start - state.start) % turn + hits < hit then
       low = middle + 1
     else
       high = middle
     end
   end
-  local found = redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')
+  local found = call('ZRANGE', state.key, low, low, 'WITHSCORES')
   local start, hits = parse(found[1])
   return { time = found[2] + 0, start = start or state.start, hits = hits or 0 }, nil, all - 1 - low
 end
@@ -188,14 +199,14 @@ local function save(state, _, _, key)
   if not state.old or state.is_void then
     return commands
   end
-  local old = redis.call('ZCOUNT', key, '-inf', state.old)
+  local old = call('ZCOUNT', key, '-inf', state.old)
   if old > 0 then
     table.insert(commands, { 'ZREMRANGEBYRANK', key, 0, math.min(old, most_dropped) - 1 })
   -- Each entry has a hit, so the limit is used up until the oldest of them is old; the hits of the one that goes become old
   -- with those of the next. Where some are old, a charge drops one at least and adds one at most, so the log does not grow.
   elseif (state.upto - state.start) % turn > most_entries
-    and redis.call('ZCARD', key) - state.gone + #tail > most_entries then
-    local two = redis.call('ZRANGE', key, 0, 1, 'WITHSCORES')
+    and call('ZCARD', key) - state.gone + #tail > most_entries then
+    local two = call('ZRANGE', key, 0, 1, 'WITHSCORES')
     local start, hits = parse(two[1])
     local _, more = parse(two[3])
     if more then
@@ -214,7 +225,7 @@ local function undo(state, _, _, now, at, hits, _, window)
   local new = copy(state)
   local tail = new.tail
   if new.gone == 0 then
-    local found = redis.call('ZRANGEBYSCORE', state.key, plain(at), '+inf', 'WITHSCORES', 'LIMIT', 0, most_moved + 1)
+    local found = call('ZRANGEBYSCORE', state.key, plain(at), '+inf', 'WITHSCORES', 'LIMIT', 0, most_moved + 1)
     new.gone = #found / 2
     for index = 1, new.gone do
       local start, own = parse(found[2 * index - 1])

@@ -30,6 +30,7 @@ mod outage;
 mod overload;
 mod refusals;
 mod restart;
+mod shared;
 mod slow;
 mod undo;
 

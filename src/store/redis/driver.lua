@@ -95,6 +95,19 @@ local function ttl_until(expiry)
   return string.format('%.0f', ttl)
 end
 
+-- An algorithm that reads keys while it decides raises what the server says where it refuses that: then the request has failed.
+local refused
+local function guarded(ask)
+  return function(...)
+    local is_done, a, b, c, d, e = pcall(ask, ...)
+    if is_done then
+      return a, b, c, d, e
+    end
+    refused = refused or (type(a) == 'table' and a or { err = a })
+    return false, 0, 0, -1
+  end
+end
+
 -- Saves a counter, and its expiry if there is a new one. Returns the last reply.
 local function put(key, saved, ttl)
   if type(saved) == 'string' then
@@ -112,8 +125,8 @@ local function put(key, saved, ttl)
   return call('PEXPIRE', key, ttl)
 end
 
--- What the server says where it did not save; `is_full`: for it has no memory, which it says to the first write of a script or to
--- none, so nothing is saved then.
+-- What the server says where it did not do what it was asked; `is_full`: for it has no memory. It says so to the first write of a script
+-- that needs memory, and to none after one that needed none; so after it nothing more is saved of a request.
 local function failure(saved)
   -- Before 7.0 the place in the script stands in front.
   local said = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
@@ -164,6 +177,9 @@ while start <= #packed do
           if number ~= algorithm then
             algorithm = number
             load, save, step, kept_until, undo, read = twin(number)
+            if read then
+              save, step, undo = guarded(save), guarded(step), guarded(undo)
+            end
           end
 
           local text
@@ -240,8 +256,18 @@ while start <= #packed do
             end
           end
 
+          local saved
           if x then
-            local saved, expiry = save(x, y, z, KEYS[base + key]), kept_until(x, y, z, window, tick)
+            saved = save(x, y, z, KEYS[base + key])
+          end
+          if refused then
+            failed, refused = failure(refused), nil
+            break
+          end
+          if x and unsaved then
+            if code ~= 1 then code = 2 end
+          elseif x then
+            local expiry = kept_until(x, y, z, window, tick)
             -- A new expiry costs as much as the rest of the write.
             local is_late = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick)
             local ttl = not (is_late and expiry - now <= longest) and ttl_until(expiry)

@@ -59,6 +59,8 @@ pub struct Node {
     /// Lets one call at a time load the script.
     loading: Mutex<()>,
     loads: AtomicUsize,
+    /// True if it wants the counters of a call in one slot, as a node of a cluster does.
+    is_slotted: AtomicBool,
     lost: LogThrottle,
     busy: LogThrottle,
     metrics: Arc<Server>,
@@ -123,6 +125,7 @@ impl Node {
             attention,
             loading: Mutex::new(()),
             loads: AtomicUsize::new(0),
+            is_slotted: AtomicBool::new(false),
             lost: LogThrottle::new(),
             busy: LogThrottle::new(),
             metrics,
@@ -407,6 +410,16 @@ impl Node {
     /// Returns the number of times that the script was loaded because the server had lost it.
     pub fn loads(&self) -> usize {
         self.loads.load(Ordering::Acquire)
+    }
+
+    /// Returns true if calls may share a call of the script, whose counters are in any slots.
+    pub fn may_share(&self) -> bool {
+        !self.is_slotted.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it is a node of a cluster although it is named as a single server: its calls go alone from now on.
+    pub fn share_no_more(&self) {
+        self.is_slotted.store(true, Ordering::Relaxed);
     }
 
     /// Runs `load`, which loads the script, unless another call has loaded it since `seen` loads, or no time is left.

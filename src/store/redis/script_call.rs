@@ -65,6 +65,8 @@ enum NodeReply {
     Ask(String),
     /// It was not executed: the slot is being moved, and its keys are on two nodes.
     TryAgain,
+    /// It was not executed: the node is one of a cluster, and the calls that shared the script have counters in several slots.
+    CrossSlot,
     /// It was not executed: no node has the slot, or this node is cut off from the majority.
     ClusterDown,
     Failed(StoreError),
@@ -91,7 +93,7 @@ pub(super) async fn run(
     until: Instant,
 ) -> SmallVec<[CallResult; 1]> {
     let loads = node.loads();
-    let mode = SendMode { is_shared: !servers.is_cluster(), ..SendMode::default() };
+    let mode = SendMode { is_shared: !servers.is_cluster() && node.may_share(), ..SendMode::default() };
     let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, mode, until).await {
         Ok(replies) => {
             if replies.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
@@ -139,7 +141,7 @@ async fn follow(
         let with_script = matches!(reply, NodeReply::NoScript);
         match &reply {
             NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_) => break,
-            NodeReply::TooLate | NodeReply::NoScript => {}
+            NodeReply::TooLate | NodeReply::NoScript | NodeReply::CrossSlot => {}
             NodeReply::TryAgain => sleep(TRY_AGAIN).await,
             NodeReply::Moved(name) | NodeReply::Ask(name) => {
                 is_asking = matches!(reply, NodeReply::Ask(_));
@@ -230,7 +232,10 @@ async fn exchange_unrecorded(
     let skipped = usize::from(mode.with_script);
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
     let reply: SmallVec<[NodeReply; 1]> =
-        calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects)).collect();
+        calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects, mode.is_shared)).collect();
+    if reply.iter().any(|reply| matches!(reply, NodeReply::CrossSlot)) {
+        node.share_no_more();
+    }
     if reply.len() < calls.len() {
         return Err(StoreError::Rejected);
     }
@@ -258,7 +263,7 @@ fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> Small
 }
 
 impl NodeReply {
-    fn new(reply: Value, expects: Option<(usize, Mode)>) -> Self {
+    fn new(reply: Value, expects: Option<(usize, Mode)>, is_shared: bool) -> Self {
         let reply = script::unframed(reply);
         let Value::ServerError(error) = &reply else {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
@@ -274,6 +279,7 @@ impl NodeReply {
         match error.code() {
             "NOSCRIPT" => Self::NoScript,
             "TRYAGAIN" => Self::TryAgain,
+            "CROSSSLOT" if is_shared => Self::CrossSlot,
             "MOVED" => named().map_or(Self::Failed(StoreError::Rejected), Self::Moved),
             "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
             // The node was a master and is a replica now.
@@ -310,6 +316,7 @@ impl NodeReply {
             Self::Moved(_) => Some("MOVED"),
             Self::Ask(_) => Some("ASK"),
             Self::TryAgain => Some("TRYAGAIN"),
+            Self::CrossSlot => Some("CROSSSLOT"),
             Self::ClusterDown => Some("CLUSTERDOWN"),
             Self::Done(..) | Self::TooLate | Self::Failed(_) => None,
         }
@@ -321,7 +328,7 @@ impl NodeReply {
             Self::Failed(error) => Err(error),
             // No repetition or no time is left.
             Self::TooLate => Err(StoreError::Late),
-            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::ClusterDown => {
+            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::CrossSlot | Self::ClusterDown => {
                 Err(StoreError::Rejected)
             }
         }

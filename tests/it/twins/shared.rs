@@ -124,3 +124,39 @@ async fn without_memory_each_request_of_a_call_fails_or_is_refused_for_itself() 
         assert_eq!(bench.counters(), 1, "nothing was written");
     }
 }
+
+/// What a log removes needs no memory, and after a write Redis takes every other.
+#[tokio::test]
+async fn what_had_no_memory_leaves_nothing_of_its_request_to_be_saved_after_it() {
+    let mut bench = Bench::start(&[]).await;
+    let counted = |name, algorithm| charge(name, per_minute(algorithm, 10), Charging::Each, Hits::take(1));
+    let log = counted("log", Algorithm::SlidingLog);
+    bench.charge(std::slice::from_ref(&log), NOON);
+    let before = bench.text(&log);
+    bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
+    let charges = vec![counted("one", Algorithm::FixedWindow), log.clone(), counted("two", Algorithm::FixedWindow)];
+    let replies = run(&mut bench, &[(charges, Some(Mode::Each), NOON)], 1, NOON);
+    let Value::ServerError(error) = &replies[0] else { panic!("{replies:?}") };
+    assert_eq!(error.code(), "OOM");
+    assert_eq!((bench.counters(), bench.text(&log)), (1, before), "nothing was written");
+}
+
+#[tokio::test]
+async fn a_right_that_is_missing_fails_the_request_that_needs_it_and_no_other_of_its_call() {
+    for missing in ["zrange", "zrangebyscore", "zcount", "zadd"] {
+        let mut bench = Bench::start(&[]).await;
+        let limit = per_minute(Algorithm::SlidingLog, 10);
+        run(&mut bench, &[one("log", limit, 3)], 1, NOON);
+        bench.run("ACL", &[b"SETUSER", b"default", format!("-{missing}").as_bytes()]);
+        let (window, later) = (per_minute(Algorithm::FixedWindow, 10), NOON.saturating_add(Micros::new(1)));
+        let asked = [one("one", window, 1), one("log", limit, 1), one("two", window, 1), one("one", window, 1)];
+        let asked = asked.map(|(charges, mode, _)| (charges, mode, later));
+        let replies = run(&mut bench, &asked, asked.len(), later);
+        let remaining = |reply: &Value| match script::read(reply.clone(), 1, Mode::Each) {
+            Some(ScriptReply::Done { rows, .. }) => rows.iter().next()?.answer.map(|verdict| verdict.remaining),
+            _ => None,
+        };
+        assert_eq!([0, 2, 3].map(|at: usize| remaining(&replies[at])), [Some(9), Some(9), Some(8)], "{missing}");
+        assert!(matches!(replies[1], Value::ServerError(_)), "{missing}: {replies:?}");
+    }
+}

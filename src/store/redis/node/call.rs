@@ -103,6 +103,8 @@ impl Drop for Checkout {
             let mut given_up = pin!(connection.given_up());
             loop {
                 tokio::select! {
+                    // A call that others share is sent by the first of them, even where the connection is given up.
+                    biased;
                     _ = &mut pending => return,
                     () = &mut given_up => return,
                     _ = checks.tick() => connection.give_up_if_silent(silent_after),
