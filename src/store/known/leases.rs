@@ -39,6 +39,11 @@ const LEAST_FILL: Micros = Micros::from_millis(200);
 const HIT: Micros = Micros::from_millis(250);
 /// Charges under another limit of the counter, one after the other, after which a lease is given back: 8.
 const OTHERS: u32 = 8;
+/// The time of a grant from which a store is far, so that calls cannot wait for its decision: 20 ms, Envoy's timeout. Leases of such a store
+/// are renewed also while no call comes, for one that comes between two renewals is decided by policy.
+const FAR: Micros = Micros::from_millis(20);
+/// Hits that a lease of a store that is far holds beside those that are expected until the next grant: 4, for calls come unevenly.
+const SPARE: u64 = 4;
 /// The most parcels of a lease: 32. Further hits go with those of the last parcel, as if they were as old.
 const MOST_PARCELS: usize = 32;
 /// The smallest size of a lease after its first hit: 2.
@@ -72,9 +77,9 @@ struct CounterLease {
     fits_at: Micros,
     /// Time at which the counter is idle, as of the last reply.
     reset_at: Micros,
-    /// Time of the last grant, or of the lease's beginning, and the hits that were held then.
+    /// Time of the last grant, or of the lease's beginning, and the hits that were spent since.
     granted_at: Micros,
-    held_then: u64,
+    spent: u64,
     /// The time that the last grant took, from the need to the reply.
     took: Micros,
     /// Time of the last request for the counter.
@@ -128,13 +133,12 @@ impl Leases {
         (lease.used_at, lease.others) = (now, 0);
         lease.terms = charge.lease.unwrap_or(lease.terms);
         let left = lease.left(now);
-        let paid = left.checked_sub(hits);
-        if lease.needs(hits, paid, now) {
+        let paid = left.checked_sub(hits).map(|left| (left, lease.take(hits, now)));
+        if lease.needs(hits, paid.as_ref().map(|(left, _)| *left), now) {
             lease.is_asked = true;
             self.due.push_back(charge.key.clone());
         }
-        let left = paid?;
-        let parts = lease.take(hits, now);
+        let (left, parts) = paid?;
         let (remaining, reset) = (lease.remaining, lease.reset_at.saturating_sub(now));
         let of_store = Verdict { remaining, reset, ..Verdict::uncounted(Outcome::Admitted, Provenance::Lease) };
         Some(Spent { verdict: of_store.with_more(left), parts })
@@ -173,7 +177,7 @@ impl Leases {
             fits_at: Micros::ZERO,
             reset_at: now,
             granted_at: now,
-            held_then: 0,
+            spent: 0,
             took: FIRST_PAUSE,
             used_at: now,
             others: 0,
@@ -281,14 +285,13 @@ impl Leases {
             self.unspent.push(Unspent::new(ask, hits - kept, at));
         }
         if kept > 0 {
-            lease.granted_at = now;
+            (lease.granted_at, lease.spent) = (now, 0);
             lease.took =
                 now.saturating_sub(sent).saturating_add(FIRST_PAUSE).min(Micros::new(lease.terms.ttl().get() / 4));
             lease.parcels.retain(|parcel| parcel.left > 0);
             let counted_until = if is_of_window { lease.reset_at } else { Micros::new(u64::MAX) };
             let ends = sent.saturating_add(lease.terms.ttl()).min(counted_until);
             lease.add(Parcel { at, granted: kept, left: kept, since: sent, ends, counted_until }, now);
-            lease.held_then = lease.held();
         }
     }
 
@@ -296,6 +299,10 @@ impl Leases {
     pub(super) fn end(&mut self, now: Micros) {
         let mut idle = SmallVec::<[CounterKey; 8]>::new();
         for (key, lease) in &mut self.counters {
+            if lease.is_far() && lease.is_in_use(now) && lease.needs(0, Some(lease.left(now)), now) {
+                lease.is_asked = true;
+                self.due.push_back(key.clone());
+            }
             while let Some(place) = lease.parcels.iter().position(|parcel| !parcel.is_live(now)) {
                 let parcel = lease.parcels.remove(place);
                 if parcel.left > 0 {
@@ -364,16 +371,35 @@ impl CounterLease {
         if left.is_none() || passed.get() < self.terms.ttl().get() / 2 {
             self.size = self.size.saturating_mul(2).max(hits);
         }
+        if self.is_far() {
+            self.size = self.size.max(self.needed(now).saturating_mul(2));
+        }
         true
     }
 
     /// Returns true if three quarters of the lease are spent, or if it will be spent before the store has granted more.
     fn is_low(&self, left: u64, now: Micros) -> bool {
-        let spent = self.held_then.saturating_sub(left);
-        let passed = now.saturating_sub(self.granted_at).get();
-        let took = self.took.get();
-        let is_too_slow = passed >= took && left.saturating_mul(passed) < spent.saturating_mul(took).saturating_mul(2);
-        left <= self.size / 4 || is_too_slow
+        left <= self.size / 4 || left < self.needed(now)
+    }
+
+    /// Returns twice the hits that will be spent before the store has granted more, as many as since the last grant.
+    fn needed(&self, now: Micros) -> u64 {
+        let passed = now.saturating_sub(self.granted_at);
+        let spare = if self.is_far() { SPARE } else { 0 };
+        if passed < self.took.max(Micros::new(1)) {
+            return spare;
+        }
+        self.spent.saturating_mul(2).saturating_mul(self.took.get()).div_ceil(passed.get()).saturating_add(spare)
+    }
+
+    /// Returns true if the store takes longer to grant hits than a call can wait for its decision.
+    const fn is_far(&self) -> bool {
+        self.took.get() >= FAR.get()
+    }
+
+    /// Returns true if a request needed the counter in the last half of a length of a lease.
+    fn is_in_use(&self, now: Micros) -> bool {
+        self.used_at <= now && now.saturating_sub(self.used_at).get() < self.terms.ttl().get() / 2
     }
 
     fn add(&mut self, parcel: Parcel, now: Micros) {
@@ -465,6 +491,7 @@ impl CounterLease {
                 parts.push((parcel.at, taken));
             }
         }
+        self.spent = self.spent.saturating_add(hits);
         parts
     }
 }

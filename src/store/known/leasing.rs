@@ -144,7 +144,7 @@ impl Known {
     pub fn end_leases(&self, now: Micros, turn: usize) -> Vec<Unspent> {
         let mut unspent = Vec::new();
         let mut shard = self.shards[turn % self.shards.len()].lock();
-        shard.leases.end(now);
+        self.leased.telling_due(&mut shard.leases, |leases| leases.end(now));
         shard.leases.unspent(&mut unspent);
         drop(shard);
         self.leased.count(LeaseHits::GivenBack, unspent.iter().map(|unspent| unspent.charge.hits.taken()).sum());

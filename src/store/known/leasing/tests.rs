@@ -406,3 +406,29 @@ fn a_store_that_grants_nothing_is_asked_ever_less_often() {
         assert!((2..=most).contains(&asked), "{algorithm:?}, {answers}: {asked}");
     }
 }
+
+/// Calls do not wait for a store that is far, so one that comes late must find hits too.
+#[test]
+fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_none_has_come_for_long() {
+    let one = leased(Algorithm::Gcra);
+    for (millis, is_renewed) in [(1, false), (60, true)] {
+        let known = with_lease(&one, 10);
+        assert!(spend(&known, &one, at(500)).is_some());
+        // It ends at 1,000 ms.
+        assert_eq!(unspent(&known, at(600)), []);
+        let asks = known.lease_asks(at(600), ONE, 0, 100);
+        assert!(asks.is_empty(), "nine hits are left");
+        assert!((0..9).all(|_| spend(&known, &one, at(600)).is_some()));
+        let asks = known.lease_asks(at(600), ONE, 0, 100);
+        let granted = Granted { at: at(600), hits: 10, remaining: 900, reset: Micros::from_millis(500), retry: None };
+        known.grant(&asks[0], Some(granted), at(600), at(600 + millis));
+        // Without a call, shortly before its end and long after the last one.
+        assert_eq!(unspent(&known, at(1_050)), []);
+        assert!(known.lease_asks(at(1_050), ONE, 0, 100).is_empty(), "ten hits are left for half a second");
+        assert!(spend(&known, &one, at(1_300)).is_some());
+        assert_eq!(unspent(&known, at(1_550)), []);
+        assert_eq!(!known.lease_asks(at(1_550), ONE, 0, 100).is_empty(), is_renewed, "a grant takes {millis} ms");
+        assert_eq!(unspent(&known, at(1_900)), [(9, at(600))]);
+        assert!(known.lease_asks(at(1_900), ONE, 0, 100).is_empty(), "nobody has needed it for half of its length");
+    }
+}
