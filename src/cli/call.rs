@@ -10,7 +10,7 @@ use prost_types::{Struct, Value};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use super::{REFUSED, descriptor};
+use super::{REFUSED, descriptor, server};
 use crate::model::{Descriptor, Micros};
 use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
@@ -18,17 +18,10 @@ use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, Des
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
-mod server;
-
 pub(super) fn command() -> Command {
     Command::new("call")
         .about("Send requests to a running server; exit code 0: admitted, 1: refused, 2: no answer")
-        .arg(
-            Arg::new("address")
-                .long("address")
-                .default_value("127.0.0.1:8081")
-                .help("Host and gRPC port of a ShouldRateLimit server, or unix:PATH"),
-        )
+        .arg(server::address())
         .args(server::arguments())
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the request"))
         .arg(descriptor::argument().action(ArgAction::Append))
@@ -45,16 +38,7 @@ pub(super) fn command() -> Command {
                 .default_value("1")
                 .help("Number of requests, sent one after the other; the last answer decides the exit code"),
         )
-        .arg(
-            Arg::new("timeout")
-                .long("timeout")
-                .default_value("1s")
-                .value_parser(|text: &str| {
-                    let timeout = Micros::parse(text).filter(|timeout| *timeout > Micros::ZERO);
-                    timeout.ok_or("write a duration above 0, such as 250ms")
-                })
-                .help("Timeout of connecting, and of each answer"),
-        )
+        .arg(server::duration("timeout", "1s").help("Timeout of connecting, and of each answer"))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -98,7 +82,8 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
-fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescriptor {
+/// Returns the descriptor as it is sent.
+pub(super) fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescriptor {
     let entries = descriptor.entries.iter().cloned();
     RateLimitDescriptor {
         entries: entries.map(|entry| rate_limit_descriptor::Entry { key: entry.key, value: entry.value }).collect(),

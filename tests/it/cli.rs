@@ -4,6 +4,7 @@ use std::process::{Command, Output};
 
 use crate::support::{Process, on_free_ports, repository, rule_file};
 
+mod bench;
 mod call;
 
 fn tidegate(arguments: &[&str]) -> Output {

@@ -1,4 +1,4 @@
-//! Connection of `tidegate call` to a server: TCP, TLS or a Unix socket.
+//! Connection of `tidegate call` and `tidegate bench` to a server: TCP, TLS or a Unix socket.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -16,11 +16,28 @@ use crate::dial::TcpTimeouts;
 use crate::dial::grpc::{GrpcServer, over_socket, with_causes};
 use crate::dial::tls::{Tls, TlsFiles};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
+use crate::model::Micros;
 
 /// Beginning of the address of a Unix socket.
 const UNIX: &str = "unix:";
 
-/// Arguments about TLS. Each of them means TLS.
+/// Returns the argument for the address of the server.
+pub(super) fn address() -> Arg {
+    Arg::new("address")
+        .long("address")
+        .default_value("127.0.0.1:8081")
+        .help("Host and gRPC port of a ShouldRateLimit server, or unix:PATH")
+}
+
+/// Returns the argument for a duration above 0.
+pub(super) fn duration(name: &'static str, default: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name("DURATION").default_value(default).value_parser(|text: &str| {
+        let duration = Micros::parse(text).filter(|duration| *duration > Micros::ZERO);
+        duration.ok_or("write a duration above 0, such as 250ms")
+    })
+}
+
+/// Returns the arguments about TLS. Each of them means TLS.
 pub(super) fn arguments() -> [Arg; 5] {
     let file = |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
     [

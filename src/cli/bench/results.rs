@@ -1,0 +1,245 @@
+//! Results of a load: calls by outcome, and latencies.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use prost_types::Value;
+use prost_types::value::Kind;
+use tonic::Code;
+
+use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
+
+/// Range of latencies: from 1 us to a minute, to three digits.
+const LEAST_US: u64 = 1;
+const MOST_US: u64 = 60_000_000;
+const DIGITS: u8 = 3;
+
+/// Outcomes of answers, and their names.
+const OUTCOMES: [(Outcome, &str); 3] =
+    [(Outcome::Ok, "OK"), (Outcome::OverLimit, "OVER_LIMIT"), (Outcome::Unknown, "UNKNOWN")];
+
+/// The end of a call.
+pub(super) enum Ended {
+    Answered(RateLimitResponse),
+    Failed(Code),
+    TimedOut,
+}
+
+/// Calls of one connection, or of all.
+pub(super) struct Tally {
+    /// Latencies of answers, in microseconds.
+    pub(super) latency: Histogram<u64>,
+    outcomes: [u64; OUTCOMES.len()],
+    /// Calls that failed, by gRPC code.
+    failed: BTreeMap<i32, u64>,
+    timed_out: u64,
+    /// Answers that say that a policy decided, because the store did not.
+    by_policy: u64,
+    /// Descriptors by what decided them, as far as the server says it.
+    provenances: BTreeMap<String, u64>,
+    interval: Interval,
+}
+
+/// Calls since the last report.
+pub(super) struct Interval {
+    latency: Histogram<u64>,
+    refused: u64,
+    undecided: u64,
+}
+
+/// The results of a load.
+pub(super) struct Results<'r> {
+    /// Description of the load, in a line.
+    pub(super) title: &'r str,
+    pub(super) tally: &'r Tally,
+    /// Length of the measurement.
+    pub(super) measured: Duration,
+}
+
+impl Tally {
+    /// Returns an empty one.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            latency: histogram()?,
+            outcomes: [0; OUTCOMES.len()],
+            failed: BTreeMap::new(),
+            timed_out: 0,
+            by_policy: 0,
+            provenances: BTreeMap::new(),
+            interval: Interval::new()?,
+        })
+    }
+
+    /// Counts a call that took so long; one of the warm-up in the present interval only.
+    pub(super) fn count(&mut self, ended: &Ended, took: Duration, is_measured: bool) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        match ended {
+            Ended::Answered(answer) => {
+                self.interval.latency.saturating_record(took);
+                self.interval.refused += u64::from(answer.overall_code() == Outcome::OverLimit);
+            }
+            Ended::Failed(_) | Ended::TimedOut => self.interval.undecided += 1,
+        }
+        if !is_measured {
+            return;
+        }
+        match ended {
+            Ended::Answered(answer) => {
+                self.latency.saturating_record(took);
+                let place = OUTCOMES.iter().position(|(outcome, _)| *outcome == answer.overall_code());
+                if let Some(count) = place.and_then(|place| self.outcomes.get_mut(place)) {
+                    *count += 1;
+                }
+                self.by_policy += u64::from(is_by_policy(answer));
+                for provenance in provenances(answer) {
+                    *self.provenances.entry(provenance.to_owned()).or_default() += 1;
+                }
+            }
+            Ended::Failed(code) => *self.failed.entry(i32::from(*code)).or_default() += 1,
+            Ended::TimedOut => self.timed_out += 1,
+        }
+    }
+
+    /// Adds the calls of another connection.
+    pub(super) fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        self.latency.add(&other.latency).context("latencies cannot be added")?;
+        self.outcomes.iter_mut().zip(other.outcomes).for_each(|(count, more)| *count += more);
+        for (code, count) in &other.failed {
+            *self.failed.entry(*code).or_default() += count;
+        }
+        for (provenance, count) in &other.provenances {
+            *self.provenances.entry(provenance.clone()).or_default() += count;
+        }
+        self.timed_out += other.timed_out;
+        self.by_policy += other.by_policy;
+        Ok(())
+    }
+
+    /// Returns the number of calls that were answered.
+    pub(super) fn decided(&self) -> u64 {
+        self.outcomes.iter().sum()
+    }
+
+    /// Returns the number of calls that were not.
+    fn undecided(&self) -> u64 {
+        self.failed.values().sum::<u64>() + self.timed_out
+    }
+}
+
+impl Interval {
+    /// Returns an empty one.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        Ok(Self { latency: histogram()?, refused: 0, undecided: 0 })
+    }
+
+    /// Adds the interval of `tally`, which begins a new one.
+    pub(super) fn take(&mut self, tally: &mut Tally) -> anyhow::Result<()> {
+        let Self { latency, refused, undecided } = &mut tally.interval;
+        self.latency.add(&*latency).context("latencies cannot be added")?;
+        self.refused += std::mem::take(refused);
+        self.undecided += std::mem::take(undecided);
+        latency.reset();
+        Ok(())
+    }
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [half, most] = [0.5, 0.99].map(|quantile| Millis(self.latency.value_at_quantile(quantile)));
+        let answered = self.latency.len();
+        write!(f, "{answered:>8} answers  p50 {half}  p99 {most}  refused {}", Percent(self.refused, answered))?;
+        if self.undecided > 0 { write!(f, "  NOT ANSWERED {}", self.undecided) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Results<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tally { latency, outcomes, failed, timed_out, by_policy, provenances, .. } = self.tally;
+        let (decided, undecided) = (self.tally.decided(), self.tally.undecided());
+        let all = decided + undecided;
+        writeln!(f, "{}\n", self.title)?;
+        let seconds = self.measured.as_secs_f64();
+        let per_second = if seconds > 0.0 { precise(decided) / seconds } else { 0.0 };
+        writeln!(f, "answered      {decided:>12}  {per_second:.0} a second")?;
+        for ((_, name), count) in OUTCOMES.iter().zip(outcomes) {
+            writeln!(f, "  {name:12}{count:>12}  {}", Percent(*count, all))?;
+        }
+        writeln!(f, "timed out     {timed_out:>12}  {}", Percent(*timed_out, all))?;
+        writeln!(f, "failed        {:>12}  {}", undecided - timed_out, Percent(undecided - timed_out, all))?;
+        for (code, count) in failed {
+            writeln!(f, "  {:12}{count:>12}", format!("{:?}", Code::from_i32(*code)))?;
+        }
+        if undecided > 0 {
+            writeln!(f, "  Calls that time out or fail are admitted by an Envoy with failure_mode_deny: false.")?;
+        }
+        writeln!(f, "by policy     {by_policy:>12}  {}  answers without the store", Percent(*by_policy, all))?;
+        if !provenances.is_empty() {
+            writeln!(f, "descriptors were decided by")?;
+            for (provenance, count) in provenances {
+                writeln!(f, "  {provenance:12}{count:>12}  {}", Percent(*count, provenances.values().sum()))?;
+            }
+        }
+        write!(f, "latency     ")?;
+        for (name, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999)] {
+            write!(f, "  {name} {}", Millis(latency.value_at_quantile(quantile)))?;
+        }
+        writeln!(f, "  max {}", Millis(latency.max()))
+    }
+}
+
+/// Microseconds, shown as milliseconds.
+struct Millis(u64);
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03} ms", self.0 / 1_000, self.0 % 1_000)
+    }
+}
+
+/// A part of a whole.
+struct Percent(u64, u64);
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(part, whole) = *self;
+        write!(f, "{:.2} %", precise(part) * 100.0 / precise(whole.max(1)))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "there are far fewer than 2^52 calls")]
+const fn precise(count: u64) -> f64 {
+    count as f64
+}
+
+fn histogram() -> anyhow::Result<Histogram<u64>> {
+    Histogram::new_with_bounds(LEAST_US, MOST_US, DIGITS).context("no histogram of latencies")
+}
+
+/// Returns true if the answer says that a policy decided because the store did not.
+fn is_by_policy(answer: &RateLimitResponse) -> bool {
+    answer.dynamic_metadata.as_ref().is_some_and(|metadata| metadata.fields.contains_key("on_store_failure"))
+}
+
+/// Returns what decided each descriptor, if the answer says it.
+fn provenances(answer: &RateLimitResponse) -> impl Iterator<Item = &str> {
+    let decision = answer.dynamic_metadata.as_ref().and_then(|metadata| metadata.fields.get("decision"));
+    let descriptors = decision.and_then(|decision| match &field(decision, "descriptors")?.kind {
+        Some(Kind::ListValue(list)) => Some(&list.values),
+        _ => None,
+    });
+    descriptors.into_iter().flatten().filter_map(|descriptor| match &field(descriptor, "provenance")?.kind {
+        Some(Kind::StringValue(text)) => Some(text.as_str()),
+        _ => None,
+    })
+}
+
+fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    match &value.kind {
+        Some(Kind::StructValue(object)) => object.fields.get(name),
+        _ => None,
+    }
+}
