@@ -20,6 +20,7 @@ mod call;
 mod check;
 mod descriptor;
 mod explain;
+mod metadata;
 mod serve;
 mod server;
 

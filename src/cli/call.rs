@@ -5,12 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use prost_types::value::Kind;
-use prost_types::{Struct, Value};
+use prost_types::Struct;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use super::{REFUSED, descriptor, server};
+use super::{REFUSED, descriptor, metadata, server};
 use crate::model::{Descriptor, Micros};
 use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
@@ -96,7 +95,7 @@ pub(super) fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescr
 /// Returns the lines for an answer: the code of the request, then one line for each descriptor.
 fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
     let mut shown = format!("{}\n", word(response.overall_code()));
-    let decision = response.dynamic_metadata.as_ref().and_then(|metadata| object(metadata.fields.get("decision")?));
+    let decision = metadata::decision(response);
     for (index, (status, descriptor)) in response.statuses.iter().zip(descriptors).enumerate() {
         let entries = descriptor.entries.iter();
         let entries: Vec<_> =
@@ -110,11 +109,11 @@ fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
 /// Returns the reason why the status of descriptor `index` has no limit.
 fn without_limit(decision: Option<&Struct>, index: usize) -> String {
     let explained = decision.and_then(|decision| {
-        let Some(Kind::ListValue(list)) = &decision.fields.get("descriptors")?.kind else { return None };
-        let descriptor = object(list.values.get(index)?)?;
-        Some((text(descriptor, "provenance")?, text(descriptor, "rule").unwrap_or("no rule")))
+        let descriptor = metadata::object(metadata::descriptors(decision).get(index)?)?;
+        let rule = metadata::text(descriptor, "rule").unwrap_or("no rule");
+        Some((metadata::text(descriptor, "provenance")?, rule))
     });
-    let is_known = || !matches!(flag(decision, "known_domain"), Some(false));
+    let is_known = || decision.and_then(|decision| metadata::flag(decision, "known_domain")) != Some(false);
     match explained {
         Some(("deny", rule)) => format!("denied by {rule}"),
         Some(("exempt", rule)) => format!("exempt by {rule}"),
@@ -128,27 +127,6 @@ fn without_limit(decision: Option<&Struct>, index: usize) -> String {
         Some(("none", rule)) => format!("no limit of its own at {rule}, or another rule replaces it"),
         Some((_, rule)) => format!("no limit at {rule}"),
         None => "no limit, and the server does not say why".to_owned(),
-    }
-}
-
-fn object(value: &Value) -> Option<&Struct> {
-    match &value.kind {
-        Some(Kind::StructValue(object)) => Some(object),
-        _ => None,
-    }
-}
-
-fn text<'v>(object: &'v Struct, name: &str) -> Option<&'v str> {
-    match &object.fields.get(name)?.kind {
-        Some(Kind::StringValue(text)) => Some(text),
-        _ => None,
-    }
-}
-
-fn flag(object: Option<&Struct>, name: &str) -> Option<bool> {
-    match object?.fields.get(name)?.kind {
-        Some(Kind::BoolValue(flag)) => Some(flag),
-        _ => None,
     }
 }
 

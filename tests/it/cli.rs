@@ -1,6 +1,13 @@
 //! The commands, as a user types them.
 
+use std::net::SocketAddr;
 use std::process::{Command, Output};
+
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
+    RateLimitService, RateLimitServiceServer,
+};
+use tokio::net::TcpListener;
+use tonic::transport::server::TcpIncoming;
 
 use crate::support::{Process, on_free_ports, repository, rule_file};
 
@@ -15,6 +22,15 @@ fn tidegate_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command.output().expect("the command runs")
+}
+
+/// Serves calls as this service answers them. Returns its address.
+async fn serving(service: impl RateLimitService) -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = socket.local_addr().expect("an address");
+    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service));
+    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(socket)));
+    address
 }
 
 fn path(file: &tempfile::NamedTempFile) -> &str {
@@ -334,7 +350,7 @@ fn called_as_ratelimit_with_no_argument_it_serves_as_gateways_expect() {
 /// A line that `serve` prints at its start, without what differs from machine to machine.
 fn without_addresses(line: &str) -> String {
     let word = |word: &str| match word {
-        _ if word.parse::<std::net::SocketAddr>().is_ok() => "ADDRESS".to_owned(),
+        _ if word.parse::<SocketAddr>().is_ok() => "ADDRESS".to_owned(),
         _ if word.starts_with("http://") => "URL".to_owned(),
         _ if word.contains("descriptors") => "BODY".to_owned(),
         _ if word.ends_with("/tidegate") => "PROGRAM".to_owned(),

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
-use prost_types::Value;
-use prost_types::value::Kind;
 use tonic::Code;
 
+use crate::cli::metadata;
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code as Outcome;
 
@@ -226,20 +225,6 @@ fn is_by_policy(answer: &RateLimitResponse) -> bool {
 
 /// Returns what decided each descriptor, if the answer says it.
 fn provenances(answer: &RateLimitResponse) -> impl Iterator<Item = &str> {
-    let decision = answer.dynamic_metadata.as_ref().and_then(|metadata| metadata.fields.get("decision"));
-    let descriptors = decision.and_then(|decision| match &field(decision, "descriptors")?.kind {
-        Some(Kind::ListValue(list)) => Some(&list.values),
-        _ => None,
-    });
-    descriptors.into_iter().flatten().filter_map(|descriptor| match &field(descriptor, "provenance")?.kind {
-        Some(Kind::StringValue(text)) => Some(text.as_str()),
-        _ => None,
-    })
-}
-
-fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
-    match &value.kind {
-        Some(Kind::StructValue(object)) => object.fields.get(name),
-        _ => None,
-    }
+    let descriptors = metadata::decision(answer).map_or_else(Default::default, metadata::descriptors);
+    descriptors.iter().filter_map(|descriptor| metadata::text(metadata::object(descriptor)?, "provenance"))
 }

@@ -1,14 +1,10 @@
 //! `tidegate bench`, against Tidegate and against a server that does not answer.
 
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tokio::net::TcpListener;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use super::{rule_file, stderr, stdout, tidegate};
+use super::{rule_file, serving, stderr, stdout, tidegate};
 use crate::support::Tidegate;
 
 const RULES: &str = "domain: d
@@ -94,10 +90,7 @@ impl RateLimitService for Silent {
 
 #[tokio::test]
 async fn calls_without_an_answer_have_timed_out_and_a_load_without_a_server_says_so() {
-    let socket = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let address = socket.local_addr().expect("an address").to_string();
-    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(Silent));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(socket)));
+    let address = serving(Silent).await.to_string();
     let few = ["-d", "a=b", "--rate", "50", "--duration", "1s", "--timeout", "100ms"];
     let (code, results, _) = bench(&address, &few).await;
     assert_eq!((code, number(&results, "timed out") + number(&results, "failed")), (Some(2), 50), "{results}");

@@ -7,15 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
-    RateLimitService, RateLimitServiceServer,
-};
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tokio::net::TcpListener;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use super::{rule_file, stderr, stdout, tidegate};
+use super::{rule_file, serving, stderr, stdout, tidegate};
 use crate::redis::certificates::Authority;
 use crate::support::Tidegate;
 use crate::tls::{MUTUAL, Secured, rules};
@@ -136,12 +132,9 @@ impl RateLimitService for Answering {
 
 /// Starts a server with these answers. Returns its address and the deadlines of its calls.
 async fn answering(codes: &[Code]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
-    let socket = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let (address, deadlines) = (socket.local_addr().expect("an address"), Arc::default());
+    let deadlines = Arc::default();
     let service = Answering { codes: codes.to_vec(), calls: AtomicUsize::new(0), deadlines: Arc::clone(&deadlines) };
-    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service));
-    tokio::spawn(server.serve_with_incoming(TcpIncoming::from(socket)));
-    (address, deadlines)
+    (serving(service).await, deadlines)
 }
 
 #[tokio::test]
