@@ -21,11 +21,16 @@ mod results;
 
 /// Text in the value of an entry that stands for the number of a key.
 const NUMBER: &str = "{n}";
+/// Longest `--timeout`: a minute, the longest latency that the results tell.
+const MAX_TIMEOUT: Micros = Micros::from_secs(60);
 
 pub(super) fn command() -> Command {
-    let count = |name: &'static str, default: &'static str| {
-        let above_zero = value_parser!(u32).range(1..=1_000_000);
-        Arg::new(name).long(name).value_name("N").default_value(default).value_parser(above_zero)
+    let count = |name: &'static str, default: &'static str, most: i64| {
+        Arg::new(name)
+            .long(name)
+            .value_name("N")
+            .default_value(default)
+            .value_parser(value_parser!(u32).range(1..=most))
     };
     Command::new("bench")
         .about("Measure a running server under load: calls a second, latencies, and how they were decided")
@@ -47,7 +52,7 @@ pub(super) fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .help("Hits that each descriptor costs; 0 spends nothing [default: 1]"),
         )
-        .arg(count("keys", "1000").help("Number of different requests, numbered from 0"))
+        .arg(count("keys", "1000", 1_000_000).help("Number of different requests, numbered from 0"))
         .arg(
             Arg::new("distribution")
                 .long("distribution")
@@ -55,8 +60,8 @@ pub(super) fn command() -> Command {
                 .default_value("uniform")
                 .help("How often each key is drawn. With zipf, the key of rank k as often as 1/k"),
         )
-        .arg(count("connections", "2").help("Connections, each with a thread of this command"))
-        .arg(count("in-flight", "16").conflicts_with("rate").help("Calls in flight on each connection"))
+        .arg(count("connections", "2", 1_000).help("Connections, each with a thread of this command; with --rate, with two"))
+        .arg(count("in-flight", "16", 1_000_000).conflicts_with("rate").help("Calls in flight on each connection"))
         .arg(
             Arg::new("rate")
                 .long("rate")
@@ -70,7 +75,7 @@ pub(super) fn command() -> Command {
                 .value_parser(|text: &str| Micros::parse(text).ok_or("write a duration, such as 2s or 0"))
                 .help("Time before the measurement in which calls are made too"),
         )
-        .arg(server::duration("timeout", "1s").help("Longest wait for an answer. It is sent with each call, as by Envoy"))
+        .arg(timeout())
         .arg(
             Arg::new("provenance")
                 .long("provenance")
@@ -86,12 +91,25 @@ pub(super) fn command() -> Command {
         )
 }
 
+fn timeout() -> Arg {
+    server::duration("timeout", "1s")
+        .value_parser(|text: &str| {
+            let timeout = Micros::parse(text).filter(|timeout| (Micros::new(1)..=MAX_TIMEOUT).contains(timeout));
+            timeout.ok_or("write a duration above 0 and up to 1m, such as 20ms")
+        })
+        .help("Longest wait for an answer, up to 1m. It is sent with each call, as by Envoy")
+}
+
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let load = read(matches)?;
     let plot = matches.get_one::<PathBuf>("plot");
     if let Some(path) = plot {
-        // Before the load, which may take long.
-        File::create(path).with_context(|| format!("{} cannot be written", path.display()))?;
+        // Before the load, which may take long. A plot that is there stays until then.
+        File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .with_context(|| format!("{} cannot be written", path.display()))?;
     }
     let (tally, measured) = load.run(matches)?;
     let title = load.title(measured);

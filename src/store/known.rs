@@ -18,6 +18,7 @@ use self::replies::{CounterHash, LastReplies, LastReply};
 use crate::algorithm::{Charge, Limit};
 use crate::model::{Charging, CounterKey, Hits, Micros, Outcome, Provenance, Verdict};
 
+mod counter_lease;
 mod leases;
 mod leasing;
 mod parcel;

@@ -15,6 +15,7 @@ const FONT: &str = "sans-serif";
 /// Points of the curve for each halving of the calls that are slower.
 const POINTS: u32 = 8;
 /// Percentiles at the axis, by the number of nines.
+const MOST_NINES: f64 = 6.0;
 const PERCENTILES: [&str; 7] = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
 
 /// Draws the latencies of `tally` into the SVG file at `path`.
@@ -28,8 +29,9 @@ pub(super) fn draw(path: &Path, tally: &Tally, title: &str) -> anyhow::Result<()
         .iter_quantiles(POINTS)
         .filter(|step| step.quantile() < 1.0)
         .map(|step| (-(1.0 - step.quantile()).log10(), millis(step.value_iterated_to())))
+        .filter(|(nines, _)| *nines <= MOST_NINES)
         .collect();
-    let nines = points.last().map_or(1.0, |(nines, _)| nines.ceil().clamp(1.0, 6.0));
+    let nines = points.last().map_or(1.0, |(nines, _)| nines.ceil().max(1.0));
     let least = millis(latency.min()).max(0.01);
     let most = millis(latency.max()).max(least * 2.0);
 

@@ -36,6 +36,8 @@ pub(super) struct Tally {
     /// Calls that failed, by gRPC code.
     failed: BTreeMap<i32, u64>,
     timed_out: u64,
+    /// Calls that began long after they were due, because this command could not make them sooner.
+    pub(super) late: u64,
     /// Answers that say that a policy decided, because the store did not.
     by_policy: u64,
     /// Descriptors by what decided them, as far as the server says it.
@@ -67,6 +69,7 @@ impl Tally {
             outcomes: [0; OUTCOMES.len()],
             failed: BTreeMap::new(),
             timed_out: 0,
+            late: 0,
             by_policy: 0,
             provenances: BTreeMap::new(),
             interval: Interval::new()?,
@@ -114,6 +117,7 @@ impl Tally {
             *self.provenances.entry(provenance.clone()).or_default() += count;
         }
         self.timed_out += other.timed_out;
+        self.late += other.late;
         self.by_policy += other.by_policy;
         Ok(())
     }
@@ -148,7 +152,7 @@ impl Interval {
 
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [half, most] = [0.5, 0.99].map(|quantile| Millis(self.latency.value_at_quantile(quantile)));
+        let [half, most] = [0.5, 0.99].map(|quantile| Latency(&self.latency, quantile));
         let answered = self.latency.len();
         write!(f, "{answered:>8} answers  p50 {half}  p99 {most}  refused {}", Percent(self.refused, answered))?;
         if self.undecided > 0 { write!(f, "  NOT ANSWERED {}", self.undecided) } else { Ok(()) }
@@ -157,7 +161,7 @@ impl fmt::Display for Interval {
 
 impl fmt::Display for Results<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { latency, outcomes, failed, timed_out, by_policy, provenances, .. } = self.tally;
+        let Tally { latency, outcomes, failed, timed_out, late, by_policy, provenances, .. } = self.tally;
         let (decided, undecided) = (self.tally.decided(), self.tally.undecided());
         let all = decided + undecided;
         writeln!(f, "{}\n", self.title)?;
@@ -182,20 +186,33 @@ impl fmt::Display for Results<'_> {
                 writeln!(f, "  {provenance:12}{count:>12}  {}", Percent(*count, provenances.values().sum()))?;
             }
         }
-        write!(f, "latency     ")?;
-        for (name, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999)] {
-            write!(f, "  {name} {}", Millis(latency.value_at_quantile(quantile)))?;
+        write!(f, "latency of answers")?;
+        for (name, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)] {
+            write!(f, "  {name} {}", Latency(latency, quantile))?;
         }
-        writeln!(f, "  max {}", Millis(latency.max()))
+        writeln!(f)?;
+        if *late > 0 {
+            writeln!(f, "begun late    {late:>12}  {}", Percent(*late, all))?;
+            writeln!(
+                f,
+                "  This command made these calls more than 5 ms after they were due. Their latency is not the server's alone."
+            )?;
+        }
+        Ok(())
     }
 }
 
-/// Microseconds, shown as milliseconds.
-struct Millis(u64);
+/// The latency at a quantile, in milliseconds.
+struct Latency<'h>(&'h Histogram<u64>, f64);
 
-impl fmt::Display for Millis {
+impl fmt::Display for Latency<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:03} ms", self.0 / 1_000, self.0 % 1_000)
+        let Self(latency, quantile) = *self;
+        if latency.is_empty() {
+            return f.write_str("-");
+        }
+        let micros = latency.value_at_quantile(quantile);
+        write!(f, "{}.{:03} ms", micros / 1_000, micros % 1_000)
     }
 }
 

@@ -1,5 +1,9 @@
 //! `tidegate bench`, against Tidegate and against a server that does not answer.
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::{Request, Response, Status};
@@ -93,7 +97,8 @@ async fn calls_without_an_answer_have_timed_out_and_a_load_without_a_server_says
     let address = serving(Silent).await.to_string();
     let few = ["-d", "a=b", "--rate", "50", "--duration", "1s", "--timeout", "100ms"];
     let (code, results, _) = bench(&address, &few).await;
-    assert_eq!((code, number(&results, "timed out") + number(&results, "failed")), (Some(2), 50), "{results}");
+    assert_eq!((code, number(&results, "timed out"), number(&results, "failed")), (Some(2), 50, 0), "{results}");
+    assert!(results.contains("latency of answers  p50 -"), "{results}");
 
     let (code, results, errors) = bench("127.0.0.1:1", &["-d", "a=b"]).await;
     assert_eq!((code, results.as_str()), (Some(2), ""));
@@ -102,4 +107,29 @@ async fn calls_without_an_answer_have_timed_out_and_a_load_without_a_server_says
     assert!(code == Some(2) && errors.contains("/missing/plot.svg cannot be written"), "{errors}");
     let (_, _, errors) = bench(&address, &["-d", "a=b", "--rate", "5", "--in-flight", "5"]).await;
     assert!(errors.contains("--in-flight") && errors.contains("cannot be used"), "{errors}");
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_a_load_at_once_with_the_results_so_far() {
+    let address = serving(Silent).await.to_string();
+    for (warm_up, code, said) in
+        [("0", Some(2), "timed out                0"), ("1m", Some(2), "stopped during its warm-up")]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["bench", "--address", &address, "--domain", "d", "-d", "a=b", "--timeout", "1m"]);
+        command.args(["--duration", "1m", "--warm-up", warm_up]).env_clear();
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+            let mut errors = BufReader::new(child.stderr.take().expect("it is piped"));
+            let mut first = String::new();
+            errors.read_line(&mut first).expect("it reads");
+            kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
+            let output = child.wait_with_output().expect("it ends");
+            errors.read_to_string(&mut first).expect("it reads");
+            (output.status.code(), stdout(&output) + &first)
+        });
+        let ended = ended.await.expect("it ends");
+        assert!(ended.0 == code && ended.1.contains(said), "{ended:?}");
+        assert!(ended.1.contains("   1 s  ") && !ended.1.contains("   9 s  "), "{ended:?}");
+    }
 }

@@ -426,9 +426,49 @@ fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_n
         assert_eq!(unspent(&known, at(1_050)), []);
         assert!(known.lease_asks(at(1_050), ONE, 0, 100).is_empty(), "ten hits are left for half a second");
         assert!(spend(&known, &one, at(1_300)).is_some());
-        assert_eq!(unspent(&known, at(1_550)), []);
-        assert_eq!(!known.lease_asks(at(1_550), ONE, 0, 100).is_empty(), is_renewed, "a grant takes {millis} ms");
+        // The next look is 100 ms later, and a grant that is asked for then would come after its end.
+        assert_eq!(unspent(&known, at(1_469)), []);
+        let asked = known.lease_asks(at(1_469), ONE, 0, 100).first().map(|ask| ask.hits.taken());
+        assert_eq!(asked, is_renewed.then_some(10), "a grant takes {millis} ms");
         assert_eq!(unspent(&known, at(1_900)), [(9, at(600))]);
         assert!(known.lease_asks(at(1_900), ONE, 0, 100).is_empty(), "nobody has needed it for half of its length");
+    }
+}
+
+/// The last hits are for those who call, and the hits of a fixed window end with it.
+#[test]
+fn a_lease_of_a_store_that_is_far_is_not_renewed_without_a_call_where_the_hits_would_be_lost() {
+    for (algorithm, remaining, reset, is_renewed) in [
+        (Algorithm::Gcra, 16, 1_000, true),
+        (Algorithm::Gcra, 15, 1_000, false),
+        (Algorithm::FixedWindow, 900, 1_066, true),
+        (Algorithm::FixedWindow, 900, 1_065, false),
+    ] {
+        let one = leased(algorithm);
+        let known = Known::default();
+        want(&known, &one, NOON);
+        let asks = known.lease_asks(NOON, ONE, 0, 100);
+        let reset = Micros::from_millis(reset);
+        known.grant(&asks[0], Some(Granted { at: NOON, hits: 10, remaining, reset, retry: None }), NOON, at(60));
+        assert!(spend(&known, &one, at(700)).is_some());
+        assert!(known.lease_asks(at(700), ONE, 0, 100).is_empty(), "nine hits are left");
+        assert_eq!(unspent(&known, at(1_000)), [(9, NOON)]);
+        let is_asked = !known.lease_asks(at(1_000), ONE, 0, 100).is_empty();
+        assert_eq!(is_asked, is_renewed, "{algorithm:?}, {remaining} remaining, reset after {reset:?}");
+    }
+}
+
+#[test]
+fn hits_that_were_put_back_are_no_demand() {
+    let one = leased(Algorithm::Gcra);
+    let known = with_lease(&one, 10);
+    for millis in 100..200 {
+        for _ in 0..100 {
+            let paid = known.pay(std::slice::from_ref(&one), at(millis));
+            for spent in paid.into_iter().flatten() {
+                known.unpay(&one, spent);
+            }
+        }
+        assert!(known.lease_asks(at(millis), ONE, 0, 100).is_empty(), "ten hits are left, and none was spent");
     }
 }
