@@ -17,6 +17,7 @@ mod later;
 mod lease;
 mod rights;
 mod shared;
+mod slots;
 mod undo;
 mod writes;
 

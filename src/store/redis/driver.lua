@@ -23,7 +23,8 @@
 --   read(key, now, window)     only where a counter is no text: what `load` takes, or the server's error. `save` returns the commands
 --                              then that write what has changed
 --
--- KEYS are the counters, each once for a request. ARGV is one packed text of requests. At the start of each, as `head` says: its length;
+-- KEYS are the counters, each once for a request. ARGV is one packed text of requests; in front of it stand the counters where they are in
+-- several slots of this node of a cluster, which KEYS may not be. At the start of each request, as `head` says: its length;
 -- the deadline, in the clock of this node; the mode; the number of its keys; and the number of its charges. Then the charges, each as
 -- `record` says: key (its place among the keys of the request; 0 for a limit of
 -- nothing, which has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back (to `undo` the moment of the
@@ -41,7 +42,8 @@
 -- that takes them leaves the others most of what is left. Of four hits a second or more that drain, one at least. undo: takes
 -- back the hits of charges, each counter and limit once; there is no deadline.
 --
--- The answer is packed too: for each request its length, or 2^31 more and the server's error; then the time of this node (I8), alone when
+-- The answer is packed too: for each request its length, or 2^31 more and the server's error (`UNREAD` and the error, if a counter in ARGV
+-- could not be read, so that nothing was written for the request); then the time of this node (I8), alone when
 -- it is past the deadline and nothing was done, and to `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of
 -- ours, and is left alone; or it was to be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded),
 -- remaining, reset, wait, and of what was refused the room there was for it (in the mode lease the hits charged, and where nothing remains
@@ -56,7 +58,9 @@ local now = time[1] * 1000000 + time[2]
 -- How long a counter is kept beyond its idle moment, in milliseconds.
 local slack = 1000
 
-local KEYS, packed = KEYS, ARGV[1]
+local KEYS, packed = KEYS, ARGV[#ARGV]
+local is_spread = #KEYS == 0 and #ARGV > 1
+if is_spread then KEYS = ARGV end
 -- The functions of the algorithm of the charge before.
 local algorithm, load, save, step, kept_until, undo, read
 
@@ -133,6 +137,16 @@ local function failure(saved)
   return said, string.sub(said, 1, 4) == 'OOM '
 end
 
+-- The same of a counter that cannot be read. The slot of one in ARGV may be at another node.
+local function unread(said)
+  local said = failure(said)
+  return is_spread and 'UNREAD ' .. said or said
+end
+
+local function is_foreign(text)
+  return string.sub(text.err, 1, 9) == 'WRONGTYPE'
+end
+
 local base, start, answers = 0, 1
 while start <= #packed do
   local length, deadline, mode, keys, count, first = unpacked(head, packed, start)
@@ -159,9 +173,20 @@ while start <= #packed do
     -- Where the request is refused, or may be: what is answered, what would be saved, and what is left if nobody takes.
     local is_refused, made_taken, ttls_taken, looks
 
+    if is_spread and keys > 1 and not is_whole then
+      -- Charges are saved one after the other, so all are looked at before.
+      for key = 1, keys do
+        local text = call('GET', KEYS[base + key])
+        if text and text.err and not is_foreign(text) then
+          failed = unread(text)
+          break
+        end
+      end
+    end
+
     -- 1: the charges are made. Of a request that is refused, or may be, 2: only those are made that stay even so; 3: what is left is
     -- looked at.
-    for pass = 1, 3 do
+    for pass = 1, failed and 0 or 3 do
       local at = first
       for index = 1, count do
         local key, number, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
@@ -198,8 +223,8 @@ while start <= #packed do
                 text = call('GET', KEYS[base + key])
               end
               if text and text.err then
-                if string.sub(text.err, 1, 9) ~= 'WRONGTYPE' then
-                  failed = failure(text)
+                if not is_foreign(text) then
+                  failed = unread(text)
                   break
                 end
                 text = ''

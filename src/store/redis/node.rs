@@ -412,12 +412,12 @@ impl Node {
         self.loads.load(Ordering::Acquire)
     }
 
-    /// Returns true if calls may share a call of the script, whose counters are in any slots.
+    /// Returns true if calls may share a call of the script.
     pub fn may_share(&self) -> bool {
         !self.is_slotted.load(Ordering::Relaxed)
     }
 
-    /// Notes that it is a node of a cluster although it is named as a single server: its calls go alone from now on.
+    /// Notes that it does not run shared calls, such as a node of a cluster that is named as a single server: calls go alone from now on.
     pub fn share_no_more(&self) {
         self.is_slotted.store(true, Ordering::Relaxed);
     }

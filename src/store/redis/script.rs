@@ -12,7 +12,7 @@ use crate::model::{Micros, Outcome, Provenance, Verdict};
 
 mod requests;
 
-pub use self::requests::Requests;
+pub use self::requests::{Requests, UNREAD};
 
 /// Relation between the charges of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::concurrency::{CallPriority, Permit};
 use super::node::Node;
-use super::script::{self, ChargeRows, Mode, Requests, ScriptReply};
+use super::script::{self, ChargeRows, Mode, Requests, ScriptReply, UNREAD};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -65,8 +65,9 @@ enum NodeReply {
     Ask(String),
     /// It was not executed: the slot is being moved, and its keys are on two nodes.
     TryAgain,
-    /// It was not executed: the node is one of a cluster, and the calls that shared the script have counters in several slots.
-    CrossSlot,
+    /// It was not executed: the calls that shared the script have counters in several slots, and the node does not have all of them, or
+    /// was not known to be one of a cluster.
+    NotTogether,
     /// It was not executed: no node has the slot, or this node is cut off from the majority.
     ClusterDown,
     Failed(StoreError),
@@ -79,8 +80,17 @@ struct SendMode {
     is_asking: bool,
     /// True if the script is loaded first.
     with_script: bool,
-    /// True if it may share a call of the script with other requests: in a cluster their counters are in other slots.
-    is_shared: bool,
+    /// How it shares a call of the script with others; `None` if it goes alone.
+    shares: Option<Shares>,
+}
+
+/// How calls share a call of the script.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shares {
+    /// Their counters are declared as keys: a single server.
+    Declared,
+    /// They are in any slots of one node of a cluster.
+    OverSlots,
 }
 
 /// Runs calls on `node`, which should have their slots, in one write. Runs those again that were not executed, on the node that has
@@ -93,7 +103,8 @@ pub(super) async fn run(
     until: Instant,
 ) -> SmallVec<[CallResult; 1]> {
     let loads = node.loads();
-    let mode = SendMode { is_shared: !servers.is_cluster() && node.may_share(), ..SendMode::default() };
+    let shares = if servers.is_cluster() { Shares::OverSlots } else { Shares::Declared };
+    let mode = SendMode { shares: Some(shares).filter(|_| node.may_share()), ..SendMode::default() };
     let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, mode, until).await {
         Ok(replies) => {
             if replies.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
@@ -141,7 +152,7 @@ async fn follow(
         let with_script = matches!(reply, NodeReply::NoScript);
         match &reply {
             NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_) => break,
-            NodeReply::TooLate | NodeReply::NoScript | NodeReply::CrossSlot => {}
+            NodeReply::TooLate | NodeReply::NoScript | NodeReply::NotTogether => {}
             NodeReply::TryAgain => sleep(TRY_AGAIN).await,
             NodeReply::Moved(name) | NodeReply::Ask(name) => {
                 is_asking = matches!(reply, NodeReply::Ask(_));
@@ -154,7 +165,7 @@ async fn follow(
         }
         let calls = std::slice::from_ref(call);
         let send = async |with_script| {
-            exchange(&node, None, calls, SendMode { is_asking, with_script, is_shared: false }, until).await
+            exchange(&node, None, calls, SendMode { is_asking, with_script, shares: None }, until).await
         };
         // One call loads the script for all.
         let loaded = if with_script { node.load_once(loads, until, async || send(true).await).await } else { None };
@@ -220,11 +231,15 @@ async fn exchange_unrecorded(
     };
     let mut checkout = node.checkout(permit, asked, until).await?;
     let deadline = checkout.time_at(until);
-    match calls {
-        [call] if mode.is_shared => {
-            checkout.send_shared(call.cost, until, |requests| (call.request)(deadline, requests));
+    match mode.shares {
+        Some(shares) => {
+            let adds = calls.iter().map(|call| {
+                let request = call.request;
+                (call.cost, move |requests: &mut Requests| request(deadline, requests))
+            });
+            checkout.send_shared(adds, shares == Shares::OverSlots, until);
         }
-        _ => checkout.send(commands(calls, mode, deadline), until),
+        None => checkout.send(commands(calls, mode, deadline), until),
     }
     let replies = checkout.replies(until).await?;
     // The replies to SCRIPT LOAD and ASKING come before the call's own.
@@ -232,10 +247,7 @@ async fn exchange_unrecorded(
     let skipped = usize::from(mode.with_script);
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
     let reply: SmallVec<[NodeReply; 1]> =
-        calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects, mode.is_shared)).collect();
-    if reply.iter().any(|reply| matches!(reply, NodeReply::CrossSlot)) {
-        node.share_no_more();
-    }
+        calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects, mode.shares, node)).collect();
     if reply.len() < calls.len() {
         return Err(StoreError::Rejected);
     }
@@ -263,7 +275,7 @@ fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> Small
 }
 
 impl NodeReply {
-    fn new(reply: Value, expects: Option<(usize, Mode)>, is_shared: bool) -> Self {
+    fn new(reply: Value, expects: Option<(usize, Mode)>, shares: Option<Shares>, node: &Node) -> Self {
         let reply = script::unframed(reply);
         let Value::ServerError(error) = &reply else {
             let (charges, mode) = expects.unwrap_or((0, Mode::Each));
@@ -279,7 +291,19 @@ impl NodeReply {
         match error.code() {
             "NOSCRIPT" => Self::NoScript,
             "TRYAGAIN" => Self::TryAgain,
-            "CROSSSLOT" if is_shared => Self::CrossSlot,
+            // A node of a cluster that was named as a single server. Only the call of another request may have met a slot that is down.
+            "CROSSSLOT" | "CLUSTERDOWN" if shares == Some(Shares::Declared) => {
+                node.share_no_more();
+                Self::NotTogether
+            }
+            UNREAD => {
+                // A slot is moving, or the cluster has lost some.
+                let is_of_slots = |said: &&str| said.contains("non local key") || said.contains("cluster is down");
+                if error.details().filter(is_of_slots).is_none() {
+                    node.share_no_more();
+                }
+                Self::NotTogether
+            }
             "MOVED" => named().map_or(Self::Failed(StoreError::Rejected), Self::Moved),
             "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
             // The node was a master and is a replica now.
@@ -316,7 +340,7 @@ impl NodeReply {
             Self::Moved(_) => Some("MOVED"),
             Self::Ask(_) => Some("ASK"),
             Self::TryAgain => Some("TRYAGAIN"),
-            Self::CrossSlot => Some("CROSSSLOT"),
+            Self::NotTogether => Some("CROSSSLOT"),
             Self::ClusterDown => Some("CLUSTERDOWN"),
             Self::Done(..) | Self::TooLate | Self::Failed(_) => None,
         }
@@ -328,7 +352,7 @@ impl NodeReply {
             Self::Failed(error) => Err(error),
             // No repetition or no time is left.
             Self::TooLate => Err(StoreError::Late),
-            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::CrossSlot | Self::ClusterDown => {
+            Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain | Self::NotTogether | Self::ClusterDown => {
                 Err(StoreError::Rejected)
             }
         }

@@ -2,9 +2,11 @@
 //!
 //! A single worker makes all calls, so that they meet. That they did is seen by the number of scripts that Redis ran.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
 
 use super::{Asker, Books, MOST_CALLS, lasting, pause, policies, rules, tidegate_with};
@@ -129,6 +131,58 @@ async fn shared_calls_whose_connection_is_lost_or_whose_redis_is_killed_are_answ
     }
     let books = Books::of(&redis).await;
     assert!((1..first).all(|number| books.0.get(&number).is_none_or(|hits| *hits == 1)));
+}
+
+/// An instance with one worker, in front of a cluster.
+async fn one_worker_of(cluster: &Cluster, rules: &NamedTempFile) -> Tidegate {
+    let settings =
+        [("REDIS_TYPE", "cluster"), ("REDIS_URL", &cluster.addresses()), ("STORE_DEADLINE", "10s"), ("WORKERS", "1")];
+    tidegate_with(rules.path(), &settings).await
+}
+
+#[tokio::test]
+async fn calls_to_a_cluster_share_scripts_also_while_slots_move_and_a_node_loses_its_script() {
+    let cluster = Cluster::start().await;
+    let server = one_worker_of(&cluster, &rules("fixed_window")).await;
+    let mut asker = Asker::of(&server).await;
+    assert!(asker.decided("open", "0").await);
+    let before = cluster.scripts_run().await;
+    assert_eq!(decided(begun(&asker, 1..1 + AT_ONCE)).await, AT_ONCE);
+    let scripts = cluster.scripts_run().await - before;
+    assert!(scripts < MOST_SCRIPTS, "{scripts} scripts for {AT_ONCE} calls");
+
+    let shards = cluster.shards().await;
+    let mut moving: Vec<u16> = (1..1 + AT_ONCE).map(|number| slot(&format!("{{d|open={number}}}"))).collect();
+    moving.retain(|slot| shards[0].owns(*slot));
+    moving.dedup();
+    let mut migrations = Vec::new();
+    for &slot in moving.iter().take(4) {
+        migrations.push(cluster.migrate(slot, shards[1].master).await);
+    }
+    assert_eq!(decided(begun(&asker, 1..1 + AT_ONCE)).await, AT_ONCE, "their counters are where they were");
+    for (place, migration) in migrations.iter().enumerate() {
+        if place % 2 == 0 {
+            migration.move_keys().await;
+        }
+    }
+    assert_eq!(decided(begun(&asker, 1..1 + AT_ONCE)).await, AT_ONCE, "some counters are at the other node");
+    for migration in migrations {
+        migration.move_keys().await;
+        migration.finish().await;
+    }
+    for node in cluster.nodes() {
+        assert_eq!(node.cli(&["SCRIPT", "FLUSH"]).await, "OK");
+    }
+    assert_eq!(decided(begun(&asker, 1..1 + AT_ONCE)).await, AT_ONCE, "the map is old, and no node has the script");
+    let before = cluster.scripts_run().await;
+    assert_eq!(decided(begun(&asker, 1..1 + AT_ONCE)).await, AT_ONCE);
+    let scripts = cluster.scripts_run().await - before;
+    assert!(scripts < MOST_SCRIPTS, "they share again: {scripts} scripts for {AT_ONCE} calls");
+    let mut hits = HashMap::new();
+    for shard in cluster.shards().await {
+        hits.extend(Books::of(&cluster.nodes()[shard.master]).await.0);
+    }
+    assert!((1..1 + AT_ONCE).all(|number| hits[&number] == 5), "each is charged once by each of its calls: {hits:?}");
 }
 
 /// Scripts whose counters are in several slots are refused there, and no load may make the policy answer for it.

@@ -1,7 +1,7 @@
 //! Requests that share a call of the script: each is decided as if it had been called alone, one after the other.
 
 use proptest::prelude::*;
-use redis::Value;
+use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros};
 use tidegate::store::redis::script::{self, Mode, Requests, ScriptReply};
@@ -26,13 +26,24 @@ fn add(call: &mut Requests, (charges, mode, deadline): &Asked, at: Micros) {
     }
 }
 
-/// Runs requests in so many calls, and returns the reply to each.
+/// Runs requests in calls of so many, and returns the reply to each.
 fn run(bench: &mut Bench, asked: &[Asked], per_call: usize, now: Micros) -> Vec<Value> {
+    run_as(bench, asked, per_call, now, Requests::command)
+}
+
+/// The same by such commands.
+fn run_as(
+    bench: &mut Bench,
+    asked: &[Asked],
+    per_call: usize,
+    now: Micros,
+    command: fn(&Requests) -> Cmd,
+) -> Vec<Value> {
     let mut replies = Vec::new();
     for asked in asked.chunks(per_call) {
         let mut call = Requests::default();
         asked.iter().for_each(|asked| add(&mut call, asked, now));
-        let command = bench.at(now, &call.command());
+        let command = bench.at(now, &command(&call));
         let reply = command.query::<Value>(&mut bench.connection).expect("Redis answers");
         replies.extend(script::split(reply, asked.len()).into_iter().map(script::unframed));
     }
@@ -70,9 +81,11 @@ async fn requests_of_one_call_are_answered_and_leave_the_same_as_one_after_the_o
         bench.empty();
         let alone = run(bench, &asked, 1, now);
         let left_alone = stored(bench, &asked);
-        bench.empty();
-        prop_assert_eq!(run(bench, &asked, asked.len(), now), alone);
-        prop_assert_eq!(stored(bench, &asked), left_alone);
+        for command in [Requests::command, Requests::command_over_slots] {
+            bench.empty();
+            prop_assert_eq!(&run_as(bench, &asked, asked.len(), now, command), &alone);
+            prop_assert_eq!(&stored(bench, &asked), &left_alone);
+        }
         Ok(())
     })
     .await;

@@ -5,11 +5,13 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use redis::{Cmd, RedisResult, Value};
 use smallvec::{SmallVec, smallvec};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, interval_at, timeout_at};
 
+use super::shared::SharedCall;
 use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -52,13 +54,25 @@ impl Checkout {
         }));
     }
 
-    /// Begins a call of the script that charges as much as `cost` fixed windows, together with the other calls that are made now. `add` adds
-    /// its request.
-    pub fn send_shared(&mut self, cost: usize, until: Instant, add: impl FnOnce(&mut Requests)) {
+    /// Begins calls of the script, together with the other calls that are made now. Of each: what it costs, as a multiple of a charge of a
+    /// fixed window, and what adds its request. In a cluster their counters may be in any slots of the node.
+    pub fn send_shared<F: FnOnce(&mut Requests)>(
+        &mut self,
+        calls: impl Iterator<Item = (usize, F)>,
+        is_cluster: bool,
+        until: Instant,
+    ) {
         let mut owed = Owed::new(self, until);
-        let call = self.node.lane().sharing.join(&self.connection, cost, add);
+        let sharing = &self.node.lane().sharing;
+        let join = |(cost, add)| sharing.join(&self.connection, is_cluster, cost, add);
+        let mut calls: SmallVec<[SharedCall; 1]> = calls.map(join).collect();
         self.pending = Some(Box::pin(async move {
-            let replies = call.reply().await.map(|reply| smallvec![reply]);
+            let replies = match calls.pop() {
+                Some(call) if calls.is_empty() => call.reply().await.map(|reply| smallvec![reply]),
+                last => {
+                    try_join_all(calls.into_iter().chain(last).map(SharedCall::reply)).await.map(SmallVec::from_vec)
+                }
+            };
             owed.reply(&replies);
             replies
         }));

@@ -38,6 +38,8 @@ struct Group {
 #[derive(Default)]
 struct Waiting {
     requests: Requests,
+    /// True if their counters are in any slots of a node of a cluster.
+    is_over_slots: bool,
     cost: usize,
     others: Vec<oneshot::Sender<RedisResult<Value>>>,
 }
@@ -57,8 +59,14 @@ pub struct First {
 }
 
 impl Sharing {
-    /// Adds a call that charges as much as `cost` fixed windows. `add` adds its request.
-    pub fn join(self: &Arc<Self>, connection: &Connection, cost: usize, add: impl FnOnce(&mut Requests)) -> SharedCall {
+    /// Adds a call that charges as much as `cost` fixed windows, in a cluster with counters of any slot. `add` adds its request.
+    pub fn join(
+        self: &Arc<Self>,
+        connection: &Connection,
+        is_cluster: bool,
+        cost: usize,
+        add: impl FnOnce(&mut Requests),
+    ) -> SharedCall {
         let mut open = self.open.lock();
         if let Some(group) = open.as_ref().filter(|group| group.connection.is_same(connection)) {
             let mut waiting = group.waiting.lock();
@@ -70,7 +78,7 @@ impl Sharing {
                 return SharedCall::Other(reply);
             }
         }
-        let mut waiting = Waiting { cost, ..Waiting::default() };
+        let mut waiting = Waiting { cost, is_over_slots: is_cluster, ..Waiting::default() };
         add(&mut waiting.requests);
         let group = Arc::new(Group { connection: connection.clone(), waiting: Mutex::new(waiting) });
         *open = Some(Arc::clone(&group));
@@ -96,9 +104,11 @@ impl First {
         if self.sharing.in_flight.load(Ordering::Relaxed) > 0 {
             yield_now().await;
         }
-        let Waiting { requests, others, .. } = self.close();
+        let Waiting { requests, others, is_over_slots, .. } = self.close();
+        let command =
+            if is_over_slots && !others.is_empty() { requests.command_over_slots() } else { requests.command() };
         let _in_flight = InFlight::new(&self.sharing);
-        match self.group.connection.clone().send(&requests.command()).await {
+        match self.group.connection.clone().send(&command).await {
             Ok(reply) => {
                 let mut replies = script::split(reply, 1 + others.len()).into_iter();
                 let own = replies.next().unwrap_or(Value::Nil);

@@ -21,6 +21,8 @@ const NUMBER: usize = 14;
 pub(super) const LONGEST: usize = SHORTEST + 12;
 /// Bytes of the shortest packed charge, so that the length of packed charges bounds their number.
 pub(super) const SHORTEST: usize = 53;
+/// Code of the error of a request whose counters could not be read, so that nothing was written for it.
+pub const UNREAD: &str = "UNREAD";
 /// Mode of a call that reverses charges.
 const UNDO: &str = "undo";
 
@@ -34,8 +36,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Adds a request that charges `charges`. In a cluster, all counters of a call must be in one slot. The script does nothing for it after
-    /// `deadline`, which is a time of the node's clock.
+    /// Adds a request that charges `charges`, in a cluster of one slot. The script does nothing for it after `deadline`, which is a time of
+    /// the node's clock.
     pub fn charge(&mut self, prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) {
         let charges: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
         self.add(prefix, &charges, deadline, mode.name());
@@ -84,11 +86,22 @@ impl Requests {
         self.packed[begin..begin + length.len()].copy_from_slice(&length);
     }
 
-    /// Returns the command that runs them.
+    /// Returns the command that runs them. In a cluster, all their counters must be in one slot.
     pub fn command(&self) -> Cmd {
+        self.command_with(self.ends.len())
+    }
+
+    /// Returns the command that runs them at a node of a cluster, where their counters are in any slots. A request whose slots are not all
+    /// there fails with the code [`UNREAD`].
+    pub fn command_over_slots(&self) -> Cmd {
+        self.command_with(0)
+    }
+
+    /// Returns the command in which so many counters are declared, all or none.
+    fn command_with(&self, declared: usize) -> Cmd {
         let mut command =
             Cmd::with_capacity(self.ends.len() + 4, SHA1.len() + self.keys.len() + self.packed.len() + NUMBER);
-        command.arg("EVALSHA").arg(SHA1.as_str()).arg(self.ends.len());
+        command.arg("EVALSHA").arg(SHA1.as_str()).arg(declared);
         let mut begin = 0;
         for &end in &self.ends {
             command.arg(&self.keys[begin..end]);
