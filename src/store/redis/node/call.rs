@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, interval_at, timeout_at};
 
-use super::shared::SharedCall;
+use super::shared::{Replies, SharedCall};
 use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -30,10 +30,7 @@ pub struct Checkout {
     pub(super) pending: Option<PendingReplies>,
 }
 
-/// Replies of the server to the commands of one call.
-type Replies = RedisResult<SmallVec<[Value; 1]>>;
-
-type PendingReplies = Pin<Box<dyn Future<Output = Replies> + Send>>;
+type PendingReplies = Pin<Box<dyn Future<Output = RedisResult<Replies>> + Send>>;
 
 impl Checkout {
     /// Returns the time of the node's clock at `moment`, or an earlier one if it is not known exactly.
@@ -54,23 +51,27 @@ impl Checkout {
         }));
     }
 
-    /// Begins calls of the script, together with the other calls that are made now. Of each: what it costs, as a multiple of a charge of a
-    /// fixed window, and what adds its request. In a cluster their counters may be in any slots of the node.
+    /// Begins to run requests, together with those of the other calls that are made now. Of each: what it costs, as a multiple of a charge
+    /// of a fixed window, and what adds it. In a cluster their counters may be in any slots of the node.
     pub fn send_shared<F: FnOnce(&mut Requests)>(
         &mut self,
-        calls: impl Iterator<Item = (usize, F)>,
+        requests: impl Iterator<Item = (usize, F)>,
         is_cluster: bool,
         until: Instant,
     ) {
         let mut owed = Owed::new(self, until);
         let sharing = &self.node.lane().sharing;
-        let join = |(cost, add)| sharing.join(&self.connection, is_cluster, cost, add);
-        let mut calls: SmallVec<[SharedCall; 1]> = calls.map(join).collect();
+        let mut requests = requests.peekable();
+        let mut calls: SmallVec<[SharedCall; 1]> = SmallVec::new();
+        while requests.peek().is_some() {
+            calls.push(sharing.join(&self.connection, is_cluster, &mut requests));
+        }
         self.pending = Some(Box::pin(async move {
             let replies = match calls.pop() {
-                Some(call) if calls.is_empty() => call.reply().await.map(|reply| smallvec![reply]),
+                Some(call) if calls.is_empty() => call.replies().await,
                 last => {
-                    try_join_all(calls.into_iter().chain(last).map(SharedCall::reply)).await.map(SmallVec::from_vec)
+                    let replies = try_join_all(calls.into_iter().chain(last).map(SharedCall::replies)).await;
+                    replies.map(|replies| replies.into_iter().flatten().collect())
                 }
             };
             owed.reply(&replies);
@@ -82,7 +83,7 @@ impl Checkout {
     ///
     /// # Errors
     /// If they do not come, or the connection is lost: then the commands may have been executed or not.
-    pub async fn replies(&mut self, until: Instant) -> Result<SmallVec<[Value; 1]>, StoreError> {
+    pub async fn replies(&mut self, until: Instant) -> Result<Replies, StoreError> {
         let Some(pending) = &mut self.pending else { return Err(StoreError::Rejected) };
         let came = timeout_at(until, pending.as_mut()).await;
         let budget = until.saturating_duration_since(self.began);
@@ -147,7 +148,7 @@ impl Owed {
     }
 
     /// Handles the replies, however late, or the loss of the connection. Learns the node's clock and queue delay from them.
-    fn reply(&mut self, replies: &Replies) {
+    fn reply(&mut self, replies: &RedisResult<Replies>) {
         let now = Instant::now();
         match replies {
             Ok(replies) => {

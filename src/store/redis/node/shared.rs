@@ -5,12 +5,14 @@
 //! Each call keeps its own deadline, permit and reply, as if it had been sent alone.
 
 use std::io;
+use std::iter::Peekable;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use redis::{RedisError, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
@@ -34,22 +36,29 @@ struct Group {
     waiting: Mutex<Waiting>,
 }
 
-/// Requests to send, what they cost together, and the callers beside the first that wait for the replies.
+/// Requests to send, and the callers that wait for their replies.
 #[derive(Default)]
 struct Waiting {
     requests: Requests,
     /// True if their counters are in any slots of a node of a cluster.
     is_over_slots: bool,
+    count: usize,
     cost: usize,
-    others: Vec<oneshot::Sender<RedisResult<Value>>>,
+    /// The number of requests of the first caller.
+    own: usize,
+    /// The other callers, each with the number of its requests.
+    others: Vec<(usize, oneshot::Sender<RedisResult<Replies>>)>,
 }
 
-/// A call and where its reply comes from.
+/// The replies to some requests, in order.
+pub type Replies = SmallVec<[Value; 1]>;
+
+/// Requests of one caller and where their replies come from.
 pub enum SharedCall {
     /// It sends itself and the others.
     First(First),
     /// It is sent by another.
-    Other(oneshot::Receiver<RedisResult<Value>>),
+    Other(oneshot::Receiver<RedisResult<Replies>>),
 }
 
 /// The first call of a group. If it is dropped before it is sent, the others fail.
@@ -59,67 +68,84 @@ pub struct First {
 }
 
 impl Sharing {
-    /// Adds a call that charges as much as `cost` fixed windows, in a cluster with counters of any slot. `add` adds its request.
-    pub fn join(
+    /// Adds the first requests, as many as one call takes; in a cluster their counters are in any slots. Of each: what it costs, as a multiple
+    /// of a charge of a fixed window, and what adds it.
+    pub fn join<F: FnOnce(&mut Requests)>(
         self: &Arc<Self>,
         connection: &Connection,
         is_cluster: bool,
-        cost: usize,
-        add: impl FnOnce(&mut Requests),
+        requests: &mut Peekable<impl Iterator<Item = (usize, F)>>,
     ) -> SharedCall {
         let mut open = self.open.lock();
         if let Some(group) = open.as_ref().filter(|group| group.connection.is_same(connection)) {
             let mut waiting = group.waiting.lock();
-            if waiting.cost.saturating_add(cost) <= MOST_CHARGES {
-                add(&mut waiting.requests);
-                waiting.cost += cost;
-                let (sender, reply) = oneshot::channel();
-                waiting.others.push(sender);
-                return SharedCall::Other(reply);
+            let count = waiting.add(requests);
+            if count > 0 {
+                let (sender, replies) = oneshot::channel();
+                waiting.others.push((count, sender));
+                return SharedCall::Other(replies);
             }
         }
-        let mut waiting = Waiting { cost, is_over_slots: is_cluster, ..Waiting::default() };
-        add(&mut waiting.requests);
+        let mut waiting = Waiting { is_over_slots: is_cluster, ..Waiting::default() };
+        waiting.own = waiting.add(requests);
         let group = Arc::new(Group { connection: connection.clone(), waiting: Mutex::new(waiting) });
         *open = Some(Arc::clone(&group));
         SharedCall::First(First { sharing: Arc::clone(self), group })
     }
 }
 
+impl Waiting {
+    /// Adds the first requests, as many as fit, or one of any size if there is none yet. Returns their number.
+    fn add<F: FnOnce(&mut Requests)>(&mut self, requests: &mut Peekable<impl Iterator<Item = (usize, F)>>) -> usize {
+        let before = self.count;
+        while let Some((cost, add)) =
+            requests.next_if(|(cost, _)| self.count == 0 || self.cost.saturating_add(*cost) <= MOST_CHARGES)
+        {
+            add(&mut self.requests);
+            self.cost = self.cost.saturating_add(cost);
+            self.count += 1;
+        }
+        self.count - before
+    }
+
+    fn command(&self) -> Cmd {
+        let is_over_slots = self.is_over_slots && self.count > 1;
+        if is_over_slots { self.requests.command_over_slots() } else { self.requests.command() }
+    }
+}
+
 impl SharedCall {
-    /// Returns its reply.
+    /// Returns the replies.
     ///
     /// # Errors
-    /// If the connection is lost: then it may have been executed or not.
-    pub async fn reply(self) -> RedisResult<Value> {
+    /// If the connection is lost: then the requests may have been executed or not.
+    pub async fn replies(self) -> RedisResult<Replies> {
         match self {
             Self::First(first) => first.send().await,
-            Self::Other(reply) => reply.await.unwrap_or_else(|_| Err(unsent())),
+            Self::Other(replies) => replies.await.unwrap_or_else(|_| Err(unsent())),
         }
     }
 }
 
 impl First {
-    async fn send(self) -> RedisResult<Value> {
+    async fn send(self) -> RedisResult<Replies> {
         if self.sharing.in_flight.load(Ordering::Relaxed) > 0 {
             yield_now().await;
         }
-        let Waiting { requests, others, is_over_slots, .. } = self.close();
-        let command =
-            if is_over_slots && !others.is_empty() { requests.command_over_slots() } else { requests.command() };
+        let waiting = self.close();
         let _in_flight = InFlight::new(&self.sharing);
-        match self.group.connection.clone().send(&command).await {
+        match self.group.connection.clone().send(&waiting.command()).await {
             Ok(reply) => {
-                let mut replies = script::split(reply, 1 + others.len()).into_iter();
-                let own = replies.next().unwrap_or(Value::Nil);
-                for (other, reply) in others.into_iter().zip(replies) {
+                let mut replies = script::split(reply, waiting.count).into_iter();
+                let own = replies.by_ref().take(waiting.own).collect();
+                for (count, other) in waiting.others {
                     // It may have gone.
-                    let _ = other.send(Ok(reply));
+                    let _ = other.send(Ok(replies.by_ref().take(count).collect()));
                 }
                 Ok(own)
             }
             Err(error) => {
-                for other in others {
+                for (_, other) in waiting.others {
                     let _ = other.send(Err(error.clone()));
                 }
                 Err(error)
@@ -136,7 +162,7 @@ impl First {
 
 impl Drop for First {
     fn drop(&mut self) {
-        for other in self.close().others {
+        for (_, other) in self.close().others {
             let _ = other.send(Err(unsent()));
         }
     }
