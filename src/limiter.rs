@@ -282,7 +282,18 @@ mod tests {
         let part = std::iter::once(KeyPart::own(b"k", b"v"));
         let key = CounterKey::new("d", part, Colocation::Descriptor, limit.algorithm().name(), window.length());
         let (hits, role, charging, policies) = (Hits::take(9), Role::Enforce, Charging::Each, StorePolicies::default());
-        Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease: None }
+        Charge {
+            key,
+            limit,
+            hits,
+            descriptor: 0,
+            role,
+            charging,
+            policies,
+            remembers_refusals: true,
+            lease: None,
+            ask: 0,
+        }
     }
 
     #[test]

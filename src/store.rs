@@ -116,8 +116,22 @@ pub struct Taken {
 pub struct Charged {
     /// One answer per charge, in order.
     pub answers: ChargeResults,
+    /// The hits for a lease that were charged beside charges with an [`ask`](Charge::ask), each with the index of its charge.
+    pub granted: SmallVec<[(usize, Granted); 1]>,
     /// Hits that were taken before the store could know whether the request would be admitted.
     pub undo: Option<Undo>,
+}
+
+impl Charged {
+    /// Returns a result of answers alone.
+    pub fn answered(answers: ChargeResults) -> Self {
+        Self { answers, granted: SmallVec::new(), undo: None }
+    }
+
+    /// Returns the same error for each charge.
+    pub fn failed(charges: &[Charge], error: StoreError) -> Self {
+        Self::answered(charges.iter().map(|_| Err(error)).collect())
+    }
 }
 
 /// Hits that were taken for a request. They are given back if the request is refused, or if this value is dropped before the

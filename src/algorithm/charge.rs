@@ -24,6 +24,8 @@ pub struct Charge {
     pub remembers_refusals: bool,
     /// Terms of the lease that may pay the charge; `None` if each charge is the store's.
     pub lease: Option<LeaseTerms>,
+    /// Hits that the store charges beside it for a lease, at most a quarter of what remains then. 0 unless the charge is on its own.
+    pub ask: u32,
 }
 
 impl Charge {

@@ -141,6 +141,7 @@ impl Called<'_> {
             policies,
             remembers_refusals,
             lease: from.map_or(leasing.terms(), |from| from.lease).filter(|_| limit.can_be_leased().is_ok()),
+            ask: 0,
         }));
         origins.extend(limits.into_iter().map(|applied| Origin { rule, limit: applied.from }));
     }

@@ -37,7 +37,7 @@ pub struct Guard {
     store: Arc<dyn Store>,
     deadline: Deadline,
     /// Knowledge of the counters in the store: last replies, refusals and later charges. None for a store in this process.
-    known: Option<Known>,
+    known: Option<Arc<Known>>,
     /// The embedded store that decides under the policy `local`.
     local: Arc<Memory>,
     replicas: Arc<Replicas>,
@@ -45,7 +45,7 @@ pub struct Guard {
     steps: ClockSteps,
     untimely: AtomicU64,
     /// Number of tasks that ask for leases or give hits back.
-    asking: AtomicUsize,
+    asking: Arc<AtomicUsize>,
 }
 
 /// Time and store of a charge that is taken back if its request is refused.
@@ -66,7 +66,7 @@ impl Guard {
         replicas: Arc<Replicas>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let known = (deadline != Deadline::AtOnce).then(Known::default);
+        let known = (deadline != Deadline::AtOnce).then(Arc::default);
         Self {
             store,
             deadline,
@@ -76,7 +76,7 @@ impl Guard {
             steps: ClockSteps::new(&*clock),
             clock,
             untimely: AtomicU64::new(0),
-            asking: AtomicUsize::new(0),
+            asking: Arc::default(),
         }
     }
 
@@ -103,6 +103,7 @@ impl Guard {
     ///     policies: StorePolicies::default(),
     ///     remembers_refusals: true,
     ///     lease: None,
+    ///     ask: 0,
     /// };
     /// assert_eq!(guard.charge(&[charge.clone()], None).await[0].outcome, Outcome::Admitted);
     /// let refused = guard.charge(&[charge], None).await[0];
@@ -198,9 +199,12 @@ impl Guard {
     /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
     /// with the time beside it.
     async fn charge_all(&self, charges: &[Charge], timeout: CallerTime, known: Option<(&Known, Micros)>) -> Verdicts {
-        let Charged { mut answers, undo } = match self.budget(timeout) {
-            Some(budget) => self.store.charge(charges, budget).await,
-            None => Charged { answers: self.untimely(charges), undo: None },
+        let Charged { mut answers, undo, .. } = match self.budget(timeout) {
+            Some(budget) => match known.and_then(|(known, now)| self.carry(known, charges, now)) {
+                None => self.store.charge(charges, budget).await,
+                Some(carrying) => Box::pin(self.charge_and_lease(carrying, budget)).await,
+            },
+            None => Charged::answered(self.untimely(charges)),
         };
         self.want_leases(charges, &answers);
         self.recall(charges, &mut answers);
@@ -242,12 +246,12 @@ impl Guard {
 
     /// Returns the knowledge of the counters in the store and the present time. The embedded store needs neither.
     fn known_now(&self) -> Option<(&Known, Micros)> {
-        self.known.as_ref().map(|known| (known, self.clock.now()))
+        self.known().map(|known| (known, self.clock.now()))
     }
 
     /// Returns the knowledge of the counters in the store; `None` if the store is in this process.
     pub fn known(&self) -> Option<&Known> {
-        self.known.as_ref()
+        self.known.as_deref()
     }
 
     /// Returns the number of calls that had no time left for the store.

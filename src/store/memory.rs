@@ -110,7 +110,7 @@ struct Back<'a> {
 impl Store for Memory {
     fn charge<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         let answers = self.charge_now(charges).into_iter().map(Ok).collect();
-        Box::pin(ready(Charged { answers, undo: None }))
+        Box::pin(ready(Charged::answered(answers)))
     }
 
     fn take<'a>(&'a self, charges: &'a [Charge], _: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {

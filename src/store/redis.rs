@@ -222,8 +222,7 @@ impl Redis {
             let outcomes = store.0.ask(&groups, &owned, mode, until).await;
             let _ = sender.send(store.conclude(&groups, &owned, mode, outcomes));
         });
-        let failed = || Charged { answers: charges.iter().map(|_| Err(StoreError::TimedOut)).collect(), undo: None };
-        result.await.unwrap_or_else(|_| failed())
+        result.await.unwrap_or_else(|_| Charged::failed(charges, StoreError::TimedOut))
     }
 
     /// Charges a part of a request. Must run to its end: if it is dropped, the hits that it took are not given back.
@@ -250,6 +249,7 @@ impl Redis {
 
     fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
         let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let mut granted = SmallVec::new();
         let mut left = SmallVec::new();
         let mut taken = Vec::new();
         for (group, outcome) in groups.iter().zip(outcomes) {
@@ -266,13 +266,18 @@ impl Redis {
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
                         answers[member] = row.answer.ok_or(StoreError::Foreign);
+                        if let Ok(verdict) = &mut answers[member]
+                            && charges[member].ask > 0
+                        {
+                            granted.push((member, later::granted_beside(verdict, at)));
+                        }
                     }
                 }
                 Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
             }
         }
         if taken.is_empty() {
-            return Charged { answers, undo: None };
+            return Charged { answers, granted, undo: None };
         }
         let store = self.clone();
         let give_back = move || {
@@ -281,7 +286,7 @@ impl Redis {
                 traces::spawn(async move { store.give_back(taken).await });
             }
         };
-        Charged { answers, undo: Some(Undo::new(left, give_back)) }
+        Charged { answers, granted, undo: Some(Undo::new(left, give_back)) }
     }
 
     async fn give_back(&self, taken: Vec<ScriptTaken>) {

@@ -115,6 +115,7 @@ pub fn charge(name: &str, limit: Limit, charging: Charging, hits: Hits) -> Charg
         policies: StorePolicies::default(),
         remembers_refusals: true,
         lease: None,
+        ask: 0,
     }
 }
 

@@ -77,7 +77,7 @@ impl Store for Counting {
         let error = *self.error.lock();
         let answer = |charge| error.map_or_else(|| Ok(self.charge_now(charge)), Err);
         let answers: ChargeResults = charges.iter().map(answer).collect();
-        Box::pin(ready(Charged { answers, undo: None }))
+        Box::pin(ready(Charged::answered(answers)))
     }
 
     fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>> {

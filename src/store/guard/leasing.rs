@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::Guard;
@@ -12,7 +13,8 @@ use crate::model::policy::is_request_refused;
 use crate::model::{Micros, Role};
 use crate::store::deadline::CallerTime;
 use crate::store::known::{Known, Paid, Spent, Unspent};
-use crate::store::{ChargeResults, StoreError, Verdicts};
+use crate::store::{ChargeResults, Charged, StoreError, Verdicts};
+use crate::telemetry::traces;
 
 /// The pause between two commands that ask for leases: 5 ms. In it, the wants of many counters come together in one command.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
@@ -20,6 +22,12 @@ const ASK_AGAIN: Duration = Duration::from_millis(5);
 const MOST_ASKED: usize = 100;
 /// The time that the store may take to grant a lease: 1 s. No caller waits for it.
 const ASKING: Duration = Duration::from_secs(1);
+
+/// Charges that carry asks for leases.
+pub(super) struct Carrying {
+    charges: Vec<Charge>,
+    sent: Micros,
+}
 
 impl Guard {
     /// Charges a request that is charged whole: what leases can pay is paid, and put back if the rest is refused.
@@ -59,6 +67,31 @@ impl Guard {
         }
         known.keep(charges, &paid);
         verdicts
+    }
+
+    /// Returns the charges with asks for leases, if some of them are decided by the store at `now` and their leases need hits.
+    pub(super) fn carry(&self, known: &Known, charges: &[Charge], now: Micros) -> Option<Carrying> {
+        let is_leased = charges.iter().any(|charge| charge.lease.is_some());
+        let charges = is_leased.then(|| known.carry(charges, now, self.replicas.get())).flatten()?;
+        Some(Carrying { charges, sent: now })
+    }
+
+    /// Charges in the store, and grants what it charges for leases beside.
+    pub(super) async fn charge_and_lease(&self, carrying: Carrying, budget: Duration) -> Charged {
+        let Carrying { charges, sent } = carrying;
+        let Some(known) = self.known.clone() else { return self.store.charge(&charges, budget).await };
+        let (store, clock, asking) = (Arc::clone(&self.store), Arc::clone(&self.clock), Arc::clone(&self.asking));
+        let (count, (sender, charged)) = (charges.len(), oneshot::channel());
+        asking.fetch_add(1, Ordering::Relaxed);
+        // A task of its own: hits that are granted are kept even if the caller goes away.
+        traces::spawn(async move {
+            let charged = store.charge(&charges, budget).await;
+            known.carried(&charges, &charged, sent, clock.now());
+            asking.fetch_sub(1, Ordering::Relaxed);
+            let _ = sender.send(charged);
+        });
+        let unknown = || Charged::answered((0..count).map(|_| Err(StoreError::TimedOut)).collect());
+        charged.await.unwrap_or_else(|_| unknown())
     }
 
     /// Asks for leases for charges that the store was too far away or too busy to decide, from which the next calls are decided.

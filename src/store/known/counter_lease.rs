@@ -1,5 +1,7 @@
 //! The lease of one counter: what it holds, when it needs more, and how long its callers wait.
 
+use std::num::NonZeroU32;
+
 use smallvec::SmallVec;
 
 use super::BELIEVED;
@@ -31,6 +33,9 @@ const FAR: Micros = Micros::from_millis(20);
 const TURN: Micros = Micros::from_millis(100);
 /// Hits that a lease of a store that is far holds beside those that are expected until the next grant: 4, for calls come unevenly.
 const SPARE: u64 = 4;
+/// The time in which hits drain that are not given back while at least half of the limit remains: 100 ms. To give them back costs the store as
+/// much as a call, and changes no decision.
+const DRAINED: Micros = Micros::from_millis(100);
 /// The most parcels of a lease: 32. Further hits go with those of the last parcel, as if they were as old.
 const MOST_PARCELS: usize = 32;
 
@@ -64,8 +69,18 @@ pub(super) struct CounterLease {
     /// Time from which the store is asked again, after it granted nothing.
     pub(super) ask_at: Micros,
     pause: Micros,
-    /// True from the time at which it needs hits until the store has answered.
-    pub(super) is_asked: bool,
+    pub(super) asking: Asking,
+}
+
+/// Progress of an ask for hits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asking {
+    /// It needs none.
+    No,
+    /// It needs some.
+    Due,
+    /// The store is asked, and has not answered.
+    Sent,
 }
 
 impl CounterLease {
@@ -88,7 +103,7 @@ impl CounterLease {
             others: 0,
             ask_at: now,
             pause: FIRST_PAUSE,
-            is_asked: true,
+            asking: Asking::Due,
         }
     }
 
@@ -147,7 +162,7 @@ impl CounterLease {
     }
 
     fn may_ask(&self, now: Micros) -> bool {
-        !self.is_asked && now >= self.ask_at
+        self.asking == Asking::No && now >= self.ask_at
     }
 
     /// Sets the least size for a store that is far.
@@ -155,6 +170,17 @@ impl CounterLease {
         if self.is_far() {
             self.size = self.size.max(self.needed(now).saturating_mul(2));
         }
+    }
+
+    /// Returns true if so many hits need not be given back: they drain soon, and the limit is far from used up.
+    fn drain_soon(&self, hits: u64) -> bool {
+        let drains = match self.charge.limit.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => true,
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
+        };
+        drains
+            && self.remaining >= self.charge.limit.capacity() / 2
+            && self.time_of(hits.into()) <= DRAINED.get().into()
     }
 
     /// Returns true if three quarters of the lease are spent, or if it will be spent before the store has granted more.
@@ -198,7 +224,7 @@ impl CounterLease {
     /// Adds the hits that the store granted to an ask that was sent at `sent`. Returns those that the lease may not hold.
     pub(super) fn grant(&mut self, granted: Granted, sent: Micros, now: Micros) -> Option<Unspent> {
         let Granted { at, hits, remaining, reset, retry } = granted;
-        self.is_asked = false;
+        self.asking = Asking::No;
         if sent >= self.replied_at {
             (self.remaining, self.replied_at, self.reset_at) = (remaining, sent, sent.saturating_add(reset));
             self.fits_at = retry.map_or(Micros::ZERO, |retry| sent.saturating_add(retry));
@@ -227,7 +253,9 @@ impl CounterLease {
             if parcel.left > 0 {
                 self.size = self.size.min(parcel.granted - parcel.left).max(1);
             }
-            unspent.extend(parcel.unspent(&self.charge, now));
+            if !self.drain_soon(parcel.left) {
+                unspent.extend(parcel.unspent(&self.charge, now));
+            }
         }
     }
 
@@ -239,15 +267,24 @@ impl CounterLease {
         parcel.map(|parcel| parcel.left += hits).is_some()
     }
 
-    /// Needs no hits after all. They are asked for again after a pause.
-    pub(super) fn ask_later(&mut self, now: Micros) {
-        self.is_asked = false;
-        self.ask_at = now.saturating_add(FIRST_PAUSE);
+    /// Returns the hits to ask for at `now`, so that the leases of all instances together hold at most their share. 0 if it needs none after
+    /// all, `None` if its share is less than one hit.
+    pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32) -> Option<u32> {
+        let most = self.terms.most(self.charge.limit.quota().limit(), replicas);
+        (self.size, self.most) = (self.size.min(most), most);
+        let hits = self.size.saturating_sub(self.lasting(now)).min(most.saturating_sub(self.held()));
+        if hits == 0 {
+            self.asking = Asking::No;
+            self.ask_at = now.saturating_add(FIRST_PAUSE);
+        } else {
+            self.asking = Asking::Sent;
+        }
+        (most > 0).then(|| u32::try_from(hits).unwrap_or(u32::MAX))
     }
 
     /// Asks a store that did not answer again after a pause, which doubles.
     pub(super) fn pause(&mut self, now: Micros) {
-        self.is_asked = false;
+        self.asking = Asking::No;
         self.ask_at = now.saturating_add(self.pause);
         self.pause = Micros::new(self.pause.get().saturating_mul(2)).min(LONGEST_PAUSE);
     }
@@ -299,7 +336,7 @@ impl CounterLease {
     /// wait for grants.
     pub(super) fn wait(&self, hits: u64, now: Micros) -> Option<Micros> {
         let is_known = self.replied_at <= now && now < self.replied_at.saturating_add(BELIEVED);
-        let is_awaited = self.is_asked || now < self.ask_at;
+        let is_awaited = self.asking != Asking::No || now < self.ask_at;
         let fill = self.time_of(self.charge.limit.capacity().into());
         let can_wait = self.grants_last_hits() && fill >= LEAST_FILL.get().into() && self.can_gather(hits, now);
         if !is_known || !is_awaited || !can_wait {

@@ -15,7 +15,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use lru::LruCache;
 use smallvec::SmallVec;
 
-use super::counter_lease::CounterLease;
+use super::counter_lease::{Asking, CounterLease};
 use super::parcel::{Parts, Unspent};
 use super::table;
 use crate::algorithm::Charge;
@@ -79,7 +79,7 @@ impl Leases {
         let left = lease.left(now);
         let paid = left.checked_sub(hits).map(|left| (left, lease.take(hits, now)));
         if lease.needs(hits, paid.as_ref().map(|(left, _)| *left), now) {
-            lease.is_asked = true;
+            lease.asking = Asking::Due;
             self.due.push_back(charge.key.clone());
         }
         let (left, parts) = paid?;
@@ -157,22 +157,32 @@ impl Leases {
         while asks.len() < limit
             && let Some(key) = self.due.pop_front()
         {
-            let Some(lease) = self.counters.peek_mut(&key).filter(|lease| lease.is_asked) else { continue };
-            let most = lease.terms.most(lease.charge.limit.quota().limit(), replicas);
-            (lease.size, lease.most) = (lease.size.min(most), most);
-            let hits = lease.size.saturating_sub(lease.lasting(now)).min(most.saturating_sub(lease.held()));
-            if most == 0 {
-                // Its share is less than one hit.
-                if let Some(lease) = self.counters.pop(&key) {
-                    self.give_back(lease);
+            let is_due = |lease: &&mut CounterLease| lease.asking == Asking::Due;
+            let Some(lease) = self.counters.peek_mut(&key).filter(is_due) else { continue };
+            match lease.ask(now, replicas) {
+                Some(0) => {}
+                Some(hits) => asks.push(Charge { hits: Hits::take(hits.into()), ..lease.charge.clone() }),
+                None => {
+                    if let Some(lease) = self.counters.pop(&key) {
+                        self.give_back(lease);
+                    }
                 }
-                continue;
             }
-            if hits == 0 {
-                lease.ask_later(now);
-                continue;
-            }
-            asks.push(Charge { hits: Hits::take(hits), ..lease.charge.clone() });
+        }
+    }
+
+    /// Returns the hits to ask for beside a charge that the store decides at `now`; 0 if its counter needs none.
+    pub(super) fn carry(&mut self, charge: &Charge, now: Micros, replicas: NonZeroU32) -> u32 {
+        let is_due = |lease: &&mut CounterLease| lease.asking == Asking::Due && lease.charge.limit == charge.limit;
+        let lease = self.counters.peek_mut(&charge.key).filter(is_due);
+        lease.and_then(|lease| lease.ask(now, replicas)).unwrap_or(0)
+    }
+
+    /// Notes that an `ask` was not sent.
+    pub(super) fn ask_again(&mut self, ask: &Charge) {
+        if let Some(lease) = self.counters.peek_mut(&ask.key).filter(|lease| lease.asking == Asking::Sent) {
+            lease.asking = Asking::Due;
+            self.due.push_back(ask.key.clone());
         }
     }
 
@@ -198,11 +208,11 @@ impl Leases {
         for (key, lease) in &mut self.counters {
             lease.end_parcels(now, &mut self.unspent);
             if lease.needs_renewal(now) {
-                lease.is_asked = true;
+                lease.asking = Asking::Due;
                 self.due.push_back(key.clone());
             }
             let is_unused = lease.used_at.saturating_add(lease.terms.ttl()) <= now || lease.used_at > now;
-            if lease.parcels.is_empty() && !lease.is_asked && is_unused {
+            if lease.parcels.is_empty() && lease.asking == Asking::No && is_unused {
                 idle.push(key.clone());
             }
         }

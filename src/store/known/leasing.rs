@@ -11,8 +11,8 @@ use super::parcel::Unspent;
 use super::replies::LastReply;
 use super::{Known, KnownShard};
 use crate::algorithm::Charge;
-use crate::model::{LeaseTerms, Micros, Outcome, Provenance, Verdict};
-use crate::store::Granted;
+use crate::model::{Charging, LeaseTerms, Micros, Outcome, Provenance, Verdict};
+use crate::store::{Charged, Granted, StoreError};
 
 /// Leases as a whole. Those of each counter are in its shard.
 #[derive(Default)]
@@ -121,6 +121,45 @@ impl Known {
             shard.lock().leases.ask(now, replicas, most, &mut asks);
         }
         asks
+    }
+
+    /// Returns these charges with asks for leases, if the leases of some need hits: the store, which decides them at `now`, grants them beside.
+    /// `None` for charges that are decided as a whole.
+    pub fn carry(&self, charges: &[Charge], now: Micros, replicas: NonZeroU32) -> Option<Vec<Charge>> {
+        if charges.iter().any(|charge| charge.charging == Charging::AllOrNothing) {
+            return None;
+        }
+        let mut carrying: Option<Vec<Charge>> = None;
+        for (index, charge) in charges.iter().enumerate() {
+            let Some(terms) = leasable(charge) else { continue };
+            let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
+            let KnownShard { leases, replies, .. } = &mut *shard.lock();
+            if replies.get(fingerprint).is_some_and(|before| before.was_admitted_within(now, terms.ttl())) {
+                self.want(leases, charge, terms, now);
+            }
+            let hits = leases.carry(charge, now, replicas);
+            if hits > 0 {
+                carrying.get_or_insert_with(|| charges.to_vec())[index].ask = hits;
+            }
+        }
+        carrying
+    }
+
+    /// Adds the hits that the store granted beside charges that were sent at `sent`.
+    pub fn carried(&self, charges: &[Charge], charged: &Charged, sent: Micros, now: Micros) {
+        for (index, ask) in charges.iter().enumerate().filter(|(_, charge)| charge.ask > 0) {
+            let leases = &mut self.shard(&ask.key).lock().leases;
+            if charged.answers.get(index).is_some_and(|answer| answer.is_err_and(StoreError::is_unsent)) {
+                self.leased.telling_due(leases, |leases| leases.ask_again(ask));
+                continue;
+            }
+            let granted = charged.granted.iter().find(|(member, _)| *member == index).map(|(_, granted)| *granted);
+            self.leased.count(LeaseHits::Granted, granted.map_or(0, |granted| granted.hits));
+            leases.grant(ask, granted, sent, now);
+            if self.leased.is_closed.load(Ordering::Relaxed) {
+                leases.close();
+            }
+        }
     }
 
     /// Adds the hits that the store granted to an `ask` that was sent at `sent`; `None` if it did not answer.

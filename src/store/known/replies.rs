@@ -96,6 +96,11 @@ impl LastReply {
         self.at <= now && now < self.at.saturating_add(length)
     }
 
+    /// Returns true if it is an admission, and its call was sent less than `length` before `now`.
+    pub fn was_admitted_within(&self, now: Micros, length: Micros) -> bool {
+        self.outcome == Outcome::Admitted && self.is_younger(now, length)
+    }
+
     /// Returns the time at which the call was sent that it answers.
     pub const fn at(&self) -> Micros {
         self.at

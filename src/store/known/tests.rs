@@ -18,7 +18,7 @@ fn charge(hits: Hits, limit: u32) -> Charge {
     let user = std::iter::once(KeyPart::own(b"user", b"alice"));
     let key = CounterKey::new("d", user, Colocation::Descriptor, limit.algorithm().name(), window.length());
     let (role, charging, policies) = (Role::Enforce, Charging::AllOrNothing, StorePolicies::default());
-    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease: None }
+    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease: None, ask: 0 }
 }
 
 fn takes(hits: u64, limit: u32) -> Charge {

@@ -29,7 +29,8 @@
 -- `record` says: key (its place among the keys of the request; 0 for a limit of
 -- nothing, which has no counter), algorithm, limit, burst, window, tick, hits taken, hits given back (to `undo` the moment of the
 -- charge), descriptor, role (1: enforce, 2: shadow, 3: quota, 4: shadow_quota), records (1: a refused charge is recorded), always
--- (1: the charge is recorded although its request is refused), delay: 0 (none), 1 (a slot) or 2 (one that grows). Behind a 1
+-- (1: the charge is recorded although its request is refused), delay: 0 (none), 1 (a slot), 2 (one that grows) or 3 (none, and behind it
+-- the hits that are leased beside it if it is admitted, in the mode each; `room` is what was leased then). Behind a 1
 -- stands the longest wait, as `slot` says; behind a 2 the longest wait, the wait for each hit over the limit, and the most hits
 -- the limit admits at once, as `growing` says: its limit, or its burst where the algorithm has one, is the largest number then,
 -- so that what remains of it tells how many hits stand on the counter.
@@ -143,6 +144,15 @@ local function unread(said)
   return is_spread and 'UNREAD ' .. said or said
 end
 
+-- How many hits may be leased of what remains.
+local function leasable(remaining, number, limit, window)
+  local most = math.floor(remaining / 4)
+  if most == 0 and remaining > 0 and number ~= fixed_window and limit * 250000 >= window then
+    most = 1
+  end
+  return most
+end
+
 local function is_foreign(text)
   return string.sub(text.err, 1, 9) == 'WRONGTYPE'
 end
@@ -192,8 +202,10 @@ while start <= #packed do
         local key, number, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay
         key, number, limit, burst, window, tick, hits, back, descriptor, role, records, always, delay, at =
           unpacked(record, packed, at)
-        local max, growth, capacity
-        if delay == 1 then
+        local max, growth, capacity, ask
+        if delay == 3 then
+          ask, at = unpacked(slot, packed, at)
+        elseif delay == 1 then
           max, at = unpacked(slot, packed, at)
         elseif delay == 2 then
           max, growth, capacity, at = unpacked(growing, packed, at)
@@ -254,10 +266,7 @@ while start <= #packed do
                 decide(a, b, c, 0, 0, limit, burst, window, tick, false, max, growth, capacity)
               local most = remaining
               if mode == 'lease' then
-                most = math.floor(remaining / 4)
-                if most == 0 and remaining > 0 and number ~= fixed_window and limit * 250000 >= window then
-                  most = 1
-                end
+                most = leasable(remaining, number, limit, window)
               elseif records == 1 then
                 most = remaining == 0 and hits or 0
               end
@@ -268,7 +277,14 @@ while start <= #packed do
               code, remaining, reset, wait, room, x, y, z =
                 decide(a, b, c, hits, back, limit, burst, window, tick, records == 1 and key > 0, max, growth, capacity)
             end
-            if mode == 'lease' then
+            if ask and code == 0 then
+              -- A look saves nothing, so it leases nothing.
+              room = hits > 0 and math.min(ask, leasable(remaining, number, limit, window)) or 0
+              if room > 0 then
+                local _
+                _, remaining, reset, _, x, y, z = step(x, y, z, now, room, 0, limit, burst, window, tick)
+              end
+            elseif mode == 'lease' then
               room = code == 0 and hits or 0
               if room == 0 and remaining == 0 then
                 local _

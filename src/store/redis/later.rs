@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::Redis;
 use super::script::Mode;
 use crate::algorithm::Charge;
-use crate::model::Verdict;
+use crate::model::{Micros, Outcome, Verdict};
 use crate::store::{Granted, StoreError};
 
 impl Redis {
@@ -39,4 +39,14 @@ impl Redis {
         }
         granted
     }
+}
+
+/// Returns the hits for a lease that were charged at `at` beside a charge with this verdict, which has their number in `room` if it is admitted.
+pub(super) fn granted_beside(verdict: &mut Verdict, at: Micros) -> Granted {
+    let hits = match verdict.outcome {
+        Outcome::Admitted => std::mem::replace(&mut verdict.room, verdict.remaining),
+        _ => 0,
+    };
+    let Verdict { remaining, reset, retry, .. } = *verdict;
+    Granted { at, hits: hits.into(), remaining, reset, retry }
 }

@@ -320,6 +320,7 @@ mod tests {
                     policies,
                     remembers_refusals: true,
                     lease: None,
+                    ask: 0,
                 };
                 let mut packed = Vec::new();
                 Packed::new(&charge).write(&mut packed, &[&charge.key]);

@@ -80,11 +80,11 @@ struct SendMode {
     is_asking: bool,
     /// True if the script is loaded first.
     with_script: bool,
-    /// How it shares a call of the script with others; `None` if it goes alone.
+    /// Way in which it shares a call of the script with others; `None` if it goes alone.
     shares: Option<Shares>,
 }
 
-/// How calls share a call of the script.
+/// Way in which calls share a call of the script.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shares {
     /// Their counters are declared as keys: a single server.

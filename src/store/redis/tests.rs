@@ -47,6 +47,7 @@ fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
         policies,
         remembers_refusals,
         lease: None,
+        ask: 0,
     }
 }
 

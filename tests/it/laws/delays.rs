@@ -274,6 +274,7 @@ async fn of_a_request_refused_in_another_slot_what_was_taken_is_given_back_and_w
         descriptor: 1,
         remembers_refusals: false,
         lease: None,
+        ask: 0,
         ..charge("full", limit_that_refuses(), Charging::AllOrNothing, Hits::take(2))
     });
     for _ in 0..3 {

@@ -80,15 +80,26 @@ impl Shared {
         }
     }
 
-    fn charge(&self, charges: &[Charge]) -> Vec<Verdict> {
+    fn charge(&self, charges: &[Charge]) -> Charged {
         *self.commands.lock() += 1;
-        let verdicts = self.memory.charge_now(charges).into_vec();
-        for (charge, verdict) in charges.iter().zip(&verdicts) {
-            if verdict.outcome == Outcome::Admitted {
+        let mut charged = Charged::answered(ChargeResults::new());
+        for (index, (charge, mut verdict)) in charges.iter().zip(self.memory.charge_now(charges)).enumerate() {
+            let is_admitted = verdict.outcome == Outcome::Admitted;
+            if is_admitted {
                 self.record(charge, charge.hits.taken().cast_signed());
             }
+            if charge.ask > 0 {
+                let most = if is_admitted { histories::granted(&charge.limit, verdict.remaining) } else { 0 };
+                let hits = most.min(charge.ask.into());
+                let Verdict { remaining, reset, .. } = self.one(charge, hits);
+                self.record(charge, hits.cast_signed());
+                (verdict.remaining, verdict.reset) = (remaining, reset);
+                let granted = Granted { at: self.clock.now(), hits, remaining, reset, retry: verdict.retry };
+                charged.granted.push((index, granted));
+            }
+            charged.answers.push(Ok(verdict));
         }
-        verdicts
+        charged
     }
 
     fn one(&self, charge: &Charge, hits: u64) -> Verdict {
@@ -228,11 +239,7 @@ impl Store for Far {
         let request = charges.to_vec();
         Box::pin(async move {
             let answered = self.0.call(CallPriority::InOrder, budget, move |shared| shared.charge(&request)).await;
-            let answers: ChargeResults = match answered {
-                Ok(verdicts) => verdicts.into_iter().map(Ok).collect(),
-                Err(error) => charges.iter().map(|_| Err(error)).collect(),
-            };
-            Charged { answers, undo: None }
+            answered.unwrap_or_else(|error| Charged::failed(charges, error))
         })
     }
 

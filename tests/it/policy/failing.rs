@@ -125,7 +125,7 @@ impl Failing {
             self.told.undo(left, move || drop(memory.charge_now(&refunds)))
         });
         let answer = |(charge, verdict)| if is_down(charge) { Err(error) } else { Ok(verdict) };
-        Charged { answers: charges.iter().zip(verdicts).map(answer).collect(), undo }
+        Charged { undo, ..Charged::answered(charges.iter().zip(verdicts).map(answer).collect()) }
     }
 }
 

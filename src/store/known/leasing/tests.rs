@@ -22,7 +22,7 @@ fn leased(algorithm: Algorithm) -> Charge {
     let (role, charging, policies) = (Role::Enforce, Charging::Each, StorePolicies::default());
     let lease = Some(LeaseTerms::default());
     let (key, hits) = (key("one"), Hits::take(1));
-    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease }
+    Charge { key, limit, hits, descriptor: 0, role, charging, policies, remembers_refusals: true, lease, ask: 0 }
 }
 
 fn at(millis: u64) -> Micros {
@@ -38,7 +38,7 @@ fn grant(known: &Known, hits: u64, now: Micros) -> Option<u64> {
     let asks = known.lease_asks(now, ONE, 0, 100);
     let ask = asks.first()?;
     let reset = Micros::from_millis(500);
-    known.grant(ask, Some(Granted { at: now, hits, remaining: 900, reset, retry: None }), now, now);
+    known.grant(ask, Some(Granted { at: now, hits, remaining: 400, reset, retry: None }), now, now);
     Some(ask.hits.taken())
 }
 
@@ -91,7 +91,7 @@ fn hits_are_spent_one_by_one_and_the_rest_is_given_back_with_the_time_of_its_cha
     let known = with_lease(&one, 10);
     let verdict = spend(&known, &Charge { hits: Hits::take(3), ..one.clone() }, at(200)).unwrap();
     assert_eq!((verdict.outcome, verdict.provenance), (Outcome::Admitted, Provenance::Lease));
-    assert_eq!((verdict.remaining, verdict.reset), (907, Micros::from_millis(300)));
+    assert_eq!((verdict.remaining, verdict.reset), (407, Micros::from_millis(300)));
     assert_eq!(spend(&known, &Charge { hits: Hits::take(8), ..one.clone() }, at(200)), None, "seven are left");
     assert_eq!(unspent(&known, at(999)), []);
     assert_eq!(spend(&known, &one, at(1_000)), None, "it has ended");
@@ -195,7 +195,7 @@ fn a_lease_grows_while_it_is_spent_fast_up_to_its_share_and_shrinks_to_what_is_s
             asked.push(hits);
             known.grant(
                 ask,
-                Some(Granted { at: at(millis), hits, remaining: 900, reset: at(0), retry: None }),
+                Some(Granted { at: at(millis), hits, remaining: 400, reset: at(0), retry: None }),
                 at(millis),
                 at(millis),
             );
@@ -295,7 +295,7 @@ fn no_lease_holds_more_than_its_share_although_it_is_asked_for_twice() {
     want(&known, &Charge { hits: Hits::take(25), ..one }, NOON);
     let asks = known.lease_asks(NOON, ONE, 0, 100);
     assert_eq!(asks[0].hits.taken(), 50);
-    let granted = Granted { at: NOON, hits: 50, remaining: 900, reset: Micros::ZERO, retry: None };
+    let granted = Granted { at: NOON, hits: 50, remaining: 400, reset: Micros::ZERO, retry: None };
     (0..2).for_each(|_| known.grant(&asks[0], Some(granted), NOON, NOON));
     assert_eq!(unspent(&known, NOON), [(50, NOON)]);
 }
@@ -383,7 +383,7 @@ fn a_grant_is_the_last_reply_too() {
     known.learn(&one, &admitted(999), NOON);
     want(&known, &one, NOON);
     grant(&known, 2, at(1));
-    assert_eq!(known.take_remaining(&one, at(2)), Some(900), "what it left is shared, and not what was left before");
+    assert_eq!(known.take_remaining(&one, at(2)), Some(400), "what it left is shared, and not what was left before");
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_n
         assert!(asks.is_empty(), "nine hits are left");
         assert!((0..9).all(|_| spend(&known, &one, at(600)).is_some()));
         let asks = known.lease_asks(at(600), ONE, 0, 100);
-        let granted = Granted { at: at(600), hits: 10, remaining: 900, reset: Micros::from_millis(500), retry: None };
+        let granted = Granted { at: at(600), hits: 10, remaining: 400, reset: Micros::from_millis(500), retry: None };
         known.grant(&asks[0], Some(granted), at(600), at(600 + millis));
         // Without a call, shortly before its end and long after the last one.
         assert_eq!(unspent(&known, at(1_050)), []);
@@ -471,4 +471,79 @@ fn hits_that_were_put_back_are_no_demand() {
         }
         assert!(known.lease_asks(at(millis), ONE, 0, 100).is_empty(), "ten hits are left, and none was spent");
     }
+}
+
+#[test]
+fn hits_that_drain_soon_are_not_given_back_while_much_of_the_limit_remains() {
+    let per_hour = Limit::new(Algorithm::Gcra, Quota::new(1_000, Window::of_unit(Unit::Hour))).unwrap();
+    for (limit, remaining, is_given_back) in [
+        (leased(Algorithm::Gcra).limit, 500, false),
+        (leased(Algorithm::Gcra).limit, 499, true),
+        (leased(Algorithm::SlidingWindow).limit, 900, true),
+        (leased(Algorithm::TokenBucket).limit, 900, false),
+        (per_hour, 900, true),
+    ] {
+        let known = Known::default();
+        let one = Charge { limit, ..leased(Algorithm::Gcra) };
+        want(&known, &one, NOON);
+        let asks = known.lease_asks(NOON, ONE, 0, 100);
+        let granted = Granted { at: NOON, hits: 10, remaining, reset: Micros::from_secs(9), retry: None };
+        known.grant(&asks[0], Some(granted), NOON, NOON);
+        let rest = unspent(&known, at(1_000));
+        assert_eq!(!rest.is_empty(), is_given_back, "{limit:?}, {remaining} remaining");
+    }
+}
+
+/// The store's result of charges that carry asks.
+fn charged(answers: &[Result<Verdict, StoreError>], granted: &[u64]) -> Charged {
+    let reset = Micros::from_millis(500);
+    let beside = |hits: &u64| Granted { at: NOON, hits: *hits, remaining: 400, reset, retry: None };
+    let granted = granted.iter().map(beside).enumerate().collect();
+    Charged { granted, ..Charged::answered(answers.iter().copied().collect()) }
+}
+
+#[test]
+fn a_charge_that_the_store_decides_carries_the_ask_of_its_lease() {
+    let one = leased(Algorithm::Gcra);
+    let charges = std::slice::from_ref(&one);
+    let known = with_lease(&one, 0);
+    assert_eq!(known.carry(charges, at(1), ONE).map(|charges| charges[0].ask), None, "nothing is needed yet");
+    assert!(spend(&known, &one, at(10)).is_none());
+    let carrying = known.carry(charges, at(10), ONE).expect("its lease needs hits");
+    assert_eq!(carrying[0].ask, 4);
+    assert!(known.lease_asks(at(10), ONE, 0, 100).is_empty(), "it is asked for once");
+    assert!(known.carry(charges, at(10), ONE).is_none());
+    known.carried(&carrying, &charged(&[Ok(admitted(400))], &[4]), at(10), at(11));
+    assert_eq!(known.learn(&one, &admitted(400), at(10)), 4, "which are held beside what remains");
+    assert!((0..4).all(|_| spend(&known, &one, at(12)).is_some()));
+}
+
+#[test]
+fn an_ask_that_was_not_sent_is_due_again_and_one_without_a_reply_waits() {
+    let one = leased(Algorithm::Gcra);
+    for (error, is_due) in [(StoreError::Overloaded, true), (StoreError::TimedOut, false)] {
+        let known = with_lease(&one, 0);
+        assert!(spend(&known, &one, at(10)).is_none());
+        let carrying = known.carry(std::slice::from_ref(&one), at(10), ONE).expect("its lease needs hits");
+        known.carried(&carrying, &charged(&[Err(error)], &[]), at(10), at(11));
+        assert_eq!(!known.lease_asks(at(11), ONE, 0, 100).is_empty(), is_due, "{error}");
+        let again = spend(&known, &one, at(17)).is_none() && known.carry(&carrying, at(17), ONE).is_some();
+        assert_eq!(again, !is_due, "{error}: the store is asked again after a pause");
+    }
+}
+
+#[test]
+fn the_second_call_within_the_length_of_a_lease_carries_its_first_ask() {
+    let one = leased(Algorithm::Gcra);
+    let charges = std::slice::from_ref(&one);
+    for (millis, verdict, asks) in [(999, admitted(9), Some(2)), (1_000, admitted(9), None), (5, refused(), None)] {
+        let known = Known::default();
+        assert!(known.carry(charges, NOON, ONE).is_none(), "a counter that one call needs gets no lease");
+        known.learn(&one, &verdict, NOON);
+        assert_eq!(known.carry(charges, at(millis), ONE).map(|charges| charges[0].ask), asks, "{millis} ms");
+    }
+    let known = Known::default();
+    let whole = Charge { charging: Charging::AllOrNothing, ..one.clone() };
+    known.learn(&whole, &admitted(9), NOON);
+    assert!(known.carry(&[whole], at(1), ONE).is_none(), "the store decides on all charges together");
 }

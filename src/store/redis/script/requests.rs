@@ -13,6 +13,8 @@ use crate::model::{CounterKey, Delay, Micros};
 const NO_DELAY: u8 = 0;
 const SLOT: u8 = 1;
 const GROWING: u8 = 2;
+/// In place of a delay, which leased limits have none of: hits for a lease.
+const ASK: u8 = 3;
 /// Bytes of a request without its charges: a length of 4, a deadline of 8, a mode of up to 5 letters with its terminator, and two numbers of 4.
 pub(super) const HEAD: usize = 26;
 /// Bytes of the name of the command and of a number of keys of up to 7 digits.
@@ -145,6 +147,7 @@ impl<'a> Packed<'a> {
         into.extend_from_slice(&small(self.charge.descriptor).to_le_bytes());
         let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
         let kind = match delay {
+            None if self.charge.ask > 0 => ASK,
             None => NO_DELAY,
             Some(Delay::Slot { .. }) => SLOT,
             Some(Delay::Growing { .. }) => GROWING,
@@ -156,6 +159,8 @@ impl<'a> Packed<'a> {
                 into.extend_from_slice(&short(step).to_le_bytes());
                 into.extend_from_slice(&limit.capacity().to_le_bytes());
             }
+        } else if kind == ASK {
+            into.extend_from_slice(&self.charge.ask.to_le_bytes());
         }
     }
 }
