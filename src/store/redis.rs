@@ -269,7 +269,7 @@ impl Redis {
                         if let Ok(verdict) = &mut answers[member]
                             && charges[member].ask > 0
                         {
-                            granted.push((member, later::granted_beside(verdict, at)));
+                            granted.push((member, later::granted_beside(&charges[member], verdict, at)));
                         }
                     }
                 }
