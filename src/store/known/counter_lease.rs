@@ -199,7 +199,7 @@ impl CounterLease {
     }
 
     /// Returns true if the store takes longer to grant hits than a call can wait for its decision.
-    const fn is_far(&self) -> bool {
+    pub(super) const fn is_far(&self) -> bool {
         self.took.get() >= FAR.get()
     }
 
@@ -280,6 +280,14 @@ impl CounterLease {
             self.asking = Asking::Sent;
         }
         (most > 0).then(|| u32::try_from(hits).unwrap_or(u32::MAX))
+    }
+
+    /// Asks again without a call: the store answers too late for calls, or did not get this one. It is far until a grant shows that it is not.
+    pub(super) fn ask_again(&mut self, is_late: bool) {
+        self.asking = Asking::Due;
+        if is_late {
+            self.took = self.took.max(FAR);
+        }
     }
 
     /// Asks a store that did not answer again after a pause, which doubles.

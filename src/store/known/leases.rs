@@ -171,17 +171,20 @@ impl Leases {
         }
     }
 
-    /// Returns the hits to ask for beside a charge that the store decides at `now`; 0 if its counter needs none.
+    /// Returns the hits to ask for beside a charge that the store decides at `now`; 0 if its counter needs none, or if calls cannot wait for the
+    /// store.
     pub(super) fn carry(&mut self, charge: &Charge, now: Micros, replicas: NonZeroU32) -> u32 {
-        let is_due = |lease: &&mut CounterLease| lease.asking == Asking::Due && lease.charge.limit == charge.limit;
+        let is_due = |lease: &&mut CounterLease| {
+            lease.asking == Asking::Due && lease.charge.limit == charge.limit && !lease.is_far()
+        };
         let lease = self.counters.peek_mut(&charge.key).filter(is_due);
         lease.and_then(|lease| lease.ask(now, replicas)).unwrap_or(0)
     }
 
-    /// Notes that an `ask` was not sent.
-    pub(super) fn ask_again(&mut self, ask: &Charge) {
+    /// Notes that a call with this `ask` was not sent, or was answered too late.
+    pub(super) fn ask_again(&mut self, ask: &Charge, is_late: bool) {
         if let Some(lease) = self.counters.peek_mut(&ask.key).filter(|lease| lease.asking == Asking::Sent) {
-            lease.asking = Asking::Due;
+            lease.ask_again(is_late);
             self.due.push_back(ask.key.clone());
         }
     }

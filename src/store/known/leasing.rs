@@ -149,8 +149,10 @@ impl Known {
     pub fn carried(&self, charges: &[Charge], charged: &Charged, sent: Micros, now: Micros) {
         for (index, ask) in charges.iter().enumerate().filter(|(_, charge)| charge.ask > 0) {
             let leases = &mut self.shard(&ask.key).lock().leases;
-            if charged.answers.get(index).is_some_and(|answer| answer.is_err_and(StoreError::is_unsent)) {
-                self.leased.telling_due(leases, |leases| leases.ask_again(ask));
+            let error = charged.answers.get(index).and_then(|answer| answer.err());
+            let is_late = matches!(error, Some(StoreError::Late | StoreError::TimedOut));
+            if is_late || error.is_some_and(StoreError::is_unsent) {
+                self.leased.telling_due(leases, |leases| leases.ask_again(ask, is_late));
                 continue;
             }
             let granted = charged.granted.iter().find(|(member, _)| *member == index).map(|(_, granted)| *granted);

@@ -519,16 +519,29 @@ fn a_charge_that_the_store_decides_carries_the_ask_of_its_lease() {
 }
 
 #[test]
-fn an_ask_that_was_not_sent_is_due_again_and_one_without_a_reply_waits() {
+fn an_ask_that_was_not_sent_or_is_late_is_due_again_and_one_that_is_refused_waits() {
     let one = leased(Algorithm::Gcra);
-    for (error, is_due) in [(StoreError::Overloaded, true), (StoreError::TimedOut, false)] {
+    for (error, is_due, is_carried) in [
+        (StoreError::Overloaded, true, true),
+        (StoreError::TimedOut, true, false),
+        (StoreError::Late, true, false),
+        (StoreError::Rejected, false, false),
+    ] {
         let known = with_lease(&one, 0);
         assert!(spend(&known, &one, at(10)).is_none());
         let carrying = known.carry(std::slice::from_ref(&one), at(10), ONE).expect("its lease needs hits");
         known.carried(&carrying, &charged(&[Err(error)], &[]), at(10), at(11));
-        assert_eq!(!known.lease_asks(at(11), ONE, 0, 100).is_empty(), is_due, "{error}");
-        let again = spend(&known, &one, at(17)).is_none() && known.carry(&carrying, at(17), ONE).is_some();
-        assert_eq!(again, !is_due, "{error}: the store is asked again after a pause");
+        assert_eq!(
+            known.carry(&carrying, at(11), ONE).is_some(),
+            is_carried,
+            "{error}: a late store is asked without a call"
+        );
+        let asks = known.lease_asks(at(11), ONE, 0, 100);
+        assert_eq!(!asks.is_empty(), is_due && !is_carried, "{error}");
+        if !is_due {
+            assert!(spend(&known, &one, at(17)).is_none());
+            assert!(known.carry(&carrying, at(17), ONE).is_some(), "{error}: the store is asked again after a pause");
+        }
     }
 }
 
