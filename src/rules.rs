@@ -78,7 +78,8 @@ pub(crate) struct Domain {
 #[derive(Debug)]
 pub struct Rule {
     pub(crate) about: About,
-    pub(crate) limits: Vec<RuleLimit>,
+    /// Rules with equal limits refer to the same ones, so that these stay in the processor's cache.
+    pub(crate) limits: Arc<[RuleLimit]>,
     pub(crate) is_unlimited: bool,
     /// Names of the limits that an unlimited rule replaces. A limited rule keeps these names in its limits.
     pub(crate) replaces: Vec<Arc<str>>,
@@ -123,7 +124,7 @@ pub enum Action {
 }
 
 /// One limit of a rule.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RuleLimit {
     /// Quota and algorithm.
     pub limit: Limit,

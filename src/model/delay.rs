@@ -98,7 +98,7 @@ pub enum InvalidDelay {
 }
 
 /// Place where a request waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// In Envoy's fault filter, which reads the wait from a request header.
     #[default]

@@ -1,15 +1,18 @@
 //! Texts with `*` wildcards.
 
+use compact_str::CompactString;
+
 /// A text in which `*` matches zero or more bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
-    text: String,
+    /// Up to 24 bytes are stored in place.
+    text: CompactString,
 }
 
 impl Pattern {
     /// Creates the pattern of `text`.
     pub fn new(text: String) -> Self {
-        Self { text }
+        Self { text: text.into() }
     }
 
     /// Returns the pattern as written.

@@ -105,6 +105,7 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         lists: &lists,
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
+        shared_limits: limits::SharedLimits::default(),
         of_lists: Vec::new(),
         domains: HashMap::default(),
     };
@@ -130,11 +131,10 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         let trees = || domain.overlays.iter().map(|overlay| &overlay.root).chain([&domain.root]);
         domain.is_enforcing = trees().any(TreeLevel::is_enforcing);
     }
-    let mut beyond = Vec::new();
+    let mut beyond = of_lists;
     for (report, file) in reports.into_iter().zip(&files) {
         report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
-    beyond.extend(of_lists);
     // A problem on a line whose shape is wrong adds nothing: it follows from that error.
     beyond.retain(|problem| !shape.contains(&(Arc::clone(&problem.file), problem.place.map(|place| place.line))));
     problems.append(&mut beyond);
@@ -155,6 +155,7 @@ struct Compiler<'a> {
     /// Problems beyond the shape, by file.
     reports: Vec<Report>,
     rules: u32,
+    shared_limits: limits::SharedLimits,
     /// Problems of the list files.
     of_lists: Vec<Problem>,
     domains: HashMap<Box<str>, Domain>,

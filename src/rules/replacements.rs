@@ -38,7 +38,7 @@ impl<'a> Replacements<'a> {
 
     fn add_rule(&mut self, rule: &'a Rule) {
         self.unconditional.extend(rule.replaces.iter().map(AsRef::as_ref));
-        for limit in &rule.limits {
+        for limit in rule.limits.iter() {
             let replaced = limit.replaces.iter().map(AsRef::as_ref);
             match &limit.name {
                 Some(name) => replaced.for_each(|replaced| self.graph.add(name, replaced)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use super::list::{ListValue, Networks};
+use super::list::ListValue;
 use super::{Action, Rule};
 use crate::algorithm::Limit;
 use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
@@ -13,9 +13,12 @@ use crate::normalize::pattern::Pattern;
 use crate::normalize::{NormalizedValue, Normalizer, Normalizers, address};
 
 mod counted;
+mod keys;
+mod texts;
 mod wildcards;
 
 use counted::{CountedAs, own_value};
+use keys::{KeyChildren, Keys, MoreChildren};
 use wildcards::Wildcards;
 
 /// Maximum limit that a person would try by hand: 100 hits.
@@ -28,7 +31,7 @@ const TIME_TO_TRY: Micros = Micros::from_secs(10);
 pub(crate) struct TreeLevel {
     /// Children in file order.
     pub(crate) children: Vec<Child>,
-    by_key: HashMap<Box<[u8]>, KeyChildren>,
+    by_key: Keys,
     /// Children with a wildcard in the key.
     wild_keys: Wildcards,
     /// Children with a wildcard in key or value, to find duplicates.
@@ -83,24 +86,6 @@ pub(crate) struct Listed {
     pub(crate) has_file: bool,
 }
 
-/// The children with one literal key.
-#[derive(Debug, Default)]
-struct KeyChildren {
-    /// Normalisation of the values; `None` for plain bytes.
-    normalizer: Option<Arc<Normalizer>>,
-    any: Option<u32>,
-    /// Boxed, because in files with many different keys few keys have children with values.
-    by_value: Option<Box<ValueChildren>>,
-}
-
-/// The children with one literal key and a value or list.
-#[derive(Debug, Default)]
-struct ValueChildren {
-    exact: HashMap<Box<[u8]>, u32>,
-    networks: Option<Box<Networks>>,
-    wild: Wildcards,
-}
-
 /// Result of a lookup in the tree.
 #[derive(Debug, Default)]
 pub(crate) struct TreeMatch<'a> {
@@ -125,7 +110,10 @@ impl TreeLevel {
         let index = u32::try_from(self.children.len()).unwrap_or(u32::MAX);
         let pattern = child.pattern();
         if child.key.is_literal() {
-            self.key_children(&child.key).normalizer = normalizer.map(Arc::clone);
+            let key_children = self.by_key.of(&self.children, &child);
+            if let Some(normalizer) = normalizer {
+                key_children.more_mut().normalizer = Some(Arc::clone(normalizer));
+            }
         }
         let is_wild = !child.key.is_literal() || pattern.is_some_and(|value| !value.is_literal());
         let earlier = if is_wild {
@@ -133,7 +121,7 @@ impl TreeLevel {
             if earlier == index {
                 if child.key.is_literal() {
                     let prefix = pattern.map_or(&[][..], Pattern::prefix);
-                    self.key_children(&child.key).by_value.get_or_insert_default().wild.add(prefix, index);
+                    self.by_key.of(&self.children, &child).more_mut().wild.add(prefix, index);
                 } else {
                     self.wild_keys.add(child.key.prefix(), index);
                 }
@@ -142,7 +130,7 @@ impl TreeLevel {
         } else {
             match &child.values {
                 Values::Listed(_) => index,
-                Values::Any => *self.key_children(&child.key).any.get_or_insert(index),
+                Values::Any => self.by_key.of(&self.children, &child).any_or(index),
                 Values::Pattern(value) => {
                     let text = value.text().as_bytes();
                     // If values are addresses, a single address is also stored as a network.
@@ -169,15 +157,11 @@ impl TreeLevel {
         register(by_key, earlier, child, list_value).map_or(Ok(()), Err)
     }
 
-    fn key_children(&mut self, key: &Pattern) -> &mut KeyChildren {
-        self.by_key.entry(key.text().as_bytes().into()).or_default()
-    }
-
     /// Returns the child that matches `entry`, and the counter-key part of the entry.
     fn answer(&self, normalizers: &Normalizers, entry: &Entry) -> Option<(&Child, CountedAs<'_>)> {
-        let key_children = self.by_key.get(entry.key.as_ref());
+        let key_children = self.by_key.get(&self.children, &entry.key);
         let normalizer = match key_children {
-            Some(key_children) => key_children.normalizer.as_deref(),
+            Some(key_children) => key_children.more().and_then(|more| more.normalizer.as_deref()),
             // Only items with a wildcard in the key can match.
             None => normalizers.of(&entry.key).map(AsRef::as_ref),
         };
@@ -198,15 +182,15 @@ impl TreeLevel {
         normalized: &NormalizedValue<'_>,
     ) -> Option<Chosen<'a>> {
         let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
-        let by_value = key_children.and_then(|key_children| key_children.by_value.as_deref());
-        if let Some(by_value) = by_value {
+        let more = key_children.and_then(KeyChildren::more);
+        if let Some(more) = more {
             // If values are addresses, the map of texts contains none.
             if normalized.address.is_none()
-                && let Some(&exact) = by_value.exact.get(&*normalized.text())
+                && let Some(exact) = more.exact.get(&self.children, &normalized.text())
             {
                 return chosen(exact, u8::MAX);
             }
-            if let Some(networks) = by_value.networks.as_deref()
+            if let Some(networks) = more.networks.as_deref()
                 && let Some(address) = normalized.address.or_else(|| address::parse(&normalized.text()))
                 && let Some((index, bits)) = networks.find(address)
             {
@@ -216,8 +200,8 @@ impl TreeLevel {
         if !self.wild.is_empty() {
             let text = normalized.text();
             let mut candidates = SmallVec::<[u32; 8]>::new();
-            if let Some(by_value) = by_value {
-                by_value.wild.candidates(&text, &mut candidates);
+            if let Some(more) = more {
+                more.wild.candidates(&text, &mut candidates);
             }
             self.wild_keys.candidates(key, &mut candidates);
             candidates.sort_unstable();
@@ -227,7 +211,7 @@ impl TreeLevel {
                 return wild;
             }
         }
-        key_children?.any.and_then(|any| chosen(any, 0))
+        key_children?.any().and_then(|any| chosen(any, 0))
     }
 
     /// Returns the rule at the end of the descriptor's entries if the tree has exactly that depth there. A rule on the way that
@@ -311,26 +295,28 @@ fn described(entries: &[(String, String)]) -> Descriptor {
 
 /// Registers `list_value` for `child`, which follows `earlier`. Returns the index of an earlier child with that value, unless one
 /// of the two has a `values_file`: then the lower rank keeps the value.
-fn register(
-    by_key: &mut HashMap<Box<[u8]>, KeyChildren>,
-    earlier: &[Child],
-    child: &Child,
-    list_value: ListValue,
-) -> Option<usize> {
-    let index = u32::try_from(earlier.len()).unwrap_or(u32::MAX);
-    let by_value = by_key.get_mut(child.key.text().as_bytes())?.by_value.get_or_insert_default();
-    let found = match list_value {
-        ListValue::Network(network) => by_value.networks.get_or_insert_default().entry(network, index),
-        ListValue::Text(text) => by_value.exact.entry(text).or_insert(index),
-    };
-    let known = place(*found);
-    // A new value is found at `index`, which is no earlier child.
-    let other = earlier.get(known)?;
-    if !child.has_file() && !other.has_file() {
-        return Some(known);
+fn register(by_key: &mut Keys, earlier: &[Child], child: &Child, list_value: ListValue) -> Option<usize> {
+    if !child.key.is_literal() {
+        return None;
     }
-    if child.rank() < other.rank() {
-        *found = index;
+    let MoreChildren { exact, networks, .. } = by_key.of(earlier, child).more_mut();
+    let index = u32::try_from(earlier.len()).unwrap_or(u32::MAX);
+    let known = match &list_value {
+        ListValue::Network(network) => *networks.get_or_insert_default().entry(*network, index),
+        ListValue::Text(text) => exact.get(earlier, text).unwrap_or(index),
+    };
+    // A new value is found at `index`, which is no earlier child.
+    if let Some(other) = earlier.get(place(known)) {
+        if !child.has_file() && !other.has_file() {
+            return Some(place(known));
+        }
+        if child.rank() >= other.rank() {
+            return None;
+        }
+    }
+    match list_value {
+        ListValue::Network(network) => *networks.get_or_insert_default().entry(network, index) = index,
+        ListValue::Text(text) => exact.set(earlier, child, text),
     }
     None
 }
@@ -377,6 +363,16 @@ impl Child {
     /// Returns the decision for the whole request, if the child's rule makes one.
     pub(crate) fn action(&self) -> Option<Action> {
         self.rule.as_ref().and_then(Rule::action)
+    }
+
+    /// Returns true if this is the child's literal key.
+    fn is_of(&self, key: &[u8]) -> bool {
+        self.key.text().as_bytes() == key
+    }
+
+    /// Returns the value that the child itself has, in bytes.
+    fn own_text(&self) -> Option<&[u8]> {
+        self.pattern().map(|pattern| pattern.text().as_bytes())
     }
 
     fn has_file(&self) -> bool {

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+/// Microseconds of a tick: Linux shows 100 ticks a second to programs on every machine.
+const TICK_US: f64 = 1e4;
+
 /// A reading of one process.
 pub struct Usage {
     /// CPU time of its threads.
@@ -13,17 +16,16 @@ pub struct Usage {
 impl Usage {
     /// Reads `/proc`; zeros for a process that is gone.
     ///
-    /// `schedstat` counts nanoseconds, `stat` only ticks of 10 ms; it covers one thread, so the threads are summed.
+    /// `stat` counts ticks of 10 ms. `schedstat` counts nanoseconds, but those of threads that have ended are not in it.
     pub fn of(pid: u32) -> Self {
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let of_thread = |thread: fs::DirEntry| {
-            let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<f64>().ok()
-        };
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name may contain spaces and brackets. Behind it, user and system time are the 12th and the 13th field.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split_whitespace();
+        let ticks = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
         Self {
-            cpu_us: threads.filter_map(of_thread).sum::<f64>() / 1e3,
+            cpu_us: ticks * TICK_US,
             resident_mib: resident.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or(0.0) / 1024.0,
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use foldhash::HashSet;
+
 use super::{Compiler, Inherited, MOST_LIMITS};
 use crate::algorithm::Limit;
 use crate::model::{Delay, InvalidQuota, Leasing, Quota, Unit, Window};
@@ -10,19 +12,38 @@ use crate::rulefile::problem::quoted;
 use crate::rules::RuleLimit;
 use crate::rules::tree::Position;
 
+/// The limits of a rule, which all rules with equal ones share.
+type SameLimits = Arc<[RuleLimit]>;
+
+/// The limits of all rules so far, each list once.
+#[derive(Default)]
+pub(super) struct SharedLimits(HashSet<SameLimits>);
+
+impl SharedLimits {
+    /// Returns `limits`; those of an earlier rule if they are equal.
+    fn of(&mut self, limits: Vec<RuleLimit>) -> SameLimits {
+        if let Some(earlier) = self.0.get(limits.as_slice()) {
+            return Arc::clone(earlier);
+        }
+        let limits: SameLimits = limits.into();
+        self.0.insert(Arc::clone(&limits));
+        limits
+    }
+}
+
 impl Compiler<'_> {
     /// Returns the limits, true if unlimited, and the names that an unlimited item replaces; `None` if it has no limits.
     pub(crate) fn limits(
         &mut self,
         node: LimitsNode,
         inherited: Inherited<'_>,
-    ) -> Option<(Vec<RuleLimit>, bool, Vec<Arc<str>>)> {
+    ) -> Option<(SameLimits, bool, Vec<Arc<str>>)> {
         match node {
             LimitsNode::None => None,
             LimitsNode::Unlimited(node) => {
                 self.unlimited(&node, inherited);
                 let replaces = self.replaces(&node, inherited);
-                Some((Vec::new(), true, replaces))
+                Some((Arc::default(), true, replaces))
             }
             LimitsNode::Limited(nodes) => {
                 if let Some(beyond) = nodes.get(MOST_LIMITS) {
@@ -63,7 +84,7 @@ impl Compiler<'_> {
                         lease: leasing.terms().filter(|_| limit.can_be_leased().is_ok()),
                     });
                 }
-                Some((limits, false, Vec::new()))
+                Some((self.shared_limits.of(limits), false, Vec::new()))
             }
         }
     }
