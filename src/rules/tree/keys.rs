@@ -29,7 +29,7 @@ pub(super) struct KeyChildren {
     more: Option<Box<MoreChildren>>,
 }
 
-/// What few keys have.
+/// Properties that few keys have.
 #[derive(Debug, Default)]
 pub(super) struct MoreChildren {
     /// Normalisation of the values; `None` for plain bytes.
