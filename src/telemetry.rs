@@ -20,6 +20,7 @@ use self::metrics::{
     RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
 };
 use self::page::Page;
+use self::recent::RecentRefusals;
 use self::refusals::Refusals;
 pub use self::series::NamedHits;
 use self::series::Rules;
@@ -27,7 +28,7 @@ use self::servers::ServerMetrics;
 use self::times::Times;
 use self::traces::{Span, Traces, Way};
 use self::value::seconds;
-use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
+use crate::model::{About, Answered, Clock, Deciding, Decision, Micros, Outcome, Request, Wait};
 
 pub mod escape;
 mod histogram;
@@ -38,6 +39,7 @@ pub mod lines;
 pub mod metrics;
 pub mod page;
 mod points;
+pub mod recent;
 mod refusals;
 mod series;
 pub mod servers;
@@ -62,6 +64,7 @@ pub struct Telemetry {
     rules: Rules,
     servers: Arc<ServerMetrics>,
     refusals: Refusals,
+    recent: Option<Arc<RecentRefusals>>,
     calls: AtomicU64,
     response_time: Histogram,
     /// Times of calls for statsd, if that is on.
@@ -115,6 +118,7 @@ impl Telemetry {
             rules: Rules::new(near_ratio),
             servers: Arc::default(),
             refusals: Refusals::new(),
+            recent: None,
             calls: AtomicU64::new(0),
             response_time: Histogram::default(),
             times: None,
@@ -137,6 +141,16 @@ impl Telemetry {
     /// Records requests as spans in `traces`, if that is set.
     pub fn with_traces(self, traces: Option<Arc<Traces>>) -> Self {
         Self { traces, ..self }
+    }
+
+    /// Keeps the last refusals, even if decisions are not counted. `clock` is their time.
+    pub fn with_recent(self, clock: Arc<dyn Clock>) -> Self {
+        Self { recent: Some(Arc::new(RecentRefusals::new(clock))), ..self }
+    }
+
+    /// Returns the last refusals, if they are kept.
+    pub fn recent(&self) -> Option<Arc<RecentRefusals>> {
+        self.recent.clone()
     }
 
     /// Also counts what statsd needs: the hits of each rule under its full name, and the time of each call.
@@ -206,12 +220,16 @@ impl Telemetry {
 
     /// Counts a decided request, and records it in `span`.
     pub fn observe(&self, request: &Request, decision: &Decision<'_>, span: Option<&mut Span>) {
-        if !self.is_on && span.is_none() {
+        let recent = self.recent.as_ref().filter(|_| decision.outcome.is_refused());
+        if !self.is_on && span.is_none() && recent.is_none() {
             return;
         }
         let deciding = decision.deciding();
         if let Some(span) = span {
             span.decided(request.descriptors().len(), decision, deciding);
+        }
+        if let Some(recent) = recent {
+            recent.record(request, decision, deciding);
         }
         if !self.is_on {
             return;
@@ -239,6 +257,9 @@ impl Telemetry {
         let deciding = decision.deciding();
         if let Some(span) = span {
             span.decided(descriptors, decision, deciding);
+        }
+        if let Some(recent) = self.recent.as_ref().filter(|_| decision.outcome.is_refused()) {
+            recent.record(request, decision, deciding);
         }
         if self.is_on {
             self.rules.count_decision(request, decision, deciding);

@@ -41,7 +41,7 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
     };
     let telemetry = if settings.statsd.is_some() { telemetry.with_statsd() } else { telemetry };
-    Arc::new(telemetry.with_traces(traces))
+    Arc::new(telemetry.with_traces(traces).with_recent(Arc::new(SystemClock)))
 }
 
 /// Adds the metrics of dropped spans and dropped log lines.

@@ -230,6 +230,7 @@ impl Service {
                 self.status.clone(),
                 super::xds::description(settings, self.xds.clone()),
                 log.level.clone(),
+                self.telemetry.recent(),
                 addresses.debug.ip(),
             ),
         };

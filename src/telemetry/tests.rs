@@ -1,6 +1,7 @@
 //! Tests of the counts of hand-made decisions.
 
 use super::page::Page;
+use super::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
 use super::series::{MOST_OF_VALUES, Rules};
 use super::split::{Split, near};
 use super::*;
@@ -373,4 +374,79 @@ fn statsd_gets_the_full_name_of_a_rule_and_its_last_hits_after_it_is_removed() {
     telemetry.rules_loaded(2, &["edge"], std::iter::empty(), Micros::ZERO);
     assert_eq!(taken(), [("edge.plan.user".to_owned(), 1), ("edge.user".to_owned(), 2)]);
     assert_eq!(taken(), []);
+}
+
+/// Telemetry that keeps refusals, and its clock.
+fn keeping() -> (Telemetry, Arc<AtomicU64>) {
+    let time = Arc::new(AtomicU64::new(0));
+    let now = Arc::clone(&time);
+    let clock = move || Micros::from_secs(now.load(Ordering::Relaxed));
+    (Telemetry::new(0.8, Micros::ZERO).with_recent(Arc::new(clock)), time)
+}
+
+/// The values of the refused descriptors, the last first.
+fn refused(telemetry: &Telemetry) -> Vec<String> {
+    let (refusals, _) = telemetry.recent().expect("they are kept").select(&RefusalFilter::default());
+    refusals.iter().map(|refusal| refusal.descriptors[0][0].1.to_string()).collect()
+}
+
+#[test]
+fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_one_place() {
+    let (telemetry, time) = keeping();
+    let (user, path) = (plain(0, "user"), plain(1, "path"));
+    let refuse = |rule: &About, value: &str| {
+        time.fetch_add(1, Ordering::Relaxed);
+        telemetry.observe(&request(&[("k", value)]), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+    };
+    refuse(&path, "quiet");
+    for number in 0..200 {
+        refuse(&user, &format!("u{number}"));
+        refuse(&user, "busy");
+    }
+    let known = refused(&telemetry);
+    assert_eq!(known.len(), MOST_OF_RULE + 1);
+    assert_eq!(known[..3], ["busy", "u199", "u198"]);
+    assert_eq!(known[127..], ["u73", "quiet"], "another rule does not push it out");
+    let (refusals, now) = telemetry
+        .recent()
+        .expect("kept")
+        .select(&RefusalFilter { entries: vec![("k".into(), "busy".into())], ..RefusalFilter::default() });
+    let [busy] = refusals.as_slice() else { panic!("{refusals:?}") };
+    assert_eq!((busy.count, busy.first, busy.last), (200, Micros::from_secs(3), now));
+    telemetry.observe(&request(&[("k", "ok")]), &decision(&[asked(Some(&user), 5, 0, 1)]), None);
+    assert_eq!(refused(&telemetry).len(), MOST_OF_RULE + 1, "an admission is none");
+}
+
+#[test]
+fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
+    let (telemetry, time) = keeping();
+    let rules: Vec<About> = (0..1_000).map(|id| plain(id, "user")).collect();
+    let long = "x".repeat(5_000);
+    let entries: Vec<(String, String)> = (0..40).map(|n| (format!("{n}{long}"), long.clone())).collect();
+    let entries: Vec<(&str, &str)> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let mut number = 0;
+    for rule in &rules {
+        for _ in 0..20 {
+            number += 1;
+            let value = number.to_string();
+            let all = [&[("k", value.as_str())], &entries[..]].concat();
+            telemetry.observe(&request(&all), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+        }
+    }
+    let recent = telemetry.recent().expect("kept");
+    let known = recent.select(&RefusalFilter::default()).0;
+    let text = |known: &[Refusal]| -> usize {
+        known
+            .iter()
+            .flat_map(|refusal| refusal.descriptors.iter().flatten())
+            .map(|(key, value)| key.len() + value.len())
+            .sum()
+    };
+    assert!(text(&known) < 16 << 20 && known.len() > 5_000, "{} of {}", text(&known), known.len());
+    assert!(known.iter().all(|refusal| refusal.is_cut && text(std::slice::from_ref(refusal)) <= 1_024));
+    assert!(refused(&telemetry).contains(&number.to_string()), "the last is kept");
+    time.store(15 * 60, Ordering::Relaxed);
+    assert_eq!(recent.select(&RefusalFilter::default()).0.len(), known.len());
+    time.store(15 * 60 + 1, Ordering::Relaxed);
+    assert_eq!(recent.select(&RefusalFilter::default()).0.len(), 0);
 }

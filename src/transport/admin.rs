@@ -1,4 +1,4 @@
-//! Debug listener: the rules in force, in the reference's format, and the log level.
+//! Debug listener: the rules in force, in the reference's format, the log level, and who was refused lately.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -15,6 +15,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::limiter::Limiter;
+use crate::telemetry::recent::RecentRefusals;
+
+mod refusals;
 
 /// State of the rule files: the load in force, a rejection, and a slow load.
 #[derive(Clone, Debug)]
@@ -61,6 +64,7 @@ pub fn routes(
     loaded: watch::Receiver<RulesStatus>,
     source: Description,
     level: Arc<dyn LogLevel>,
+    recent: Option<Arc<RecentRefusals>>,
     at: IpAddr,
 ) -> Router {
     let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
@@ -68,6 +72,7 @@ pub fn routes(
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
     let rlconfig = get(rlconfig).with_state(limiter);
     let routes = Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level);
+    let routes = recent.map_or(Router::new(), |recent| refusals::routes(recent, at)).merge(routes);
     if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
 }
 
@@ -97,6 +102,7 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
         "rules in force: load {load}, {age} s ago: {what}
 {rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
+/v1/refusals: who was refused lately, by which rule and limit, as JSON; `tidegate why` asks several instances
 "
     )
 }

@@ -12,7 +12,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tokio::process::Command;
 
 use crate::redis::Single;
-use crate::support::{Tidegate, eventually, output};
+use crate::support::{Tidegate, eventually, output, said};
 use crate::traces::receiver::Receiver;
 
 /// What is looked for: in clear, and as it would stand where bytes are spelled by their numbers.
@@ -90,6 +90,9 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             }
         }
         assert!(refused > 0, "some were refused");
+        let page =
+            said(tidegate.debug, "GET /v1/refusals HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+        assert!(page.contains("api_key") && is_clean(page.as_bytes()), "{level}: {page}");
 
         let keys = redis.cli(&["KEYS", "*"]).await;
         assert!(keys.contains("api_key=#") && is_clean(keys.as_bytes()), "{keys}");

@@ -1,0 +1,301 @@
+//! `tidegate why`: tells who was refused lately, and why, over several instances.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use form_urlencoded::Serializer;
+use serde_json::Value;
+
+use super::admin::{self, Answer};
+use super::{REFUSED, descriptor};
+use crate::model::{Descriptor, Micros};
+
+/// Path of the last refusals.
+const PATH: &str = "/v1/refusals";
+/// Milliseconds of a day.
+const DAY: u64 = 86_400_000;
+
+pub(super) fn command() -> Command {
+    Command::new("why")
+        .about("Tell who was refused lately, and why; exit code 0: found, 1: nobody, 2: no instance answered")
+        .long_about(
+            "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\nafter their last refusal. Reads no counter and changes nothing.",
+        )
+        .after_help(
+            "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why user 42 is refused, by three instances:\n    tidegate why --domain edge --descriptor user=42 --instance 10.0.0.1:6070 --instance 10.0.0.2:6070 --instance 10.0.0.3:6070",
+        )
+        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
+        .arg(Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]"))
+        .arg(
+            descriptor::argument()
+                .required(false)
+                .help("Entries that the refused descriptor has. Sensitive values by their digest, as they are shown"),
+        )
+        .arg(
+            Arg::new("most")
+                .long("most")
+                .value_name("N")
+                .value_parser(value_parser!(u32).range(1..))
+                .default_value("20")
+                .help("Number of refused descriptors to tell about"),
+        )
+        .args(admin::arguments())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answers = runtime.block_on(admin::ask(matches, &path(matches)));
+    let most = matches.get_one::<u32>("most").copied().unwrap_or(20);
+    let report = Report::of(&answers, usize::try_from(most)?)?;
+    for (instance, why) in &report.missing {
+        eprintln!("{instance} is missing below: {why}");
+    }
+    ensure!(
+        report.missing.len() < answers.len(),
+        "no instance answered: set --instance to a debug listener (DEBUG_HOST, DEBUG_PORT)"
+    );
+    super::print(&report)?;
+    Ok(if report.refused.is_empty() { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the path and query to ask for.
+fn path(matches: &ArgMatches) -> String {
+    let mut query = Serializer::new(String::new());
+    for name in ["domain", "rule"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            query.append_pair(name, value);
+        }
+    }
+    let entries = matches.get_one::<Descriptor>("descriptor").into_iter().flat_map(|descriptor| &descriptor.entries);
+    for entry in entries {
+        let entry = format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value));
+        query.append_pair("entry", &entry);
+    }
+    format!("{PATH}?{}", query.finish())
+}
+
+/// Refusals of all instances that answered.
+struct Report {
+    refused: Vec<Refused>,
+    /// Number of refused descriptors that are left out.
+    left_out: usize,
+    /// Number of refusals that are not counted.
+    missed: u64,
+    /// Instances that did not answer, each with the reason.
+    missing: Vec<(String, String)>,
+    /// Bounds of what an instance keeps.
+    bounds: String,
+}
+
+/// Refusals of one descriptor by one limit, of all instances together.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    /// Times of the first and the last refusal, and of the next admission, in milliseconds since the epoch.
+    first: u64,
+    last: u64,
+    until: Option<u64>,
+    /// Time of the instance of the last refusal.
+    now: u64,
+    provenance: String,
+    /// The other descriptors of a request.
+    others: Vec<String>,
+    instances: Vec<(String, u64)>,
+    place: Place,
+}
+
+/// Identity of refusals: domain, refused descriptor, rule and limit.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    domain: String,
+    descriptor: String,
+    rule: String,
+    limit: String,
+    quota: String,
+}
+
+impl Report {
+    /// Merges the answers; `most` is the number of descriptors to tell about.
+    fn of(answers: &[Answer], most: usize) -> anyhow::Result<Self> {
+        let mut merged: BTreeMap<Place, Refused> = BTreeMap::new();
+        let (mut missing, mut bounds, mut left_out, mut missed) = (Vec::new(), String::new(), 0, 0);
+        for (instance, answer) in answers {
+            let page = match answer {
+                Ok(page) => page,
+                Err(error) => {
+                    missing.push((instance.clone(), format!("{error:#}")));
+                    continue;
+                }
+            };
+            let number = |name: &str| page.get(name).and_then(Value::as_u64).unwrap_or_default();
+            let kept = Micros::from_millis(number("kept_for_ms"));
+            bounds = format!("the last {} refused descriptors of each rule, for {kept}", number("most_of_rule"));
+            left_out += usize::try_from(number("left_out"))?;
+            missed += number("missed");
+            let refusals = page.get("refusals").and_then(Value::as_array).context("an answer has no refusals")?;
+            for refusal in refusals {
+                let (place, others) = place(refusal);
+                merged.entry(place.clone()).or_default().add(instance, number("now_ms"), refusal, others, place);
+            }
+        }
+        let mut refused: Vec<Refused> = merged.into_values().collect();
+        refused.sort_by_key(|refused| std::cmp::Reverse((refused.count, refused.last)));
+        left_out += refused.len().saturating_sub(most);
+        refused.truncate(most);
+        Ok(Self { refused, left_out, missed, missing, bounds })
+    }
+}
+
+impl Refused {
+    fn add(&mut self, instance: &str, now: u64, refusal: &Value, others: Vec<String>, place: Place) {
+        let number = |name: &str| refusal.get(name).and_then(Value::as_u64);
+        let (count, first) = (number("count").unwrap_or(1), number("first_ms").unwrap_or_default());
+        let last = number("last_ms").unwrap_or_default();
+        self.first = if self.count == 0 { first } else { self.first.min(first) };
+        self.count += count;
+        match self.instances.iter_mut().find(|(name, _)| name == instance) {
+            Some((_, known)) => *known += count,
+            None => self.instances.push((instance.to_owned(), count)),
+        }
+        if last >= self.last {
+            let until = number("retry_ms").map(|retry| last + retry);
+            let provenance = text(refusal, "provenance");
+            *self = Self { last, until, now, provenance, others, place, ..std::mem::take(self) };
+        }
+    }
+}
+
+/// Returns what was refused, and the other descriptors of the request.
+fn place(refusal: &Value) -> (Place, Vec<String>) {
+    let descriptors = refusal.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let mut all: Vec<String> = descriptors.iter().map(shown).collect();
+    let refused = refusal.get("refused").and_then(Value::as_u64).and_then(|index| usize::try_from(index).ok());
+    let descriptor = match refused.filter(|index| *index < all.len()) {
+        Some(index) => all.remove(index),
+        None => "the whole request".to_owned(),
+    };
+    if refusal.get("is_cut").and_then(Value::as_bool) == Some(true) {
+        all.push("more that is not kept".to_owned());
+    }
+    let [domain, rule, limit, quota] = ["domain", "rule", "limit", "quota"].map(|name| text(refusal, name));
+    (Place { domain, descriptor, rule, limit, quota }, all)
+}
+
+fn text(value: &Value, name: &str) -> String {
+    value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// Returns a descriptor as `--descriptor` reads it.
+fn shown(descriptor: &Value) -> String {
+    let entries = descriptor.as_array().map(Vec::as_slice).unwrap_or_default();
+    let quoted = |text: String| text.replace('\\', "\\\\").replace(',', "\\,");
+    let entries =
+        entries.iter().map(|entry| format!("{}={}", quoted(text(entry, "key")), quoted(text(entry, "value"))));
+    entries.collect::<Vec<_>>().join(",")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for refused in &self.refused {
+            writeln!(f, "{refused}")?;
+        }
+        if self.refused.is_empty() {
+            writeln!(f, "No such refusal is known. Each instance keeps {}.", self.bounds)?;
+        }
+        if self.left_out > 0 {
+            writeln!(f, "{} more refused descriptors are not shown: see --most, --domain and --rule.", self.left_out)?;
+        }
+        if self.missed > 0 {
+            writeln!(
+                f,
+                "{} more refusals are not kept: a rule refused too many descriptors at a time, or a reader was in the way.",
+                self.missed
+            )?;
+        }
+        if !self.missing.is_empty() {
+            writeln!(f, "Not all instances answered, so there may be more refusals.")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { domain, descriptor, rule, limit, quota } = &self.place;
+        writeln!(f, "{}  {descriptor}", if domain.is_empty() { "(no known domain)" } else { domain })?;
+        let ago = Ago(self.now.saturating_sub(self.last));
+        match self.count {
+            1 => writeln!(f, "  refused once, at {} UTC, {ago} ago", Clock(self.last))?,
+            count => {
+                let (first, last) = (Clock(self.first), Clock(self.last));
+                writeln!(f, "  refused {count} times from {first} to {last} UTC, the last time {ago} ago")?;
+            }
+        }
+        let mut by = if rule.is_empty() { "no rule".to_owned() } else { format!("rule {rule}") };
+        if !quota.is_empty() {
+            let _ = write!(by, ", {quota}");
+        }
+        if !limit.is_empty() {
+            let _ = write!(by, ", limit {limit}");
+        }
+        writeln!(f, "  by {by}: {}", reason(&self.provenance))?;
+        match self.until {
+            Some(until) if until > self.now => {
+                // A time of the day says nothing about another day.
+                let left = until - self.now;
+                let at = if left < DAY { format!("{} UTC, ", Clock(until)) } else { String::new() };
+                writeln!(f, "  until {at}in {}, if nobody uses it up before", Ago(left))?;
+            }
+            Some(until) => writeln!(f, "  until {} UTC, {} ago", Clock(until), Ago(self.now - until))?,
+            None => {}
+        }
+        if !self.others.is_empty() {
+            writeln!(f, "  in the same request: {}", self.others.join("; "))?;
+        }
+        let at: Vec<String> = self.instances.iter().map(|(name, count)| format!("{name} ({count})")).collect();
+        writeln!(f, "  at {}", at.join(", "))
+    }
+}
+
+/// Returns the reason that a provenance means.
+fn reason(provenance: &str) -> &str {
+    match provenance {
+        "store" => "its counter is used up",
+        "known" => "its counter was used up less than a second before",
+        "lease" => "the lease of its counter is used up",
+        "closed" => "the store did not answer, and the policy `closed` refuses then",
+        "local" => "the store did not answer, and this instance's part of the limit is used up",
+        "rule" => "the rule denies the request",
+        "too_large" => "the message is too large",
+        "none" => "no limit of the request can admit it",
+        other => other,
+    }
+}
+
+/// A time of the day in UTC, from milliseconds since the epoch.
+struct Clock(u64);
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0 / 1_000 % 86_400;
+        write!(f, "{:02}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
+    }
+}
+
+/// A length in milliseconds, as people say it.
+struct Ago(u64);
+
+impl fmt::Display for Ago {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 / 1_000 {
+            0 => write!(f, "less than 1 s"),
+            seconds @ 1..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
+            seconds => write!(f, "{} d", seconds / 86_400),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The last refusals of each rule, for the question who is refused and why.
+
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use super::escape::escaped;
+use crate::model::{
+    Clock, Deciding, Decision, Descriptor, Finding, Hidden, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
+};
+
+/// Time for which a refusal is kept after it was made: 15 minutes, longer than it takes to be called and to open a terminal.
+pub const KEPT_FOR: Micros = Micros::from_secs(15 * 60);
+/// Maximum number of refused descriptors of one rule: 128. One client that is refused all the time is one of them.
+pub const MOST_OF_RULE: usize = 128;
+/// Maximum size of all refusals: 16 MiB.
+const MOST_BYTES: usize = 16 << 20;
+/// Maximum text of one refusal: 1 KiB. Keys and values beyond it are left out.
+const MOST_TEXT: usize = 1 << 10;
+/// Maximum text of one key or value: 128 bytes, as in metrics.
+const MOST_WORD: usize = 128;
+/// Maximum number of entries of one refusal: 32.
+const MOST_ENTRIES: usize = 32;
+/// Size of a refusal and its places in the maps, without text and entries: an estimate from above.
+const BYTES_OF_REFUSAL: usize = 512;
+/// Size of an entry without its text: two strings, and what the allocator adds.
+const BYTES_OF_ENTRY: usize = 96;
+/// Least time between two new descriptors of a rule that has all its places taken: 10 ms. Copying the text of each would cost a flood
+/// of refusals a twentieth more.
+const NEW_EVERY: Micros = Micros::from_millis(10);
+/// Longest wait of a decision for a reader: 50 us. After that its refusal is not kept.
+const LOCK_TIMEOUT: Duration = Duration::from_micros(50);
+
+/// The last refusals of each rule. Refusals of the same descriptor by the same rule are one.
+pub struct RecentRefusals {
+    clock: Arc<dyn Clock>,
+    hasher: foldhash::fast::RandomState,
+    rings: Mutex<Rings>,
+    /// Refusals that are not kept: a reader was in the way, or a rule refused too many descriptors.
+    missed: AtomicU64,
+}
+
+/// Refusals by rule. The first to go are those of the rule that has refused nothing for the longest time.
+struct Rings {
+    rules: LruCache<RuleOfLoad, Ring, FixedState>,
+    bytes: usize,
+}
+
+/// Refusals of one rule by the digest of the descriptor. The first to go is the one that was not repeated for the longest time.
+struct Ring {
+    refusals: LruCache<u64, Refusal, FixedState>,
+    /// Time of the last new descriptor.
+    new_at: Micros,
+}
+
+/// Number of a load of the rules, and of a rule in it; `None` for refusals that no rule made.
+type RuleOfLoad = (u64, Option<RuleId>);
+
+/// Refusals of one descriptor by one rule.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Name of the domain; empty if no rule file has it.
+    pub domain: Box<str>,
+    /// Path of the rule, if one refused.
+    pub rule: Option<Arc<Path>>,
+    /// Name of the limit that refused, if it has one.
+    pub limit: Option<Box<str>>,
+    /// Quota of the limit that refused, if one did.
+    pub quota: Option<Quota>,
+    /// Index in `descriptors` of the one that was refused; `None` if the whole request was.
+    pub refused: Option<usize>,
+    /// Descriptors of the first of the requests, as far as they are kept.
+    pub descriptors: Vec<ShownDescriptor>,
+    /// True if not all of the descriptors are kept.
+    pub is_cut: bool,
+    /// Time of the first of the refusals.
+    pub first: Micros,
+    /// Time of the last of the refusals.
+    pub last: Micros,
+    /// Number of the refusals.
+    pub count: u64,
+    /// Hits that remained at the last one.
+    pub remaining: u32,
+    /// Time after the last one until the same request would have been admitted, if waiting helps.
+    pub retry: Option<Micros>,
+    /// Origin of the last one.
+    pub origin: Origin,
+    /// Number of the load of the rules.
+    pub generation: u64,
+}
+
+/// Keys and values of a descriptor as they may be shown: sensitive values as their digests, long texts cut.
+pub type ShownDescriptor = Vec<(Box<str>, Box<str>)>;
+
+/// Selection of refusals: those that have all of it.
+#[derive(Clone, Debug, Default)]
+pub struct RefusalFilter {
+    /// Domain name.
+    pub domain: Option<String>,
+    /// Path of the rule, such as `edge.user`.
+    pub rule: Option<String>,
+    /// Entries of the refused descriptor, or of any descriptor if the whole request was refused.
+    pub entries: Vec<(String, String)>,
+}
+
+impl RecentRefusals {
+    /// Returns an empty collection.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let rings = Mutex::new(Rings { rules: LruCache::unbounded_with_hasher(FixedState::default()), bytes: 0 });
+        Self { clock, hasher: foldhash::fast::RandomState::default(), rings, missed: AtomicU64::new(0) }
+    }
+
+    /// Keeps a refusal.
+    pub(super) fn record(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        let now = self.clock.now();
+        let refused = deciding.descriptor.or_else(|| denied(decision));
+        let descriptor = refused.and_then(|index| request.descriptors().get(index));
+        let digest = self.hasher.hash_one(descriptor.map(|descriptor| &descriptor.entries));
+        let Some(mut rings) = self.rings.try_lock_for(LOCK_TIMEOUT) else {
+            self.missed.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let rule = (decision.generation, deciding.rule.map(|rule| rule.id));
+        let tightest = refused.and_then(|index| tightest(decision, index));
+        let (remaining, retry) = tightest.map_or((0, None), |found| (found.verdict.remaining, found.verdict.retry));
+        let origin = deciding.origin;
+        if let Some(ring) = rings.rules.get_mut(&rule) {
+            if let Some(known) = ring.refusals.get_mut(&digest) {
+                known.count = known.count.saturating_add(1);
+                (known.last, known.remaining, known.retry, known.origin) = (now, remaining, retry, origin);
+                return;
+            }
+            if ring.refusals.len() >= MOST_OF_RULE && now.saturating_sub(ring.new_at) < NEW_EVERY {
+                self.missed.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        }
+        let (descriptors, refused, is_cut) = kept(request, refused, &decision.hidden);
+        let refusal = Refusal {
+            domain: decision.domain.unwrap_or_default().into(),
+            rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
+            limit: deciding.limit.map(Into::into),
+            quota: tightest.map(|found| found.quota),
+            refused,
+            descriptors,
+            is_cut,
+            first: now,
+            last: now,
+            count: 1,
+            remaining,
+            retry,
+            origin,
+            generation: decision.generation,
+        };
+        rings.add(rule, digest, refusal);
+    }
+
+    /// Returns the refusals that `filter` selects, the latest first, and the time.
+    pub fn select(&self, filter: &RefusalFilter) -> (Vec<Refusal>, Micros) {
+        let now = self.clock.now();
+        let mut found: Vec<Refusal> = {
+            let mut rings = self.rings.lock();
+            rings.forget_before(now.saturating_sub(KEPT_FOR));
+            let all = rings.rules.iter().flat_map(|(_, ring)| ring.refusals.iter().map(|(_, refusal)| refusal));
+            all.filter(|refusal| filter.selects(refusal)).cloned().collect()
+        };
+        found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
+        (found, now)
+    }
+
+    /// Returns the number of refusals that are not kept: a reader was in the way, or a rule refused too many descriptors.
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for RecentRefusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecentRefusals").field("missed", &self.missed).finish_non_exhaustive()
+    }
+}
+
+impl Rings {
+    /// Adds the first refusal of a descriptor by its rule, and drops the oldest ones beyond the bounds.
+    fn add(&mut self, rule: RuleOfLoad, digest: u64, refusal: Refusal) {
+        self.bytes += refusal.bytes();
+        let ring = self.rules.get_or_insert_mut(rule, Ring::new);
+        ring.new_at = refusal.last;
+        ring.refusals.put(digest, refusal);
+        if ring.refusals.len() > MOST_OF_RULE {
+            self.drop_oldest(rule);
+        }
+        while self.bytes > MOST_BYTES
+            && let Some((&quietest, _)) = self.rules.peek_lru()
+        {
+            self.drop_oldest(quietest);
+        }
+    }
+
+    /// Drops the refusal of `rule` that was not repeated for the longest time, and the rule with its last one.
+    fn drop_oldest(&mut self, rule: RuleOfLoad) {
+        let Some(ring) = self.rules.peek_mut(&rule) else { return };
+        self.bytes -= ring.refusals.pop_lru().map_or(0, |(_, oldest)| oldest.bytes());
+        if ring.refusals.is_empty() {
+            self.rules.pop(&rule);
+        }
+    }
+
+    /// Drops refusals that were last made before `time`.
+    fn forget_before(&mut self, time: Micros) {
+        let rules: Vec<RuleOfLoad> = self.rules.iter().map(|(rule, _)| *rule).collect();
+        for rule in rules {
+            let is_old = |ring: &Ring| ring.refusals.peek_lru().is_some_and(|(_, oldest)| oldest.last < time);
+            while self.rules.peek(&rule).is_some_and(is_old) {
+                self.drop_oldest(rule);
+            }
+        }
+    }
+}
+
+impl Ring {
+    fn new() -> Self {
+        Self { refusals: LruCache::unbounded_with_hasher(FixedState::default()), new_at: Micros::ZERO }
+    }
+}
+
+impl Refusal {
+    /// Returns its size in memory, estimated from above.
+    fn bytes(&self) -> usize {
+        let entries = self.descriptors.iter().flatten();
+        let text: usize = entries.map(|(key, value)| key.len() + value.len() + BYTES_OF_ENTRY).sum();
+        BYTES_OF_REFUSAL + text
+    }
+}
+
+impl RefusalFilter {
+    fn selects(&self, refusal: &Refusal) -> bool {
+        let is_of = |descriptor: &ShownDescriptor| {
+            self.entries.iter().all(|(key, value)| {
+                let (key, value) = (cut(key), cut(value));
+                descriptor.iter().any(|(own_key, own)| **own_key == *key && **own == *value)
+            })
+        };
+        let is_selected = match refusal.refused.and_then(|index| refusal.descriptors.get(index)) {
+            Some(refused) => is_of(refused),
+            None => self.entries.is_empty() || refusal.descriptors.iter().any(is_of),
+        };
+        is_selected
+            && self.domain.as_deref().is_none_or(|domain| *refusal.domain == *domain)
+            && self.rule.as_deref().is_none_or(|rule| refusal.rule.as_ref().is_some_and(|own| own.to_string() == rule))
+    }
+}
+
+/// Returns the index of the descriptor that a `deny` rule matched.
+fn denied(decision: &Decision<'_>) -> Option<usize> {
+    decision.parts.iter().position(|part| matches!(part.finding, Finding::Denied))
+}
+
+fn tightest<'d, 'a>(decision: &'d Decision<'a>, descriptor: usize) -> Option<&'d Tightest<'a>> {
+    match &decision.parts.get(descriptor)?.finding {
+        Finding::Limited(tightest) => Some(tightest),
+        Finding::Unmatched | Finding::Unlimited | Finding::Denied => None,
+    }
+}
+
+/// Returns the descriptors that are kept, the place of the refused one among them, and true if some text is missing. The refused one
+/// is kept before all others.
+fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<ShownDescriptor>, Option<usize>, bool) {
+    let (mut entries, mut text, mut is_cut) = (0, 0, false);
+    let mut show = |(index, descriptor): (usize, &Descriptor)| {
+        let mut shown = ShownDescriptor::new();
+        for (number, entry) in descriptor.entries.iter().enumerate() {
+            let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (index, number));
+            let key = word(&entry.key);
+            let value = digest.map_or_else(|| word(&entry.value), |hidden| cut(&hidden.digest));
+            (entries, text) = (entries + 1, text + key.len() + value.len());
+            if entries > MOST_ENTRIES || text > MOST_TEXT {
+                is_cut = true;
+                break;
+            }
+            shown.push((key, value));
+        }
+        shown
+    };
+    let all = || request.descriptors().iter().enumerate();
+    let first = refused.and_then(|refused| all().nth(refused)).map(&mut show);
+    let place = first.as_ref().map(|_| 0);
+    let others = all().filter(|(index, _)| Some(*index) != refused).map(show);
+    let kept = first.into_iter().chain(others.filter(|shown| !shown.is_empty())).collect();
+    (kept, place, is_cut)
+}
+
+/// Returns a key or value as text.
+fn word(bytes: &[u8]) -> Box<str> {
+    // Cut before the conversion: a value may have megabytes. A character has at most four bytes.
+    cut(&String::from_utf8_lossy(bytes.get(..MOST_WORD + 4).unwrap_or(bytes)))
+}
+
+/// Returns the beginning of a text, and a mark if it is not all. Characters that change how other text is shown are escaped.
+fn cut(text: &str) -> Box<str> {
+    let end = (0..=MOST_WORD.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let line = text.get(..end).unwrap_or_default().replace('\n', "\\n");
+    let mut shown = escaped(&line, false).into_owned();
+    if end < text.len() {
+        shown.push('…');
+    }
+    shown.into()
+}

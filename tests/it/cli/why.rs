@@ -1,0 +1,139 @@
+//! `tidegate why`, over several instances, and who may read the refusals that it shows.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Instant;
+
+use super::{path, rule_file, stderr, stdout, tidegate};
+use crate::redis::Single;
+use crate::support::{Tidegate, eventually, said};
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+
+const RULES: &str = "domain: edge
+entries: { api_key: { sensitive: true } }
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 1, name: yearly } }
+  - { key: api_key, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - { key: country, value: xx, deny: true }
+";
+
+/// Makes calls with these descriptors.
+fn call(server: &Tidegate, times: &str, descriptors: &[&str]) {
+    let address = server.grpc.to_string();
+    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
+    tidegate(&[&["call", "--address", &address, "--domain", "edge", "--times", times], &named[..]].concat());
+}
+
+/// Runs the command over these instances. Returns its exit code, its output and its errors.
+fn why(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String) {
+    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
+    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
+    let output = tidegate(&[&["why"], more, &named[..]].concat());
+    (output.status.code(), stdout(&output), stderr(&output))
+}
+
+async fn get(server: &Tidegate, path: &str, headers: &str) -> String {
+    said(server.debug, &format!("GET {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n")).await
+}
+
+#[tokio::test]
+async fn refusals_of_all_instances_are_explained_together_and_a_missing_instance_is_named() {
+    let redis = Single::start(&[]).await;
+    let (rules, url) = (rule_file(RULES), redis.address().to_string());
+    let secret = rule_file(SECRET);
+    let variables = [("REDIS_URL", url.as_str()), ("KEY_SECRET_FILE", path(&secret))];
+    let one = Tidegate::start(rules.path(), &variables).await;
+    let mut other = Tidegate::start(rules.path(), &variables).await;
+    let both = [one.debug, other.debug];
+    call(&one, "5", &["user=42", "country=de"]);
+    call(&other, "3", &["user=42"]);
+    call(&other, "2", &[r"user=a\,b", "country=\u{202e}de"]);
+    call(&one, "2", &["country=xx"]);
+
+    let (code, told, _) = why(&both, &["--domain", "edge", "-d", "user=42"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.starts_with("edge  user=42\n  refused 7 times from "), "{told}");
+    assert!(told.contains("by rule edge.user, 1 per year, limit yearly: its counter "), "{told}");
+    assert!(told.contains(&format!("{} (4)", one.debug)) && told.contains(&format!("{} (3)", other.debug)), "{told}");
+    assert!(told.contains("  until in ") && !told.contains("a\\,b"), "{told}");
+
+    let (_, told, _) = why(&both, &[]);
+    let first: Vec<&str> = told.lines().filter(|line| line.starts_with("edge")).collect();
+    assert_eq!(
+        first,
+        ["edge  user=42", "edge  country=xx", r"edge  user=a\,b"],
+        "the most often refused first: {told}"
+    );
+    assert!(told.contains(r"in the same request: country=\\u{202e}de"), "{told}");
+    assert!(told.contains("by rule edge.country_xx: the rule denies the request"), "{told}");
+    let (code, told, _) = why(&both, &["-d", "user=43"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("the last 128 refused descriptors of each rule, for 15m"), "{told}");
+
+    // One that is gone, and one that accepts connections and never answers.
+    other.kill();
+    other.ended().await;
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let three = [one.debug, other.debug, silent.local_addr().expect("an address")];
+    let began = Instant::now();
+    let (code, told, errors) = why(&three, &["-d", "user=42", "--timeout", "500ms"]);
+    assert!(began.elapsed().as_secs() < 30, "it waits for each at the same time");
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(told.contains("refused 4 times") && told.contains("Not all instances answered"), "{told}");
+    assert!(errors.contains(&format!("{} is missing below: no debug listener", other.debug)), "{errors}");
+    assert!(errors.contains(&format!("{} is missing below: no answer within 500ms", three[2])), "{errors}");
+    let (code, _, errors) = why(&three[1..], &["--timeout", "500ms"]);
+    assert_eq!(code, Some(2));
+    assert!(errors.contains("no instance answered: set --instance"), "{errors}");
+}
+
+#[tokio::test]
+async fn refusals_are_read_on_this_machine_only_never_by_a_web_page_and_without_sensitive_values() {
+    let rules = rule_file(RULES);
+    let secret = rule_file(SECRET);
+    let secret = ("KEY_SECRET_FILE", path(&secret));
+    let server = Tidegate::start(rules.path(), &[secret]).await;
+    call(&server, "2", &["api_key=canary-1234", "user=ann"]);
+    let page = get(&server, "/v1/refusals", "host: localhost\r\n").await;
+    assert!(page.starts_with("HTTP/1.1 200 ") && page.contains("\"rule\":\"edge.api_key\""), "{page}");
+    assert!(!page.contains("canary"), "{page}");
+    for (headers, why) in [
+        ("host: localhost\r\norigin: http://localhost\r\n", "web page"),
+        ("host: evil.example\r\n", "neither an address nor localhost"),
+    ] {
+        let page = get(&server, "/v1/refusals", headers).await;
+        assert!(page.starts_with("HTTP/1.1 403 ") && page.contains(why), "{page}");
+    }
+    let page = get(&server, "/v1/refusals?who=42", "host: localhost\r\n").await;
+    assert!(page.starts_with("HTTP/1.1 400 ") && page.contains("there is no parameter who"), "{page}");
+    let page = get(&server, "/v1/refusals?entry=user", "host: localhost\r\n").await;
+    assert!(page.starts_with("HTTP/1.1 400 ") && page.contains("entry=KEY=VALUE"), "{page}");
+    let page = said(server.debug, "POST /v1/refusals HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    assert!(page.starts_with("HTTP/1.1 405 "), "{page}");
+
+    let open = Tidegate::start(rules.path(), &[secret, ("DEBUG_HOST", "0.0.0.0")]).await;
+    let at = SocketAddr::from(([127, 0, 0, 1], open.debug.port()));
+    call(&open, "2", &["user=ann"]);
+    let ask = async |path: &str| {
+        said(at, &format!("GET {path} HTTP/1.1\r\nhost: tidegate\r\nconnection: close\r\n\r\n")).await
+    };
+    let page = ask("/v1/refusals").await;
+    assert!(page.starts_with("HTTP/1.1 403 ") && page.contains("DEBUG_HOST") && !page.contains("ann"), "{page}");
+    assert!(ask("/rlconfig").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn refusals_stay_known_after_a_reload() {
+    let (rules, secret) = (rule_file(RULES), rule_file(SECRET));
+    let server = Tidegate::start(rules.path(), &[("KEY_SECRET_FILE", path(&secret))]).await;
+    call(&server, "2", &["user=42"]);
+    std::fs::write(path(&rules), RULES.replace("requests_per_unit: 1,", "requests_per_unit: 2,"))
+        .expect("it is written");
+    eventually("the new rules are in force", async || {
+        get(&server, "/rlconfig", "host: localhost\r\n").await.contains("requests_per_unit=2").then_some(())
+    })
+    .await;
+    call(&server, "3", &["user=42"]);
+    let (_, told, _) = why(&[server.debug], &["-d", "user=42"]);
+    assert!(told.contains("1 per year") && told.contains("2 per year"), "{told}");
+}
