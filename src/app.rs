@@ -22,6 +22,7 @@ use crate::model::{Clock, Micros};
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::SourceChoice;
 use crate::source::file::find::Location;
+use crate::telemetry::records::Records;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
@@ -150,7 +151,7 @@ fn worker_count(settings: &Settings) -> NonZeroUsize {
     settings.workers.0.and_then(NonZeroUsize::new).unwrap_or_else(cores)
 }
 
-fn answers(settings: &Settings) -> anyhow::Result<Answers> {
+fn answers(settings: &Settings, records: Option<Arc<Records>>) -> anyhow::Result<Answers> {
     let header = |name: &crate::settings::HeaderText| name.0.clone();
     let names = HeaderNames::new(
         header(&settings.limit_limit_header),
@@ -175,6 +176,7 @@ fn answers(settings: &Settings) -> anyhow::Result<Answers> {
         dynamic_metadata: settings.response_dynamic_metadata,
         decision_metadata: settings.decision_metadata,
         explains: false,
+        records,
     })
 }
 

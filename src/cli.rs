@@ -24,6 +24,7 @@ mod explain;
 mod metadata;
 mod serve;
 mod server;
+mod top;
 mod why;
 
 /// Function of a subcommand, called with its parsed arguments.
@@ -36,13 +37,14 @@ const FAILED: u8 = 2;
 
 /// Runs the command line and returns its exit code.
 pub fn run() -> ExitCode {
-    let commands: [(Command, Run); 6] = [
+    let commands: [(Command, Run); 7] = [
         (serve::command(), serve::run),
         (check::command(), check::run),
         (explain::command(), explain::run),
         (call::command(), call::run),
         (bench::command(), bench::run),
         (why::command(), why::run),
+        (top::command(), top::run),
     ];
     let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
     let order: Vec<String> = names.iter().map(|command| command.get_name().to_owned()).collect();
@@ -50,7 +52,7 @@ pub fn run() -> ExitCode {
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limit decision service for Envoy, API gateways and microservices")
         .after_help(
-            "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml\n  Measure a running server under load:\n    tidegate bench --domain edge --descriptor user=u{n}\n  Tell who was refused lately, and why:\n    tidegate why",
+            "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml\n  Measure a running server under load:\n    tidegate bench --domain edge --descriptor user=u{n}\n  Tell who was refused lately, and why:\n    tidegate why\n  Show who is refused most:\n    tidegate top\n  Show what no rule matches:\n    tidegate top --unmatched",
         )
         .subcommand_required(true)
         .arg_required_else_help(true)

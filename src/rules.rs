@@ -18,13 +18,16 @@ mod charges;
 mod explain;
 pub(crate) mod list;
 pub mod live;
+mod nearest;
 pub(crate) mod places;
 pub(crate) mod replacements;
+pub(crate) mod spelling;
 mod survey;
 pub(crate) mod tree;
 
 use changes::Changes;
 pub use explain::{Explanation, explain};
+pub use nearest::{KeyPaths, Nearest};
 use places::{OverlayTree, TreeReplacements};
 pub use survey::Survey;
 use tree::TreeLevel;

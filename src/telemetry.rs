@@ -20,7 +20,7 @@ use self::metrics::{
     RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
 };
 use self::page::Page;
-use self::recent::RecentRefusals;
+use self::records::Records;
 use self::refusals::Refusals;
 pub use self::series::NamedHits;
 use self::series::Rules;
@@ -28,8 +28,9 @@ use self::servers::ServerMetrics;
 use self::times::Times;
 use self::traces::{Span, Traces, Way};
 use self::value::seconds;
-use crate::model::{About, Answered, Clock, Deciding, Decision, Micros, Outcome, Request, Wait};
+use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
+pub mod decision_id;
 pub mod escape;
 mod histogram;
 pub mod json_lines;
@@ -40,6 +41,7 @@ pub mod metrics;
 pub mod page;
 mod points;
 pub mod recent;
+pub mod records;
 mod refusals;
 mod series;
 pub mod servers;
@@ -47,7 +49,9 @@ mod split;
 pub mod statsd;
 pub mod throttle;
 mod times;
+pub mod top;
 pub mod traces;
+pub mod unmatched;
 mod value;
 
 /// Method name in the metrics of calls, as in the reference.
@@ -64,7 +68,7 @@ pub struct Telemetry {
     rules: Rules,
     servers: Arc<ServerMetrics>,
     refusals: Refusals,
-    recent: Option<Arc<RecentRefusals>>,
+    records: Option<Arc<Records>>,
     calls: AtomicU64,
     response_time: Histogram,
     /// Times of calls for statsd, if that is on.
@@ -118,7 +122,7 @@ impl Telemetry {
             rules: Rules::new(near_ratio),
             servers: Arc::default(),
             refusals: Refusals::new(),
-            recent: None,
+            records: None,
             calls: AtomicU64::new(0),
             response_time: Histogram::default(),
             times: None,
@@ -143,14 +147,14 @@ impl Telemetry {
         Self { traces, ..self }
     }
 
-    /// Keeps the last refusals, even if decisions are not counted. `clock` is their time.
-    pub fn with_recent(self, clock: Arc<dyn Clock>) -> Self {
-        Self { recent: Some(Arc::new(RecentRefusals::new(clock))), ..self }
+    /// Keeps records of decisions, even if these are not counted.
+    pub fn with_records(self, records: Records) -> Self {
+        Self { records: Some(Arc::new(records)), ..self }
     }
 
-    /// Returns the last refusals, if they are kept.
-    pub fn recent(&self) -> Option<Arc<RecentRefusals>> {
-        self.recent.clone()
+    /// Returns the records of decisions, if they are kept.
+    pub fn records(&self) -> Option<Arc<Records>> {
+        self.records.clone()
     }
 
     /// Also counts what statsd needs: the hits of each rule under its full name, and the time of each call.
@@ -218,18 +222,17 @@ impl Telemetry {
         Arc::clone(&self.limited)
     }
 
-    /// Counts a decided request, and records it in `span`.
+    /// Counts a decided request, and records it, in `span` too.
     pub fn observe(&self, request: &Request, decision: &Decision<'_>, span: Option<&mut Span>) {
-        let recent = self.recent.as_ref().filter(|_| decision.outcome.is_refused());
-        if !self.is_on && span.is_none() && recent.is_none() {
+        if !self.is_on && span.is_none() && self.records.is_none() {
             return;
         }
         let deciding = decision.deciding();
         if let Some(span) = span {
             span.decided(request.descriptors().len(), decision, deciding);
         }
-        if let Some(recent) = recent {
-            recent.record(request, decision, deciding);
+        if let Some(records) = &self.records {
+            records.decided(request, decision, deciding);
         }
         if !self.is_on {
             return;
@@ -238,10 +241,13 @@ impl Telemetry {
         self.count(decision, deciding);
     }
 
-    /// Counts the charges of a slice of a large request.
+    /// Counts the charges of a slice of a large request, and its descriptors without a rule.
     pub fn observe_slice(&self, slice: &Request, decision: &Decision<'_>) {
         if self.is_on {
             self.rules.count_charges(slice, decision);
+        }
+        if let Some(records) = &self.records {
+            records.sliced(slice, decision);
         }
     }
 
@@ -258,8 +264,8 @@ impl Telemetry {
         if let Some(span) = span {
             span.decided(descriptors, decision, deciding);
         }
-        if let Some(recent) = self.recent.as_ref().filter(|_| decision.outcome.is_refused()) {
-            recent.record(request, decision, deciding);
+        if let Some(records) = &self.records {
+            records.decided_large(request, decision, deciding);
         }
         if self.is_on {
             self.rules.count_decision(request, decision, deciding);
@@ -294,7 +300,7 @@ impl Telemetry {
         &self,
         generation: u64,
         domains: &[&str],
-        rules: impl ExactSizeIterator<Item = &'a About>,
+        rules: impl ExactSizeIterator<Item = &'a About> + Clone,
         now: Micros,
     ) {
         let Loads { succeeded, is_rejected, rules: count, generation: last, loaded_us, .. } = &self.loads;
@@ -303,6 +309,9 @@ impl Telemetry {
         count.store(rules.len() as u64, Ordering::Relaxed);
         last.store(generation, Ordering::Relaxed);
         loaded_us.store(now.get(), Ordering::Relaxed);
+        if let Some(records) = &self.records {
+            records.unmatched.replace(generation, rules.clone(), now);
+        }
         self.rules.replace(generation, domains, rules);
     }
 

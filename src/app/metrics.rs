@@ -21,6 +21,7 @@ use crate::store::redis::Redis;
 use crate::store::redis::credentials::{Credentials, LoginRead};
 use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
+use crate::telemetry::decision_id::DecisionIds;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS,
@@ -29,6 +30,7 @@ use crate::telemetry::metrics::{
     STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES,
     XDS_RESTORED_AGE,
 };
+use crate::telemetry::records::Records;
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
 use crate::transport::callers::{CallerGate, Denial};
@@ -41,7 +43,16 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
     };
     let telemetry = if settings.statsd.is_some() { telemetry.with_statsd() } else { telemetry };
-    Arc::new(telemetry.with_traces(traces).with_recent(Arc::new(SystemClock)))
+    let records = Records::new(Arc::new(SystemClock), decision_ids());
+    Arc::new(telemetry.with_traces(traces).with_records(records))
+}
+
+/// Returns the ids of decisions of this process. `None` if the system has no random bytes.
+fn decision_ids() -> Option<DecisionIds> {
+    let (mut key, mut instance) = ([0; 32], [0; 6]);
+    let random = rustls::crypto::ring::default_provider().secure_random;
+    random.fill(&mut key).and_then(|()| random.fill(&mut instance)).ok()?;
+    Some(DecisionIds::new(key, instance))
 }
 
 /// Adds the metrics of dropped spans and dropped log lines.
@@ -150,6 +161,13 @@ pub(super) fn connections(telemetry: &Telemetry, tallies: Vec<(&'static str, Arc
             }
         });
     });
+}
+
+/// Adds the connections that spoke HTTP/1 to the gRPC port to what met no rule.
+pub(super) fn http1_peers(telemetry: &Telemetry, grpc: Arc<Tally>) {
+    if let Some(records) = telemetry.records() {
+        records.unmatched.set_http1(move || grpc.counts().ended(EndCause::Http1));
+    }
 }
 
 /// Adds the metric of TLS handshakes. Without `tls`, there are none.

@@ -209,7 +209,7 @@ impl Service {
     /// If the worker threads or a service cannot be started.
     pub(super) async fn serve(mut self, settings: &Settings, log: &Log, sockets: Sockets) -> anyhow::Result<Running> {
         let addresses = sockets.addresses()?;
-        let answers = Arc::new(answers(settings)?);
+        let answers = Arc::new(answers(settings, self.telemetry.records())?);
         let edge = |most_held| {
             Edge::new(Arc::clone(&self.limiter), Arc::clone(&answers), Arc::clone(&self.telemetry), most_held)
         };
@@ -230,7 +230,7 @@ impl Service {
                 self.status.clone(),
                 super::xds::description(settings, self.xds.clone()),
                 log.level.clone(),
-                self.telemetry.recent(),
+                &self.telemetry,
                 addresses.debug.ip(),
             ),
         };
@@ -354,6 +354,7 @@ fn listeners(
         listener
     };
     let grpc = listener("gRPC", grpc, slots.of_grpc());
+    metrics::http1_peers(telemetry, grpc.tally());
     let grpc =
         grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls.map(|tls| Arc::clone(&tls.grpc)));
     let tls_if = |is_on: fn(&ListenerTlsSettings) -> bool| {

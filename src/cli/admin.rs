@@ -1,5 +1,7 @@
 //! Requests to the debug listeners of several instances at the same time.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -18,6 +20,11 @@ use crate::model::Micros;
 /// Maximum size of an answer: 16 MiB, more than an instance keeps.
 const MOST: usize = 16 << 20;
 
+/// Reason why an instance is missing whose answer is another page.
+pub(super) const FOREIGN: &str = "its answer is not that of a debug listener";
+/// Error if all instances are missing.
+pub(super) const NOBODY: &str = "no instance answered: set --instance to a debug listener (DEBUG_HOST, DEBUG_PORT)";
+
 /// Answer of an instance, or the reason why there is none.
 pub(super) type Answer = (String, anyhow::Result<Value>);
 
@@ -34,25 +41,32 @@ pub(super) fn arguments() -> [Arg; 2] {
     ]
 }
 
-/// Asks all instances at the same time for `path`.
+/// Asks all instances at the same time for `path`, each once.
 pub(super) async fn ask(matches: &ArgMatches, path: &str) -> Vec<Answer> {
     let wait = matches.get_one::<Micros>("timeout").copied().unwrap_or(Micros::from_secs(2));
     let wait = Duration::from_micros(wait.get());
     let names = matches.get_many::<String>("instance").into_iter().flatten();
-    let answers = names.map(|name| async move {
+    let found = join_all(names.map(|name| async move {
         match timeout(wait, addresses(name)).await {
-            Ok(Ok(found)) => {
-                join_all(found.into_iter().map(|(label, address)| async move {
-                    let answer = timeout(wait, get(address, path)).await;
-                    (label, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {wait:?}"))))
-                }))
-                .await
-            }
-            Ok(Err(error)) => vec![(name.clone(), Err(error))],
-            Err(_) => vec![(name.clone(), Err(anyhow::anyhow!("its name was not resolved within {wait:?}")))],
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err((name.clone(), Err(error))),
+            Err(_) => Err((name.clone(), Err(anyhow::anyhow!("its name was not resolved within {wait:?}")))),
         }
+    }))
+    .await;
+    let (mut answers, mut asked) = (Vec::new(), BTreeMap::new());
+    for found in found {
+        match found {
+            Ok(found) => found.into_iter().for_each(|(label, address)| _ = asked.entry(address).or_insert(label)),
+            Err(missing) => answers.push(missing),
+        }
+    }
+    let asked = asked.into_iter().map(|(address, label)| async move {
+        let answer = timeout(wait, get(address, path)).await;
+        (label, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {wait:?}"))))
     });
-    join_all(answers).await.into_iter().flatten().collect()
+    answers.extend(join_all(asked).await);
+    answers
 }
 
 /// Returns the addresses of an instance, each with its label.
@@ -66,6 +80,11 @@ async fn addresses(name: &str) -> anyhow::Result<Vec<(String, SocketAddr)>> {
         .await
         .with_context(|| format!("the name in {name} cannot be resolved"))?
         .collect();
+    // The listener is on one of the two addresses of localhost.
+    let found = match name.starts_with("localhost:") && found.iter().any(SocketAddr::is_ipv4) {
+        true => found.into_iter().filter(SocketAddr::is_ipv4).collect(),
+        false => found,
+    };
     let label = |address: &SocketAddr| match found.len() {
         1 => name.to_owned(),
         _ => format!("{name} ({address})"),
@@ -81,6 +100,47 @@ async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Value> {
     let status = response.status();
     let body = to_bytes(Body::new(response.into_body()), MOST).await.context("its answer was cut off")?;
     let text = String::from_utf8_lossy(&body);
-    ensure!(status.is_success(), "it answered {status}: {}", text.trim());
-    serde_json::from_str(&text).context("its answer is not that of a debug listener")
+    ensure!(status.is_success(), "it answered {status}: {}", printable(text.trim()));
+    serde_json::from_str(&text).context(FOREIGN)
+}
+
+/// Tells which instances are missing in what follows.
+pub(super) fn name_missing(missing: &[(String, String)]) {
+    for (instance, why) in missing {
+        eprintln!("{instance} is missing below: {why}");
+    }
+}
+
+/// Returns a text of an answer; empty if there is none.
+pub(super) fn text(value: &Value, name: &str) -> String {
+    printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
+}
+
+/// Returns a descriptor as `--descriptor` reads it.
+pub(super) fn descriptor(entries: Option<&Value>) -> String {
+    let entries = entries.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let quoted = |text: String| text.replace('\\', "\\\\").replace(',', "\\,");
+    let entries =
+        entries.iter().map(|entry| format!("{}={}", quoted(text(entry, "key")), quoted(text(entry, "value"))));
+    entries.collect::<Vec<_>>().join(",")
+}
+
+/// Replaces control characters, which could change what a terminal shows. An instance escapes them, and another answerer may not.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// A length in milliseconds, as people say it.
+pub(super) struct Ago(pub(super) u64);
+
+impl fmt::Display for Ago {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 / 1_000 {
+            0 => write!(f, "less than 1 s"),
+            seconds @ 1..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
+            seconds => write!(f, "{} d", seconds / 86_400),
+        }
+    }
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use form_urlencoded::Serializer;
 use serde_json::Value;
 
-use super::admin::{self, Answer};
+use super::admin::{self, Ago, Answer, text};
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
 
@@ -25,7 +25,12 @@ pub(super) fn command() -> Command {
             "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\nafter their last refusal. Reads no counter and changes nothing.",
         )
         .after_help(
-            "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why user 42 is refused, by three instances:\n    tidegate why --domain edge --descriptor user=42 --instance 10.0.0.1:6070 --instance 10.0.0.2:6070 --instance 10.0.0.3:6070",
+            "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why one request was refused, by the id in Envoy's access log:\n    tidegate why 3v8k2m9c4q7r1t6x5z0d8f2h4j\n  Why user 42 is refused, by two instances, whose debug listeners are forwarded to this machine:\n    tidegate why --domain edge --descriptor user=42 --instance 127.0.0.1:6070 --instance 127.0.0.1:6071",
+        )
+        .arg(
+            Arg::new("ID")
+                .conflicts_with_all(["domain", "rule", "descriptor", "most"])
+                .help("Id of a decision, as it stands in the dynamic metadata of its answer (DECISION_METADATA)"),
         )
         .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
         .arg(Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]"))
@@ -47,22 +52,51 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answers = runtime.block_on(admin::ask(matches, &path(matches)));
+    let answers = runtime.block_on(admin::ask(matches, &path(matches)?));
     let most = matches.get_one::<u32>("most").copied().unwrap_or(20);
-    let report = Report::of(&answers, usize::try_from(most)?)?;
-    for (instance, why) in &report.missing {
-        eprintln!("{instance} is missing below: {why}");
+    let report = Report::of(&answers, usize::try_from(most)?);
+    admin::name_missing(&report.missing);
+    ensure!(report.missing.len() < answers.len(), admin::NOBODY);
+    if let Some(id) = matches.get_one::<String>("ID") {
+        let unknown = unknown(id, &answers, &report);
+        if let Some(why) = unknown {
+            super::print(&format_args!("{why}\n"))?;
+            return Ok(ExitCode::from(REFUSED));
+        }
     }
-    ensure!(
-        report.missing.len() < answers.len(),
-        "no instance answered: set --instance to a debug listener (DEBUG_HOST, DEBUG_PORT)"
-    );
     super::print(&report)?;
     Ok(if report.refused.is_empty() { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
+/// Returns the reason for which there is no refusal of the decision `id`. `None` if there is one.
+fn unknown(id: &str, answers: &[Answer], report: &Report) -> Option<String> {
+    if !report.refused.is_empty() {
+        return None;
+    }
+    let is = |page: &Value, name: &str| page.get(name).and_then(Value::as_bool) == Some(true);
+    let mut pages = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().ok()?)));
+    Some(match pages.find(|(_, page)| is(page, "is_of_this_instance")) {
+        Some((instance, page)) if is(page, "is_refused") => {
+            format!("{instance} refused this request, and no longer knows why. It keeps {}.", report.bounds)
+        }
+        Some((instance, _)) => format!(
+            "{instance} admitted this request. `tidegate call --hits 0` shows what is left of the limits of a descriptor."
+        ),
+        None => format!(
+            "No instance that answered has made the decision {id}. Its instance may have started anew since: ask with --descriptor."
+        ),
+    })
+}
+
 /// Returns the path and query to ask for.
-fn path(matches: &ArgMatches) -> String {
+fn path(matches: &ArgMatches) -> anyhow::Result<String> {
+    if let Some(id) = matches.get_one::<String>("ID") {
+        ensure!(
+            !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric()),
+            "'{id}' is no id of a decision: it has digits and letters only; for a descriptor, write --descriptor {id}"
+        );
+        return Ok(format!("{PATH}/{id}"));
+    }
     let mut query = Serializer::new(String::new());
     for name in ["domain", "rule"] {
         if let Some(value) = matches.get_one::<String>(name) {
@@ -74,7 +108,7 @@ fn path(matches: &ArgMatches) -> String {
         let entry = format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value));
         query.append_pair("entry", &entry);
     }
-    format!("{PATH}?{}", query.finish())
+    Ok(format!("{PATH}?{}", query.finish()))
 }
 
 /// Refusals of all instances that answered.
@@ -104,6 +138,8 @@ struct Refused {
     /// The other descriptors of a request.
     others: Vec<String>,
     instances: Vec<(String, u64)>,
+    /// Number of descriptors of an instance under one load of its rules that are shown the same.
+    alike: BTreeMap<(String, Option<u64>), u64>,
     place: Place,
 }
 
@@ -119,7 +155,7 @@ struct Place {
 
 impl Report {
     /// Merges the answers; `most` is the number of descriptors to tell about.
-    fn of(answers: &[Answer], most: usize) -> anyhow::Result<Self> {
+    fn of(answers: &[Answer], most: usize) -> Self {
         let mut merged: BTreeMap<Place, Refused> = BTreeMap::new();
         let (mut missing, mut bounds, mut left_out, mut missed) = (Vec::new(), String::new(), 0, 0);
         for (instance, answer) in answers {
@@ -133,9 +169,12 @@ impl Report {
             let number = |name: &str| page.get(name).and_then(Value::as_u64).unwrap_or_default();
             let kept = Micros::from_millis(number("kept_for_ms"));
             bounds = format!("the last {} refused descriptors of each rule, for {kept}", number("most_of_rule"));
-            left_out += usize::try_from(number("left_out"))?;
-            missed += number("missed");
-            let refusals = page.get("refusals").and_then(Value::as_array).context("an answer has no refusals")?;
+            left_out += usize::try_from(number("left_out")).unwrap_or_default();
+            missed = u64::saturating_add(missed, number("missed"));
+            let Some(refusals) = page.get("refusals").and_then(Value::as_array) else {
+                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
+                continue;
+            };
             for refusal in refusals {
                 let (place, others) = place(refusal);
                 merged.entry(place.clone()).or_default().add(instance, number("now_ms"), refusal, others, place);
@@ -145,7 +184,7 @@ impl Report {
         refused.sort_by_key(|refused| std::cmp::Reverse((refused.count, refused.last)));
         left_out += refused.len().saturating_sub(most);
         refused.truncate(most);
-        Ok(Self { refused, left_out, missed, missing, bounds })
+        Self { refused, left_out, missed, missing, bounds }
     }
 }
 
@@ -155,13 +194,14 @@ impl Refused {
         let (count, first) = (number("count").unwrap_or(1), number("first_ms").unwrap_or_default());
         let last = number("last_ms").unwrap_or_default();
         self.first = if self.count == 0 { first } else { self.first.min(first) };
-        self.count += count;
+        self.count = self.count.saturating_add(count);
+        *self.alike.entry((instance.to_owned(), number("generation"))).or_default() += 1;
         match self.instances.iter_mut().find(|(name, _)| name == instance) {
-            Some((_, known)) => *known += count,
+            Some((_, known)) => *known = known.saturating_add(count),
             None => self.instances.push((instance.to_owned(), count)),
         }
         if last >= self.last {
-            let until = number("retry_ms").map(|retry| last + retry);
+            let until = number("retry_ms").map(|retry| last.saturating_add(retry));
             let provenance = text(refusal, "provenance");
             *self = Self { last, until, now, provenance, others, place, ..std::mem::take(self) };
         }
@@ -171,7 +211,7 @@ impl Refused {
 /// Returns what was refused, and the other descriptors of the request.
 fn place(refusal: &Value) -> (Place, Vec<String>) {
     let descriptors = refusal.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let mut all: Vec<String> = descriptors.iter().map(shown).collect();
+    let mut all: Vec<String> = descriptors.iter().map(|descriptor| admin::descriptor(Some(descriptor))).collect();
     let refused = refusal.get("refused").and_then(Value::as_u64).and_then(|index| usize::try_from(index).ok());
     let descriptor = match refused.filter(|index| *index < all.len()) {
         Some(index) => all.remove(index),
@@ -182,19 +222,6 @@ fn place(refusal: &Value) -> (Place, Vec<String>) {
     }
     let [domain, rule, limit, quota] = ["domain", "rule", "limit", "quota"].map(|name| text(refusal, name));
     (Place { domain, descriptor, rule, limit, quota }, all)
-}
-
-fn text(value: &Value, name: &str) -> String {
-    value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-/// Returns a descriptor as `--descriptor` reads it.
-fn shown(descriptor: &Value) -> String {
-    let entries = descriptor.as_array().map(Vec::as_slice).unwrap_or_default();
-    let quoted = |text: String| text.replace('\\', "\\\\").replace(',', "\\,");
-    let entries =
-        entries.iter().map(|entry| format!("{}={}", quoted(text(entry, "key")), quoted(text(entry, "value"))));
-    entries.collect::<Vec<_>>().join(",")
 }
 
 impl fmt::Display for Report {
@@ -211,7 +238,7 @@ impl fmt::Display for Report {
         if self.missed > 0 {
             writeln!(
                 f,
-                "{} more refusals are not kept: a rule refused too many descriptors at a time, or a reader was in the way.",
+                "{} more refusals, of all rules since the instances started, are not kept: a rule refused too many descriptors at a time, or a reader was in the way.",
                 self.missed
             )?;
         }
@@ -246,11 +273,19 @@ impl fmt::Display for Refused {
             Some(until) if until > self.now => {
                 // A time of the day says nothing about another day.
                 let left = until - self.now;
-                let at = if left < DAY { format!("{} UTC, ", Clock(until)) } else { String::new() };
-                writeln!(f, "  until {at}in {}, if nobody uses it up before", Ago(left))?;
+                let at = if left < DAY { format!("at {} UTC, ", Clock(until)) } else { String::new() };
+                writeln!(f, "  this limit admits it again {at}in {}, if nobody uses it up before", Ago(left))?;
             }
-            Some(until) => writeln!(f, "  until {} UTC, {} ago", Clock(until), Ago(self.now - until))?,
+            Some(until) => {
+                writeln!(f, "  this limit admits it again since {} UTC, {} ago", Clock(until), Ago(self.now - until))?;
+            }
             None => {}
+        }
+        if let Some(alike) = self.alike.values().max().filter(|alike| **alike > 1) {
+            writeln!(
+                f,
+                "  {alike} descriptors look like this: their values are cut, or digests without KEY_SECRET_FILE"
+            )?;
         }
         if !self.others.is_empty() {
             writeln!(f, "  in the same request: {}", self.others.join("; "))?;
@@ -269,6 +304,7 @@ fn reason(provenance: &str) -> &str {
         "closed" => "the store did not answer, and the policy `closed` refuses then",
         "local" => "the store did not answer, and this instance's part of the limit is used up",
         "rule" => "the rule denies the request",
+        "no_room" => "it was to be delayed, and as many requests were held as there is room for",
         "too_large" => "the message is too large",
         "none" => "no limit of the request can admit it",
         other => other,
@@ -282,20 +318,5 @@ impl fmt::Display for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0 / 1_000 % 86_400;
         write!(f, "{:02}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
-    }
-}
-
-/// A length in milliseconds, as people say it.
-struct Ago(u64);
-
-impl fmt::Display for Ago {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 / 1_000 {
-            0 => write!(f, "less than 1 s"),
-            seconds @ 1..120 => write!(f, "{seconds} s"),
-            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
-            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
-            seconds => write!(f, "{} d", seconds / 86_400),
-        }
     }
 }

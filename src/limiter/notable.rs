@@ -113,6 +113,8 @@ impl<'a> Notables<'a> {
         let is_refused = part.outcome().is_refused();
         self.once(true, KeepReason::First, reasons);
         self.once(is_refused && !part.is_exposed(), KeepReason::RefusedUnexposed, reasons);
+        // Where a rule denies the request, nothing is limited.
+        self.once(matches!(part.finding, Finding::Denied), KeepReason::Refused, reasons);
         if let Finding::Limited(tightest) = &part.finding {
             self.limited(part, tightest, is_refused, reasons);
         }

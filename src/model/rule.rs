@@ -109,15 +109,22 @@ impl Path {
         self.shown
     }
 
+    /// Returns the keys of the entries that lead to the rule, the last one first; nothing for a domain.
+    pub fn entry_keys(&self) -> impl Iterator<Item = &str> {
+        let levels = std::iter::successors(Some(self), |path| path.above.as_deref());
+        levels.filter(|path| !path.is_domain()).map(|path| path.key().strip_prefix(OVERLAY).unwrap_or(path.key()))
+    }
+
     /// Returns the keys alone, from the outside in: `plan.user`; empty for a domain.
     pub fn keys(&self) -> String {
-        let Some(above) = &self.above else { return String::new() };
-        let mut keys = above.keys();
-        if !keys.is_empty() {
-            keys.push('.');
-        }
-        keys.push_str(self.key().strip_prefix(OVERLAY).unwrap_or(self.key()));
-        keys
+        let mut keys: Vec<_> = self.entry_keys().collect();
+        keys.reverse();
+        keys.join(".")
+    }
+
+    /// Returns the name of the domain.
+    pub fn domain(&self) -> &str {
+        self.above.as_ref().map_or(&self.word, |above| above.domain())
     }
 }
 

@@ -10,6 +10,7 @@ use foldhash::fast::FixedState;
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use super::decision_id::DigestPart;
 use super::escape::escaped;
 use crate::model::{
     Clock, Deciding, Decision, Descriptor, Finding, Hidden, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
@@ -24,11 +25,13 @@ const MOST_BYTES: usize = 16 << 20;
 /// Maximum text of one refusal: 1 KiB. Keys and values beyond it are left out.
 const MOST_TEXT: usize = 1 << 10;
 /// Maximum text of one key or value: 128 bytes, as in metrics.
-const MOST_WORD: usize = 128;
+pub(super) const MOST_WORD: usize = 128;
 /// Maximum number of entries of one refusal: 32.
 const MOST_ENTRIES: usize = 32;
 /// Size of a refusal and its places in the maps, without text and entries: an estimate from above.
 const BYTES_OF_REFUSAL: usize = 512;
+/// Size of a rule's ring without refusals: its two maps, their tables and what the allocator adds.
+const BYTES_OF_RING: usize = 1 << 10;
 /// Size of an entry without its text: two strings, and what the allocator adds.
 const BYTES_OF_ENTRY: usize = 96;
 /// Least time between two new descriptors of a rule that has all its places taken: 10 ms. Copying the text of each would cost a flood
@@ -73,6 +76,8 @@ pub struct Refusal {
     pub limit: Option<Box<str>>,
     /// Quota of the limit that refused, if one did.
     pub quota: Option<Quota>,
+    /// True if the limit would have delayed the request, and there was no room to hold it.
+    pub is_without_room: bool,
     /// Index in `descriptors` of the one that was refused; `None` if the whole request was.
     pub refused: Option<usize>,
     /// Descriptors of the first of the requests, as far as they are kept.
@@ -87,7 +92,7 @@ pub struct Refusal {
     pub count: u64,
     /// Hits that remained at the last one.
     pub remaining: u32,
-    /// Time after the last one until the same request would have been admitted, if waiting helps.
+    /// Time after the last one until this limit would have admitted it, if waiting helps.
     pub retry: Option<Micros>,
     /// Origin of the last one.
     pub origin: Origin,
@@ -119,16 +124,17 @@ impl RecentRefusals {
     /// Keeps a refusal.
     pub(super) fn record(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         let now = self.clock.now();
-        let refused = deciding.descriptor.or_else(|| denied(decision));
-        let descriptor = refused.and_then(|index| request.descriptors().get(index));
-        let digest = self.hasher.hash_one(descriptor.map(|descriptor| &descriptor.entries));
+        let Refused { refused, tightest, is_without_room } = Refused::of(decision, deciding);
+        let (remaining, retry) = match tightest {
+            Some(found) => (found.verdict.remaining, found.verdict.retry),
+            None => (0, decision.retry.filter(|_| is_without_room)),
+        };
+        let digest = self.digest(request, decision, deciding);
         let Some(mut rings) = self.rings.try_lock_for(LOCK_TIMEOUT) else {
             self.missed.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let rule = (decision.generation, deciding.rule.map(|rule| rule.id));
-        let tightest = refused.and_then(|index| tightest(decision, index));
-        let (remaining, retry) = tightest.map_or((0, None), |found| (found.verdict.remaining, found.verdict.retry));
         let origin = deciding.origin;
         if let Some(ring) = rings.rules.get_mut(&rule) {
             if let Some(known) = ring.refusals.get_mut(&digest) {
@@ -136,7 +142,8 @@ impl RecentRefusals {
                 (known.last, known.remaining, known.retry, known.origin) = (now, remaining, retry, origin);
                 return;
             }
-            if ring.refusals.len() >= MOST_OF_RULE && now.saturating_sub(ring.new_at) < NEW_EVERY {
+            let is_soon = now >= ring.new_at && now.saturating_sub(ring.new_at) < NEW_EVERY;
+            if ring.refusals.len() >= MOST_OF_RULE && is_soon {
                 self.missed.fetch_add(1, Ordering::Relaxed);
                 return;
             }
@@ -147,6 +154,7 @@ impl RecentRefusals {
             rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
             limit: deciding.limit.map(Into::into),
             quota: tightest.map(|found| found.quota),
+            is_without_room,
             refused,
             descriptors,
             is_cut,
@@ -161,14 +169,37 @@ impl RecentRefusals {
         rings.add(rule, digest, refusal);
     }
 
+    /// Returns the digest by which a refusal is kept: refusals of the same descriptor by the same limit have the same.
+    pub(super) fn digest(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) -> u64 {
+        let Refused { refused, tightest, is_without_room } = Refused::of(decision, deciding);
+        let descriptor = refused.and_then(|index| request.descriptors().get(index));
+        let (quota, entries) = (tightest.map(|found| found.quota), descriptor.map(|descriptor| &descriptor.entries));
+        self.hasher.hash_one((decision.domain, deciding.limit, quota, is_without_room, entries))
+    }
+
     /// Returns the refusals that `filter` selects, the latest first, and the time.
     pub fn select(&self, filter: &RefusalFilter) -> (Vec<Refusal>, Micros) {
+        self.find(|_, refusal| filter.selects(refusal))
+    }
+
+    /// Returns the refusals that are kept by a digest with this part, and the time.
+    pub fn of_digest(&self, part: DigestPart) -> (Vec<Refusal>, Micros) {
+        self.find(|digest, _| DigestPart::of(digest) == part)
+    }
+
+    /// Returns no refusal, and the time.
+    pub fn none(&self) -> (Vec<Refusal>, Micros) {
+        (Vec::new(), self.clock.now())
+    }
+
+    fn find(&self, is_selected: impl Fn(u64, &Refusal) -> bool) -> (Vec<Refusal>, Micros) {
         let now = self.clock.now();
         let mut found: Vec<Refusal> = {
             let mut rings = self.rings.lock();
             rings.forget_before(now.saturating_sub(KEPT_FOR));
-            let all = rings.rules.iter().flat_map(|(_, ring)| ring.refusals.iter().map(|(_, refusal)| refusal));
-            all.filter(|refusal| filter.selects(refusal)).cloned().collect()
+            let all = rings.rules.iter().flat_map(|(_, ring)| ring.refusals.iter());
+            let selected = all.filter(|(digest, refusal)| is_selected(**digest, refusal));
+            selected.map(|(_, refusal)| refusal.clone()).collect()
         };
         found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
         (found, now)
@@ -189,7 +220,8 @@ impl fmt::Debug for RecentRefusals {
 impl Rings {
     /// Adds the first refusal of a descriptor by its rule, and drops the oldest ones beyond the bounds.
     fn add(&mut self, rule: RuleOfLoad, digest: u64, refusal: Refusal) {
-        self.bytes += refusal.bytes();
+        let is_new = !self.rules.contains(&rule);
+        self.bytes += refusal.bytes() + if is_new { BYTES_OF_RING } else { 0 };
         let ring = self.rules.get_or_insert_mut(rule, Ring::new);
         ring.new_at = refusal.last;
         ring.refusals.put(digest, refusal);
@@ -209,6 +241,7 @@ impl Rings {
         self.bytes -= ring.refusals.pop_lru().map_or(0, |(_, oldest)| oldest.bytes());
         if ring.refusals.is_empty() {
             self.rules.pop(&rule);
+            self.bytes -= BYTES_OF_RING;
         }
     }
 
@@ -235,7 +268,8 @@ impl Refusal {
     fn bytes(&self) -> usize {
         let entries = self.descriptors.iter().flatten();
         let text: usize = entries.map(|(key, value)| key.len() + value.len() + BYTES_OF_ENTRY).sum();
-        BYTES_OF_REFUSAL + text
+        let names = self.domain.len() + self.limit.as_ref().map_or(0, |limit| limit.len());
+        BYTES_OF_REFUSAL + names + self.descriptors.len() * BYTES_OF_ENTRY + text
     }
 }
 
@@ -257,6 +291,25 @@ impl RefusalFilter {
     }
 }
 
+/// The refused part of a request.
+struct Refused<'d, 'a> {
+    /// Index of the descriptor.
+    refused: Option<usize>,
+    /// The limit that refused it.
+    tightest: Option<&'d Tightest<'a>>,
+    is_without_room: bool,
+}
+
+impl<'d, 'a> Refused<'d, 'a> {
+    fn of(decision: &'d Decision<'a>, deciding: Deciding<'_>) -> Self {
+        let refused = deciding.descriptor.or_else(|| denied(decision));
+        let is_without_room = decision.wait.hold > Micros::ZERO;
+        // A limit that would have delayed the request admits it, so the tightest limit has refused nothing.
+        let tightest = refused.and_then(|index| tightest(decision, index)).filter(|_| !is_without_room);
+        Self { refused, tightest, is_without_room }
+    }
+}
+
 /// Returns the index of the descriptor that a `deny` rule matched.
 fn denied(decision: &Decision<'_>) -> Option<usize> {
     decision.parts.iter().position(|part| matches!(part.finding, Finding::Denied))
@@ -275,6 +328,10 @@ fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<Sh
     let (mut entries, mut text, mut is_cut) = (0, 0, false);
     let mut show = |(index, descriptor): (usize, &Descriptor)| {
         let mut shown = ShownDescriptor::new();
+        if entries >= MOST_ENTRIES || text >= MOST_TEXT {
+            is_cut |= !descriptor.entries.is_empty();
+            return shown;
+        }
         for (number, entry) in descriptor.entries.iter().enumerate() {
             let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (index, number));
             let key = word(&entry.key);
@@ -286,6 +343,7 @@ fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<Sh
             }
             shown.push((key, value));
         }
+        shown.shrink_to_fit();
         shown
     };
     let all = || request.descriptors().iter().enumerate();
@@ -296,8 +354,8 @@ fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<Sh
     (kept, place, is_cut)
 }
 
-/// Returns a key or value as text.
-fn word(bytes: &[u8]) -> Box<str> {
+/// Returns a key or value as text: its beginning, if it is long.
+pub(super) fn word(bytes: &[u8]) -> Box<str> {
     // Cut before the conversion: a value may have megabytes. A character has at most four bytes.
     cut(&String::from_utf8_lossy(bytes.get(..MOST_WORD + 4).unwrap_or(bytes)))
 }

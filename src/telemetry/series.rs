@@ -146,6 +146,8 @@ impl Rules {
         {
             let mut all = self.all.write();
             let All { counts, removed, .. } = &mut *all;
+            // No request uses the rules before those that are replaced now.
+            removed.retain(|removed| removed.hits.total.load(Ordering::Relaxed) > 0);
             counts.retain(|name, counts| {
                 let is_kept = name.is_other() || kept.contains(&counts.of_values.unwrap_or_else(|| name.digest()));
                 if let (false, true, Some(hits)) = (is_kept, removed.len() < MOST_SERIES, &counts.own) {

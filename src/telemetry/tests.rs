@@ -2,8 +2,10 @@
 
 use super::page::Page;
 use super::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
+use super::records::Records;
 use super::series::{MOST_OF_VALUES, Rules};
 use super::split::{Split, near};
+use super::top::Heavy;
 use super::*;
 use crate::model::{
     Charging, Descriptor, Entry, Finding, Hidden, Hits, Origin, Part, Path, Provenance, Quota, Role, RuleId, Ruling,
@@ -381,12 +383,12 @@ fn keeping() -> (Telemetry, Arc<AtomicU64>) {
     let time = Arc::new(AtomicU64::new(0));
     let now = Arc::clone(&time);
     let clock = move || Micros::from_secs(now.load(Ordering::Relaxed));
-    (Telemetry::new(0.8, Micros::ZERO).with_recent(Arc::new(clock)), time)
+    (Telemetry::new(0.8, Micros::ZERO).with_records(Records::new(Arc::new(clock), None)), time)
 }
 
 /// The values of the refused descriptors, the last first.
 fn refused(telemetry: &Telemetry) -> Vec<String> {
-    let (refusals, _) = telemetry.recent().expect("they are kept").select(&RefusalFilter::default());
+    let (refusals, _) = telemetry.records().expect("they are kept").recent.select(&RefusalFilter::default());
     refusals.iter().map(|refusal| refusal.descriptors[0][0].1.to_string()).collect()
 }
 
@@ -408,8 +410,9 @@ fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_o
     assert_eq!(known[..3], ["busy", "u199", "u198"]);
     assert_eq!(known[127..], ["u73", "quiet"], "another rule does not push it out");
     let (refusals, now) = telemetry
-        .recent()
+        .records()
         .expect("kept")
+        .recent
         .select(&RefusalFilter { entries: vec![("k".into(), "busy".into())], ..RefusalFilter::default() });
     let [busy] = refusals.as_slice() else { panic!("{refusals:?}") };
     assert_eq!((busy.count, busy.first, busy.last), (200, Micros::from_secs(3), now));
@@ -433,7 +436,7 @@ fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
             telemetry.observe(&request(&all), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
         }
     }
-    let recent = telemetry.recent().expect("kept");
+    let recent = &telemetry.records().expect("kept").recent;
     let known = recent.select(&RefusalFilter::default()).0;
     let text = |known: &[Refusal]| -> usize {
         known
@@ -449,4 +452,51 @@ fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
     assert_eq!(recent.select(&RefusalFilter::default()).0.len(), known.len());
     time.store(15 * 60 + 1, Ordering::Relaxed);
     assert_eq!(recent.select(&RefusalFilter::default()).0.len(), 0);
+}
+
+/// Refuses a request of one entry by this rule.
+fn refuse(telemetry: &Telemetry, rule: &About, value: &str) {
+    telemetry.observe(&request(&[("k", value)]), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+}
+
+#[test]
+fn the_most_refused_of_a_million_are_found_although_they_come_late() {
+    let (telemetry, _) = keeping();
+    let user = plain(0, "user");
+    let mut heavy = 0;
+    for number in 0..1_000_000 {
+        refuse(&telemetry, &user, &format!("u{number}"));
+        if number > 900_000 && number % 10 == 0 {
+            refuse(&telemetry, &user, &format!("heavy{}", heavy % 100));
+            heavy += 1;
+        }
+    }
+    let mut found = telemetry.records().expect("kept").top.select(|_| true);
+    found.sort_by_key(|found| std::cmp::Reverse(found.refused.most - found.refused.error));
+    let is_heavy = |found: &&Heavy| found.entries[0].1.starts_with("heavy");
+    let first: Vec<_> = found.iter().take(100).filter(is_heavy).collect();
+    assert!(first.len() >= 95, "{} of them are found", first.len());
+    let is_within = |found: &&Heavy| {
+        let true_count = heavy / 100;
+        found.refused.most + 1 >= true_count && found.refused.most - found.refused.error <= true_count + 1
+    };
+    assert!(first.iter().all(is_within), "{first:?}");
+    let text: usize = found.iter().map(|found| found.entries[0].1.len()).sum();
+    assert!(found.len() <= 8_192 && text < 1 << 20);
+}
+
+#[test]
+fn counts_of_the_top_are_those_of_the_last_minute() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    let counts = |telemetry: &Telemetry| -> Vec<(u64, u64)> {
+        let found = telemetry.records().expect("kept").top.select(|_| true);
+        found.iter().map(|found| (found.refused.most, found.asked.most)).collect()
+    };
+    (0..160).for_each(|_| refuse(&telemetry, &user, "one"));
+    assert_eq!(counts(&telemetry), [(160, 160)], "one of sixteen requests is counted sixteen times");
+    time.store(90, Ordering::Relaxed);
+    assert_eq!(counts(&telemetry), [(80, 80)], "half of the window before is older than a minute");
+    time.store(120, Ordering::Relaxed);
+    assert_eq!(counts(&telemetry), []);
 }

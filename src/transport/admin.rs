@@ -1,4 +1,4 @@
-//! Debug listener: the rules in force, in the reference's format, the log level, and who was refused lately.
+//! Debug listener: the rules in force, in the reference's format, the log level, who was refused lately, and what met no rule.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -10,14 +10,17 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{any, get};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::limiter::Limiter;
-use crate::telemetry::recent::RecentRefusals;
+use crate::model::Micros;
+use crate::telemetry::Telemetry;
 
 mod refusals;
+mod top;
+mod unmatched;
 
 /// State of the rule files: the load in force, a rejection, and a slow load.
 #[derive(Clone, Debug)]
@@ -64,16 +67,46 @@ pub fn routes(
     loaded: watch::Receiver<RulesStatus>,
     source: Description,
     level: Arc<dyn LogLevel>,
-    recent: Option<Arc<RecentRefusals>>,
+    telemetry: &Telemetry,
     at: IpAddr,
 ) -> Router {
+    let details = details(&limiter, telemetry, at);
     let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
     let levels = Levels { level, is_local: at.is_loopback() };
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
     let rlconfig = get(rlconfig).with_state(limiter);
     let routes = Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level);
-    let routes = recent.map_or(Router::new(), |recent| refusals::routes(recent, at)).merge(routes);
+    let routes = details.merge(routes);
     if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
+}
+
+/// Answer to requests from other machines.
+const NOT_HERE: &str = "what is here names users and addresses, so it is served only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
+
+/// Returns the routes below `/v1/`. They name users and addresses, so only callers on this machine may read them: whoever can do that
+/// could read the process too.
+fn details(limiter: &Arc<Limiter>, telemetry: &Telemetry, at: IpAddr) -> Router {
+    if !at.is_loopback() {
+        return Router::new().route("/v1/{*path}", any(async || (StatusCode::FORBIDDEN, NOT_HERE)));
+    }
+    let Some(records) = telemetry.records() else { return Router::new() };
+    let routes = refusals::routes(Arc::clone(&records))
+        .merge(top::routes(Arc::clone(&records)))
+        .merge(unmatched::routes(Arc::clone(limiter), records));
+    routes.layer(middleware::from_fn(not_by_a_page))
+}
+
+/// Rejects requests that a web page makes: a browser names the page in the Origin header.
+async fn not_by_a_page(request: Request, next: Next) -> Response {
+    if request.headers().contains_key(header::ORIGIN) {
+        return (StatusCode::FORBIDDEN, "the Origin header names a web page, and no page may read this\n")
+            .into_response();
+    }
+    next.run(request).await
+}
+
+fn millis(time: Micros) -> u64 {
+    time.get() / 1_000
 }
 
 /// Rejects requests whose host is neither an address nor localhost. Applies to loopback only: other callers use names.
@@ -103,6 +136,8 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
 {rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
 /v1/refusals: who was refused lately, by which rule and limit, as JSON; `tidegate why` asks several instances
+/v1/top: who is refused, or asks, most in the last minute, as JSON; `tidegate top` shows several instances
+/v1/unmatched: descriptors and domains without a rule, and the nearest rule, as JSON; `tidegate top --unmatched` asks several instances
 "
     )
 }

@@ -1,5 +1,7 @@
 //! Conversion between the protocol's messages and the model: requests in, decisions out.
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
 use prost::encoding::message;
 use prost_types::Duration;
@@ -15,6 +17,7 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::proto::large::MOST_ENTRIES;
+use crate::telemetry::records::Records;
 
 mod body;
 mod headers;
@@ -83,6 +86,8 @@ pub struct Answers {
     pub decision_metadata: bool,
     /// True if that decision also has the rule and the origin of each descriptor's answer.
     pub explains: bool,
+    /// Records of decisions, which give these their ids in dynamic metadata.
+    pub records: Option<Arc<Records>>,
 }
 
 impl Answers {

@@ -191,7 +191,13 @@ async fn a_refusal_has_a_body_that_a_program_or_a_person_reads() {
 #[tokio::test]
 async fn metadata_says_which_rule_decided() {
     let mut served = Served::with(&[("DECISION_METADATA", "true")]).await;
-    let decided = |answer: RateLimitResponse| plain(&object(answer.dynamic_metadata.expect("it is asked for")));
+    let decided = |answer: RateLimitResponse| {
+        let told = plain(&object(answer.dynamic_metadata.expect("it is asked for")));
+        let (before, id) = told.split_once("\"id\": \"").expect("it has an id");
+        let (id, after) = id.split_once("\", ").expect("more follows");
+        assert_eq!(id.len(), 26, "{told}");
+        format!("{before}{after}")
+    };
     let said = |outcome: &str| {
         format!(
             r#"{{"decision": {{"generation": 1, "limit": "per-user", "outcome": "{outcome}", "provenance": "store", "rule": "edge.plan_free.user"}}}}"#

@@ -90,9 +90,11 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             }
         }
         assert!(refused > 0, "some were refused");
-        let page =
-            said(tidegate.debug, "GET /v1/refusals HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
-        assert!(page.contains("api_key") && is_clean(page.as_bytes()), "{level}: {page}");
+        for (path, seen) in [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys")] {
+            let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+            let page = said(tidegate.debug, &ask).await;
+            assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
+        }
 
         let keys = redis.cli(&["KEYS", "*"]).await;
         assert!(keys.contains("api_key=#") && is_clean(keys.as_bytes()), "{keys}");

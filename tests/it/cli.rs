@@ -13,6 +13,7 @@ use crate::support::{Process, on_free_ports, repository, rule_file};
 
 mod bench;
 mod call;
+mod top;
 mod why;
 
 fn tidegate(arguments: &[&str]) -> Output {

@@ -53,7 +53,14 @@ fn edge() -> Edge {
     let limiter =
         Limiter::new(Arc::new(LiveRules::new(loaded.rules)), Arc::new(guard(Arc::new(store) as Arc<dyn Store>, 1)));
     let (headers, refusal_body) = (Headers::Ietf, RefusalBody::Json);
-    let answers = Answers { headers, refusal_body, dynamic_metadata: true, decision_metadata: true, explains: true };
+    let answers = Answers {
+        headers,
+        refusal_body,
+        dynamic_metadata: true,
+        decision_metadata: true,
+        explains: true,
+        records: None,
+    };
     Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 

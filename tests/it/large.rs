@@ -187,7 +187,14 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
         _ => Headers::Ietf,
     };
     let refusal_body = [RefusalBody::Own, RefusalBody::Json, RefusalBody::Text][usize::from(manner.body)];
-    let answers = Answers { headers, refusal_body, dynamic_metadata: false, decision_metadata: true, explains: false };
+    let answers = Answers {
+        headers,
+        refusal_body,
+        dynamic_metadata: false,
+        decision_metadata: true,
+        explains: false,
+        records: None,
+    };
     Edge::new(limiter, Arc::new(answers), Arc::new(Telemetry::new(0.8, Micros::ZERO)), 0).slicing(manner.slice)
 }
 

@@ -1,11 +1,11 @@
 //! The tasks that ask the store for leases and give back what is left of them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Guard;
 use crate::algorithm::Charge;
@@ -27,6 +27,16 @@ const ASKING: Duration = Duration::from_secs(1);
 pub(super) struct Carrying {
     charges: Vec<Charge>,
     sent: Micros,
+    asking: Asking,
+}
+
+/// An ask in flight, or hits that are given back. Leases end only when there is none.
+struct Asking(Arc<AtomicUsize>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Guard {
@@ -72,22 +82,25 @@ impl Guard {
     /// Returns the charges with asks for leases, if some of them are decided by the store at `now` and their leases need hits.
     pub(super) fn carry(&self, known: &Known, charges: &[Charge], now: Micros) -> Option<Carrying> {
         let is_leased = charges.iter().any(|charge| charge.lease.is_some());
-        let charges = is_leased.then(|| known.carry(charges, now, self.replicas.get())).flatten()?;
-        Some(Carrying { charges, sent: now })
+        let asking = is_leased.then(|| self.ask_begins())?;
+        let charges = known.carry(charges, now, self.replicas.get())?;
+        Some(Carrying { charges, sent: now, asking })
     }
 
     /// Charges in the store, and grants what it charges for leases beside.
     pub(super) async fn charge_and_lease(&self, carrying: Carrying, budget: Duration) -> Charged {
-        let Carrying { charges, sent } = carrying;
+        let Carrying { charges, sent, asking } = carrying;
         let Some(known) = self.known.clone() else { return self.store.charge(&charges, budget).await };
-        let (store, clock, asking) = (Arc::clone(&self.store), Arc::clone(&self.clock), Arc::clone(&self.asking));
+        let (store, clock) = (Arc::clone(&self.store), Arc::clone(&self.clock));
         let (count, (sender, charged)) = (charges.len(), oneshot::channel());
-        asking.fetch_add(1, Ordering::Relaxed);
+        // The caller's time passes also while the task waits for its turn.
+        let until = Instant::now() + budget;
         // A task of its own: hits that are granted are kept even if the caller goes away.
         traces::spawn(async move {
+            let budget = until.saturating_duration_since(Instant::now());
             let charged = store.charge(&charges, budget).await;
             known.carried(&charges, &charged, sent, clock.now());
-            asking.fetch_sub(1, Ordering::Relaxed);
+            drop(asking);
             let _ = sender.send(charged);
         });
         let unknown = || Charged::answered((0..count).map(|_| Err(StoreError::TimedOut)).collect());
@@ -127,10 +140,19 @@ impl Guard {
         }
     }
 
+    /// Counts an ask or a return of hits until what it returns is dropped.
+    fn ask_begins(&self) -> Asking {
+        self.asking.fetch_add(1, Ordering::Relaxed);
+        Asking(Arc::clone(&self.asking))
+    }
+
     fn ask_for(self: Arc<Self>, asks: Vec<Charge>) {
         if !asks.is_empty() {
-            self.asking.fetch_add(1, Ordering::Relaxed);
-            tokio::spawn(async move { self.ask(asks).await });
+            let asking = self.ask_begins();
+            tokio::spawn(async move {
+                self.ask(asks).await;
+                drop(asking);
+            });
         }
     }
 
@@ -142,15 +164,14 @@ impl Guard {
         for (ask, granted) in asks.iter().zip(granted) {
             known.grant(ask, granted, sent, now);
         }
-        self.asking.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn give_back_ended(self: Arc<Self>, unspent: Vec<Unspent>) {
         if !unspent.is_empty() {
-            self.asking.fetch_add(1, Ordering::Relaxed);
+            let asking = self.ask_begins();
             tokio::spawn(async move {
                 self.give_back_unspent(unspent).await;
-                self.asking.fetch_sub(1, Ordering::Relaxed);
+                drop(asking);
             });
         }
     }

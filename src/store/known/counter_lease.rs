@@ -225,8 +225,9 @@ impl CounterLease {
     pub(super) fn grant(&mut self, granted: Granted, sent: Micros, now: Micros) -> Option<Unspent> {
         let Granted { at, hits, remaining, reset, retry } = granted;
         self.asking = Asking::No;
+        let reset_at = sent.saturating_add(reset);
         if sent >= self.replied_at {
-            (self.remaining, self.replied_at, self.reset_at) = (remaining, sent, sent.saturating_add(reset));
+            (self.remaining, self.replied_at, self.reset_at) = (remaining, sent, reset_at);
             self.fits_at = retry.map_or(Micros::ZERO, |retry| sent.saturating_add(retry));
         }
         self.pause = FIRST_PAUSE;
@@ -239,7 +240,7 @@ impl CounterLease {
                 now.saturating_sub(sent).saturating_add(FIRST_PAUSE).min(Micros::new(self.terms.ttl().get() / 4));
             self.parcels.retain(|parcel| parcel.left > 0);
             let is_of_window = self.charge.limit.algorithm() == Algorithm::FixedWindow;
-            let counted_until = if is_of_window { self.reset_at } else { Micros::new(u64::MAX) };
+            let counted_until = if is_of_window { reset_at } else { Micros::new(u64::MAX) };
             let ends = sent.saturating_add(self.terms.ttl()).min(counted_until);
             self.add(Parcel { at, granted: kept, left: kept, since: sent, ends, counted_until }, now);
         }
@@ -248,14 +249,16 @@ impl CounterLease {
 
     /// Ends parcels whose time is over at `now`. Adds what is left of them to `unspent`.
     pub(super) fn end_parcels(&mut self, now: Micros, unspent: &mut Vec<Unspent>) {
+        let mut ended = SmallVec::<[Parcel; 2]>::new();
         while let Some(place) = self.parcels.iter().position(|parcel| !parcel.is_live(now)) {
             let parcel = self.parcels.remove(place);
             if parcel.left > 0 {
-                self.size = self.size.min(parcel.granted - parcel.left).max(1);
+                self.size = self.size.min(parcel.granted.saturating_sub(parcel.left)).max(1);
             }
-            if !self.drain_soon(parcel.left) {
-                unspent.extend(parcel.unspent(&self.charge, now));
-            }
+            ended.push(parcel);
+        }
+        if !self.drain_soon(ended.iter().map(|parcel| parcel.left).sum()) {
+            unspent.extend(ended.into_iter().filter_map(|parcel| parcel.unspent(&self.charge, now)));
         }
     }
 

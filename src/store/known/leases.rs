@@ -120,6 +120,7 @@ impl Leases {
         let left = lease.left(at);
         if lease.charge.limit == charge.limit && at >= lease.replied_at {
             (lease.remaining, lease.replied_at) = (verdict.remaining, at);
+            lease.reset_at = at.saturating_add(verdict.reset);
             let retry = verdict.retry.filter(|_| charge.hits.taken() == 1);
             lease.fits_at = retry.map_or(Micros::ZERO, |retry| at.saturating_add(retry));
         }
@@ -183,7 +184,8 @@ impl Leases {
 
     /// Notes that a call with this `ask` was not sent, or was answered too late.
     pub(super) fn ask_again(&mut self, ask: &Charge, is_late: bool) {
-        if let Some(lease) = self.counters.peek_mut(&ask.key).filter(|lease| lease.asking == Asking::Sent) {
+        let is_asked = |lease: &&mut CounterLease| lease.asking == Asking::Sent && lease.charge.limit == ask.limit;
+        if let Some(lease) = self.counters.peek_mut(&ask.key).filter(is_asked) {
             lease.ask_again(is_late);
             self.due.push_back(ask.key.clone());
         }

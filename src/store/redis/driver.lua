@@ -138,10 +138,11 @@ local function failure(saved)
   return said, string.sub(said, 1, 4) == 'OOM '
 end
 
--- The same of a counter that cannot be read. The slot of one in ARGV may be at another node.
-local function unread(said)
+-- The same of a counter that cannot be read. The slot of one in ARGV may be at another node; then the request goes again, unless it has
+-- written something.
+local function unread(said, is_written)
   local said = failure(said)
-  return is_spread and 'UNREAD ' .. said or said
+  return is_spread and not is_written and 'UNREAD ' .. said or said
 end
 
 -- How many hits may be leased of what remains.
@@ -173,7 +174,7 @@ while start <= #packed do
     end
     -- What is answered to each charge; what the server said to a charge that it had no memory for, and to one
     -- that failed; whether a charge was refused.
-    local is_single, reply, unsaved, failed, is_any_refused = count == 1 and not is_whole
+    local is_single, reply, unsaved, failed, is_any_refused, is_written = count == 1 and not is_whole
     if not is_single then
       reply = {}
     end
@@ -236,8 +237,11 @@ while start <= #packed do
               end
               if text and text.err then
                 if not is_foreign(text) then
-                  failed = unread(text)
-                  break
+                  failed = failed or unread(text, is_written)
+                  -- An undo takes back what it can, but not before it goes again.
+                  if mode ~= 'undo' or string.sub(failed, 1, 7) == 'UNREAD ' then
+                    break
+                  end
                 end
                 text = ''
               end
@@ -302,8 +306,11 @@ while start <= #packed do
             saved = save(x, y, z, KEYS[base + key])
           end
           if refused then
-            failed, refused = failure(refused), nil
-            break
+            failed, refused = failed or failure(refused), nil
+            if mode ~= 'undo' then
+              break
+            end
+            x = nil
           end
           if x and unsaved then
             if code ~= 1 then code = 2 end
@@ -315,16 +322,25 @@ while start <= #packed do
             if is_whole then
               current[key], made[key], ttls[key] = read and x or saved, saved, ttl or ttls[key]
             else
-              saved = put(KEYS[base + key], saved, ttl)
+              local state = saved
+              saved, is_written = put(KEYS[base + key], state, ttl), true
+              if mode == 'undo' and type(saved) == 'table' and saved.err and select(2, failure(saved)) then
+                -- What needs no memory is written first: after it the server takes what needs some.
+                call('PEXPIRE', KEYS[base + key], ttl_until(expiry))
+                saved = put(KEYS[base + key], state, ttl)
+              end
               if type(saved) == 'table' and saved.err then
                 local said, is_full = failure(saved)
-                if mode == 'undo' or not is_full then
+                if mode == 'undo' then
+                  failed = failed or said
+                elseif not is_full then
                   failed = said
                   break
+                else
+                  -- A refusal stands although it cannot be recorded. What is admitted is not answered.
+                  unsaved = said
+                  if code ~= 1 then code = 2 end
                 end
-                -- A refusal stands although it cannot be recorded. What is admitted is not answered.
-                unsaved = said
-                if code ~= 1 then code = 2 end
               end
             end
           end

@@ -148,7 +148,9 @@ async fn follow(
     until: Instant,
 ) -> CallResult {
     let mut is_asking = false;
-    for _ in 0..MOST_REPEATS {
+    // A call that must go alone has not been tried yet.
+    let repeats = MOST_REPEATS + usize::from(matches!(reply, NodeReply::NotTogether));
+    for _ in 0..repeats {
         let with_script = matches!(reply, NodeReply::NoScript);
         match &reply {
             NodeReply::Done(..) | NodeReply::ClusterDown | NodeReply::Failed(_) => break,

@@ -1,53 +1,40 @@
 //! The last refusals of this instance as JSON.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{RawQuery, Request, State};
+use axum::extract::{Path as UrlPath, RawQuery, State};
 use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use crate::model::Micros;
-use crate::telemetry::recent::{KEPT_FOR, MOST_OF_RULE, RecentRefusals, Refusal, RefusalFilter, ShownDescriptor};
+use super::millis;
+use crate::telemetry::decision_id::{DecisionId, Meaning};
+use crate::telemetry::recent::{KEPT_FOR, MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
+use crate::telemetry::records::Records;
 
 /// Path of the route.
 pub const PATH: &str = "/v1/refusals";
+/// Path of one refusal, by the id of the decision.
+const OF_ID: &str = "/v1/refusals/{id}";
 /// Maximum number of refusals in an answer: 1,000, about a megabyte.
 const MOST: usize = 1_000;
 /// Parameters of the query.
 const EXPECTED: &str = "domain=NAME, rule=PATH, or entry=KEY=VALUE, which can be repeated";
 
-/// Returns the routes; `at` is the address of the listener. Refusals name users and addresses, so only callers on this machine may
-/// read them: whoever can do that could read the process too.
-pub fn routes(recent: Arc<RecentRefusals>, at: IpAddr) -> Router {
-    let routes = Router::new().route(PATH, get(refusals).with_state(recent));
-    if at.is_loopback() {
-        routes.layer(middleware::from_fn(not_by_a_page))
-    } else {
-        Router::new().route(PATH, get(async || (StatusCode::FORBIDDEN, NOT_HERE)))
-    }
+/// Returns the route.
+pub fn routes(records: Arc<Records>) -> Router {
+    let one = get(of_id).with_state(Arc::clone(&records));
+    Router::new().route(PATH, get(refusals).with_state(records)).route(OF_ID, one)
 }
 
-const NOT_HERE: &str = "refusals name users and addresses, so they are served only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
-
-/// Rejects requests that a web page makes: a browser names the page in the Origin header.
-async fn not_by_a_page(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) {
-        return (StatusCode::FORBIDDEN, "the Origin header names a web page, and no page may read this\n")
-            .into_response();
-    }
-    next.run(request).await
-}
-
-async fn refusals(State(recent): State<Arc<RecentRefusals>>, RawQuery(query): RawQuery) -> Response {
+async fn refusals(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
     let filter = match filter(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
         Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
     };
+    let recent = &records.recent;
     let (found, now) = recent.select(&filter);
     let shown: Vec<Value> = found.iter().take(MOST).map(shown).collect();
     let page = json!({
@@ -57,6 +44,28 @@ async fn refusals(State(recent): State<Arc<RecentRefusals>>, RawQuery(query): Ra
         "left_out": found.len().saturating_sub(MOST),
         "missed": recent.missed(),
         "refusals": shown,
+    });
+    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+}
+
+/// Returns the refusal that the id of a decision belongs to.
+async fn of_id(State(records): State<Arc<Records>>, UrlPath(id): UrlPath<String>) -> Response {
+    let id: DecisionId = match id.parse() {
+        Ok(id) => id,
+        Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
+    };
+    let meaning = records.meaning(id);
+    let (found, now) = match meaning {
+        Some(Meaning::Refused(part)) => records.recent.of_digest(part),
+        Some(Meaning::Admitted) | None => records.recent.none(),
+    };
+    let page = json!({
+        "now_ms": millis(now),
+        "kept_for_ms": millis(KEPT_FOR),
+        "most_of_rule": MOST_OF_RULE,
+        "is_of_this_instance": meaning.is_some(),
+        "is_refused": matches!(meaning, Some(Meaning::Refused(_))),
+        "refusals": found.iter().map(shown).collect::<Vec<_>>(),
     });
     ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
 }
@@ -94,11 +103,7 @@ fn shown(refusal: &Refusal) -> Value {
         "count": count,
         "remaining": refusal.remaining,
         "retry_ms": refusal.retry.map(|retry| retry.get().div_ceil(1_000)),
-        "provenance": refusal.origin.name(),
+        "provenance": if refusal.is_without_room { "no_room" } else { refusal.origin.name() },
         "generation": refusal.generation,
     })
-}
-
-fn millis(time: Micros) -> u64 {
-    time.get() / 1_000
 }

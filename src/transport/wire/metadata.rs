@@ -24,7 +24,7 @@ pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) 
         fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
     }
     if answers.decision_metadata {
-        fields.push(("decision", decided(decision, answers.explains)));
+        fields.push(("decision", decided(answers, request, decision)));
     }
     if answers.dynamic_metadata {
         fields.extend(asked(request, decision));
@@ -52,8 +52,8 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     fields
 }
 
-/// Returns the outcome, and the rule, limit and origin behind it.
-fn decided(decision: &Decision<'_>, is_explained: bool) -> Value {
+/// Returns the outcome, the rule, limit and origin behind it, and the id of the decision.
+fn decided(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Value {
     let Deciding { rule, limit, origin, .. } = decision.deciding();
     let outcome = match (decision.ruling, decision.outcome) {
         (Some(ruling), _) => outcome_of_ruling(decision, ruling.is_denied),
@@ -65,7 +65,9 @@ fn decided(decision: &Decision<'_>, is_explained: bool) -> Value {
     fields.push(("generation", number(decision.generation)));
     fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
     fields.extend(limit.map(|name| ("limit", text(name))));
-    if is_explained {
+    let id = answers.records.as_ref().and_then(|records| records.id(request, decision));
+    fields.extend(id.map(|id| ("id", text(&id.to_string()))));
+    if answers.explains {
         fields.push(("known_domain", value(Kind::BoolValue(decision.domain.is_some()))));
         let parts = decision.parts.iter().take(MOST_EXPLAINED);
         fields.push(("descriptors", list(parts.map(|part| explained(decision, part)))));

@@ -3,6 +3,11 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+
 use super::{path, rule_file, stderr, stdout, tidegate};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually, said};
@@ -55,7 +60,7 @@ async fn refusals_of_all_instances_are_explained_together_and_a_missing_instance
     assert!(told.starts_with("edge  user=42\n  refused 7 times from "), "{told}");
     assert!(told.contains("by rule edge.user, 1 per year, limit yearly: its counter "), "{told}");
     assert!(told.contains(&format!("{} (4)", one.debug)) && told.contains(&format!("{} (3)", other.debug)), "{told}");
-    assert!(told.contains("  until in ") && !told.contains("a\\,b"), "{told}");
+    assert!(told.contains("  this limit admits it again in ") && !told.contains("a\\,b"), "{told}");
 
     let (_, told, _) = why(&both, &[]);
     let first: Vec<&str> = told.lines().filter(|line| line.starts_with("edge")).collect();
@@ -136,4 +141,49 @@ async fn refusals_stay_known_after_a_reload() {
     call(&server, "3", &["user=42"]);
     let (_, told, _) = why(&[server.debug], &["-d", "user=42"]);
     assert!(told.contains("1 per year") && told.contains("2 per year"), "{told}");
+}
+
+/// The id of the decision on a user, as the dynamic metadata of the answer has it.
+async fn decided(server: &Tidegate, user: &str) -> String {
+    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
+    let entries = vec![Entry { key: "user".into(), value: user.into() }];
+    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
+    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();
+    let metadata = format!("{:?}", answer.dynamic_metadata.expect("it is asked for"));
+    let (_, id) =
+        metadata.split_once("\"id\": Value { kind: Some(StringValue(\"").unwrap_or_else(|| panic!("{metadata}"));
+    id.split_once('"').expect("it ends").0.to_owned()
+}
+
+#[tokio::test]
+async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it() {
+    let rules = rule_file(RULES);
+    let secret = rule_file(SECRET);
+    let variables = [("KEY_SECRET_FILE", path(&secret)), ("DECISION_METADATA", "true")];
+    let one = Tidegate::start(rules.path(), &variables).await;
+    let mut other = Tidegate::start(rules.path(), &variables).await;
+    let both = [one.debug, other.debug];
+    let admitted = decided(&one, "ann").await;
+    let refused = decided(&one, "ann").await;
+    decided(&other, "bob").await;
+    let of_other = decided(&other, "bob").await;
+    for (id, user) in [(&refused, "user=ann"), (&of_other, "user=bob"), (&refused.to_uppercase(), "user=ann")] {
+        let (code, told, _) = why(&both, &[id]);
+        assert_eq!(code, Some(0), "{told}");
+        assert!(told.starts_with(&format!("edge  {user}\n  refused once")), "{told}");
+        assert!(told.contains("by rule edge.user, 1 per year, limit yearly"), "{told}");
+        assert_eq!(told.matches("  by rule").count(), 1, "{told}");
+    }
+    let (code, told, _) = why(&both, &[&admitted]);
+    assert_eq!((code, told.contains(&format!("{} admitted this request", one.debug))), (Some(1), true), "{told}");
+    other.kill();
+    other.ended().await;
+    let (code, told, errors) = why(&both, &[&of_other, "--timeout", "500ms"]);
+    assert_eq!((code, told.contains("No instance that answered has made the decision")), (Some(1), true), "{told}");
+    assert!(errors.contains("is missing below"), "{errors}");
+    let (code, _, errors) = why(&both[..1], &["user=ann"]);
+    assert!(code == Some(2) && errors.contains("write --descriptor user=ann"), "{errors}");
+    let (code, _, errors) = why(&both[..1], &["abc"]);
+    assert!(code == Some(2) && errors.contains("26 digits and letters"), "{errors}");
 }

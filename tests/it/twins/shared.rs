@@ -173,3 +173,56 @@ async fn a_right_that_is_missing_fails_the_request_that_needs_it_and_no_other_of
         assert!(matches!(replies[1], Value::ServerError(_)), "{missing}: {replies:?}");
     }
 }
+
+/// Charges of three counters: a window, a log, and a window.
+fn a_log_between_windows() -> [Charge; 3] {
+    let algorithms = [("one", Algorithm::FixedWindow), ("log", Algorithm::SlidingLog), ("two", Algorithm::FixedWindow)];
+    algorithms.map(|(name, algorithm)| charge(name, per_minute(algorithm, 10), Charging::Each, Hits::take(3)))
+}
+
+#[tokio::test]
+async fn a_request_that_has_written_something_does_not_go_again() {
+    for missing in ["zrange", "zrangebyscore", "zcount", "zadd"] {
+        let mut bench = Bench::start(&[]).await;
+        let charges = a_log_between_windows();
+        bench.charge(&charges, NOON);
+        bench.run("ACL", &[b"SETUSER", b"default", format!("-{missing}").as_bytes()]);
+        let asked = [(charges[..2].to_vec(), Some(Mode::Each), NOON)];
+        let replies = run_as(&mut bench, &asked, 1, NOON, Requests::command_over_slots);
+        let Value::ServerError(error) = &replies[0] else { panic!("{missing}: {replies:?}") };
+        assert_ne!(error.code(), script::UNREAD, "{missing}");
+        assert_eq!(bench.charge(&charges[..1], NOON)[0].remaining, 1, "the window has six hits and three more");
+    }
+}
+
+#[tokio::test]
+async fn an_undo_takes_back_what_it_can_beside_what_redis_refuses() {
+    for missing in ["zrange", "zrangebyscore", "zcount", "zrem"] {
+        for command in [Requests::command, Requests::command_over_slots] {
+            let mut bench = Bench::start(&[]).await;
+            let charges = a_log_between_windows();
+            bench.charge(&charges, NOON);
+            bench.run("ACL", &[b"SETUSER", b"default", format!("-{missing}").as_bytes()]);
+            run_as(&mut bench, &[(charges.to_vec(), None, NOON)], 1, NOON, command);
+            let left = [0, 2].map(|at: usize| bench.charge(&charges[at..=at], NOON)[0].remaining);
+            assert_eq!(left, [7, 7], "{missing}: both windows have the three hits of this charge only");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_undo_needs_no_memory() {
+    let mut bench = Bench::start(&[]).await;
+    for (_, algorithm) in Algorithm::ALL {
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
+        bench.empty();
+        let limit = per_minute(algorithm, 10);
+        let charges = ["one", "two"].map(|name| charge(name, limit, Charging::Each, Hits::take(3)));
+        bench.charge(&charges, NOON);
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
+        bench.undo(&charges, NOON, NOON);
+        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
+        let left = charges.map(|charge| bench.charge(std::slice::from_ref(&charge), NOON)[0].remaining);
+        assert_eq!(left, [7, 7], "{algorithm:?}");
+    }
+}

@@ -560,3 +560,36 @@ fn the_second_call_within_the_length_of_a_lease_carries_its_first_ask() {
     known.learn(&whole, &admitted(9), NOON);
     assert!(known.carry(&[whole], at(1), ONE).is_none(), "the store decides on all charges together");
 }
+
+#[test]
+fn hits_of_a_new_window_are_spent_although_a_reply_about_it_came_first() {
+    let one = leased(Algorithm::FixedWindow);
+    let known = with_lease(&one, 2);
+    (0..2).for_each(|_| _ = spend(&known, &one, at(499)).expect("two hits are left"));
+    // The lease is asked for in the next window, and a call that is sent after it is answered before it.
+    assert_eq!(spend(&known, &one, at(500)), None);
+    let asks = known.lease_asks(at(500), ONE, 0, 100);
+    let reply = Verdict { reset: Micros::from_millis(999), ..admitted(900) };
+    known.learn(&one, &reply, at(501));
+    let granted = Granted { at: at(500), hits: 4, remaining: 896, reset: Micros::from_secs(1), retry: None };
+    known.grant(&asks[0], Some(granted), at(500), at(502));
+    assert!((0..4).all(|_| spend(&known, &one, at(503)).is_some()));
+}
+
+#[test]
+fn hits_of_several_parcels_are_given_back_where_they_do_not_drain_soon_together() {
+    let lease = Some(LeaseTerms::new(1_000_000, Micros::from_secs(1)).unwrap());
+    let many = Charge { lease, hits: Hits::take(100), ..leased(Algorithm::Gcra) };
+    // The hits of a parcel drain in 60 ms.
+    for (parcels, rest) in [(1, vec![]), (2, vec![(60, at(0)), (60, at(10))])] {
+        let known = Known::default();
+        want(&known, &many, NOON);
+        for sent in (0..parcels).map(|parcel| at(10 * parcel)) {
+            assert_eq!(spend(&known, &many, sent), None, "more than there are");
+            let asks = known.lease_asks(sent, ONE, 0, 100);
+            let granted = Granted { at: sent, hits: 60, remaining: 800, reset: Micros::from_secs(9), retry: None };
+            known.grant(&asks[0], Some(granted), sent, sent);
+        }
+        assert_eq!(unspent(&known, at(2_000)), rest);
+    }
+}

@@ -1,0 +1,215 @@
+//! `tidegate top`: who is refused, or asks, most, over several instances; and `--unmatched`: what met no rule.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use form_urlencoded::Serializer;
+use serde_json::Value;
+
+use super::admin::{self, Answer, text};
+use super::server;
+use crate::model::Micros;
+
+mod unmatched;
+
+/// Path of the descriptors with the highest counts.
+const PATH: &str = "/v1/top";
+/// Number of descriptors that each instance is asked for, as a multiple of those that are shown: 4. One that all instances have a little of
+/// may be among the first of their sum.
+const DEPTH: u32 = 4;
+/// Maximum number that an instance sends.
+const MOST: u32 = 1_000;
+/// Text that clears a terminal: moves to the first place, and erases what is there.
+const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
+
+pub(super) fn command() -> Command {
+    Command::new("top")
+        .about("Show who is refused most, or what no rule matches, over several instances")
+        .long_about(
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is drawn anew every two seconds\nuntil Ctrl-C; otherwise it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. A count after ≤ may be too\nlarge by the number behind it. Requests that are admitted are sampled, one of 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. All since the rules in force were loaded.",
+        )
+        .after_help(
+            "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  Why a limit does nothing:\n    tidegate top --unmatched",
+        )
+        .arg(
+            Arg::new("unmatched")
+                .long("unmatched")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["rule", "sort", "once", "interval"])
+                .help("Show what no rule matches, with the nearest rule"),
+        )
+        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
+        .arg(Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]"))
+        .arg(
+            Arg::new("sort")
+                .long("sort")
+                .value_parser(PossibleValuesParser::new(["refused", "asked"]))
+                .default_value("refused")
+                .help("Order of the table"),
+        )
+        .arg(
+            Arg::new("most")
+                .long("most")
+                .value_name("N")
+                .value_parser(value_parser!(u32).range(1..=i64::from(MOST)))
+                .default_value("20")
+                .help("Number of lines"),
+        )
+        .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).help("Print the table once"))
+        .arg(server::duration("interval", "2s").help("Time between two tables"))
+        .args(admin::arguments())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if matches.get_flag("unmatched") {
+        return runtime.block_on(unmatched::run(matches));
+    }
+    let is_live = !matches.get_flag("once") && std::io::stdout().is_terminal();
+    let interval = matches.get_one::<Micros>("interval").copied().unwrap_or(Micros::from_secs(2));
+    runtime.block_on(async {
+        loop {
+            let answers = admin::ask(matches, &path(matches)).await;
+            let table = Table::of(&answers, matches, is_live);
+            if !is_live {
+                admin::name_missing(&table.missing);
+                ensure!(table.missing.len() < answers.len(), admin::NOBODY);
+                super::print(&table)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            super::print(&format_args!("{CLEAR}{table}"))?;
+            tokio::time::sleep(Duration::from_micros(interval.get())).await;
+        }
+    })
+}
+
+/// Returns the path and query to ask for.
+fn path(matches: &ArgMatches) -> String {
+    let mut query = Serializer::new(String::new());
+    for name in ["domain", "rule", "sort"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            query.append_pair(name, value);
+        }
+    }
+    query.append_pair("most", &most(matches).saturating_mul(DEPTH).min(MOST).to_string());
+    format!("{PATH}?{}", query.finish())
+}
+
+fn most(matches: &ArgMatches) -> u32 {
+    matches.get_one::<u32>("most").copied().unwrap_or(20)
+}
+
+/// The descriptors of all instances that answered.
+struct Table {
+    lines: Vec<Line>,
+    instances: usize,
+    missed: u64,
+    /// Instances that did not answer, each with the reason.
+    missing: Vec<(String, String)>,
+    is_live: bool,
+}
+
+/// A descriptor under a rule, and its counts of the last minute.
+struct Line {
+    rule: String,
+    descriptor: String,
+    refused: Estimate,
+    asked: Estimate,
+}
+
+/// A number, and by how much it may be too large.
+#[derive(Clone, Copy, Default)]
+struct Estimate {
+    most: u64,
+    error: u64,
+}
+
+impl Table {
+    fn of(answers: &[Answer], matches: &ArgMatches, is_live: bool) -> Self {
+        let mut merged: BTreeMap<(String, String), (Estimate, Estimate)> = BTreeMap::new();
+        let (mut missing, mut missed, mut instances) = (Vec::new(), 0_u64, 0);
+        for (instance, answer) in answers {
+            let page = match answer {
+                Ok(page) => page,
+                Err(error) => {
+                    missing.push((instance.clone(), format!("{error:#}")));
+                    continue;
+                }
+            };
+            let Some(top) = page.get("top").and_then(Value::as_array) else {
+                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
+                continue;
+            };
+            instances += 1;
+            missed = missed.saturating_add(page.get("missed").and_then(Value::as_u64).unwrap_or_default());
+            for heavy in top {
+                let mut descriptor = admin::descriptor(heavy.get("entries"));
+                if heavy.get("is_cut").and_then(Value::as_bool) == Some(true) {
+                    descriptor.push_str(",…");
+                }
+                let (refused, asked) = merged.entry((text(heavy, "rule"), descriptor)).or_default();
+                refused.add(heavy.get("refused"));
+                asked.add(heavy.get("asked"));
+            }
+        }
+        let line = |((rule, descriptor), (refused, asked))| Line { rule, descriptor, refused, asked };
+        let mut lines: Vec<Line> = merged.into_iter().map(line).collect();
+        let is_by_asked = matches.get_one::<String>("sort").is_some_and(|sort| sort == "asked");
+        lines.sort_by_key(|line| {
+            let (refused, asked) = (line.refused.least(), line.asked.least());
+            std::cmp::Reverse(if is_by_asked { (asked, refused) } else { (refused, asked) })
+        });
+        lines.truncate(usize::try_from(most(matches)).unwrap_or(usize::MAX));
+        Self { lines, instances, missed, missing, is_live }
+    }
+}
+
+impl Estimate {
+    fn add(&mut self, value: Option<&Value>) {
+        let number = |name: &str| value.and_then(|value| value.get(name)).and_then(Value::as_u64).unwrap_or_default();
+        self.most = self.most.saturating_add(number("most"));
+        self.error = self.error.saturating_add(number("error"));
+    }
+
+    fn least(self) -> u64 {
+        self.most.saturating_sub(self.error)
+    }
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.error {
+            0 => f.pad(&self.most.to_string()),
+            error => f.pad(&format!("≤{} -{error}", self.most)),
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>16} {:>16}  rule  descriptor", "refused/min", "asked/min")?;
+        for Line { rule, descriptor, refused, asked } in &self.lines {
+            writeln!(f, "{refused:>16} {asked:>16}  {rule}  {descriptor}")?;
+        }
+        if self.lines.is_empty() {
+            writeln!(f, "No request of the last minute met a rule, or those that did were too few to be sampled.")?;
+        }
+        if self.missed > 0 {
+            writeln!(f, "{} events are not counted, because another thread was in the way.", self.missed)?;
+        }
+        if self.is_live {
+            let (of, all) = (self.instances, self.instances + self.missing.len());
+            writeln!(f, "{of} of {all} instances answered.")?;
+            for (instance, why) in &self.missing {
+                writeln!(f, "{instance} is missing: {why}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Descriptors, domains and keys that no rule matches, over several instances.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::ExitCode;
+
+use anyhow::ensure;
+use clap::ArgMatches;
+use serde_json::Value;
+
+use super::most;
+use crate::cli::admin::{self, Ago, Answer, text};
+
+/// Path of what no rule matches.
+const PATH: &str = "/v1/unmatched";
+
+pub(super) async fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let answers = admin::ask(matches, PATH).await;
+    let domain = matches.get_one::<String>("domain").map(String::as_str);
+    let report = Report::of(&answers, domain, usize::try_from(most(matches))?);
+    admin::name_missing(&report.missing);
+    ensure!(report.missing.len() < answers.len(), admin::NOBODY);
+    crate::cli::print(&report)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sum of the answers.
+struct Report {
+    shapes: Vec<Shape>,
+    left_out: usize,
+    /// Requests that were examined and those without a key, by domain and key.
+    absent: BTreeMap<(String, String), (u64, u64)>,
+    http1: u64,
+    missed: u64,
+    missing: Vec<(String, String)>,
+}
+
+/// Descriptors with the same keys.
+struct Shape {
+    domain: String,
+    keys: String,
+    nearest: Option<String>,
+    count: u64,
+    /// Milliseconds since the last one.
+    ago: u64,
+    instances: Vec<String>,
+}
+
+impl Report {
+    fn of(answers: &[Answer], domain: Option<&str>, most: usize) -> Self {
+        let mut shapes: BTreeMap<(String, String), Shape> = BTreeMap::new();
+        let mut absent: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
+        let (mut http1, mut missed, mut missing) = (0_u64, 0_u64, Vec::new());
+        let is_shown = |value: &Value| domain.is_none_or(|domain| text(value, "domain") == domain);
+        for (instance, answer) in answers {
+            let page = match answer {
+                Ok(page) => page,
+                Err(error) => {
+                    missing.push((instance.clone(), format!("{error:#}")));
+                    continue;
+                }
+            };
+            let list = |name: &str| page.get(name).and_then(Value::as_array);
+            let (Some(shapes_here), Some(absent_here)) = (list("shapes"), list("absent_keys")) else {
+                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
+                continue;
+            };
+            let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64).unwrap_or_default();
+            http1 = http1.saturating_add(number(page, "http1_connections"));
+            missed = missed.saturating_add(number(page, "missed"));
+            let now = number(page, "now_ms");
+            for shape in shapes_here.iter().filter(|shape| is_shown(shape)) {
+                let (domain, keys) = (text(shape, "domain"), keys(shape));
+                let ago = now.saturating_sub(number(shape, "last_ms"));
+                let nearest = shape.get("nearest").filter(|nearest| nearest.is_object());
+                let nearest = nearest.map(|nearest| text(nearest, "text"));
+                let known = shapes.entry((domain.clone(), keys.clone())).or_insert_with(|| Shape {
+                    domain,
+                    keys,
+                    nearest,
+                    count: 0,
+                    ago,
+                    instances: Vec::new(),
+                });
+                known.count = known.count.saturating_add(number(shape, "count"));
+                known.ago = known.ago.min(ago);
+                known.instances.push(instance.clone());
+            }
+            for key in absent_here.iter().filter(|key| is_shown(key)) {
+                let (examined, without) = absent.entry((text(key, "domain"), text(key, "key"))).or_default();
+                *examined = examined.saturating_add(number(key, "examined"));
+                *without = without.saturating_add(number(key, "without"));
+            }
+        }
+        let mut shapes: Vec<Shape> = shapes.into_values().collect();
+        shapes.sort_by_key(|shape| std::cmp::Reverse(shape.count));
+        let left_out = shapes.len().saturating_sub(most);
+        shapes.truncate(most);
+        Self { shapes, left_out, absent, http1, missed, missing }
+    }
+}
+
+/// Returns the keys of a shape in order.
+fn keys(shape: &Value) -> String {
+    let keys = shape.get("keys").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let mut keys: Vec<String> = keys.iter().map(|key| admin::printable(key.as_str().unwrap_or_default())).collect();
+    if shape.get("is_cut").and_then(Value::as_bool) == Some(true) {
+        keys.push("…".to_owned());
+    }
+    keys.join(", ")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Shape { domain, keys, nearest, count, ago, instances } in &self.shapes {
+            let (what, last) = (if keys.is_empty() { "requests" } else { "descriptors" }, Ago(*ago));
+            let keys = if keys.is_empty() { "any descriptor" } else { keys };
+            writeln!(f, "{domain}  {keys}\n  not limited: {count} {what}, the last {last} ago")?;
+            match nearest {
+                Some(nearest) => writeln!(f, "  {nearest}")?,
+                None => writeln!(f, "  no rule has similar keys")?,
+            }
+            writeln!(f, "  at {}", instances.join(", "))?;
+            writeln!(f)?;
+        }
+        if self.shapes.is_empty() {
+            writeln!(f, "Every descriptor met a rule since the rules were loaded.")?;
+        }
+        if self.left_out > 0 {
+            writeln!(f, "{} more are not shown: see --most and --domain.", self.left_out)?;
+        }
+        if !self.absent.is_empty() {
+            writeln!(f, "Requests in which no descriptor has a key of the rules:")?;
+        }
+        for ((domain, key), (examined, without)) in &self.absent {
+            let share = 100 * without / (*examined).max(1);
+            writeln!(f, "  {domain}  {key}  missing in {without} of {examined} examined requests ({share}%)")?;
+        }
+        if self.http1 > 0 {
+            writeln!(
+                f,
+                "{} connections spoke HTTP/1 to the gRPC port, which needs HTTP/2: in Envoy set http2_protocol_options for the cluster.",
+                self.http1
+            )?;
+        }
+        if self.missed > 0 {
+            writeln!(
+                f,
+                "{} descriptors are not counted: there were too many shapes, or another thread was in the way.",
+                self.missed
+            )?;
+        }
+        Ok(())
+    }
+}

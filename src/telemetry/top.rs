@@ -1,0 +1,264 @@
+//! The descriptors that are refused or asked about most, by rule.
+//!
+//! A Space-Saving sketch in buckets of eight places. A descriptor without a place takes that of the one with the least weight in its bucket,
+//! and its counts: they are the error of its own. So a count is never too small, and too large by at most its error. Any
+//! descriptor with more than an eighth of the weight of its bucket has a place.
+
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::recent::{MOST_WORD, word};
+use crate::model::{Clock, Deciding, Decision, Entry, Finding, Hidden, Micros, Path, Request};
+
+/// Number of locks: 64, so that threads rarely meet.
+const STRIPES: usize = 64;
+/// Buckets of a lock: 16.
+const BUCKETS: usize = 16;
+/// Places of a bucket: 8. With all of them, 8,192 places.
+const PLACES: usize = 8;
+/// Maximum text of a descriptor: 256 bytes. Keys and values beyond it are left out.
+const MOST_TEXT: usize = 256;
+/// One of so many requests is counted as activity: 16. Every refusal is counted.
+const SAMPLE: u32 = 16;
+/// Maximum number of descriptors of a request that are counted as activity: 8.
+const MOST_OF_REQUEST: usize = 8;
+/// Length of the windows of the counts.
+pub const WINDOW: Micros = Micros::from_secs(60);
+
+/// The sketch.
+pub struct Top {
+    clock: Arc<dyn Clock>,
+    hasher: foldhash::fast::RandomState,
+    requests: AtomicU64,
+    stripes: Box<[Mutex<Stripe>]>,
+    /// Counts that are missing because another thread was in the way.
+    missed: AtomicU64,
+}
+
+type Stripe = [Bucket; BUCKETS];
+
+#[derive(Default)]
+struct Bucket {
+    /// Number of the window of the counts.
+    window: u64,
+    places: [Place; PLACES],
+}
+
+/// A descriptor under a rule, and its counts.
+#[derive(Default)]
+struct Place {
+    digest: u64,
+    rule: Option<Arc<Path>>,
+    /// Its entries: key and value of each, behind their lengths in a byte.
+    text: Vec<u8>,
+    is_cut: bool,
+    refused: Count,
+    asked: Count,
+    /// Counts that were another's.
+    refused_error: Count,
+    asked_error: Count,
+}
+
+/// Events in the present window and in the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    now: u32,
+    before: u32,
+}
+
+/// One of the descriptors with the highest counts.
+#[derive(Clone, Debug)]
+pub struct Heavy {
+    /// Path of the rule.
+    pub rule: Arc<Path>,
+    /// Keys and values as they may be shown.
+    pub entries: Vec<(Box<str>, Box<str>)>,
+    /// True if some of its text is missing.
+    pub is_cut: bool,
+    /// Refusals in the last minute.
+    pub refused: Estimate,
+    /// Requests in the last minute, admitted or not.
+    pub asked: Estimate,
+}
+
+/// A number that is at most `most`, and at least `most` less `error`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// Upper bound.
+    pub most: u64,
+    /// Most by which it is too large.
+    pub error: u64,
+}
+
+impl Top {
+    /// Returns an empty sketch.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let stripes = std::iter::repeat_with(|| Mutex::new(Stripe::default())).take(STRIPES).collect();
+        let (requests, missed) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { clock, hasher: foldhash::fast::RandomState::default(), requests, stripes, missed }
+    }
+
+    /// Counts a decision.
+    pub(super) fn record(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        if decision.outcome.is_refused()
+            && let Some(rule) = deciding.rule
+        {
+            let denied = || decision.parts.iter().position(|part| matches!(part.finding, Finding::Denied));
+            if let Some(descriptor) = deciding.descriptor.or_else(denied) {
+                self.count(request, decision, descriptor, &rule.path, |place| &mut place.refused, 1);
+            }
+        }
+        if !self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(SAMPLE)) {
+            return;
+        }
+        let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part.rule?)));
+        for (descriptor, rule) in limited.take(MOST_OF_REQUEST) {
+            self.count(request, decision, descriptor, &rule.path, |place| &mut place.asked, SAMPLE);
+        }
+    }
+
+    fn count(
+        &self,
+        request: &Request,
+        decision: &Decision<'_>,
+        descriptor: usize,
+        rule: &Arc<Path>,
+        of: fn(&mut Place) -> &mut Count,
+        events: u32,
+    ) {
+        let Some(entries) = request.descriptors().get(descriptor).map(|descriptor| &descriptor.entries) else { return };
+        let digest = self.hasher.hash_one((decision.generation, Arc::as_ptr(rule), entries));
+        let window = self.clock.now().get() / WINDOW.get();
+        let index = usize::try_from(digest % (STRIPES * BUCKETS) as u64).unwrap_or_default();
+        let Some(mut stripe) = self.stripes.get(index / BUCKETS).and_then(Mutex::try_lock) else {
+            self.missed.fetch_add(u64::from(events), Ordering::Relaxed);
+            return;
+        };
+        let Some(bucket) = stripe.get_mut(index % BUCKETS) else { return };
+        bucket.move_to(window);
+        let known = bucket.places.iter().position(|place| place.digest == digest && place.rule.is_some());
+        let index = known.unwrap_or_else(|| bucket.lightest());
+        let Some(place) = bucket.places.get_mut(index) else { return };
+        if known.is_none() {
+            (place.digest, place.rule) = (digest, Some(Arc::clone(rule)));
+            (place.refused_error, place.asked_error) = (place.refused, place.asked);
+            place.describe(entries, &decision.hidden, descriptor);
+        }
+        let count = of(place);
+        count.now = count.now.saturating_add(events);
+    }
+
+    /// Returns the descriptors that `is_selected` selects, in no order.
+    pub fn select(&self, is_selected: impl Fn(&Path) -> bool) -> Vec<Heavy> {
+        let now = self.clock.now().get();
+        let (window, passed) = (now / WINDOW.get(), now % WINDOW.get());
+        let mut heavy = Vec::new();
+        for stripe in &self.stripes {
+            for bucket in &mut *stripe.lock() {
+                bucket.move_to(window);
+                let places = bucket.places.iter();
+                heavy.extend(places.filter_map(|place| place.heavy(&is_selected, passed)));
+            }
+        }
+        heavy
+    }
+
+    /// Returns the number of counts that are missing because another thread was in the way.
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Top {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Top").field("missed", &self.missed).finish_non_exhaustive()
+    }
+}
+
+impl Bucket {
+    /// Begins the window of this number. A clock that steps back goes on with the window that is there.
+    fn move_to(&mut self, window: u64) {
+        if window <= self.window {
+            return;
+        }
+        let is_next = window == self.window + 1;
+        self.window = window;
+        for place in &mut self.places {
+            for count in [&mut place.refused, &mut place.asked, &mut place.refused_error, &mut place.asked_error] {
+                *count = Count { now: 0, before: if is_next { count.now } else { 0 } };
+            }
+        }
+    }
+
+    /// Returns the index of the place with the least weight.
+    fn lightest(&self) -> usize {
+        let weights = self.places.iter().map(|place| place.refused.sum() + place.asked.sum());
+        weights.enumerate().min_by_key(|(_, weight)| *weight).map_or(0, |(index, _)| index)
+    }
+}
+
+impl Place {
+    /// Writes the entries of descriptor number `number`.
+    fn describe(&mut self, entries: &[Entry], hidden: &[Hidden], number: usize) {
+        self.text.clear();
+        self.text.reserve_exact(MOST_TEXT);
+        self.is_cut = false;
+        for (index, entry) in entries.iter().enumerate() {
+            let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (number, index));
+            let value = digest.map_or(&*entry.value, |hidden| hidden.digest.as_bytes());
+            for word in [&*entry.key, value] {
+                // Longer ones are shown with a mark at their end.
+                let kept = word.get(..MOST_WORD + 4).unwrap_or(word);
+                if self.text.len() + 1 + kept.len() > MOST_TEXT {
+                    self.is_cut = true;
+                    return;
+                }
+                self.text.push(u8::try_from(kept.len()).unwrap_or(u8::MAX));
+                self.text.extend_from_slice(kept);
+            }
+        }
+    }
+
+    fn heavy(&self, is_selected: impl Fn(&Path) -> bool, passed: u64) -> Option<Heavy> {
+        let rule = self.rule.as_ref().filter(|rule| is_selected(rule))?;
+        let estimate =
+            |count: Count, error: Count| Estimate { most: count.last_minute(passed), error: error.last_minute(passed) };
+        let (refused, asked) = (estimate(self.refused, self.refused_error), estimate(self.asked, self.asked_error));
+        if refused.most == 0 && asked.most == 0 {
+            return None;
+        }
+        let mut words = self.words();
+        let mut entries = Vec::new();
+        while let Some(key) = words.next() {
+            entries.push((key, words.next().unwrap_or_default()));
+        }
+        Some(Heavy { rule: Arc::clone(rule), entries, is_cut: self.is_cut, refused, asked })
+    }
+
+    /// Returns the keys and values in turn.
+    fn words(&self) -> impl Iterator<Item = Box<str>> {
+        let mut rest = &*self.text;
+        std::iter::from_fn(move || {
+            let (length, after) = rest.split_first()?;
+            let (own, after) = after.split_at_checked(usize::from(*length))?;
+            rest = after;
+            Some(word(own))
+        })
+    }
+}
+
+impl Count {
+    fn sum(self) -> u64 {
+        u64::from(self.now) + u64::from(self.before)
+    }
+
+    /// Returns the events of the last minute, `passed` into the window. Those of the window before count as if they were spread evenly.
+    fn last_minute(self, passed: u64) -> u64 {
+        let left = WINDOW.get().saturating_sub(passed);
+        u64::from(self.now) + (u64::from(self.before) * left).div_ceil(WINDOW.get())
+    }
+}

@@ -1,0 +1,100 @@
+//! The descriptors that are refused or asked about most at this instance, as JSON.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+
+use super::millis;
+use crate::model::Path;
+use crate::telemetry::records::Records;
+use crate::telemetry::top::{Estimate, Heavy, WINDOW};
+
+/// Path of the route.
+pub const PATH: &str = "/v1/top";
+/// Maximum number of descriptors in an answer: 1,000.
+const MOST: usize = 1_000;
+/// Number of descriptors in an answer if the query says none: 100.
+const DEFAULT: usize = 100;
+/// Parameters of the query.
+const EXPECTED: &str = "domain=NAME, rule=PATH, sort=refused or sort=asked, or most=N";
+
+/// Returns the route.
+pub fn routes(records: Arc<Records>) -> Router {
+    Router::new().route(PATH, get(top).with_state(records))
+}
+
+/// Selection and order of the answer.
+struct Selection {
+    domain: Option<String>,
+    rule: Option<String>,
+    is_by_asked: bool,
+    most: usize,
+}
+
+async fn top(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
+    let selection = match Selection::parse(query.as_deref().unwrap_or_default()) {
+        Ok(selection) => selection,
+        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+    };
+    let mut found = records.top.select(|rule| selection.selects(rule));
+    // What is certain decides the order.
+    let least = |estimate: Estimate| estimate.most.saturating_sub(estimate.error);
+    let weight = |heavy: &Heavy| match selection.is_by_asked {
+        true => (least(heavy.asked), least(heavy.refused)),
+        false => (least(heavy.refused), least(heavy.asked)),
+    };
+    found.sort_by_key(|heavy| Reverse(weight(heavy)));
+    let shown: Vec<Value> = found.iter().take(selection.most).map(shown).collect();
+    let page = json!({
+        "window_ms": millis(WINDOW),
+        "missed": records.top.missed(),
+        "top": shown,
+    });
+    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+}
+
+impl Selection {
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut selection = Self { domain: None, rule: None, is_by_asked: false, most: DEFAULT };
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match (&*name, &*value) {
+                ("domain", _) => selection.domain = Some(value.into_owned()),
+                ("rule", _) => selection.rule = Some(value.into_owned()),
+                ("sort", "refused") => selection.is_by_asked = false,
+                ("sort", "asked") => selection.is_by_asked = true,
+                ("most", number) if number.parse().is_ok_and(|number| (1..=MOST).contains(&number)) => {
+                    selection.most = number.parse().unwrap_or(DEFAULT);
+                }
+                ("sort", _) => return Err("sort is refused or asked".to_owned()),
+                ("most", _) => return Err(format!("most is a number from 1 to {MOST}")),
+                (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+            }
+        }
+        Ok(selection)
+    }
+
+    fn selects(&self, rule: &Path) -> bool {
+        self.domain.as_deref().is_none_or(|domain| rule.domain() == domain)
+            && self.rule.as_deref().is_none_or(|path| rule.to_string() == path)
+    }
+}
+
+fn shown(heavy: &Heavy) -> Value {
+    let Heavy { rule, entries, is_cut, refused, asked } = heavy;
+    let entries: Vec<Value> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+    let estimate = |Estimate { most, error }: &Estimate| json!({ "most": most, "error": error });
+    json!({
+        "domain": rule.domain(),
+        "rule": rule.to_string(),
+        "entries": entries,
+        "is_cut": is_cut,
+        "refused": estimate(refused),
+        "asked": estimate(asked),
+    })
+}

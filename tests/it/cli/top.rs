@@ -1,0 +1,148 @@
+//! `tidegate top`, over several instances, and what no rule matches.
+
+use std::net::{SocketAddr, TcpListener};
+
+use super::{rule_file, stderr, stdout, tidegate};
+use crate::support::{Tidegate, eventually, said};
+
+const RULES: &str = "domain: edge
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 3 } }
+  - key: plan
+    value: gold
+    descriptors:
+      - { key: path, rate_limit: { unit: year, requests_per_unit: 1000 } }
+  - { key: api_key, rate_limit: { unit: year, requests_per_unit: 1000 } }
+---
+domain: mesh
+descriptors:
+  - key: source
+    descriptors:
+      - { key: destination, rate_limit: { unit: year, requests_per_unit: 1000 } }
+";
+
+fn call(server: &Tidegate, domain: &str, times: &str, descriptors: &[&str]) {
+    let address = server.grpc.to_string();
+    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
+    tidegate(&[&["call", "--address", &address, "--domain", domain, "--times", times], &named[..]].concat());
+}
+
+/// Runs the command over these instances. Returns its exit code, its output and its errors.
+fn top(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String) {
+    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
+    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
+    let output = tidegate(&[&["top"], more, &named[..]].concat());
+    (output.status.code(), stdout(&output), stderr(&output))
+}
+
+/// Two files of rules, for one file has one domain.
+fn rule_files() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for (name, rules) in ["edge.yaml", "mesh.yaml"].iter().zip(RULES.split("---\n")) {
+        std::fs::write(directory.path().join(name), rules).expect("it is written");
+    }
+    directory
+}
+
+#[tokio::test]
+async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_one_is_named() {
+    let rules = rule_files();
+    let one = Tidegate::start(rules.path(), &[]).await;
+    let mut other = Tidegate::start(rules.path(), &[]).await;
+    let both = [one.debug, other.debug];
+    call(&one, "edge", "8", &["user=ann"]);
+    call(&one, "edge", "7", &["user=bob"]);
+    call(&other, "edge", "7", &["user=bob"]);
+    call(&other, "edge", "40", &["plan=gold,path=/"]);
+    let (code, told, _) = top(&both, &[]);
+    assert_eq!(code, Some(0), "{told}");
+    let lines: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines[0][0], &lines[0][2..]), ("8", &["edge.user", "user=bob"][..]), "{told}");
+    assert_eq!((lines[1][0], &lines[1][2..]), ("5", &["edge.user", "user=ann"][..]), "{told}");
+    let (_, told, _) = top(&both, &["--sort", "asked", "--most", "1"]);
+    assert!(told.lines().nth(1).is_some_and(|line| line.ends_with("plan=gold,path=/")), "{told}");
+    let (_, told, _) = top(&both, &["--rule", "mesh.source.destination"]);
+    assert!(told.contains("No request of the last minute met a rule"), "{told}");
+
+    other.kill();
+    other.ended().await;
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let three = [one.debug, other.debug, silent.local_addr().expect("an address")];
+    let (code, told, errors) = top(&three, &["--timeout", "500ms"]);
+    assert_eq!((code, told.contains("user=ann")), (Some(0), true), "{told}");
+    assert!(errors.contains(&format!("{} is missing below: no debug listener", other.debug)), "{errors}");
+    assert!(errors.contains(&format!("{} is missing below: no answer within 500ms", three[2])), "{errors}");
+    assert_eq!(top(&three[1..], &["--timeout", "500ms"]).0, Some(2));
+    let wrong = said(one.debug, "GET /v1/top?most=0 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.contains("most is a number from 1 to 1000"), "{wrong}");
+}
+
+#[tokio::test]
+async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
+    let rules = rule_files();
+    let one = Tidegate::start(rules.path(), &[]).await;
+    let other = Tidegate::start(rules.path(), &[]).await;
+    let both = [one.debug, other.debug];
+    for (domain, descriptor) in [
+        ("edge", "usr=ann"),
+        ("edge", "user=ann,path=/"),
+        ("edge", "plan=gold"),
+        ("edge", "plan=free,path=/"),
+        ("edge", "path=/,plan=gold"),
+        ("edge", "source=a,destination=b"),
+        ("edge", "colour=red"),
+        ("egde", "user=ann"),
+    ] {
+        call(&one, domain, "2", &[descriptor]);
+        call(&other, domain, "1", &[descriptor]);
+    }
+    call(&one, "edge", "4", &["user=ann", "api_key=k"]);
+    said(one.grpc, "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let http1 = "1 connections spoke HTTP/1 to the gRPC port";
+    eventually("the connection is counted", async || top(&both, &["--unmatched"]).1.contains(http1).then_some(()))
+        .await;
+
+    let (code, told, _) = top(&both, &["--unmatched"]);
+    assert_eq!(code, Some(0));
+    for (shape, nearest) in [
+        ("edge  usr", "the rule edge.user has the key user where this descriptor has usr"),
+        ("edge  user, path", "the rule edge.user has no level for path"),
+        ("edge  plan", "the rule edge.plan_gold.path also needs path"),
+        ("edge  plan, path", "the rule edge.plan_gold.path has these keys, and matches other values"),
+        ("edge  path, plan", "the rule edge.plan_gold.path has these keys in another order: plan, path"),
+        ("edge  source, destination", "a rule of another domain has these keys: mesh.source.destination"),
+        ("edge  colour", "no rule has similar keys"),
+        ("egde  any descriptor", "no rule file has this domain; is it the domain edge?"),
+    ] {
+        let found = told.split("\n\n").find(|found| found.lines().next() == Some(shape));
+        let found = found.unwrap_or_else(|| panic!("{shape}: {told}"));
+        assert!(found.contains("not limited: 3 ") && found.contains(nearest), "{found}");
+        assert!(found.contains(&both[0].to_string()) && found.contains(&both[1].to_string()), "{found}");
+    }
+    assert!(told.contains("edge  api_key  missing in 21 of 25 examined requests (84%)"), "{told}");
+    assert!(!told.contains("ann") && !told.contains("gold,"), "no value is shown: {told}");
+    let (_, told, _) = top(&both, &["--unmatched", "--domain", "egde"]);
+    assert!(told.contains("egde  any") && !told.contains("edge  usr"), "{told}");
+    let log = one.log();
+    assert!(log.contains("requests.unmatched") && log.contains("tidegate top --unmatched"), "{log}");
+    assert_eq!(log.matches("requests.unmatched").count(), 1, "one line a minute: {log}");
+}
+
+#[tokio::test]
+async fn what_matched_no_rule_is_forgotten_when_the_rules_change() {
+    let rules =
+        rule_file("domain: edge\ndescriptors:\n  - { key: user, rate_limit: { unit: year, requests_per_unit: 9 } }\n");
+    let server = Tidegate::start(rules.path(), &[]).await;
+    call(&server, "edge", "1", &["usr=ann"]);
+    assert!(top(&[server.debug], &["--unmatched"]).1.contains("edge  usr"));
+    std::fs::write(
+        rules.path(),
+        "domain: edge\ndescriptors:\n  - { key: usr, rate_limit: { unit: year, requests_per_unit: 9 } }\n",
+    )
+    .expect("it is written");
+    eventually("the rules are loaded", async || {
+        call(&server, "edge", "1", &["usr=ann"]);
+        top(&[server.debug], &["--unmatched"]).1.contains("Every descriptor met a rule").then_some(())
+    })
+    .await;
+}
