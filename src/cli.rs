@@ -19,11 +19,13 @@ mod admin;
 mod bench;
 mod call;
 mod check;
+mod counter;
 mod descriptor;
 mod explain;
 mod metadata;
 mod serve;
 mod server;
+mod tap;
 mod top;
 mod why;
 
@@ -37,14 +39,16 @@ const FAILED: u8 = 2;
 
 /// Runs the command line and returns its exit code.
 pub fn run() -> ExitCode {
-    let commands: [(Command, Run); 7] = [
+    let commands: [(Command, Run); 9] = [
         (serve::command(), serve::run),
         (check::command(), check::run),
         (explain::command(), explain::run),
         (call::command(), call::run),
         (bench::command(), bench::run),
         (why::command(), why::run),
+        (counter::command(), counter::run),
         (top::command(), top::run),
+        (tap::command(), tap::run),
     ];
     let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
     let order: Vec<String> = names.iter().map(|command| command.get_name().to_owned()).collect();

@@ -203,6 +203,25 @@ impl Service {
         Ok(Security { tls, callers: gate, tasks })
     }
 
+    /// Returns the routes of the debug listener.
+    fn admin(
+        &self,
+        settings: &Settings,
+        log: &Log,
+        addresses: &Addresses,
+        stopped: &watch::Receiver<bool>,
+    ) -> axum::Router {
+        admin::routes(
+            Arc::clone(&self.limiter),
+            self.status.clone(),
+            super::xds::description(settings, self.xds.clone()),
+            log.level.clone(),
+            &self.telemetry,
+            addresses.debug.ip(),
+            stopped,
+        )
+    }
+
     /// Starts the listeners and all tasks. Returns once health is reported.
     ///
     /// # Errors
@@ -225,14 +244,7 @@ impl Service {
         let routes = Routes {
             services,
             json: json_routes(settings, http_edge, health.readiness.clone()),
-            admin: admin::routes(
-                Arc::clone(&self.limiter),
-                self.status.clone(),
-                super::xds::description(settings, self.xds.clone()),
-                log.level.clone(),
-                &self.telemetry,
-                addresses.debug.ip(),
-            ),
+            admin: self.admin(settings, log, &addresses, &stopped),
         };
         let security = self.secure()?;
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, &security);

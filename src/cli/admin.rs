@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use axum::body::{Body, to_bytes};
 use clap::{Arg, ArgAction, ArgMatches};
+use form_urlencoded::Serializer;
 use futures_util::future::join_all;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -15,7 +16,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::server;
-use crate::model::Micros;
+use crate::model::{Descriptor, Micros};
 
 /// Maximum size of an answer: 16 MiB, more than an instance keeps.
 const MOST: usize = 16 << 20;
@@ -41,32 +42,50 @@ pub(super) fn arguments() -> [Arg; 2] {
     ]
 }
 
-/// Asks all instances at the same time for `path`, each once.
-pub(super) async fn ask(matches: &ArgMatches, path: &str) -> Vec<Answer> {
+/// Returns the longest wait for each instance.
+pub(super) fn wait(matches: &ArgMatches) -> Duration {
     let wait = matches.get_one::<Micros>("timeout").copied().unwrap_or(Micros::from_secs(2));
-    let wait = Duration::from_micros(wait.get());
+    Duration::from_micros(wait.get())
+}
+
+/// Returns the addresses of all instances with their names, each once, and those whose names have no address, with the reason.
+pub(super) async fn instances(matches: &ArgMatches) -> (BTreeMap<SocketAddr, String>, Vec<(String, String)>) {
+    let wait = wait(matches);
     let names = matches.get_many::<String>("instance").into_iter().flatten();
     let found = join_all(names.map(|name| async move {
         match timeout(wait, addresses(name)).await {
-            Ok(Ok(found)) => Ok(found),
-            Ok(Err(error)) => Err((name.clone(), Err(error))),
-            Err(_) => Err((name.clone(), Err(anyhow::anyhow!("its name was not resolved within {wait:?}")))),
+            Ok(found) => found.map_err(|why| (name.clone(), format!("{why:#}"))),
+            Err(_) => Err((name.clone(), format!("its name was not resolved within {wait:?}"))),
         }
-    }))
-    .await;
-    let (mut answers, mut asked) = (Vec::new(), BTreeMap::new());
-    for found in found {
+    }));
+    let (mut instances, mut missing) = (BTreeMap::new(), Vec::new());
+    for found in found.await {
         match found {
-            Ok(found) => found.into_iter().for_each(|(label, address)| _ = asked.entry(address).or_insert(label)),
-            Err(missing) => answers.push(missing),
+            Ok(found) => found.into_iter().for_each(|(label, address)| _ = instances.entry(address).or_insert(label)),
+            Err(unresolved) => missing.push(unresolved),
         }
     }
-    let asked = asked.into_iter().map(|(address, label)| async move {
+    (instances, missing)
+}
+
+/// Asks all instances at the same time for `path`, each once.
+pub(super) async fn ask(matches: &ArgMatches, path: &str) -> Vec<Answer> {
+    let wait = wait(matches);
+    let (instances, missing) = instances(matches).await;
+    let asked = instances.into_iter().map(|(address, label)| async move {
         let answer = timeout(wait, get(address, path)).await;
         (label, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {wait:?}"))))
     });
-    answers.extend(join_all(asked).await);
-    answers
+    let missing = missing.into_iter().map(|(name, why)| (name, Err(anyhow::anyhow!(why))));
+    missing.chain(join_all(asked).await).collect()
+}
+
+/// Appends the entries of a descriptor to a query.
+pub(super) fn append_entries(query: &mut Serializer<'_, String>, descriptor: Option<&Descriptor>) {
+    for entry in descriptor.into_iter().flat_map(|descriptor| &descriptor.entries) {
+        let entry = format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value));
+        query.append_pair("entry", &entry);
+    }
 }
 
 /// Returns the addresses of an instance, each with its label.
@@ -100,7 +119,7 @@ async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Value> {
     let status = response.status();
     let body = to_bytes(Body::new(response.into_body()), MOST).await.context("its answer was cut off")?;
     let text = String::from_utf8_lossy(&body);
-    ensure!(status.is_success(), "it answered {status}: {}", printable(text.trim()));
+    ensure!(status.is_success(), "it answered {status}: {:.1000}", printable(text.trim()));
     serde_json::from_str(&text).context(FOREIGN)
 }
 
@@ -142,5 +161,15 @@ impl fmt::Display for Ago {
             seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
             seconds => write!(f, "{} d", seconds / 86_400),
         }
+    }
+}
+
+/// A time of the day in UTC, from milliseconds since the epoch.
+pub(super) struct Clock(pub(super) u64);
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0 / 1_000 % 86_400;
+        write!(f, "{:02}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
     }
 }

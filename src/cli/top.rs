@@ -69,11 +69,13 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if matches.get_flag("unmatched") {
-        return runtime.block_on(unmatched::run(matches));
+        let shown = runtime.block_on(unmatched::run(matches));
+        runtime.shutdown_background();
+        return shown;
     }
     let is_live = !matches.get_flag("once") && std::io::stdout().is_terminal();
     let interval = matches.get_one::<Micros>("interval").copied().unwrap_or(Micros::from_secs(2));
-    runtime.block_on(async {
+    let shown = runtime.block_on(async {
         loop {
             let answers = admin::ask(matches, &path(matches)).await;
             let table = Table::of(&answers, matches, is_live);
@@ -86,7 +88,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             super::print(&format_args!("{CLEAR}{table}"))?;
             tokio::time::sleep(Duration::from_micros(interval.get())).await;
         }
-    })
+    });
+    // A name that does not resolve holds up nothing.
+    runtime.shutdown_background();
+    shown
 }
 
 /// Returns the path and query to ask for.
@@ -97,8 +102,13 @@ fn path(matches: &ArgMatches) -> String {
             query.append_pair(name, value);
         }
     }
-    query.append_pair("most", &most(matches).saturating_mul(DEPTH).min(MOST).to_string());
+    query.append_pair("most", &depth(matches).to_string());
     format!("{PATH}?{}", query.finish())
+}
+
+/// Returns the number of descriptors that each instance is asked for.
+fn depth(matches: &ArgMatches) -> u32 {
+    most(matches).saturating_mul(DEPTH).min(MOST)
 }
 
 fn most(matches: &ArgMatches) -> u32 {
@@ -113,6 +123,19 @@ struct Table {
     /// Instances that did not answer, each with the reason.
     missing: Vec<(String, String)>,
     is_live: bool,
+    /// True if only one domain or rule is asked about.
+    is_selected: bool,
+    /// True if an instance may have more than it sent.
+    is_partial: bool,
+}
+
+/// Counts of what is shown as one line.
+#[derive(Default)]
+struct Merged<'a> {
+    refused: Estimate,
+    asked: Estimate,
+    /// Descriptors of each instance that are shown the same.
+    alike: BTreeMap<&'a str, u64>,
 }
 
 /// A descriptor under a rule, and its counts of the last minute.
@@ -121,6 +144,8 @@ struct Line {
     descriptor: String,
     refused: Estimate,
     asked: Estimate,
+    /// Number of descriptors of an instance that are shown the same.
+    alike: u64,
 }
 
 /// A number, and by how much it may be too large.
@@ -132,8 +157,8 @@ struct Estimate {
 
 impl Table {
     fn of(answers: &[Answer], matches: &ArgMatches, is_live: bool) -> Self {
-        let mut merged: BTreeMap<(String, String), (Estimate, Estimate)> = BTreeMap::new();
-        let (mut missing, mut missed, mut instances) = (Vec::new(), 0_u64, 0);
+        let mut merged: BTreeMap<(String, String), Merged> = BTreeMap::new();
+        let (mut missing, mut missed, mut instances, mut is_short) = (Vec::new(), 0_u64, 0, false);
         for (instance, answer) in answers {
             let page = match answer {
                 Ok(page) => page,
@@ -148,17 +173,22 @@ impl Table {
             };
             instances += 1;
             missed = missed.saturating_add(page.get("missed").and_then(Value::as_u64).unwrap_or_default());
+            is_short |= top.len() >= usize::try_from(depth(matches)).unwrap_or(usize::MAX);
             for heavy in top {
                 let mut descriptor = admin::descriptor(heavy.get("entries"));
                 if heavy.get("is_cut").and_then(Value::as_bool) == Some(true) {
                     descriptor.push_str(",…");
                 }
-                let (refused, asked) = merged.entry((text(heavy, "rule"), descriptor)).or_default();
+                let Merged { refused, asked, alike } = merged.entry((text(heavy, "rule"), descriptor)).or_default();
                 refused.add(heavy.get("refused"));
                 asked.add(heavy.get("asked"));
+                *alike.entry(instance).or_default() += 1;
             }
         }
-        let line = |((rule, descriptor), (refused, asked))| Line { rule, descriptor, refused, asked };
+        let line = |((rule, descriptor), Merged { refused, asked, alike }): (_, Merged<'_>)| {
+            let alike = alike.into_values().max().unwrap_or(1);
+            Line { rule, descriptor, refused, asked, alike }
+        };
         let mut lines: Vec<Line> = merged.into_iter().map(line).collect();
         let is_by_asked = matches.get_one::<String>("sort").is_some_and(|sort| sort == "asked");
         lines.sort_by_key(|line| {
@@ -166,7 +196,9 @@ impl Table {
             std::cmp::Reverse(if is_by_asked { (asked, refused) } else { (refused, asked) })
         });
         lines.truncate(usize::try_from(most(matches)).unwrap_or(usize::MAX));
-        Self { lines, instances, missed, missing, is_live }
+        let is_selected = ["domain", "rule"].iter().any(|name| matches.contains_id(name));
+        let is_partial = is_short && instances > 1;
+        Self { lines, instances, missed, missing, is_live, is_selected, is_partial }
     }
 }
 
@@ -194,11 +226,17 @@ impl fmt::Display for Estimate {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>16} {:>16}  rule  descriptor", "refused/min", "asked/min")?;
-        for Line { rule, descriptor, refused, asked } in &self.lines {
-            writeln!(f, "{refused:>16} {asked:>16}  {rule}  {descriptor}")?;
+        for Line { rule, descriptor, refused, asked, alike } in &self.lines {
+            let alike = if *alike > 1 { format!("  ({alike} descriptors look like this)") } else { String::new() };
+            writeln!(f, "{refused:>16} {asked:>16}  {rule}  {descriptor}{alike}")?;
         }
-        if self.lines.is_empty() {
+        if self.lines.is_empty() && self.is_selected {
+            writeln!(f, "No such request of the last minute is known.")?;
+        } else if self.lines.is_empty() && self.missing.is_empty() {
             writeln!(f, "No request of the last minute met a rule, or those that did were too few to be sampled.")?;
+        }
+        if self.is_partial {
+            writeln!(f, "Each instance sent only its first descriptors, so a sum over instances may be too small.")?;
         }
         if self.missed > 0 {
             writeln!(f, "{} events are not counted, because another thread was in the way.", self.missed)?;

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use form_urlencoded::Serializer;
 use serde_json::Value;
 
-use super::admin::{self, Ago, Answer, text};
+use super::admin::{self, Ago, Answer, Clock, text};
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
 
@@ -53,6 +53,8 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let answers = runtime.block_on(admin::ask(matches, &path(matches)?));
+    // A name that does not resolve holds up nothing.
+    runtime.shutdown_background();
     let most = matches.get_one::<u32>("most").copied().unwrap_or(20);
     let report = Report::of(&answers, usize::try_from(most)?);
     admin::name_missing(&report.missing);
@@ -103,11 +105,7 @@ fn path(matches: &ArgMatches) -> anyhow::Result<String> {
             query.append_pair(name, value);
         }
     }
-    let entries = matches.get_one::<Descriptor>("descriptor").into_iter().flat_map(|descriptor| &descriptor.entries);
-    for entry in entries {
-        let entry = format!("{}={}", String::from_utf8_lossy(&entry.key), String::from_utf8_lossy(&entry.value));
-        query.append_pair("entry", &entry);
-    }
+    admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
     Ok(format!("{PATH}?{}", query.finish()))
 }
 
@@ -166,15 +164,15 @@ impl Report {
                     continue;
                 }
             };
+            let Some(refusals) = page.get("refusals").and_then(Value::as_array) else {
+                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
+                continue;
+            };
             let number = |name: &str| page.get(name).and_then(Value::as_u64).unwrap_or_default();
             let kept = Micros::from_millis(number("kept_for_ms"));
             bounds = format!("the last {} refused descriptors of each rule, for {kept}", number("most_of_rule"));
             left_out += usize::try_from(number("left_out")).unwrap_or_default();
             missed = u64::saturating_add(missed, number("missed"));
-            let Some(refusals) = page.get("refusals").and_then(Value::as_array) else {
-                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
-                continue;
-            };
             for refusal in refusals {
                 let (place, others) = place(refusal);
                 merged.entry(place.clone()).or_default().add(instance, number("now_ms"), refusal, others, place);
@@ -308,15 +306,5 @@ fn reason(provenance: &str) -> &str {
         "too_large" => "the message is too large",
         "none" => "no limit of the request can admit it",
         other => other,
-    }
-}
-
-/// A time of the day in UTC, from milliseconds since the epoch.
-struct Clock(u64);
-
-impl fmt::Display for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0 / 1_000 % 86_400;
-        write!(f, "{:02}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
     }
 }

@@ -9,7 +9,7 @@ use super::tree::TreeLevel;
 use crate::model::Path;
 use crate::normalize::pattern::Pattern;
 
-/// Maximum number of different key paths of a domain that are compared: 1,000.
+/// Maximum number of different key paths of a domain that are compared, and of domains: 1,000.
 const MOST_PATHS: usize = 1_000;
 
 /// The keys of all rules: which keys in which order lead to a rule.
@@ -122,7 +122,7 @@ impl KeyPaths<'_> {
     /// Returns the rule that is nearest to a descriptor with these keys. `None` if none is near.
     pub fn nearest(&self, domain: &str, keys: &[&str]) -> Option<Nearest> {
         let Some(paths) = self.domains.get(domain) else {
-            let similar = nearest(domain, self.domains.keys().copied()).map(str::to_owned);
+            let similar = nearest(domain, self.domains.keys().copied().take(MOST_PATHS)).map(str::to_owned);
             return Some(Nearest::UnknownDomain { similar });
         };
         let mut paths = paths.iter();
@@ -130,16 +130,13 @@ impl KeyPaths<'_> {
             .clone()
             .find_map(|path| path.same_keys(keys))
             .or_else(|| paths.clone().find_map(|path| path.other_order(keys)))
+            .or_else(|| paths.clone().find_map(|path| path.misspelt(keys)))
             // The longest of those that begin alike.
             .or_else(|| {
-                paths
-                    .clone()
-                    .filter(|path| path.begins(keys).is_some())
-                    .max_by_key(|path| path.keys.len())?
-                    .begins(keys)
+                let begins = paths.clone().filter(|path| path.begins(keys).is_some());
+                begins.max_by_key(|path| path.keys.len())?.begins(keys)
             })
-            .or_else(|| paths.clone().find_map(|path| path.begins_with(keys)))
-            .or_else(|| paths.find_map(|path| path.misspelt(keys)))
+            .or_else(|| paths.find_map(|path| path.begins_with(keys)))
             .or_else(|| {
                 let others = self.domains.iter().filter(|(name, _)| **name != domain).flat_map(|(_, paths)| paths);
                 let same = others.filter(|path| path.has(keys)).map(|path| path.rule.to_string()).next();
@@ -172,7 +169,8 @@ impl KeyPath<'_> {
 
     fn other_order(&self, keys: &[&str]) -> Option<Nearest> {
         let is_in = |own: &&Pattern| keys.iter().any(|key| own.matches(key.as_bytes()));
-        let has_all = self.keys.len() == keys.len() && self.keys.iter().all(is_in);
+        let is_of_rule = |key: &&str| self.keys.iter().any(|own| own.matches(key.as_bytes()));
+        let has_all = self.keys.len() == keys.len() && self.keys.iter().all(is_in) && keys.iter().all(is_of_rule);
         has_all.then(|| Nearest::OtherOrder { rule: self.rule(), keys: self.texts().collect() })
     }
 
@@ -191,8 +189,7 @@ impl KeyPath<'_> {
     fn misspelt(&self, keys: &[&str]) -> Option<Nearest> {
         let mut wrong = self.keys.iter().zip(keys).filter(|(own, key)| !own.matches(key.as_bytes()));
         let (own, key) = wrong.next().filter(|_| self.keys.len() == keys.len())?;
-        let is_one = wrong.next().is_none();
-        let expected = nearest(key, std::iter::once(own.text())).filter(|_| is_one)?;
+        let expected = wrong.next().is_none().then(|| nearest(key, std::iter::once(own.text())))??;
         Some(Nearest::Misspelt { rule: self.rule(), key: (*key).to_owned(), expected: expected.to_owned() })
     }
 }

@@ -16,22 +16,29 @@ pub(super) struct SeriesName {
     domain: String,
     /// One word per level, joined by dots; empty for requests that no rule of the domain matches.
     rule: String,
+    /// `other` for the series that values of the rule share which have none of their own; else empty.
+    value: &'static str,
 }
 
 impl SeriesName {
     /// Returns the name for requests of a domain that none of its rules matches.
     pub(super) fn of_domain(domain: &str) -> Self {
-        Self { domain: printed(domain), rule: String::new() }
+        Self { domain: printed(domain), rule: String::new(), value: "" }
     }
 
-    /// Returns the name of the shared series of a domain.
-    pub(super) fn other(domain: &str) -> Self {
-        Self { domain: printed(domain), rule: OTHER.to_owned() }
+    /// Returns the name of the series that all rules without a series of their own share.
+    pub(super) fn other() -> Self {
+        Self { domain: String::new(), rule: OTHER.to_owned(), value: "" }
     }
 
-    /// Returns true for the name of a shared series.
+    /// Returns the name of the series that values of a rule share which have none of their own.
+    pub(super) fn other_values(about: &About) -> Self {
+        Self { value: OTHER, ..Self::of_rule(about) }
+    }
+
+    /// Returns true for the name of the series that all rules without a series of their own share.
     pub(super) fn is_other(&self) -> bool {
-        self.rule == OTHER
+        self.domain.is_empty() && self.rule == OTHER
     }
 
     /// Returns the name of a rule.
@@ -63,7 +70,7 @@ impl SeriesName {
         let levels = about.path.levels();
         let domain = levels.first().map(|domain| printed(domain.word())).unwrap_or_default();
         let words = levels.iter().skip(1).enumerate().map(|(number, level)| word(number, level));
-        Self { domain, rule: words.collect::<Vec<_>>().join(".") }
+        Self { domain, rule: words.collect::<Vec<_>>().join("."), value: "" }
     }
 
     /// Returns a 64-bit hash of the name.
@@ -81,10 +88,15 @@ impl SeriesName {
         &self.rule
     }
 
+    /// Returns `other` for the series that values of a rule share; else an empty text.
+    pub(super) fn value(&self) -> &'static str {
+        self.value
+    }
+
     /// Returns the name without all that follows the second dot.
     pub(super) fn upper(&self) -> Self {
         let end = self.rule.match_indices('.').nth(1).map_or(self.rule.len(), |(at, _)| at);
-        Self { domain: self.domain.clone(), rule: self.rule.get(..end).unwrap_or_default().to_owned() }
+        Self { domain: self.domain.clone(), rule: self.rule.get(..end).unwrap_or_default().to_owned(), value: "" }
     }
 
     /// Returns the reference's labels `key1` and `key2`: the first two words between dots. Its mapper drops the rest.

@@ -58,7 +58,7 @@ metrics! {
     RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "Time from the message of a gRPC call to its answer";
     LOADS: Counter "ratelimit_service_config_load_success" [] "Loads of rules that took effect, the first included";
     REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected; a rejected load changes nothing";
-    DECISIONS: Counter "tidegate_decisions_total" ["domain" "rule" "outcome" "provenance"] "Requests decided, by the rule that decided, the outcome and its provenance";
+    DECISIONS: Counter "tidegate_decisions_total" ["domain" "rule" "value" "outcome" "provenance"] "Requests decided, by the rule that decided, the outcome and its provenance";
     UNKNOWN_DOMAINS: Counter "tidegate_unknown_domain_requests_total" [] "Requests with a domain that no rule file has; they are admitted without a limit";
     DELAYED: Counter "tidegate_delayed_requests_total" ["delivery"] "Admitted requests that a limit delayed; header: a header makes Envoy how long to wait; hold: the call is held here";
     HELD_CALLS: Gauge "tidegate_held_calls" [] "Calls held at present because a limit has delivery: hold";

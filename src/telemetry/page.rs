@@ -142,7 +142,7 @@ mod tests {
     fn a_page_is_what_a_scraper_reads() {
         let mut page = Page::default();
         page.single(&RULES, 7_u8);
-        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0\u{202e}", "", "admitted", "store"], 3_u8));
+        page.family(&DECISIONS, |family| family.sample(&["a\"b\\c\nd\0\u{202e}", "", "", "admitted", "store"], 3_u8));
         assert_eq!(
             page.into_text(),
             "# HELP tidegate_rules Rules in force\n# TYPE tidegate_rules gauge\ntidegate_rules 7\n\

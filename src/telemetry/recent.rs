@@ -121,15 +121,22 @@ impl RecentRefusals {
         Self { clock, hasher: foldhash::fast::RandomState::default(), rings, missed: AtomicU64::new(0) }
     }
 
-    /// Keeps a refusal.
-    pub(super) fn record(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        let now = self.clock.now();
-        let Refused { refused, tightest, is_without_room } = Refused::of(decision, deciding);
+    /// Keeps a refusal of `now`. `entries` is the hash of those of the refused descriptor.
+    pub(super) fn record(
+        &self,
+        request: &Request,
+        decision: &Decision<'_>,
+        deciding: Deciding<'_>,
+        refused: &Refused<'_, '_>,
+        entries: u64,
+        now: Micros,
+    ) {
+        let Refused { descriptor, tightest, is_without_room } = *refused;
         let (remaining, retry) = match tightest {
             Some(found) => (found.verdict.remaining, found.verdict.retry),
             None => (0, decision.retry.filter(|_| is_without_room)),
         };
-        let digest = self.digest(request, decision, deciding);
+        let digest = self.digest_of(decision, deciding, refused, entries);
         let Some(mut rings) = self.rings.try_lock_for(LOCK_TIMEOUT) else {
             self.missed.fetch_add(1, Ordering::Relaxed);
             return;
@@ -148,7 +155,7 @@ impl RecentRefusals {
                 return;
             }
         }
-        let (descriptors, refused, is_cut) = kept(request, refused, &decision.hidden);
+        let (descriptors, refused, is_cut) = kept(request, descriptor, &decision.hidden);
         let refusal = Refusal {
             domain: decision.domain.unwrap_or_default().into(),
             rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
@@ -171,10 +178,25 @@ impl RecentRefusals {
 
     /// Returns the digest by which a refusal is kept: refusals of the same descriptor by the same limit have the same.
     pub(super) fn digest(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) -> u64 {
-        let Refused { refused, tightest, is_without_room } = Refused::of(decision, deciding);
-        let descriptor = refused.and_then(|index| request.descriptors().get(index));
-        let (quota, entries) = (tightest.map(|found| found.quota), descriptor.map(|descriptor| &descriptor.entries));
-        self.hasher.hash_one((decision.domain, deciding.limit, quota, is_without_room, entries))
+        let refused = Refused::of(decision, deciding);
+        self.digest_of(decision, deciding, &refused, self.hash_entries(request, refused.descriptor))
+    }
+
+    fn digest_of(
+        &self,
+        decision: &Decision<'_>,
+        deciding: Deciding<'_>,
+        refused: &Refused<'_, '_>,
+        entries: u64,
+    ) -> u64 {
+        let quota = refused.tightest.map(|found| found.quota);
+        self.hasher.hash_one((decision.domain, deciding.limit, quota, refused.is_without_room, entries))
+    }
+
+    /// Returns a hash of the entries of a descriptor, if there is one.
+    pub(super) fn hash_entries(&self, request: &Request, descriptor: Option<usize>) -> u64 {
+        let descriptor = descriptor.and_then(|index| request.descriptors().get(index));
+        self.hasher.hash_one(descriptor.map(|descriptor| &descriptor.entries))
     }
 
     /// Returns the refusals that `filter` selects, the latest first, and the time.
@@ -292,21 +314,21 @@ impl RefusalFilter {
 }
 
 /// The refused part of a request.
-struct Refused<'d, 'a> {
-    /// Index of the descriptor.
-    refused: Option<usize>,
+pub(super) struct Refused<'d, 'a> {
+    /// Index of the descriptor; `None` if the whole request is refused.
+    pub(super) descriptor: Option<usize>,
     /// The limit that refused it.
     tightest: Option<&'d Tightest<'a>>,
     is_without_room: bool,
 }
 
 impl<'d, 'a> Refused<'d, 'a> {
-    fn of(decision: &'d Decision<'a>, deciding: Deciding<'_>) -> Self {
-        let refused = deciding.descriptor.or_else(|| denied(decision));
+    pub(super) fn of(decision: &'d Decision<'a>, deciding: Deciding<'_>) -> Self {
+        let descriptor = deciding.descriptor.or_else(|| denied(decision));
         let is_without_room = decision.wait.hold > Micros::ZERO;
         // A limit that would have delayed the request admits it, so the tightest limit has refused nothing.
-        let tightest = refused.and_then(|index| tightest(decision, index)).filter(|_| !is_without_room);
-        Self { refused, tightest, is_without_room }
+        let tightest = descriptor.and_then(|index| tightest(decision, index)).filter(|_| !is_without_room);
+        Self { descriptor, tightest, is_without_room }
     }
 }
 
@@ -361,7 +383,7 @@ pub(super) fn word(bytes: &[u8]) -> Box<str> {
 }
 
 /// Returns the beginning of a text, and a mark if it is not all. Characters that change how other text is shown are escaped.
-fn cut(text: &str) -> Box<str> {
+pub(super) fn cut(text: &str) -> Box<str> {
     let end = (0..=MOST_WORD.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let line = text.get(..end).unwrap_or_default().replace('\n', "\\n");
     let mut shown = escaped(&line, false).into_owned();

@@ -1,15 +1,18 @@
 //! Memory of the last decisions of this instance, for the person who asks who is refused and why.
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::decision_id::{DecisionId, DecisionIds, DigestPart, Meaning};
-use super::recent::RecentRefusals;
+use super::recent::{RecentRefusals, Refused};
+use super::sample::{SAMPLE, is_sampled};
+use super::tap::Tap;
 use super::top::Top;
 use super::unmatched::Unmatched;
 use crate::model::{Clock, Deciding, Decision, Request};
 
 /// Records of decisions, in the memory of this process only.
-#[derive(Debug)]
 pub struct Records {
     /// The last refusals of each rule.
     pub recent: RecentRefusals,
@@ -17,14 +20,38 @@ pub struct Records {
     pub unmatched: Unmatched,
     /// The descriptors that are refused or asked about most.
     pub top: Top,
+    /// Decisions as they are made.
+    pub tap: Arc<Tap>,
     ids: Option<DecisionIds>,
+    clock: Arc<dyn Clock>,
+    /// Number of requests.
+    requests: AtomicU64,
+}
+
+/// Requests since the start of which each is examined for keys: 1,024. Of further ones it is one of [`SAMPLE`].
+const EXAMINED_FIRST: u64 = 1_024;
+/// Maximum number of descriptors of a request that are counted as activity: 8.
+const MOST_OF_REQUEST: usize = 8;
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").finish_non_exhaustive()
+    }
 }
 
 impl Records {
     /// Returns empty records; `clock` is their time. Without `ids`, decisions have no ids.
     pub fn new(clock: Arc<dyn Clock>, ids: Option<DecisionIds>) -> Self {
         let (recent, unmatched) = (RecentRefusals::new(Arc::clone(&clock)), Unmatched::new(Arc::clone(&clock)));
-        Self { recent, unmatched, top: Top::new(clock), ids }
+        Self {
+            recent,
+            unmatched,
+            top: Top::new(Arc::clone(&clock)),
+            tap: Arc::new(Tap::new(Arc::clone(&clock))),
+            ids,
+            clock,
+            requests: AtomicU64::new(0),
+        }
     }
 
     /// Returns an id for a decision.
@@ -44,10 +71,21 @@ impl Records {
     /// Records a decision.
     pub(super) fn decided(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         self.unmatched.record(request, decision);
-        self.unmatched.look_for_keys(request, decision);
-        self.top.record(request, decision, deciding);
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        if is_sampled(number, SAMPLE) {
+            let now = self.clock.now();
+            let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part.rule?)));
+            for (descriptor, rule) in limited.take(MOST_OF_REQUEST) {
+                let entries = self.recent.hash_entries(request, Some(descriptor));
+                self.top.asked((request, decision, descriptor), &rule.path, entries, now);
+            }
+        }
+        if number < EXAMINED_FIRST || is_sampled(number, SAMPLE) {
+            self.unmatched.look_for_keys(request, decision);
+        }
+        self.tap(request, decision, deciding);
         if decision.outcome.is_refused() {
-            self.recent.record(request, decision, deciding);
+            self.refused(request, decision, deciding);
         }
     }
 
@@ -63,9 +101,25 @@ impl Records {
         if decision.domain.is_none() {
             self.unmatched.record(request, decision);
         }
+        self.tap(request, decision, deciding);
         if decision.outcome.is_refused() {
-            self.top.record(request, decision, deciding);
-            self.recent.record(request, decision, deciding);
+            self.refused(request, decision, deciding);
+        }
+    }
+
+    fn refused(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        let refused = Refused::of(decision, deciding);
+        let entries = self.recent.hash_entries(request, refused.descriptor);
+        let now = self.clock.now();
+        if let (Some(rule), Some(descriptor)) = (deciding.rule, refused.descriptor) {
+            self.top.refused((request, decision, descriptor), &rule.path, entries, now);
+        }
+        self.recent.record(request, decision, deciding, &refused, entries, now);
+    }
+
+    fn tap(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        if self.tap.is_heard() {
+            self.tap.send(request, decision, deciding, || self.id(request, decision));
         }
     }
 }

@@ -73,7 +73,8 @@ impl NamedHits {
     /// Returns the name: the domain and the levels of the rule, joined by dots.
     pub fn name(&self) -> String {
         // Two underscores behind a dot would be a tag. The series that all domains share has no domain.
-        format!("{}.{}", self.name.domain(), self.name.rule()).trim_start_matches('.').replace(".__", "._")
+        let name = format!("{}.{}.{}", self.name.domain(), self.name.rule(), self.name.value());
+        name.trim_matches('.').replace(".__", "._")
     }
 
     /// Returns the name and the growth of each counter, and begins anew.
@@ -242,7 +243,7 @@ impl Rules {
     fn named(&self, name: SeriesName, rule: Option<&About>) -> Arc<RuleCounts> {
         let found = {
             let all = self.all.read();
-            let other = || all.other_than(&name, rule.is_some());
+            let other = || all.other_than(rule);
             all.counts.get(&name).cloned().or_else(|| all.counts.get(&other()?).cloned())
         };
         if let Some(counts) = found {
@@ -250,9 +251,10 @@ impl Rules {
         }
         let of_values = rule.map(|rule| SeriesName::of_rule(rule).digest());
         let mut all = self.all.write();
-        let (name, of_values) = match all.other_than(&name, of_values.is_some()) {
-            // A shared series belongs to no single rule.
-            Some(other) => (other, None),
+        let (name, of_values) = match all.other_than(rule) {
+            // The series that all rules share belongs to none of them.
+            Some(other) if other.is_other() => (other, None),
+            Some(other) => (other, of_values),
             None => (name, of_values),
         };
         if let Some(counts) = all.counts.get(&name) {
@@ -301,7 +303,8 @@ impl Rules {
                     for (origin, count) in Origin::ALL.iter().zip(row) {
                         let count = count.load(Ordering::Relaxed);
                         if count > 0 {
-                            family.sample(&[name.domain(), name.rule(), outcome.name(), origin.name()], count);
+                            let labels = [name.domain(), name.rule(), name.value(), outcome.name(), origin.name()];
+                            family.sample(&labels, count);
                         }
                     }
                 }
@@ -312,14 +315,12 @@ impl Rules {
 
 impl All {
     /// Returns the name of the shared series for a new name, if there is no room for a series of its own.
-    fn other_than(&self, name: &SeriesName, is_of_values: bool) -> Option<SeriesName> {
-        if self.counts.len() >= MOST_SERIES {
-            Some(SeriesName::other(""))
-        } else if is_of_values && self.of_values >= MOST_OF_VALUES {
-            Some(SeriesName::other(name.domain()))
-        } else {
-            None
-        }
+    /// `rule` is set if a client's value makes the name.
+    fn other_than(&self, rule: Option<&About>) -> Option<SeriesName> {
+        let is_full = self.counts.len() >= MOST_SERIES;
+        let values = || rule.filter(|_| self.of_values >= MOST_OF_VALUES).map(SeriesName::other_values);
+        // The rule may have a series for its other values, although there is no room for a new one.
+        values().filter(|name| !is_full || self.counts.contains_key(name)).or_else(|| is_full.then(SeriesName::other))
     }
 }
 

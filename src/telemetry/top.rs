@@ -1,8 +1,8 @@
 //! The descriptors that are refused or asked about most, by rule.
 //!
-//! A Space-Saving sketch in buckets of eight places. A descriptor without a place takes that of the one with the least weight in its bucket,
-//! and its counts: they are the error of its own. So a count is never too small, and too large by at most its error. Any
-//! descriptor with more than an eighth of the weight of its bucket has a place.
+//! A Space-Saving sketch in buckets of eight places. A descriptor without a place takes that of the one with the least weight in its bucket.
+//! It may have had a place before, so its counts begin with the highest counts of those that lost theirs, which are its error. So a count is
+//! never too small, and too large by at most its error.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::recent::{MOST_WORD, word};
-use crate::model::{Clock, Deciding, Decision, Entry, Finding, Hidden, Micros, Path, Request};
+use super::sample::SAMPLE;
+use crate::model::{Clock, Decision, Entry, Hidden, Micros, Path, Request};
 
 /// Number of locks: 64, so that threads rarely meet.
 const STRIPES: usize = 64;
@@ -22,10 +23,6 @@ const BUCKETS: usize = 16;
 const PLACES: usize = 8;
 /// Maximum text of a descriptor: 256 bytes. Keys and values beyond it are left out.
 const MOST_TEXT: usize = 256;
-/// One of so many requests is counted as activity: 16. Every refusal is counted.
-const SAMPLE: u32 = 16;
-/// Maximum number of descriptors of a request that are counted as activity: 8.
-const MOST_OF_REQUEST: usize = 8;
 /// Length of the windows of the counts.
 pub const WINDOW: Micros = Micros::from_secs(60);
 
@@ -33,7 +30,6 @@ pub const WINDOW: Micros = Micros::from_secs(60);
 pub struct Top {
     clock: Arc<dyn Clock>,
     hasher: foldhash::fast::RandomState,
-    requests: AtomicU64,
     stripes: Box<[Mutex<Stripe>]>,
     /// Counts that are missing because another thread was in the way.
     missed: AtomicU64,
@@ -41,11 +37,17 @@ pub struct Top {
 
 type Stripe = [Bucket; BUCKETS];
 
+/// A request, its decision, and the index of the descriptor that is counted.
+type Asked<'r, 'a> = (&'r Request, &'r Decision<'a>, usize);
+
 #[derive(Default)]
 struct Bucket {
     /// Number of the window of the counts.
     window: u64,
     places: [Place; PLACES],
+    /// The highest counts of those that lost their places.
+    lost_refused: Count,
+    lost_asked: Count,
 }
 
 /// A descriptor under a rule, and its counts.
@@ -58,7 +60,7 @@ struct Place {
     is_cut: bool,
     refused: Count,
     asked: Count,
-    /// Counts that were another's.
+    /// Counts that may not be its own.
     refused_error: Count,
     asked_error: Count,
 }
@@ -98,44 +100,34 @@ impl Top {
     /// Returns an empty sketch.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         let stripes = std::iter::repeat_with(|| Mutex::new(Stripe::default())).take(STRIPES).collect();
-        let (requests, missed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { clock, hasher: foldhash::fast::RandomState::default(), requests, stripes, missed }
+        let hasher = foldhash::fast::RandomState::default();
+        Self { clock, hasher, stripes, missed: AtomicU64::new(0) }
     }
 
-    /// Counts a decision.
-    pub(super) fn record(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        if decision.outcome.is_refused()
-            && let Some(rule) = deciding.rule
-        {
-            let denied = || decision.parts.iter().position(|part| matches!(part.finding, Finding::Denied));
-            if let Some(descriptor) = deciding.descriptor.or_else(denied) {
-                self.count(request, decision, descriptor, &rule.path, |place| &mut place.refused, 1);
-            }
-        }
-        if !self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(u64::from(SAMPLE)) {
-            return;
-        }
-        let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part.rule?)));
-        for (descriptor, rule) in limited.take(MOST_OF_REQUEST) {
-            self.count(request, decision, descriptor, &rule.path, |place| &mut place.asked, SAMPLE);
-        }
+    /// Counts a refusal of `now`. `entries` is the hash of those of the descriptor.
+    pub(super) fn refused(&self, asked: Asked<'_, '_>, rule: &Arc<Path>, entries: u64, now: Micros) {
+        self.count(asked, rule, entries, now, |place| place.refused.add(1));
+    }
+
+    /// Counts a sampled request of `now`.
+    pub(super) fn asked(&self, asked: Asked<'_, '_>, rule: &Arc<Path>, entries: u64, now: Micros) {
+        self.count(asked, rule, entries, now, |place| place.asked.add(SAMPLE));
     }
 
     fn count(
         &self,
-        request: &Request,
-        decision: &Decision<'_>,
-        descriptor: usize,
+        (request, decision, descriptor): Asked<'_, '_>,
         rule: &Arc<Path>,
-        of: fn(&mut Place) -> &mut Count,
-        events: u32,
+        entries_hash: u64,
+        now: Micros,
+        add: fn(&mut Place),
     ) {
         let Some(entries) = request.descriptors().get(descriptor).map(|descriptor| &descriptor.entries) else { return };
-        let digest = self.hasher.hash_one((decision.generation, Arc::as_ptr(rule), entries));
-        let window = self.clock.now().get() / WINDOW.get();
+        let digest = self.hasher.hash_one((decision.generation, Arc::as_ptr(rule), entries_hash));
+        let window = now.get() / WINDOW.get();
         let index = usize::try_from(digest % (STRIPES * BUCKETS) as u64).unwrap_or_default();
         let Some(mut stripe) = self.stripes.get(index / BUCKETS).and_then(Mutex::try_lock) else {
-            self.missed.fetch_add(u64::from(events), Ordering::Relaxed);
+            self.missed.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let Some(bucket) = stripe.get_mut(index % BUCKETS) else { return };
@@ -144,12 +136,14 @@ impl Top {
         let index = known.unwrap_or_else(|| bucket.lightest());
         let Some(place) = bucket.places.get_mut(index) else { return };
         if known.is_none() {
+            bucket.lost_refused = bucket.lost_refused.max(place.refused);
+            bucket.lost_asked = bucket.lost_asked.max(place.asked);
             (place.digest, place.rule) = (digest, Some(Arc::clone(rule)));
-            (place.refused_error, place.asked_error) = (place.refused, place.asked);
+            (place.refused, place.refused_error) = (bucket.lost_refused, bucket.lost_refused);
+            (place.asked, place.asked_error) = (bucket.lost_asked, bucket.lost_asked);
             place.describe(entries, &decision.hidden, descriptor);
         }
-        let count = of(place);
-        count.now = count.now.saturating_add(events);
+        add(place);
     }
 
     /// Returns the descriptors that `is_selected` selects, in no order.
@@ -180,16 +174,18 @@ impl fmt::Debug for Top {
 }
 
 impl Bucket {
-    /// Begins the window of this number. A clock that steps back goes on with the window that is there.
+    /// Begins the window of this number. A clock that steps back a little goes on with the window that is there.
     fn move_to(&mut self, window: u64) {
-        if window <= self.window {
+        if window == self.window || window + 1 == self.window {
             return;
         }
         let is_next = window == self.window + 1;
         self.window = window;
+        let moved = |count: Count| Count { now: 0, before: if is_next { count.now } else { 0 } };
+        (self.lost_refused, self.lost_asked) = (moved(self.lost_refused), moved(self.lost_asked));
         for place in &mut self.places {
             for count in [&mut place.refused, &mut place.asked, &mut place.refused_error, &mut place.asked_error] {
-                *count = Count { now: 0, before: if is_next { count.now } else { 0 } };
+                *count = moved(*count);
             }
         }
     }
@@ -210,13 +206,13 @@ impl Place {
         for (index, entry) in entries.iter().enumerate() {
             let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (number, index));
             let value = digest.map_or(&*entry.value, |hidden| hidden.digest.as_bytes());
-            for word in [&*entry.key, value] {
-                // Longer ones are shown with a mark at their end.
-                let kept = word.get(..MOST_WORD + 4).unwrap_or(word);
-                if self.text.len() + 1 + kept.len() > MOST_TEXT {
-                    self.is_cut = true;
-                    return;
-                }
+            // Longer ones are shown with a mark at their end.
+            let [key, value] = [&*entry.key, value].map(|word| word.get(..MOST_WORD + 4).unwrap_or(word));
+            if self.text.len() + 2 + key.len() + value.len() > MOST_TEXT {
+                self.is_cut = true;
+                return;
+            }
+            for kept in [key, value] {
                 self.text.push(u8::try_from(kept.len()).unwrap_or(u8::MAX));
                 self.text.extend_from_slice(kept);
             }
@@ -252,6 +248,15 @@ impl Place {
 }
 
 impl Count {
+    fn add(&mut self, events: u32) {
+        self.now = self.now.saturating_add(events);
+    }
+
+    /// Returns the higher of both, in each window.
+    fn max(self, other: Self) -> Self {
+        Self { now: self.now.max(other.now), before: self.before.max(other.before) }
+    }
+
     fn sum(self) -> u64 {
         u64::from(self.now) + u64::from(self.before)
     }

@@ -22,14 +22,10 @@ const MOST_SHAPES: usize = 256;
 const MOST_KEYS: usize = 16;
 /// Maximum number of descriptors of a request, or of a slice of a large one, that are counted: 16.
 const MOST_OF_REQUEST: usize = 16;
-/// Maximum number of entries of a request in which keys of rules are looked for: 64.
+/// Maximum number of entries of a request that is examined for keys of rules: 64.
 const MOST_ENTRIES: usize = 64;
 /// Maximum number of keys of a domain's rules that are looked for: 32.
 const MOST_EXPECTED: usize = 32;
-/// Requests of a domain of which each is examined for keys of rules: 1,024. Of further ones it is one of [`SAMPLE`].
-const FIRST: u64 = 1_024;
-/// One of so many further requests is examined: 16.
-const SAMPLE: u64 = 16;
 /// Least time between two new shapes once all places are taken: 10 ms, for copying the keys of each would cost a flood of them more.
 const NEW_EVERY: Micros = Micros::from_millis(10);
 /// Interval between two log lines: a minute.
@@ -88,7 +84,6 @@ struct Expected {
 
 #[derive(Default)]
 struct KeysOfDomain {
-    requests: AtomicU64,
     examined: AtomicU64,
     /// Keys, each with the number of examined requests that have it.
     keys: Vec<(Box<str>, AtomicU64)>,
@@ -179,17 +174,15 @@ impl Unmatched {
         unmatched.for_each(|(descriptor, _)| self.shape(request.domain(), Some(descriptor), decision.generation));
     }
 
-    /// Counts the keys of rules that a request has.
+    /// Counts the keys of rules that a sampled request has.
     pub(super) fn look_for_keys(&self, request: &Request, decision: &Decision<'_>) {
         let expected = self.keys.load();
-        let Some(domain) = decision.domain.filter(|_| decision.generation == expected.generation) else { return };
-        let Some(KeysOfDomain { requests, examined, keys }) = expected.domains.get(domain) else { return };
-        let number = requests.fetch_add(1, Ordering::Relaxed);
-        if number >= FIRST && !number.is_multiple_of(SAMPLE) {
-            return;
-        }
+        let entries = request.descriptors().iter().flat_map(|descriptor| &descriptor.entries);
+        let is_whole = !decision.is_unread && entries.clone().nth(MOST_ENTRIES).is_none();
+        let is_of_rules = decision.generation == expected.generation;
+        let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return };
+        let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return };
         examined.fetch_add(1, Ordering::Relaxed);
-        let entries = request.descriptors().iter().flat_map(|descriptor| &descriptor.entries).take(MOST_ENTRIES);
         for (key, with) in keys {
             if entries.clone().any(|entry| *entry.key == *key.as_bytes()) {
                 with.fetch_add(1, Ordering::Relaxed);
@@ -210,14 +203,18 @@ impl Unmatched {
             return;
         };
         let Shapes { seen, generation: since, new_at, unlogged, last } = &mut *shapes;
+        if generation < *since {
+            return;
+        }
         if generation > *since {
             seen.clear();
             (*since, *new_at, *unlogged) = (generation, Micros::ZERO, 0);
+            self.missed.store(0, Ordering::Relaxed);
         }
         if let Some(known) = seen.get_mut(&digest) {
             known.count = known.count.saturating_add(1);
             known.last = now;
-        } else if seen.len() < MOST_SHAPES || now.saturating_sub(*new_at) >= NEW_EVERY {
+        } else if seen.len() < MOST_SHAPES || now < *new_at || now.saturating_sub(*new_at) >= NEW_EVERY {
             if seen.len() >= MOST_SHAPES {
                 seen.pop_lru();
             }

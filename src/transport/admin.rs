@@ -18,6 +18,8 @@ use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::telemetry::Telemetry;
 
+mod counters;
+mod decisions;
 mod refusals;
 mod top;
 mod unmatched;
@@ -69,8 +71,9 @@ pub fn routes(
     level: Arc<dyn LogLevel>,
     telemetry: &Telemetry,
     at: IpAddr,
+    stopped: &watch::Receiver<bool>,
 ) -> Router {
-    let details = details(&limiter, telemetry, at);
+    let details = details(&limiter, telemetry, at, stopped);
     let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
     let levels = Levels { level, is_local: at.is_loopback() };
     let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
@@ -85,13 +88,15 @@ const NOT_HERE: &str = "what is here names users and addresses, so it is served 
 
 /// Returns the routes below `/v1/`. They name users and addresses, so only callers on this machine may read them: whoever can do that
 /// could read the process too.
-fn details(limiter: &Arc<Limiter>, telemetry: &Telemetry, at: IpAddr) -> Router {
+fn details(limiter: &Arc<Limiter>, telemetry: &Telemetry, at: IpAddr, stopped: &watch::Receiver<bool>) -> Router {
     if !at.is_loopback() {
         return Router::new().route("/v1/{*path}", any(async || (StatusCode::FORBIDDEN, NOT_HERE)));
     }
     let Some(records) = telemetry.records() else { return Router::new() };
     let routes = refusals::routes(Arc::clone(&records))
         .merge(top::routes(Arc::clone(&records)))
+        .merge(decisions::routes(Arc::clone(&records), stopped.clone()))
+        .merge(counters::routes(Arc::clone(limiter)))
         .merge(unmatched::routes(Arc::clone(limiter), records));
     routes.layer(middleware::from_fn(not_by_a_page))
 }
@@ -136,6 +141,8 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
 {rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
 /v1/refusals: who was refused lately, by which rule and limit, as JSON; `tidegate why` asks several instances
+/v1/counters: what is used and left of the limits of a descriptor, as JSON; `tidegate counter` asks several instances
+/v1/decisions: decisions as they are made, one line of JSON each; `tidegate tap` shows those of several instances
 /v1/top: who is refused, or asks, most in the last minute, as JSON; `tidegate top` shows several instances
 /v1/unmatched: descriptors and domains without a rule, and the nearest rule, as JSON; `tidegate top --unmatched` asks several instances
 "

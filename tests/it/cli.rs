@@ -13,6 +13,8 @@ use crate::support::{Process, on_free_ports, repository, rule_file};
 
 mod bench;
 mod call;
+mod counter;
+mod tap;
 mod top;
 mod why;
 

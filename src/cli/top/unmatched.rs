@@ -33,6 +33,8 @@ struct Report {
     http1: u64,
     missed: u64,
     missing: Vec<(String, String)>,
+    /// True if these are all descriptors of all instances.
+    is_all: bool,
 }
 
 /// Descriptors with the same keys.
@@ -96,7 +98,8 @@ impl Report {
         shapes.sort_by_key(|shape| std::cmp::Reverse(shape.count));
         let left_out = shapes.len().saturating_sub(most);
         shapes.truncate(most);
-        Self { shapes, left_out, absent, http1, missed, missing }
+        let is_all = domain.is_none() && missed == 0 && missing.is_empty();
+        Self { shapes, left_out, absent, http1, missed, missing, is_all }
     }
 }
 
@@ -123,8 +126,10 @@ impl fmt::Display for Report {
             writeln!(f, "  at {}", instances.join(", "))?;
             writeln!(f)?;
         }
-        if self.shapes.is_empty() {
+        if self.shapes.is_empty() && self.is_all {
             writeln!(f, "Every descriptor met a rule since the rules were loaded.")?;
+        } else if self.shapes.is_empty() {
+            writeln!(f, "No such descriptor is known.")?;
         }
         if self.left_out > 0 {
             writeln!(f, "{} more are not shown: see --most and --domain.", self.left_out)?;
@@ -133,7 +138,7 @@ impl fmt::Display for Report {
             writeln!(f, "Requests in which no descriptor has a key of the rules:")?;
         }
         for ((domain, key), (examined, without)) in &self.absent {
-            let share = 100 * without / (*examined).max(1);
+            let share = without.saturating_mul(100) / (*examined).max(1);
             writeln!(f, "  {domain}  {key}  missing in {without} of {examined} examined requests ({share}%)")?;
         }
         if self.http1 > 0 {

@@ -324,7 +324,7 @@ while start <= #packed do
             else
               local state = saved
               saved, is_written = put(KEYS[base + key], state, ttl), true
-              if mode == 'undo' and type(saved) == 'table' and saved.err and select(2, failure(saved)) then
+              if mode == 'undo' and type(state) == 'string' and type(saved) == 'table' and saved.err and select(2, failure(saved)) then
                 -- What needs no memory is written first: after it the server takes what needs some.
                 call('PEXPIRE', KEYS[base + key], ttl_until(expiry))
                 saved = put(KEYS[base + key], state, ttl)

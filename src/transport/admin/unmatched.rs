@@ -51,6 +51,8 @@ async fn page(State((limiter, records)): State<(Arc<Limiter>, Arc<Records>)>) ->
 fn shown(shape: &Shape, nearest: impl Fn(&str, &[&str]) -> Option<Value>) -> Value {
     let Shape { domain, keys, is_cut, first, last, count } = shape;
     let texts: Vec<&str> = keys.iter().map(AsRef::as_ref).collect();
+    // What is not all there has no nearest rule.
+    let is_whole = !is_cut && !std::iter::once(&**domain).chain(texts.iter().copied()).any(|text| text.ends_with('…'));
     json!({
         "domain": domain,
         "keys": keys,
@@ -58,7 +60,7 @@ fn shown(shape: &Shape, nearest: impl Fn(&str, &[&str]) -> Option<Value>) -> Val
         "first_ms": millis(*first),
         "last_ms": millis(*last),
         "count": count,
-        "nearest": nearest(domain, &texts),
+        "nearest": is_whole.then(|| nearest(domain, &texts)),
     })
 }
 

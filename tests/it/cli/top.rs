@@ -53,7 +53,7 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     call(&one, "edge", "8", &["user=ann"]);
     call(&one, "edge", "7", &["user=bob"]);
     call(&other, "edge", "7", &["user=bob"]);
-    call(&other, "edge", "40", &["plan=gold,path=/"]);
+    call(&other, "edge", "400", &["plan=gold,path=/"]);
     let (code, told, _) = top(&both, &[]);
     assert_eq!(code, Some(0), "{told}");
     let lines: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
@@ -62,7 +62,7 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     let (_, told, _) = top(&both, &["--sort", "asked", "--most", "1"]);
     assert!(told.lines().nth(1).is_some_and(|line| line.ends_with("plan=gold,path=/")), "{told}");
     let (_, told, _) = top(&both, &["--rule", "mesh.source.destination"]);
-    assert!(told.contains("No request of the last minute met a rule"), "{told}");
+    assert!(told.contains("No such request of the last minute is known"), "{told}");
 
     other.kill();
     other.ended().await;

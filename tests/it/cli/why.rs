@@ -187,3 +187,48 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     let (code, _, errors) = why(&both[..1], &["abc"]);
     assert!(code == Some(2) && errors.contains("26 digits and letters"), "{errors}");
 }
+
+/// Every path of the debug listener by how it is asked: on loopback with each method, under another name, by a web page; and off loopback.
+#[tokio::test]
+async fn each_path_of_the_debug_listener_answers_whom_it_may() {
+    let rules = rule_file(RULES);
+    let secret = rule_file(SECRET);
+    let secret = ("KEY_SECRET_FILE", path(&secret));
+    let near = Tidegate::start(rules.path(), &[secret]).await;
+    let open = Tidegate::start(rules.path(), &[secret, ("DEBUG_HOST", "0.0.0.0")]).await;
+    let far = SocketAddr::from(([127, 0, 0, 1], open.debug.port()));
+    let status = async |at: SocketAddr, method: &str, path: &str, headers: &str| {
+        let page = said(at, &format!("{method} {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n")).await;
+        page.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {page}")).to_owned()
+    };
+    let id = "0".repeat(26);
+    let of_id = format!("/v1/refusals/{id}");
+    // Path; GET, POST and PUT on loopback; GET under another name, and by a page; GET off loopback.
+    let cells: [(&str, [&str; 6]); 10] = [
+        ("/", ["200", "405", "405", "403", "200", "200"]),
+        ("/rlconfig", ["200", "405", "405", "403", "200", "200"]),
+        ("/log_level", ["200", "405", "400", "403", "200", "200"]),
+        ("/v1/refusals", ["200", "405", "405", "403", "403", "403"]),
+        (&of_id, ["200", "405", "405", "403", "403", "403"]),
+        ("/v1/top", ["200", "405", "405", "403", "403", "403"]),
+        ("/v1/unmatched", ["200", "405", "405", "403", "403", "403"]),
+        ("/v1/counters?domain=edge&entry=user=ann", ["200", "405", "405", "403", "403", "403"]),
+        ("/v1/decisions?rate=0", ["400", "405", "405", "403", "403", "403"]),
+        ("/v1/nothing", ["404", "404", "404", "403", "404", "403"]),
+    ];
+    for (path, expected) in cells {
+        let local = "host: localhost\r\ncontent-length: 0\r\n";
+        let page = "host: localhost\r\norigin: http://localhost\r\n";
+        let found = [
+            status(near.debug, "GET", path, local).await,
+            status(near.debug, "POST", path, local).await,
+            status(near.debug, "PUT", path, local).await,
+            status(near.debug, "GET", path, "host: evil.example\r\n").await,
+            status(near.debug, "GET", path, page).await,
+            status(far, "GET", path, "host: tidegate\r\n").await,
+        ];
+        assert_eq!(found, expected, "{path}");
+    }
+    let log_level = status(far, "PUT", "/log_level", "host: tidegate\r\ncontent-length: 0\r\n").await;
+    assert_eq!(log_level, "403");
+}

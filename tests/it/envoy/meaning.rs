@@ -7,10 +7,11 @@ use serde_json::Value;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::process::Command;
 
 use super::proxy::{Answer, Proxy, get, get_with, statuses};
 use super::{Other, descriptor, serve_text};
-use crate::support::{eventually, repository};
+use crate::support::{eventually, output, repository};
 
 /// The address that a client has is the one that it says: a proxy that is trusted stands in front.
 const TRUSTED: (&str, &str) = ("xff_num_trusted_hops: 0", "xff_num_trusted_hops: 1");
@@ -335,27 +336,27 @@ async fn a_grpc_client_gets_a_message_that_it_can_read() {
 
 #[tokio::test]
 async fn the_access_log_names_the_rule_behind_each_refusal() {
-    let log = "stat_prefix: fail_open
-          access_log:
-          - name: envoy.access_loggers.stderr
-            typed_config:
-              \"@type\": type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StderrAccessLog
-              log_format:
-                text_format_source:
-                  inline_string: \"%RESPONSE_CODE% %DYNAMIC_METADATA(envoy.filters.http.ratelimit:decision)%\\n\"";
+    let id = "%DYNAMIC_METADATA(envoy.filters.http.ratelimit:decision:id)%";
+    let all = format!("{id} %DYNAMIC_METADATA(envoy.filters.http.ratelimit:decision)%");
     let served = serve_text(REFUSING, &[("DECISION_METADATA", "true")]).await;
-    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[("stat_prefix: fail_open", log)]).await;
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[(id, &all)]).await;
     let edge = envoy.listener("fail_open").await;
     assert_eq!(get(edge, "/", "alice").await.status, 200);
     assert_eq!(get(edge, "/", "alice").await.status, 429);
     let line = eventually("the refusal is logged", async || {
-        envoy.log().lines().find(|line| line.starts_with("429 ")).map(str::to_owned)
+        envoy.log().lines().find(|line| line.starts_with("429 / decision=")).map(str::to_owned)
     })
     .await;
-    let decision: Value = serde_json::from_str(&line[4..]).expect("JSON");
+    assert!(!envoy.log().contains("\n200 "), "one line for each refusal: {}", envoy.log());
+    let (id, decision) = line["429 / decision=".len()..].split_once(' ').expect("an id, and the decision");
+    let decision: Value = serde_json::from_str(decision).expect("JSON");
     assert_eq!(decision["rule"], "edge.user", "{line}");
     assert_eq!((&decision["outcome"], &decision["provenance"]), (&"refused".into(), &"store".into()), "{line}");
     assert_eq!(decision["generation"].as_f64(), Some(1.0), "{line}");
+    let mut why = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    why.args(["why", id, "--instance", &served.tidegate.debug.to_string()]);
+    let (status, told, errors) = output(&mut why).await;
+    assert!(status.success() && told.starts_with("edge  user=alice\n"), "{told}{errors}");
 }
 
 /// Every way of reading a value, every answer that there is, and an address that is used up.

@@ -1,0 +1,199 @@
+//! `tidegate tap`: shows decisions as they are made, of several instances.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use axum::body::Body;
+use axum::http::Request;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use form_urlencoded::Serializer;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::admin::{self, Clock, text};
+use super::{descriptor, server};
+use crate::model::{Descriptor, Micros};
+
+/// Path of the decisions.
+const PATH: &str = "/v1/decisions";
+/// Maximum size of a line: 1 MiB, more than an instance sends.
+const MOST: usize = 1 << 20;
+/// Number of lines that wait to be written.
+const WAITING: usize = 64;
+
+pub(super) fn command() -> Command {
+    Command::new("tap")
+        .about("Show decisions as they are made; exit code 2: no instance answered")
+        .long_about(
+            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Beyond --rate decisions a second of an instance the rest is skipped, and a line says how many.",
+        )
+        .after_help(
+            "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
+        )
+        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
+        .arg(Arg::new("rule").long("rule").help("Path of the rule that decided, such as edge.user [default: all]"))
+        .arg(
+            Arg::new("outcome")
+                .long("outcome")
+                .value_parser(PossibleValuesParser::new(["admitted", "refused", "failed"]))
+                .help("Outcome of the request [default: all]"),
+        )
+        .arg(
+            Arg::new("provenance")
+                .long("provenance")
+                .help("Origin of the decision, such as store, lease or open [default: all]"),
+        )
+        .arg(descriptor::argument().required(false).help("Entries that a descriptor of the request has"))
+        .arg(
+            Arg::new("rate")
+                .long("rate")
+                .value_name("N")
+                .value_parser(value_parser!(u32).range(1..=10_000))
+                .default_value("100")
+                .help("Most decisions a second of each instance"),
+        )
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the lines of JSON as they come"))
+        .arg(server::duration("duration", "1h").default_value(None).help("Time after which it ends [default: at Ctrl-C]"))
+        .args(admin::arguments())
+}
+
+pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let length = matches.get_one::<Micros>("duration").copied();
+    runtime.block_on(async {
+        let listening = listen(matches);
+        match length {
+            None => listening.await,
+            // To end in time is what was asked for.
+            Some(length) => timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(())),
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the decisions of all instances until all have ended.
+async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
+    let (instances, missing) = admin::instances(matches).await;
+    let (path, wait) = (path(matches), admin::wait(matches));
+    let (sender, mut lines) = mpsc::channel(WAITING);
+    let is_json = matches.get_flag("json");
+    let following = instances.into_iter().map(|(address, name)| {
+        let (sender, path) = (sender.clone(), path.as_str());
+        async move {
+            let ended = follow(address, &name, path, wait, &sender).await;
+            let is_served = ended.is_ok();
+            let why = ended.err().map_or_else(|| "it has stopped".to_owned(), |why| format!("{why:#}"));
+            eprintln!("{name} is missing from here on: {why}");
+            is_served
+        }
+    });
+    for (name, why) in &missing {
+        eprintln!("{name} is missing: {why}");
+    }
+    let following = join_all(following.collect::<Vec<_>>());
+    drop(sender);
+    let print = async {
+        while let Some((name, line)) = lines.recv().await {
+            match is_json {
+                true => super::print(&format_args!("{line}\n"))?,
+                false => super::print(&format_args!("{}\n", shown(&name, &line)))?,
+            }
+        }
+        anyhow::Ok(())
+    };
+    let (served, printed) = tokio::join!(following, print);
+    printed?;
+    ensure!(served.contains(&true), admin::NOBODY);
+    Ok(())
+}
+
+/// Sends the lines of one instance. Returns when it has stopped.
+///
+/// # Errors
+/// If it does not answer as a debug listener, or its connection is lost.
+async fn follow(
+    address: SocketAddr,
+    name: &str,
+    path: &str,
+    wait: Duration,
+    lines: &mpsc::Sender<(String, String)>,
+) -> anyhow::Result<()> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let request = Request::get(format!("http://{address}{path}")).body(Body::empty())?;
+    let response = timeout(wait, client.request(request)).await;
+    let response = response.with_context(|| format!("no answer within {wait:?}"))?;
+    let response = response.context("no debug listener answers there")?;
+    let status = response.status();
+    let body = Body::new(response.into_body());
+    if !status.is_success() {
+        let reply = timeout(wait, axum::body::to_bytes(body, MOST)).await.context("it says no more")??;
+        anyhow::bail!("it answered {status}: {}", admin::printable(String::from_utf8_lossy(&reply).trim()));
+    }
+    let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
+    while let Some(some) = data.next().await {
+        rest.extend_from_slice(&some.context("its connection was lost")?);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let line = admin::printable(String::from_utf8_lossy(&line).trim_end());
+            if lines.send((name.to_owned(), line)).await.is_err() {
+                return Ok(());
+            }
+        }
+        ensure!(rest.len() <= MOST, admin::FOREIGN);
+    }
+    Ok(())
+}
+
+/// Returns the path and query to ask for.
+fn path(matches: &ArgMatches) -> String {
+    let mut query = Serializer::new(String::new());
+    for name in ["domain", "rule", "outcome", "provenance"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            query.append_pair(name, value);
+        }
+    }
+    if let Some(rate) = matches.get_one::<u32>("rate") {
+        query.append_pair("rate", &rate.to_string());
+    }
+    admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
+    format!("{PATH}?{}", query.finish())
+}
+
+/// Returns a decision as people read it.
+fn shown(instance: &str, line: &str) -> String {
+    let Ok(decision) = serde_json::from_str::<Value>(line) else { return format!("{instance}: {}", admin::FOREIGN) };
+    let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64);
+    if let Some(skipped) = number(&decision, "skipped") {
+        return format!("             {skipped} more decisions are not shown: see --rate  @{instance}");
+    }
+    let millis = number(&decision, "time_us").unwrap_or_default() / 1_000;
+    let descriptors = decision.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let descriptors: Vec<String> = descriptors.iter().map(|one| admin::descriptor(one.get("entries"))).collect();
+    let rule = match text(&decision, "rule") {
+        rule if rule.is_empty() => "no rule".to_owned(),
+        rule => rule,
+    };
+    let limit = match text(&decision, "limit") {
+        limit if limit.is_empty() => limit,
+        limit => format!(" limit {limit}"),
+    };
+    let retry = number(&decision, "retry_ms").map(|retry| format!(", again in {}", admin::Ago(retry)));
+    format!(
+        "{}.{:03} {:8} {}  {}  by {rule}{limit}: {}{}  @{instance}",
+        Clock(millis),
+        millis % 1_000,
+        text(&decision, "outcome"),
+        text(&decision, "domain"),
+        descriptors.join("; "),
+        text(&decision, "provenance"),
+        retry.unwrap_or_default(),
+    )
+}

@@ -1,0 +1,24 @@
+//! Choice of the requests that are sampled.
+
+/// One of so many requests is sampled: 16. Every refusal is recorded.
+pub(super) const SAMPLE: u32 = 16;
+
+/// Returns true for one of `of` numbers, without the regularity of every so many: requests may be as regular.
+pub(super) fn is_sampled(number: u64, of: u32) -> bool {
+    // The golden ratio in 64 bits: its multiples are spread evenly, and in no order that requests have.
+    let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    u128::from(spread) * u128::from(of) < 1 << 64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_sampled;
+
+    #[test]
+    fn what_is_sampled_is_a_share_of_requests_however_regular_these_are() {
+        for (every, begin) in [(1, 0), (2, 0), (2, 1), (3, 2), (16, 0), (16, 5), (32, 7)] {
+            let sampled = (0..16_000_u64).filter(|number| is_sampled(begin + every * number, 16)).count();
+            assert!((900..=1_100).contains(&sampled), "{sampled} of 16,000, each {every}. from {begin}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The counters of a descriptor, read without spending, as JSON.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::{Value, json};
+
+use crate::limiter::Limiter;
+use crate::model::{Answered, Decision, Descriptor, Entry, Finding, Request};
+
+/// Path of the route.
+pub const PATH: &str = "/v1/counters";
+/// Timeout of the caller from which the deadline of the store is derived: 1 s.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Parameters of the query.
+const EXPECTED: &str = "domain=NAME, and entry=KEY=VALUE for each entry of the descriptor, in order";
+
+/// Returns the route.
+pub fn routes(limiter: Arc<Limiter>) -> Router {
+    Router::new().route(PATH, get(counters).with_state(limiter))
+}
+
+async fn counters(State(limiter): State<Arc<Limiter>>, RawQuery(query): RawQuery) -> Response {
+    let request = match request(query.as_deref().unwrap_or_default()) {
+        Ok(request) => request,
+        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+    };
+    let rules = limiter.rules();
+    let decision = limiter.decide(&rules, &request, Some(TIMEOUT)).await;
+    let page = page(&decision);
+    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+}
+
+/// Parses a query into a request that spends nothing.
+fn request(query: &str) -> Result<Request, String> {
+    let (mut domain, mut entries) = (None, Vec::new());
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match (&*name, value.split_once('=')) {
+            ("domain", _) => domain = Some(value.into_owned()),
+            ("entry", Some((key, value))) => entries.push(Entry::new(key.to_owned(), value.to_owned())),
+            ("entry", None) => return Err(format!("entry={value} has no value: write entry=KEY=VALUE")),
+            (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+        }
+    }
+    let domain = domain.filter(|_| !entries.is_empty()).ok_or_else(|| format!("expected {EXPECTED}"))?;
+    let look = Descriptor { entries, hits_addend: Some(0), ..Descriptor::default() };
+    Request::new(domain, vec![look], 0).map_err(|why| why.to_string())
+}
+
+fn page(decision: &Decision<'_>) -> Value {
+    let part = decision.parts.first();
+    let finding = match (part.map(|part| &part.finding), decision.ruling) {
+        (Some(Finding::Limited(_)), _) => "limited",
+        (_, Some(ruling)) if ruling.is_denied => "denied",
+        (_, Some(_)) => "exempt",
+        (Some(Finding::Unlimited), None) => "unlimited",
+        _ => "unmatched",
+    };
+    json!({
+        "is_known_domain": decision.domain.is_some(),
+        "finding": finding,
+        "rule": part.and_then(|part| part.rule).map(|rule| rule.path.to_string()),
+        "generation": decision.generation,
+        "counters": decision.answers.iter().map(counter).collect::<Vec<_>>(),
+    })
+}
+
+fn counter(answer: &Answered<'_>) -> Value {
+    let verdict = &answer.verdict;
+    let is_read = verdict.provenance.is_counted();
+    json!({
+        "limit": answer.limit,
+        "rule": answer.rule.map(|rule| rule.path.to_string()),
+        "capacity": answer.capacity,
+        "used": is_read.then(|| answer.capacity.saturating_sub(verdict.remaining)),
+        "left": is_read.then_some(verdict.remaining),
+        "reset_ms": is_read.then(|| verdict.reset.get().div_ceil(1_000)),
+        "provenance": verdict.provenance.name(),
+    })
+}

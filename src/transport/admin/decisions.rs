@@ -1,0 +1,92 @@
+//! Decisions of this instance as they are made: one line of JSON each, or server-sent events.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures_util::stream;
+use tokio::sync::watch;
+
+use crate::model::{Origin, Outcome};
+use crate::telemetry::records::Records;
+use crate::telemetry::tap::TapFilter;
+
+/// Path of the route.
+pub const PATH: &str = "/v1/decisions";
+/// Maximum number of decisions a second if the query says none: 100, more than a person reads.
+const DEFAULT_RATE: u64 = 100;
+/// Maximum number of decisions a second: 10,000.
+const MOST_RATE: u64 = 10_000;
+/// Parameters of the query.
+const EXPECTED: &str = "domain=NAME, rule=PATH, outcome=admitted, refused or failed, provenance=NAME, rate=N, or entry=KEY=VALUE, which can be repeated";
+
+/// Returns the route. Streams end with the signal `stopped`.
+pub fn routes(records: Arc<Records>, stopped: watch::Receiver<bool>) -> Router {
+    Router::new().route(PATH, get(decisions).with_state((records, stopped)))
+}
+
+type Tapped = (Arc<Records>, watch::Receiver<bool>);
+
+async fn decisions(
+    State((records, stopped)): State<Tapped>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Response {
+    let (filter, rate) = match parsed(query.as_deref().unwrap_or_default()) {
+        Ok(parsed) => parsed,
+        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+    };
+    let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
+    let is_event_stream = accepted.contains("text/event-stream");
+    let Some(listening) = records.tap.listen(filter, rate) else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "as many listen as may: end one of them\n").into_response();
+    };
+    let lines = stream::unfold((listening, stopped), move |(mut listening, mut stopped)| async move {
+        let line = tokio::select! {
+            line = listening.next() => line?,
+            _ = stopped.wait_for(|is_stopped| *is_stopped) => return None,
+        };
+        let shown = if is_event_stream { event(&line) } else { line };
+        Some((Ok::<_, Infallible>(shown), (listening, stopped)))
+    });
+    let content_type = if is_event_stream { "text/event-stream" } else { "application/x-ndjson" };
+    ([(header::CONTENT_TYPE, content_type)], Body::from_stream(lines)).into_response()
+}
+
+fn event(line: &Bytes) -> Bytes {
+    [b"data: ", &**line, b"\n"].concat().into()
+}
+
+fn parsed(query: &str) -> Result<(TapFilter, u64), String> {
+    let (mut filter, mut rate) = (TapFilter::default(), DEFAULT_RATE);
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match (&*name, value.split_once('=')) {
+            ("domain", _) => filter.domain = Some(value.into_owned()),
+            ("rule", _) => filter.rule = Some(value.into_owned()),
+            ("outcome", _) => {
+                let outcome = Outcome::ALL.into_iter().find(|outcome| outcome.name() == value);
+                filter.outcome = Some(outcome.ok_or("outcome is admitted, refused or failed")?);
+            }
+            ("provenance", _) => {
+                let names = Origin::ALL.map(Origin::name);
+                let name = names.iter().find(|name| **name == value);
+                let expected = || format!("provenance is one of {}", names.join(", "));
+                filter.provenance = Some((*name.ok_or_else(expected)?).to_owned());
+            }
+            ("rate", _) => {
+                let number = value.parse().ok().filter(|rate| (1..=MOST_RATE).contains(rate));
+                rate =
+                    number.ok_or_else(|| format!("rate is a number of decisions a second, from 1 to {MOST_RATE}"))?;
+            }
+            ("entry", Some((key, value))) => filter.entries.push((key.to_owned(), value.to_owned())),
+            ("entry", None) => return Err(format!("entry={value} has no value: write entry=KEY=VALUE")),
+            (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+        }
+    }
+    Ok((filter, rate))
+}

@@ -1,0 +1,73 @@
+//! `tidegate counter`: what is left of limits, without spending.
+
+use std::net::SocketAddr;
+
+use rustix::process::Signal;
+
+use super::{rule_file, stderr, stdout, tidegate};
+use crate::redis::Single;
+use crate::support::{Tidegate, eventually};
+
+const RULES: &str = "domain: edge
+descriptors:
+  - key: user
+    rate_limits:
+      - { unit: year, requests_per_unit: 9, name: yearly }
+      - { unit: week, requests_per_unit: 5, name: weekly, algorithm: token_bucket }
+  - { key: country, value: xx, deny: true }
+  - { key: country, value: de, rate_limit: { unlimited: true } }
+";
+
+/// Runs the command for a descriptor. Returns its exit code, its output and its errors.
+fn counter(instances: &[SocketAddr], domain: &str, descriptor: &str) -> (Option<i32>, String, String) {
+    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
+    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
+    let output = tidegate(&[&["counter", "--domain", domain, "--descriptor", descriptor], &named[..]].concat());
+    (output.status.code(), stdout(&output), stderr(&output))
+}
+
+#[tokio::test]
+async fn what_is_left_of_each_limit_is_read_at_every_instance_and_nothing_is_spent() {
+    let mut redis = Single::start(&[]).await;
+    let (rules, url) = (rule_file(RULES), redis.address().to_string());
+    let variables = [("REDIS_URL", url.as_str())];
+    let one = Tidegate::start(rules.path(), &variables).await;
+    let mut other = Tidegate::start(rules.path(), &variables).await;
+    let both = [one.debug, other.debug];
+    let address = one.grpc.to_string();
+    tidegate(&["call", "--address", &address, "--domain", "edge", "-d", "user=ann", "--times", "3"]);
+    for _ in 0..3 {
+        let (code, told, errors) = counter(&both, "edge", "user=ann");
+        assert_eq!(code, Some(0), "{told}{errors}");
+        for instance in both {
+            let (_, after) = told.split_once(&format!("{instance}\n")).unwrap_or_else(|| panic!("{told}"));
+            let own: Vec<&str> = after.lines().take(2).collect();
+            assert!(own[0].starts_with("  rule edge.user, limit yearly: 3 of 9 used, 6 left, idle in "), "{told}");
+            assert!(own[1].starts_with("  rule edge.user, limit weekly: 3 of 5 used, 2 left, idle in "), "{told}");
+        }
+    }
+    let (_, told, _) = counter(&both[..1], "edge", "user=bob");
+    assert!(told.contains("limit yearly: 0 of 9 used, 9 left"), "{told}");
+    for (domain, descriptor, why) in [
+        ("edge", "country=xx", "the rule edge.country_xx denies it"),
+        ("edge", "country=de", "the rule edge.country_de does not limit it"),
+        ("edge", "usr=ann", "no rule matches"),
+        ("egde", "user=ann", "no rule file has this domain"),
+    ] {
+        let (code, told, _) = counter(&both[..1], domain, descriptor);
+        assert_eq!((code, told.contains(why)), (Some(1), true), "{told}");
+    }
+
+    other.kill();
+    other.ended().await;
+    let (code, told, errors) = counter(&both, "edge", "user=ann");
+    assert!(code == Some(0) && told.contains("3 of 9 used"), "{told}");
+    assert!(errors.contains(&format!("{} is missing below", other.debug)), "{errors}");
+    redis.signal(Signal::KILL);
+    redis.ended().await;
+    eventually("the store is away", async || {
+        let told = counter(&both[..1], "edge", "user=ann").1;
+        told.contains("limit yearly: not read, because the store did not answer").then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,155 @@
+//! `tidegate tap`: decisions as they are made.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use tempfile::NamedTempFile;
+
+use super::{rule_file, tidegate};
+use crate::support::{Tidegate, eventually, said};
+
+const RULES: &str = "domain: edge
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 3, name: yearly } }
+  - { key: country, value: xx, deny: true }
+";
+
+/// A tap that runs in the background, and its output.
+struct Tap {
+    process: Child,
+    output: NamedTempFile,
+    errors: NamedTempFile,
+}
+
+impl Tap {
+    fn start(instances: &[SocketAddr], more: &[&str]) -> Self {
+        let (output, errors) = (NamedTempFile::new().expect("a file"), NamedTempFile::new().expect("a file"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.arg("tap").args(more).env_clear().stdin(Stdio::null());
+        for instance in instances {
+            command.args(["--instance", &instance.to_string()]);
+        }
+        command.stdout(output.reopen().expect("it is there")).stderr(errors.reopen().expect("it is there"));
+        Self { process: command.spawn().expect("it starts"), output, errors }
+    }
+
+    fn told(&self) -> String {
+        std::fs::read_to_string(self.output.path()).expect("it reads")
+    }
+
+    fn errors(&self) -> String {
+        std::fs::read_to_string(self.errors.path()).expect("it reads")
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn call(server: &Tidegate, times: &str, descriptors: &[&str]) {
+    let address = server.grpc.to_string();
+    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
+    tidegate(&[&["call", "--address", &address, "--domain", "edge", "--times", times], &named[..]].concat());
+}
+
+#[tokio::test]
+async fn decisions_of_all_instances_are_shown_as_they_are_made_and_who_does_not_answer_is_named() {
+    let rules = rule_file(RULES);
+    let (one, mut other) = (Tidegate::start(rules.path(), &[]).await, Tidegate::start(rules.path(), &[]).await);
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let three = [one.debug, other.debug, silent.local_addr().expect("an address")];
+    let all = Tap::start(&three, &["--timeout", "500ms"]);
+    let refused = Tap::start(&three[..2], &["--outcome", "refused", "-d", "user=ann"]);
+    let missing = format!("{} is missing from here on: no answer within 500ms", three[2]);
+    eventually("the silent one is named", async || all.errors().contains(&missing).then_some(())).await;
+    let is_seen = |tap: &Tap, server: &Tidegate, what: &str| {
+        tap.told().lines().any(|line| line.contains(what) && line.ends_with(&format!("@{}", server.debug)))
+    };
+    for server in [&one, &other] {
+        eventually("a refusal is shown by both", async || {
+            call(server, "5", &["user=ann", "path=/\u{202e}"]);
+            let is_shown = is_seen(
+                &all,
+                server,
+                "refused  edge  user=ann; path=/\\\\u{202e}  by edge.user limit yearly: store, again in ",
+            ) && is_seen(&refused, server, "refused  edge  user=ann");
+            is_shown.then_some(())
+        })
+        .await;
+    }
+    assert!(all.told().contains("admitted edge  user=ann"), "{}", all.told());
+    call(&one, "1", &["country=xx"]);
+    eventually("a ruling is shown", async || {
+        is_seen(&all, &one, "refused  edge  country=xx  by edge.country_xx: rule").then_some(())
+    })
+    .await;
+    let told = refused.told();
+    assert!(!told.contains("admitted") && !told.contains("country=xx"), "{told}");
+
+    // A stop is not held up by those who listen.
+    let began = Instant::now();
+    other.terminate();
+    assert!(other.ended().await.success());
+    println!("it stopped within {:?}", began.elapsed());
+    let stopped = format!("{} is missing from here on: it has stopped", other.debug);
+    eventually("the one that has stopped is named", async || all.errors().contains(&stopped).then_some(())).await;
+    call(&one, "1", &["user=after"]);
+    eventually("the other one goes on", async || is_seen(&all, &one, "user=after").then_some(())).await;
+}
+
+#[tokio::test]
+async fn beyond_a_rate_decisions_are_skipped_and_counted() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let tap = Tap::start(&[server.debug], &["--rate", "10", "--json"]);
+    eventually("some are shown", async || {
+        call(&server, "200", &["user=bob"]);
+        tap.told().contains("\"skipped\"").then_some(())
+    })
+    .await;
+    let told = tap.told();
+    let lines: Vec<serde_json::Value> =
+        told.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    let decision = lines.iter().find(|line| line["outcome"] == "refused").unwrap_or_else(|| panic!("{told}"));
+    assert_eq!((&decision["rule"], &decision["provenance"]), (&"edge.user".into(), &"store".into()), "{decision}");
+    let of_descriptor = &decision["descriptors"][0];
+    assert_eq!(of_descriptor["entries"][0]["value"], "bob", "{decision}");
+    assert_eq!((&of_descriptor["charges"][0]["hits"], &of_descriptor["finding"]), (&1.into(), &"limited".into()));
+    assert_eq!(decision["id"].as_str().map(str::len), Some(26), "{decision}");
+}
+
+#[tokio::test]
+async fn a_wrong_query_says_what_is_expected_and_too_many_listeners_are_refused() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let get = async |path: &str| {
+        said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
+    };
+    for (query, why) in [
+        ("outcome=denied", "outcome is admitted, refused or failed"),
+        ("provenance=redis", "provenance is one of store, known,"),
+        ("rate=0", "rate is a number of decisions a second, from 1 to 10000"),
+        ("entry=user", "entry=KEY=VALUE"),
+        ("who=42", "there is no parameter who"),
+    ] {
+        let page = get(&format!("/v1/decisions?{query}")).await;
+        assert!(page.starts_with("HTTP/1.1 400 ") && page.contains(why), "{page}");
+    }
+    let taps: Vec<Tap> = (0..9).map(|_| Tap::start(&[server.debug], &[])).collect();
+    eventually("one of nine is refused", async || {
+        let refused = taps.iter().filter(|tap| tap.errors().contains("as many listen as may")).count();
+        (refused == 1).then_some(())
+    })
+    .await;
+    drop(taps);
+    let tap = Tap::start(&[server.debug], &[]);
+    eventually("there is room again", async || {
+        call(&server, "1", &["user=eve"]);
+        tap.told().contains("user=eve").then_some(())
+    })
+    .await;
+}
