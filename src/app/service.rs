@@ -35,6 +35,7 @@ use crate::store::redis::Redis;
 use crate::store::redis::announce::Announcer;
 use crate::store::replicas::Replicas;
 use crate::telemetry::Telemetry;
+use crate::telemetry::records::Records;
 use crate::transport::admin::RulesStatus;
 use crate::transport::budget::process::ProcessAccount;
 use crate::transport::callers::CallerGate;
@@ -256,7 +257,7 @@ impl Service {
             let sink = Arc::new(OverlayIntake::new(Arc::clone(&intake)));
             tokio::spawn(overlay.follow(sink as _))
         }));
-        let store_tasks = store_tasks(&guard, redis.clone(), sweep(memory, intake));
+        let store_tasks = store_tasks(&guard, redis.clone(), sweep(memory, intake, self.telemetry.records()));
         let announcer = redis.clone().filter(|_| settings.replicas.0.is_none()).map(Announcer::new).map(Arc::new);
         tasks.extend(
             announcer
@@ -472,12 +473,13 @@ fn stopping(settings: &Settings) -> String {
     format!("{delay}calls in flight have {} to finish", settings.drain_timeout)
 }
 
-/// Drops forgotten counters and unused rules, every 10 s. Never returns.
-async fn sweep(store: Arc<Memory>, intake: Arc<Intake>) {
+/// Drops forgotten counters, old records and unused rules, every 10 s. Never returns.
+async fn sweep(store: Arc<Memory>, intake: Arc<Intake>, records: Option<Arc<Records>>) {
     let mut due = tokio::time::interval(SWEEP_EVERY);
     loop {
         due.tick().await;
         store.sweep();
+        records.iter().for_each(|records| records.forget_old());
         if intake.has_retired() {
             // A large rule set takes milliseconds to drop, so this thread does not.
             let intake = Arc::clone(&intake);

@@ -19,7 +19,7 @@ pub(super) fn command() -> Command {
     Command::new("counter")
         .about("Read the counters of a descriptor, without spending; exit code 0: read, 1: not limited, 2: no instance answered")
         .long_about(
-            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the counter is idle again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough; with counters in memory each has its own.",
+            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the counter is idle again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
         )
         .after_help("Examples:\n  What user 42 has left:\n    tidegate counter --domain edge --descriptor user=42")
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the counter"))

@@ -1,6 +1,8 @@
 //! `tidegate tap`: shows decisions as they are made, of several instances.
 
+use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -68,14 +70,17 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let length = matches.get_one::<Micros>("duration").copied();
-    runtime.block_on(async {
+    let shown = runtime.block_on(async {
         let listening = listen(matches);
         match length {
             None => listening.await,
             // To end in time is what was asked for.
             Some(length) => timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(())),
         }
-    })?;
+    });
+    // A name that does not resolve holds up nothing.
+    runtime.shutdown_background();
+    shown?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -102,17 +107,24 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     drop(sender);
     let print = async {
         while let Some((name, line)) = lines.recv().await {
-            match is_json {
-                true => super::print(&format_args!("{line}\n"))?,
-                false => super::print(&format_args!("{}\n", shown(&name, &line)))?,
+            let line = if is_json { line } else { shown(&name, &line) };
+            match writeln!(std::io::stdout(), "{line}") {
+                // Who reads has read enough.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+                written => written.context("standard output cannot be written")?,
             }
         }
         anyhow::Ok(())
     };
-    let (served, printed) = tokio::join!(following, print);
-    printed?;
-    ensure!(served.contains(&true), admin::NOBODY);
-    Ok(())
+    let (mut following, mut print) = (pin!(following), pin!(print));
+    tokio::select! {
+        printed = &mut print => printed,
+        served = &mut following => {
+            ensure!(served.contains(&true), admin::NOBODY);
+            // The last lines.
+            print.await
+        }
+    }
 }
 
 /// Sends the lines of one instance. Returns when it has stopped.

@@ -381,7 +381,8 @@ impl Guard {
 
     /// Takes this instance's share of the hits that the store's last reply left, before a charge is decided here under overload.
     fn share_remaining(&self, charge: &Charge, answer: Result<Verdict, StoreError>) {
-        let is_overloaded = answer.is_err_and(StoreError::is_overload) && is_local(charge, &answer);
+        let is_look = charge.hits.taken() == 0 && charge.hits.given_back() == 0;
+        let is_overloaded = !is_look && answer.is_err_and(StoreError::is_overload) && is_local(charge, &answer);
         let Some(known) = self.known.as_ref().filter(|_| is_overloaded) else { return };
         if let Some(remaining) = known.take_remaining(charge, self.clock.now()) {
             let share = remaining.div_ceil(self.replicas.get().get());

@@ -209,6 +209,11 @@ impl RecentRefusals {
         self.find(|digest, _| DigestPart::of(digest) == part)
     }
 
+    /// Drops refusals that are kept no longer at `now`.
+    pub(super) fn forget_old(&self, now: Micros) {
+        self.rings.lock().forget_before(now.saturating_sub(KEPT_FOR));
+    }
+
     /// Returns no refusal, and the time.
     pub fn none(&self) -> (Vec<Refusal>, Micros) {
         (Vec::new(), self.clock.now())
@@ -235,7 +240,8 @@ impl RecentRefusals {
 
 impl fmt::Debug for RecentRefusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecentRefusals").field("missed", &self.missed).finish_non_exhaustive()
+        let kept: usize = self.rings.lock().rules.iter().map(|(_, ring)| ring.refusals.len()).sum();
+        f.debug_struct("RecentRefusals").field("kept", &kept).field("missed", &self.missed).finish_non_exhaustive()
     }
 }
 

@@ -54,6 +54,13 @@ impl Records {
         }
     }
 
+    /// Erases what is older than it may be shown.
+    pub fn forget_old(&self) {
+        let now = self.clock.now();
+        self.recent.forget_old(now);
+        self.top.forget_old(now);
+    }
+
     /// Returns an id for a decision.
     pub fn id(&self, request: &Request, decision: &Decision<'_>) -> Option<DecisionId> {
         let meaning = match decision.outcome.is_refused() {
@@ -119,7 +126,7 @@ impl Records {
 
     fn tap(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         if self.tap.is_heard() {
-            self.tap.send(request, decision, deciding, || self.id(request, decision));
+            self.tap.send(request, decision, deciding);
         }
     }
 }

@@ -3,26 +3,35 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
-use super::decision_id::DecisionId;
 use super::recent::{cut, word};
 use crate::model::{Answered, Clock, Deciding, Decision, Finding, Hidden, Micros, Outcome, Request};
 
 /// Maximum number of listeners: 8.
 const MOST_LISTENERS: usize = 8;
-/// Maximum number of decisions that wait for a listener: 1,024, about a megabyte.
+/// Maximum number of decisions that wait for a listener: 1,024.
 const MOST_WAITING: usize = 1_024;
 /// Maximum number of descriptors of a decision that are sent: 32.
 const MOST_DESCRIPTORS: usize = 32;
 /// Maximum number of entries of a descriptor that are sent: 32.
 const MOST_ENTRIES: usize = 32;
+/// Maximum number of entries of one key that are compared in a descriptor: 8.
+const MOST_OF_KEY: usize = 8;
 /// Length of the windows in which the rate of a listener is held: 100 ms.
 const WINDOW: Micros = Micros::from_millis(100);
+/// Windows of a second.
+const WINDOWS: u64 = 10;
+/// Interval in which a listener that gets no decision looks whether some were skipped: 1 s.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Maximum text of keys and values in a line: 4 KiB, so that the waiting lines of a listener have about 8 MB at most.
+const MOST_TEXT: usize = 4 << 10;
 
 /// The listeners. Without one, a decision costs one look at their number.
 pub struct Tap {
@@ -48,8 +57,8 @@ pub struct TapFilter {
 
 struct Listener {
     filter: TapFilter,
-    /// Maximum number of decisions per window.
-    per_window: u64,
+    /// Maximum number of decisions per second.
+    per_second: u64,
     /// Number of the window, and of its decisions.
     window: Mutex<(u64, u64)>,
     decisions: mpsc::Sender<Bytes>,
@@ -73,10 +82,9 @@ impl Tap {
     /// Adds a listener, which gets at most `per_second` decisions a second. `None` if there are too many listeners.
     pub fn listen(self: &Arc<Self>, filter: TapFilter, per_second: u64) -> Option<Listening> {
         let (sender, decisions) = mpsc::channel(MOST_WAITING);
-        let per_window = per_second.saturating_mul(WINDOW.get()).div_ceil(Micros::from_secs(1).get());
         let listener = Arc::new(Listener {
             filter,
-            per_window,
+            per_second,
             window: Mutex::default(),
             decisions: sender,
             skipped: AtomicU64::new(0),
@@ -102,14 +110,8 @@ impl Tap {
         self.number.load(Ordering::Relaxed) > 0
     }
 
-    /// Sends a decision to those who listen to it. `id` makes its id.
-    pub(super) fn send(
-        &self,
-        request: &Request,
-        decision: &Decision<'_>,
-        deciding: Deciding<'_>,
-        id: impl Fn() -> Option<DecisionId>,
-    ) {
+    /// Sends a decision to those who listen to it.
+    pub(super) fn send(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         let now = self.clock.now();
         let mut line: Option<Bytes> = None;
         for listener in self.listeners.read().iter() {
@@ -117,7 +119,7 @@ impl Tap {
                 continue;
             }
             let is_sent = listener.has_room(now) && {
-                let line = line.get_or_insert_with(|| text(request, decision, deciding, id(), now));
+                let line = line.get_or_insert_with(|| text(request, decision, deciding, now));
                 listener.decisions.try_send(line.clone()).is_ok()
             };
             if !is_sent {
@@ -142,18 +144,28 @@ impl Listener {
             *window = (number, 0);
         }
         window.1 += 1;
-        window.1 <= self.per_window
+        // The windows of a second share its number, to the last one.
+        let until = |windows: u64| self.per_second.saturating_mul(windows) / WINDOWS;
+        let place = number % WINDOWS;
+        window.1 <= until(place + 1) - until(place)
     }
 }
 
 impl Listening {
     /// Returns the next decision as a line of JSON, or a line with the number of decisions that were skipped.
     pub async fn next(&mut self) -> Option<Bytes> {
-        let skipped = self.listener.skipped.swap(0, Ordering::Relaxed);
-        if skipped > 0 {
-            return Some(format!("{}\n", json!({ "skipped": skipped })).into());
+        loop {
+            if let Ok(line) = self.decisions.try_recv() {
+                return Some(line);
+            }
+            let skipped = self.listener.skipped.swap(0, Ordering::Relaxed);
+            if skipped > 0 {
+                return Some(format!("{}\n", json!({ "skipped": skipped })).into());
+            }
+            if let Ok(line) = timeout(LOOK_EVERY, self.decisions.recv()).await {
+                return line;
+            }
         }
-        self.decisions.recv().await
     }
 }
 
@@ -180,32 +192,34 @@ impl TapFilter {
 
     /// Returns true if a descriptor has all of the entries.
     fn has_entries(&self, request: &Request, hidden: &[Hidden]) -> bool {
-        request.descriptors().iter().take(MOST_DESCRIPTORS).enumerate().any(|(index, descriptor)| {
+        request.descriptors().iter().enumerate().any(|(index, descriptor)| {
             self.entries.iter().all(|(key, value)| {
-                let mut entries = descriptor.entries.iter().enumerate().take(MOST_ENTRIES);
-                entries.any(|(number, entry)| {
-                    let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (index, number));
-                    let own = digest.map_or(&*entry.value, |hidden| hidden.digest.as_bytes());
-                    *entry.key == *key.as_bytes() && own == value.as_bytes()
+                let of_key = descriptor.entries.iter().enumerate().filter(|(_, entry)| *entry.key == *key.as_bytes());
+                of_key.take(MOST_OF_KEY).any(|(number, entry)| {
+                    let own = digest(hidden, index, number).map_or(&*entry.value, str::as_bytes);
+                    own == value.as_bytes()
                 })
             })
         })
     }
 }
 
+/// Returns the digest of an entry, if its value is sensitive.
+fn digest(hidden: &[Hidden], descriptor: usize, entry: usize) -> Option<&str> {
+    // They are in request order.
+    let found = hidden.binary_search_by_key(&(descriptor, entry), |hidden| (hidden.descriptor, hidden.entry)).ok()?;
+    hidden.get(found).map(|hidden| &*hidden.digest)
+}
+
 /// Returns a decision as a line of JSON. Sensitive values are their digests.
-fn text(
-    request: &Request,
-    decision: &Decision<'_>,
-    deciding: Deciding<'_>,
-    id: Option<DecisionId>,
-    now: Micros,
-) -> Bytes {
-    let descriptors = request.descriptors().iter().take(MOST_DESCRIPTORS).enumerate();
-    let shown = descriptors.map(|(index, _)| descriptor(request, decision, index));
+fn text(request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now: Micros) -> Bytes {
+    // The deciding one comes first, so that it is not cut.
+    let others = (0..request.descriptors().len()).filter(|index| Some(*index) != deciding.descriptor);
+    let mut room = MOST_TEXT;
+    let order = deciding.descriptor.into_iter().chain(others).take(MOST_DESCRIPTORS);
+    let shown: Vec<Value> = order.map(|index| descriptor(request, decision, index, &mut room)).collect();
     let line = json!({
         "time_us": now.get(),
-        "id": id.map(|id| id.to_string()),
         "domain": word(request.domain().as_bytes()),
         "hits_addend": request.hits_addend(),
         "outcome": decision.outcome.name(),
@@ -214,20 +228,23 @@ fn text(
         "limit": deciding.limit,
         "retry_ms": decision.retry.map(|retry| retry.get().div_ceil(1_000)),
         "generation": decision.generation,
-        "descriptors": shown.collect::<Vec<_>>(),
+        "descriptors": shown,
         "is_cut": request.descriptors().len() > MOST_DESCRIPTORS,
     });
     format!("{line}\n").into()
 }
 
-fn descriptor(request: &Request, decision: &Decision<'_>, index: usize) -> Value {
-    let entries = request.descriptors().get(index).map(|descriptor| &*descriptor.entries).unwrap_or_default();
-    let entry = |number: usize| {
-        let hidden = decision.hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (index, number));
-        let entry = entries.get(number)?;
-        let value = hidden.map_or_else(|| word(&entry.value), |hidden| cut(&hidden.digest));
-        Some(json!({ "key": word(&entry.key), "value": value }))
-    };
+/// Returns a descriptor and the charges of its limits. Its text takes of `room`.
+fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &mut usize) -> Value {
+    let all = request.descriptors().get(index).map(|descriptor| &*descriptor.entries).unwrap_or_default();
+    let mut entries = Vec::new();
+    for (number, entry) in all.iter().enumerate().take(MOST_ENTRIES) {
+        let (key, value) =
+            (word(&entry.key), digest(&decision.hidden, index, number).map_or_else(|| word(&entry.value), cut));
+        let Some(left) = room.checked_sub(key.len() + value.len()) else { break };
+        *room = left;
+        entries.push(json!({ "key": key, "value": value }));
+    }
     let part = decision.parts.get(index);
     let finding = match part.map(|part| &part.finding) {
         Some(Finding::Limited(_)) => "limited",
@@ -237,8 +254,9 @@ fn descriptor(request: &Request, decision: &Decision<'_>, index: usize) -> Value
     };
     let answers = decision.answers.iter().filter(|answer| answer.descriptor == index);
     json!({
-        "entries": (0..entries.len().min(MOST_ENTRIES)).filter_map(entry).collect::<Vec<_>>(),
-        "is_cut": entries.len() > MOST_ENTRIES,
+        "index": index,
+        "is_cut": entries.len() < all.len(),
+        "entries": entries,
         "finding": finding,
         "rule": part.and_then(|part| part.rule).map(|rule| rule.path.to_string()),
         "charges": answers.take(MOST_ENTRIES).map(charge).collect::<Vec<_>>(),

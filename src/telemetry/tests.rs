@@ -528,3 +528,19 @@ fn a_count_of_the_top_is_never_too_small_and_too_large_by_at_most_its_error() {
         assert!(refused.most >= true_count && refused.most - refused.error <= true_count, "{true_count}: {heavy:?}");
     }
 }
+
+#[test]
+fn what_is_old_is_erased_without_a_reader() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    refuse(&telemetry, &user, "one");
+    let records = telemetry.records().expect("kept");
+    let kept = || format!("{:?} {:?}", records.recent, records.top);
+    let full = kept();
+    for (seconds, is_erased) in [(119, false), (120, false), (15 * 60, false), (15 * 60 + 1, true)] {
+        time.store(seconds, Ordering::Relaxed);
+        records.forget_old();
+        assert_eq!(kept().contains("kept: 0") && !kept().contains("kept: 1"), is_erased, "{seconds}: {}", kept());
+    }
+    assert!(full.contains("kept: 1"), "{full}");
+}

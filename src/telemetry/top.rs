@@ -21,8 +21,8 @@ const STRIPES: usize = 64;
 const BUCKETS: usize = 16;
 /// Places of a bucket: 8. With all of them, 8,192 places.
 const PLACES: usize = 8;
-/// Maximum text of a descriptor: 256 bytes. Keys and values beyond it are left out.
-const MOST_TEXT: usize = 256;
+/// Maximum text of a descriptor: that of its first entry at least. Keys and values beyond it are left out.
+const MOST_TEXT: usize = 2 * (MOST_WORD + 5);
 /// Length of the windows of the counts.
 pub const WINDOW: Micros = Micros::from_secs(60);
 
@@ -146,6 +146,18 @@ impl Top {
         add(place);
     }
 
+    /// Erases descriptors that were not counted in the window of `now` and the one before.
+    pub(super) fn forget_old(&self, now: Micros) {
+        let window = now.get() / WINDOW.get();
+        for stripe in &self.stripes {
+            for bucket in &mut *stripe.lock() {
+                bucket.move_to(window);
+                let is_old = |place: &&mut Place| place.rule.is_some() && place.refused.sum() + place.asked.sum() == 0;
+                bucket.places.iter_mut().filter(is_old).for_each(|place| *place = Place::default());
+            }
+        }
+    }
+
     /// Returns the descriptors that `is_selected` selects, in no order.
     pub fn select(&self, is_selected: impl Fn(&Path) -> bool) -> Vec<Heavy> {
         let now = self.clock.now().get();
@@ -169,7 +181,12 @@ impl Top {
 
 impl fmt::Debug for Top {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Top").field("missed", &self.missed).finish_non_exhaustive()
+        let places = |stripe: &Mutex<Stripe>| -> usize {
+            let stripe = stripe.lock();
+            stripe.iter().flat_map(|bucket| &bucket.places).filter(|place| place.rule.is_some()).count()
+        };
+        let kept: usize = self.stripes.iter().map(places).sum();
+        f.debug_struct("Top").field("kept", &kept).field("missed", &self.missed).finish_non_exhaustive()
     }
 }
 

@@ -54,6 +54,23 @@ fn request(key: &str, more: &[(&str, &str)]) -> RateLimitRequest {
     }
 }
 
+/// No page of the debug listener has the canary.
+async fn pages_are_clean(tidegate: &Tidegate, level: &str) {
+    for (path, seen) in [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys")] {
+        let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let page = said(tidegate.debug, &ask).await;
+        assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
+    }
+}
+
+/// A request that a rule denies for another descriptor.
+fn denied() -> RateLimitRequest {
+    let mut denied = request(CANARY, &[("path", "/")]);
+    let ip = Entry { key: "ip".into(), value: "192.0.2.77".into() };
+    denied.descriptors.push(RateLimitDescriptor { entries: vec![ip], ..RateLimitDescriptor::default() });
+    denied
+}
+
 #[tokio::test]
 async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -77,10 +94,10 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             ("OTEL_METRICS_EXPORTER", "otlp".to_owned()),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url()),
         ];
-        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let mut tidegate = Tidegate::start(&rules, &settings).await;
-        let mut client =
-            RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await.expect("it answers");
+        let mut tidegate =
+            Tidegate::start(&rules, &settings.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
+        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
+        let mut client = client.expect("it answers");
         let mut refused = 0;
         for _ in 0..5 {
             for more in [&[("path", "/")][..], &[("path", ORDINARY)], &[]] {
@@ -89,12 +106,10 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
                 assert!(is_clean(&answer.encode_to_vec()), "{level}: {answer:?}");
             }
         }
+        let answer = client.should_rate_limit(denied()).await.expect("an answer").into_inner();
+        assert!(answer.overall_code == 2 && is_clean(&answer.encode_to_vec()), "{level}: {answer:?}");
         assert!(refused > 0, "some were refused");
-        for (path, seen) in [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys")] {
-            let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-            let page = said(tidegate.debug, &ask).await;
-            assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
-        }
+        pages_are_clean(&tidegate, level).await;
 
         let keys = redis.cli(&["KEYS", "*"]).await;
         assert!(keys.contains("api_key=#") && is_clean(keys.as_bytes()), "{keys}");

@@ -72,7 +72,8 @@ fn page(decision: &Decision<'_>) -> Value {
 
 fn counter(answer: &Answered<'_>) -> Value {
     let verdict = &answer.verdict;
-    let is_read = verdict.provenance.is_counted();
+    // Without the store, what this instance decides alone is of its share.
+    let is_read = verdict.provenance.is_counted() && !verdict.provenance.is_policy();
     json!({
         "limit": answer.limit,
         "rule": answer.rule.map(|rule| rule.path.to_string()),
