@@ -33,8 +33,8 @@ pub use unused::{UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, LeaseDefault,
-    ListenAddress, LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, ReplicaCount, SocketMode,
-    SocketPath, StoreDeadline, WorkerCount,
+    ListenAddress, LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, RefusalsKeep, ReplicaCount,
+    SocketMode, SocketPath, StoreDeadline, WorkerCount,
 };
 pub use xds::SourceSettings;
 
@@ -182,6 +182,7 @@ settings! {
     max_held_calls: usize = "MAX_HELD_CALLS", "256", "Maximum number of calls that are held at once because a limit has delivery: hold; further calls are refused";
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Adds the request and the metadata of its rules to answers as dynamic metadata";
     decision_metadata: bool = "DECISION_METADATA", "false", "Adds the provenance of the decision and the rule that decided to answers as dynamic metadata";
+    refusals_keep: RefusalsKeep = "REFUSALS_KEEP", "15m", "Time for which the last refusals are kept in memory for tidegate why, after each was made last";
     use_prometheus: bool = "USE_PROMETHEUS", "false", "Opens a separate listener for the metrics; the HTTP listener serves them on /metrics in any case";
     prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Address of the metrics listener";
     prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on the metrics listener";
@@ -381,6 +382,17 @@ mod tests {
                 "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
             ]
         );
+    }
+
+    #[test]
+    fn refusals_are_kept_for_a_minute_to_an_hour() {
+        let keep = |text| read(&[("REFUSALS_KEEP", text)]).map(|settings| settings.refusals_keep.0);
+        for (text, seconds) in [("1m", 60), ("15m", 900), ("1h", 3_600)] {
+            assert_eq!(keep(text).unwrap().get(), seconds * 1_000_000);
+        }
+        for text in ["59s", "61m", "0s", "15", "long"] {
+            assert!(keep(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
         false => Telemetry::new(settings.near_limit_ratio.0, SystemClock.now()),
     };
     let telemetry = if settings.statsd.is_some() { telemetry.with_statsd() } else { telemetry };
-    let records = Records::new(Arc::new(SystemClock), decision_ids());
+    let records = Records::new(Arc::new(SystemClock), settings.refusals_keep.0, decision_ids());
     Arc::new(telemetry.with_traces(traces).with_records(records))
 }
 

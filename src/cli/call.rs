@@ -9,13 +9,15 @@ use prost_types::Struct;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use super::{REFUSED, descriptor, metadata, server};
+use super::{REFUSED, admin, descriptor, metadata, server};
 use crate::model::{Descriptor, Micros};
 use crate::proto::EXPLAIN;
+use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, rate_limit};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::envoy::r#type::v3::RateLimitUnit;
 
 pub(super) fn command() -> Command {
     Command::new("call")
@@ -27,8 +29,23 @@ pub(super) fn command() -> Command {
         .arg(
             Arg::new("hits")
                 .long("hits")
+                .action(ArgAction::Append)
                 .value_parser(value_parser!(u64))
-                .help("Hits that each descriptor costs; 0 shows the counters and spends nothing [default: 1]"),
+                .help("Hits that each descriptor costs, or once for each in order; 0 shows the counters and spends nothing [default: 1]"),
+        )
+        .arg(
+            Arg::new("limit")
+                .long("limit")
+                .value_name("N/UNIT")
+                .action(ArgAction::Append)
+                .value_parser(sent_limit)
+                .help("Limit that the request brings in place of the rule's, such as 5/minute, for each descriptor, or once for each in order"),
+        )
+        .arg(
+            Arg::new("show")
+                .long("show")
+                .action(ArgAction::SetTrue)
+                .help("Show the headers, the body and the decision of the answer too, as Envoy gets them"),
         )
         .arg(
             Arg::new("times")
@@ -48,19 +65,20 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let address = matches.get_one::<String>("address").context("no address")?;
     let domain = matches.get_one::<String>("domain").context("no domain")?;
-    let hits = matches.get_one::<u64>("hits").copied();
     let times = matches.get_one::<u32>("times").copied().unwrap_or(1);
     let timeout = matches.get_one::<Micros>("timeout").copied().unwrap_or(Micros::from_secs(1));
     let timeout = std::time::Duration::from_micros(timeout.get());
     let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
 
+    let hits: Vec<u64> = of_each(matches, "hits", descriptors.len())?;
+    let limits: Vec<RateLimitOverride> = of_each(matches, "limit", descriptors.len())?;
+    let sent = descriptors.iter().enumerate().map(|(index, descriptor)| {
+        let wired = wire(descriptor, hits.get(index).copied());
+        RateLimitDescriptor { limit: limits.get(index).copied(), ..wired }
+    });
     let channel = server::connect(address, matches, timeout).await?;
     let mut client = RateLimitServiceClient::new(channel);
-    let request = RateLimitRequest {
-        domain: domain.clone(),
-        descriptors: descriptors.iter().map(|descriptor| wire(descriptor, hits)).collect(),
-        hits_addend: 0,
-    };
+    let request = RateLimitRequest { domain: domain.clone(), descriptors: sent.collect(), hits_addend: 0 };
     let mut refused = false;
     for _ in 0..times {
         let mut call = Request::new(request.clone());
@@ -73,12 +91,65 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             Err(status) => anyhow::bail!(server::failed(address, &status, matches)),
         };
         super::print(&shown(&response, &descriptors))?;
+        if matches.get_flag("show") {
+            super::print(&details(&response))?;
+        }
         if response.overall_code() == Code::Unknown {
             anyhow::bail!("{address} answered with a code that is neither OK nor OVER_LIMIT");
         }
         refused = response.overall_code() == Code::OverLimit;
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the values of an argument for each of so many descriptors: one value is for all of them.
+fn of_each<T: Clone + Send + Sync + 'static>(
+    matches: &ArgMatches,
+    name: &str,
+    number: usize,
+) -> anyhow::Result<Vec<T>> {
+    let given: Vec<T> = matches.get_many(name).into_iter().flatten().cloned().collect();
+    match given.as_slice() {
+        [one] => Ok(vec![one.clone(); number]),
+        _ if given.is_empty() || given.len() == number => Ok(given),
+        _ => anyhow::bail!(
+            "--{name} is given {} times for {number} descriptors: give it once, or once for each",
+            given.len()
+        ),
+    }
+}
+
+/// Parses a limit such as `5/minute`.
+fn sent_limit(text: &str) -> Result<RateLimitOverride, String> {
+    let expected = "write N/UNIT, where UNIT is second, minute, hour, day, month or year";
+    let (number, unit) = text.split_once('/').ok_or(expected)?;
+    let requests_per_unit = number.parse().map_err(|_| expected)?;
+    let unit = RateLimitUnit::from_str_name(&unit.to_uppercase()).filter(|unit| *unit != RateLimitUnit::Unknown);
+    Ok(RateLimitOverride { requests_per_unit, unit: unit.ok_or(expected)?.into(), unit_multiplier: None })
+}
+
+/// Returns the lines for the rest of an answer.
+fn details(response: &RateLimitResponse) -> String {
+    let mut details = String::new();
+    let headers = [("client", &response.response_headers_to_add), ("upstream", &response.request_headers_to_add)];
+    for (whom, headers) in headers {
+        for header in headers {
+            let _ = writeln!(details, "  header for the {whom}: {}: {}", header.key, admin::printable(&header.value));
+        }
+    }
+    if !response.raw_body.is_empty() {
+        let _ = writeln!(
+            details,
+            "  body for the client: {}",
+            admin::printable(&String::from_utf8_lossy(&response.raw_body))
+        );
+    }
+    if let Some(decision) = metadata::decision(response) {
+        let said = ["outcome", "rule", "limit", "provenance", "id"];
+        let fields = said.iter().filter_map(|name| Some(format!("{name}: {}", metadata::text(decision, name)?)));
+        let _ = writeln!(details, "  decision: {}", fields.collect::<Vec<_>>().join(", "));
+    }
+    details
 }
 
 /// Returns the descriptor as it is sent.

@@ -8,6 +8,20 @@ use super::{files, paths};
 use crate::app;
 use crate::settings::Settings;
 
+/// Settings that `-h` shows: those that a first installation chooses. `--help` shows all.
+const SHORT: [&str; 8] = [
+    "GRPC_PORT",
+    "PORT",
+    "REDIS_TYPE",
+    "REDIS_URL",
+    "ON_STORE_FAILURE",
+    "RESPONSE_HEADERS",
+    "SHADOW_MODE",
+    "LOG_LEVEL",
+];
+/// End of the text of `-h`.
+const AFTER_SHORT: &str = "These are the settings that a first installation chooses. `tidegate serve --help` has all, with what each accepts.\n\nExamples:\n  Counters in memory:\n    tidegate serve rules.yaml\n  Counters in Redis, for several instances:\n    REDIS_URL=127.0.0.1:6379 tidegate serve rules.yaml";
+
 pub(super) fn command() -> Command {
     let flags = Settings::table().filter_map(|row| {
         let flag = row.flag()?;
@@ -17,7 +31,9 @@ pub(super) fn command() -> Command {
             .value_name("VALUE")
             .help_heading("Settings (each is also an environment variable)")
             .hide_default_value(true)
-            .help(format!("{}. Accepts {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable));
+            .hide_short_help(!SHORT.contains(&row.variable))
+            .help(format!("{} [default: {default}]", row.does.split(';').next().unwrap_or_default()))
+            .long_help(format!("{}. Accepts {}. [env: {}] [default: {default}]", row.does, row.takes, row.variable));
         Some(argument)
     });
     let secrets = Settings::table().filter(|row| row.is_secret);
@@ -29,7 +45,8 @@ pub(super) fn command() -> Command {
         )
         .arg(files().num_args(0..))
         .args(flags)
-        .after_help(format!(
+        .after_help(AFTER_SHORT)
+        .after_long_help(format!(
             "Secrets (environment variables only, because every user of the machine can read command lines):{}",
             secrets.collect::<String>()
         ))

@@ -22,7 +22,7 @@ pub(super) fn command() -> Command {
     Command::new("why")
         .about("Tell who was refused lately, and why; exit code 0: found, 1: nobody, 2: no instance answered")
         .long_about(
-            "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\nafter their last refusal. Reads no counter and changes nothing.",
+            "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\n(REFUSALS_KEEP) after their last refusal. Reads no counter and changes nothing.",
         )
         .after_help(
             "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why one request was refused, by the id in Envoy's access log:\n    tidegate why 3v8k2m9c4q7r1t6x5z0d8f2h4j\n  Why user 42 is refused, by two instances, whose debug listeners are forwarded to this machine:\n    tidegate why --domain edge --descriptor user=42 --instance 127.0.0.1:6070 --instance 127.0.0.1:6071",

@@ -424,6 +424,18 @@ impl Setting for StoreDeadline {
     }
 }
 
+/// Time for which refusals are kept: from 1 min, less than it takes to look, to 1 h, the most that is promised to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusalsKeep(pub Micros);
+
+impl Setting for RefusalsKeep {
+    const TAKES: &'static str = "a duration from 1m to 1h";
+    fn parse(text: &str) -> Option<Self> {
+        let accepted = Micros::from_secs(60)..=Micros::from_secs(3_600);
+        Micros::parse(text).filter(|length| accepted.contains(length)).map(Self)
+    }
+}
+
 /// Prefix of every counter's name in Redis. A brace in it would choose the slot in a cluster, or separate the limits of one
 /// descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,8 +16,6 @@ use crate::model::{
     Clock, Deciding, Decision, Descriptor, Finding, Hidden, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
 };
 
-/// Time for which a refusal is kept after it was made: 15 minutes, longer than it takes to be called and to open a terminal.
-pub const KEPT_FOR: Micros = Micros::from_secs(15 * 60);
 /// Maximum number of refused descriptors of one rule: 128. One client that is refused all the time is one of them.
 pub const MOST_OF_RULE: usize = 128;
 /// Maximum size of all refusals: 16 MiB.
@@ -43,6 +41,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_micros(50);
 /// The last refusals of each rule. Refusals of the same descriptor by the same rule are one.
 pub struct RecentRefusals {
     clock: Arc<dyn Clock>,
+    /// Time for which a refusal is kept after it was made last.
+    keep: Micros,
     hasher: foldhash::fast::RandomState,
     rings: Mutex<Rings>,
     /// Refusals that are not kept: a reader was in the way, or a rule refused too many descriptors.
@@ -115,10 +115,10 @@ pub struct RefusalFilter {
 }
 
 impl RecentRefusals {
-    /// Returns an empty collection.
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    /// Returns an empty collection, which keeps a refusal for `keep` after it was made last.
+    pub fn new(clock: Arc<dyn Clock>, keep: Micros) -> Self {
         let rings = Mutex::new(Rings { rules: LruCache::unbounded_with_hasher(FixedState::default()), bytes: 0 });
-        Self { clock, hasher: foldhash::fast::RandomState::default(), rings, missed: AtomicU64::new(0) }
+        Self { clock, keep, hasher: foldhash::fast::RandomState::default(), rings, missed: AtomicU64::new(0) }
     }
 
     /// Keeps a refusal of `now`. `entries` is the hash of those of the refused descriptor.
@@ -211,7 +211,7 @@ impl RecentRefusals {
 
     /// Drops refusals that are kept no longer at `now`.
     pub(super) fn forget_old(&self, now: Micros) {
-        self.rings.lock().forget_before(now.saturating_sub(KEPT_FOR));
+        self.rings.lock().forget_before(now.saturating_sub(self.keep));
     }
 
     /// Returns no refusal, and the time.
@@ -223,13 +223,18 @@ impl RecentRefusals {
         let now = self.clock.now();
         let mut found: Vec<Refusal> = {
             let mut rings = self.rings.lock();
-            rings.forget_before(now.saturating_sub(KEPT_FOR));
+            rings.forget_before(now.saturating_sub(self.keep));
             let all = rings.rules.iter().flat_map(|(_, ring)| ring.refusals.iter());
             let selected = all.filter(|(digest, refusal)| is_selected(**digest, refusal));
             selected.map(|(_, refusal)| refusal.clone()).collect()
         };
         found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
         (found, now)
+    }
+
+    /// Returns the time for which a refusal is kept.
+    pub fn keep(&self) -> Micros {
+        self.keep
     }
 
     /// Returns the number of refusals that are not kept: a reader was in the way, or a rule refused too many descriptors.

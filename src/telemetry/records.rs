@@ -10,7 +10,7 @@ use super::sample::{SAMPLE, is_sampled};
 use super::tap::Tap;
 use super::top::Top;
 use super::unmatched::Unmatched;
-use crate::model::{Clock, Deciding, Decision, Request};
+use crate::model::{Clock, Deciding, Decision, Micros, Request};
 
 /// Records of decisions, in the memory of this process only.
 pub struct Records {
@@ -40,9 +40,10 @@ impl fmt::Debug for Records {
 }
 
 impl Records {
-    /// Returns empty records; `clock` is their time. Without `ids`, decisions have no ids.
-    pub fn new(clock: Arc<dyn Clock>, ids: Option<DecisionIds>) -> Self {
-        let (recent, unmatched) = (RecentRefusals::new(Arc::clone(&clock)), Unmatched::new(Arc::clone(&clock)));
+    /// Returns empty records; `clock` is their time. Refusals are kept for `keep`. Without `ids`, decisions have no ids.
+    pub fn new(clock: Arc<dyn Clock>, keep: Micros, ids: Option<DecisionIds>) -> Self {
+        let recent = RecentRefusals::new(Arc::clone(&clock), keep);
+        let unmatched = Unmatched::new(Arc::clone(&clock));
         Self {
             recent,
             unmatched,

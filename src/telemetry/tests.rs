@@ -387,7 +387,10 @@ fn keeping() -> (Telemetry, Arc<AtomicU64>) {
     let time = Arc::new(AtomicU64::new(0));
     let now = Arc::clone(&time);
     let clock = move || Micros::from_secs(now.load(Ordering::Relaxed));
-    (Telemetry::new(0.8, Micros::ZERO).with_records(Records::new(Arc::new(clock), None)), time)
+    (
+        Telemetry::new(0.8, Micros::ZERO).with_records(Records::new(Arc::new(clock), Micros::from_secs(15 * 60), None)),
+        time,
+    )
 }
 
 /// The values of the refused descriptors, the last first.

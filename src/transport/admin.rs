@@ -83,6 +83,9 @@ pub fn routes(
     if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
 }
 
+/// Description of the routes below `/v1/`.
+const OPENAPI: &str = include_str!("admin/openapi.json");
+
 /// Answer to requests from other machines.
 const NOT_HERE: &str = "what is here names users and addresses, so it is served only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
 
@@ -97,6 +100,7 @@ fn details(limiter: &Arc<Limiter>, telemetry: &Telemetry, at: IpAddr, stopped: &
         .merge(top::routes(Arc::clone(&records)))
         .merge(decisions::routes(Arc::clone(&records), stopped.clone()))
         .merge(counters::routes(Arc::clone(limiter)))
+        .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], OPENAPI)))
         .merge(unmatched::routes(Arc::clone(limiter), records));
     routes.layer(middleware::from_fn(not_by_a_page))
 }
@@ -141,6 +145,7 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
 {rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
 /log_level: the least severity that is logged; PUT another, such as debug, to change it
 /v1/refusals: who was refused lately, by which rule and limit, as JSON; `tidegate why` asks several instances
+/v1/openapi.json: what the paths below /v1/ take and answer
 /v1/counters: what is used and left of the limits of a descriptor, as JSON; `tidegate counter` asks several instances
 /v1/decisions: decisions as they are made, one line of JSON each; `tidegate tap` shows those of several instances
 /v1/top: who is refused, or asks, most in the last minute, as JSON; `tidegate top` shows several instances

@@ -387,6 +387,15 @@ fn help_teaches_every_setting() {
 }
 
 #[test]
+fn the_short_help_of_serve_fits_a_screen() {
+    let text = stdout(&tidegate(&["serve", "-h"]));
+    assert!(text.lines().count() <= 40, "{text}");
+    for said in ["--grpc-port", "--log-level", "REDIS_URL=127.0.0.1:6379 tidegate serve rules.yaml", "serve --help"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
 fn a_secret_has_no_flag_because_everyone_can_read_a_command_line() {
     let file = rule_file(RULES);
     for flag in ["--redis-auth", "--redis-sentinel-auth", "--redis-persecond-auth", "--redis-persecond-sentinel-auth"] {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::millis;
 use crate::telemetry::decision_id::{DecisionId, Meaning};
-use crate::telemetry::recent::{KEPT_FOR, MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
+use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
 
 /// Path of the route.
@@ -39,7 +39,7 @@ async fn refusals(State(records): State<Arc<Records>>, RawQuery(query): RawQuery
     let shown: Vec<Value> = found.iter().take(MOST).map(shown).collect();
     let page = json!({
         "now_ms": millis(now),
-        "kept_for_ms": millis(KEPT_FOR),
+        "kept_for_ms": millis(records.recent.keep()),
         "most_of_rule": MOST_OF_RULE,
         "left_out": found.len().saturating_sub(MOST),
         "missed": recent.missed(),
@@ -61,7 +61,7 @@ async fn of_id(State(records): State<Arc<Records>>, UrlPath(id): UrlPath<String>
     };
     let page = json!({
         "now_ms": millis(now),
-        "kept_for_ms": millis(KEPT_FOR),
+        "kept_for_ms": millis(records.recent.keep()),
         "most_of_rule": MOST_OF_RULE,
         "is_of_this_instance": meaning.is_some(),
         "is_refused": matches!(meaning, Some(Meaning::Refused(_))),

@@ -42,6 +42,37 @@ async fn call_exits_as_the_server_answered_and_looks_without_spending() {
 }
 
 #[tokio::test]
+async fn call_sends_limits_and_hits_of_each_descriptor_and_shows_the_whole_answer() {
+    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: year, requests_per_unit: 9 } }]\n");
+    let server = Tidegate::start(rules.path(), &[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
+    let address = server.grpc.to_string();
+    let call = |more: &[&str]| {
+        let arguments = [&["call", "--address", &address, "--domain", "d", "-d", "k=a", "-d", "k=b"], more].concat();
+        let output = tidegate(&arguments);
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    let (code, told) = call(&["--hits", "2", "--hits", "5"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("k=a  9 per year  remaining 7") && told.contains("k=b  9 per year  remaining 4"), "{told}");
+    let (_, told) = call(&["--hits", "1"]);
+    assert!(told.contains("remaining 6") && told.contains("remaining 3"), "{told}");
+    let (code, told) = call(&["--limit", "1/hour", "--limit", "7/month", "--times", "2", "--show"]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("k=a  1 per hour  remaining 0") && told.contains("k=b  7 per month  remaining 5"), "{told}");
+    assert!(told.contains("  header for the client: ratelimit: "), "{told}");
+    assert!(told.contains(r#"  body for the client: {"error":"rate_limited""#), "{told}");
+    assert!(told.contains("  decision: outcome: refused, rule: d.k, provenance: store, id: "), "{told}");
+    for (wrong, why) in [
+        (&["--limit", "5"][..], "write N/UNIT, where UNIT is second"),
+        (&["--limit", "5/fortnight"], "write N/UNIT"),
+        (&["--hits", "1", "--hits", "2", "--hits", "3"], "--hits is given 3 times for 2 descriptors"),
+    ] {
+        let (code, told) = call(wrong);
+        assert_eq!((code, told.contains(why)), (Some(2), true), "{told}");
+    }
+}
+
+#[tokio::test]
 async fn call_speaks_tls_and_says_what_is_missing() {
     let server = Secured::start(&[MUTUAL, ("HTTP_SERVER_USE_TLS", "true")]).await;
     let client = server.authority.issue("client");
