@@ -181,8 +181,8 @@ settings! {
     limit_reset_header: HeaderText = "LIMIT_RESET_HEADER", "RateLimit-Reset", "Name of the header with the seconds until the limit resets";
     max_held_calls: usize = "MAX_HELD_CALLS", "256", "Maximum number of calls that are held at once because a limit has delivery: hold; further calls are refused";
     response_dynamic_metadata: bool = "RESPONSE_DYNAMIC_METADATA", "false", "Adds the request and the metadata of its rules to answers as dynamic metadata";
-    decision_metadata: bool = "DECISION_METADATA", "false", "Adds the provenance of the decision and the rule that decided to answers as dynamic metadata";
-    refusals_keep: RefusalsKeep = "REFUSALS_KEEP", "15m", "Time for which the last refusals are kept in memory for tidegate why, after each was made last";
+    decision_metadata: bool = "DECISION_METADATA", "false", "Adds the decision to the dynamic metadata of answers: id, outcome, provenance and deciding rule";
+    refusals_keep: RefusalsKeep = "REFUSALS_KEEP", "15m", "Time for which the last refusals are kept in memory for tidegate why, after the last refusal of the descriptor";
     use_prometheus: bool = "USE_PROMETHEUS", "false", "Opens a separate listener for the metrics; the HTTP listener serves them on /metrics in any case";
     prometheus_addr: ListenAddress = "PROMETHEUS_ADDR", ":9090", "Address of the metrics listener";
     prometheus_path: PagePath = "PROMETHEUS_PATH", "/metrics", "Path of the metrics on the metrics listener";

@@ -37,7 +37,7 @@ pub(super) fn arguments() -> [Arg; 2] {
             .value_name("HOST:PORT")
             .action(ArgAction::Append)
             .default_value("127.0.0.1:6070")
-            .help("Debug listener of an instance. A name with several addresses is all of them. Can be repeated"),
+            .help("Debug listener of an instance. A name with several addresses means one instance per address. Can be repeated"),
         server::duration("timeout", "2s").help("Longest wait for each instance. Those that do not answer are named"),
     ]
 }

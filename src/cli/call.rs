@@ -31,7 +31,7 @@ pub(super) fn command() -> Command {
                 .long("hits")
                 .action(ArgAction::Append)
                 .value_parser(value_parser!(u64))
-                .help("Hits that each descriptor costs, or once for each in order; 0 shows the counters and spends nothing [default: 1]"),
+                .help("Hits per descriptor: once for all, or once per descriptor in the same order; 0 reads the counters and spends nothing [default: 1]"),
         )
         .arg(
             Arg::new("limit")
@@ -39,7 +39,7 @@ pub(super) fn command() -> Command {
                 .value_name("N/UNIT")
                 .action(ArgAction::Append)
                 .value_parser(sent_limit)
-                .help("Limit that the request brings in place of the rule's, such as 5/minute, for each descriptor, or once for each in order"),
+                .help("Limit such as 5/minute that replaces the rule's: once for all, or once per descriptor in the same order"),
         )
         .arg(
             Arg::new("show")
@@ -102,7 +102,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
-/// Returns the values of an argument for each of so many descriptors: one value is for all of them.
+/// Returns one value for each of `number` descriptors. A single value is for all of them.
 fn of_each<T: Clone + Send + Sync + 'static>(
     matches: &ArgMatches,
     name: &str,

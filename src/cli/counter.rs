@@ -17,9 +17,9 @@ const PATH: &str = "/v1/counters";
 
 pub(super) fn command() -> Command {
     Command::new("counter")
-        .about("Read the counters of a descriptor, without spending; exit code 0: read, 1: not limited, 2: no instance answered")
+        .about("Read the counters of a descriptor, without spending; exit code 0: limited, 1: not limited, 2: no instance answered")
         .long_about(
-            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the counter is idle again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
+            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the whole limit is available again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
         )
         .after_help("Examples:\n  What user 42 has left:\n    tidegate counter --domain edge --descriptor user=42")
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the counter"))
@@ -84,10 +84,10 @@ impl fmt::Display for Counters<'_> {
             let (capacity, provenance) = (number("capacity").unwrap_or_default(), text(counter, "provenance"));
             match (number("used"), number("left"), number("reset_ms")) {
                 (Some(used), Some(left), Some(0)) => {
-                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left, idle")?;
+                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left")?;
                 }
                 (Some(used), Some(left), Some(reset)) => {
-                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left, idle in {}", Ago(reset))?;
+                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left, full again in {}", Ago(reset))?;
                 }
                 _ => writeln!(
                     f,

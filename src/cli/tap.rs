@@ -35,7 +35,7 @@ pub(super) fn command() -> Command {
     Command::new("tap")
         .about("Show decisions as they are made; exit code 2: no instance answered")
         .long_about(
-            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Beyond --rate decisions a second of an instance the rest is skipped, and a line says how many.",
+            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.",
         )
         .after_help(
             "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
@@ -95,8 +95,11 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
         async move {
             let ended = follow(address, &name, path, wait, &sender).await;
             let is_served = ended.is_ok();
-            let why = ended.err().map_or_else(|| "it has stopped".to_owned(), |why| format!("{why:#}"));
-            eprintln!("{name} is missing from here on: {why}");
+            let why = ended.err().map_or_else(
+                || "it closed the stream, for it stops, or for its GRPC_MAX_CONNECTION_AGE".to_owned(),
+                |why| format!("{why:#}"),
+            );
+            eprintln!("{name}: no more decisions from here on: {why}");
             is_served
         }
     });
@@ -146,7 +149,9 @@ async fn follow(
     let status = response.status();
     let body = Body::new(response.into_body());
     if !status.is_success() {
-        let reply = timeout(wait, axum::body::to_bytes(body, MOST)).await.context("it says no more")??;
+        let reply = timeout(wait, axum::body::to_bytes(body, MOST))
+            .await
+            .context("its error text did not arrive in time")??;
         anyhow::bail!("it answered {status}: {}", admin::printable(String::from_utf8_lossy(&reply).trim()));
     }
     let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
@@ -184,7 +189,9 @@ fn shown(instance: &str, line: &str) -> String {
     let Ok(decision) = serde_json::from_str::<Value>(line) else { return format!("{instance}: {}", admin::FOREIGN) };
     let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64);
     if let Some(skipped) = number(&decision, "skipped") {
-        return format!("             {skipped} more decisions are not shown: see --rate  @{instance}");
+        return format!(
+            "             {skipped} decisions skipped: more than --rate, or too many for this terminal  @{instance}"
+        );
     }
     let millis = number(&decision, "time_us").unwrap_or_default() / 1_000;
     let descriptors = decision.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

@@ -32,7 +32,7 @@ pub(super) fn command() -> Command {
     Command::new("top")
         .about("Show who is refused most, or what no rule matches, over several instances")
         .long_about(
-            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is drawn anew every two seconds\nuntil Ctrl-C; otherwise it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. A count after ≤ may be too\nlarge by the number behind it. Requests that are admitted are sampled, one of 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. All since the rules in force were loaded.",
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds\nuntil Ctrl-C; otherwise it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720. What is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
         )
         .after_help(
             "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  Why a limit does nothing:\n    tidegate top --unmatched",
@@ -218,7 +218,7 @@ impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.error {
             0 => f.pad(&self.most.to_string()),
-            error => f.pad(&format!("≤{} -{error}", self.most)),
+            _ => f.pad(&format!("{}-{}", self.least(), self.most)),
         }
     }
 }
@@ -239,7 +239,11 @@ impl fmt::Display for Table {
             writeln!(f, "Each instance sent only its first descriptors, so a sum over instances may be too small.")?;
         }
         if self.missed > 0 {
-            writeln!(f, "{} events are not counted, because another thread was in the way.", self.missed)?;
+            writeln!(
+                f,
+                "{} events since the start are not counted, because threads used the list at the same time; real counts may be higher.",
+                self.missed
+            )?;
         }
         if self.is_live {
             let (of, all) = (self.instances, self.instances + self.missing.len());

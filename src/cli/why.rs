@@ -37,7 +37,7 @@ pub(super) fn command() -> Command {
         .arg(
             descriptor::argument()
                 .required(false)
-                .help("Entries that the refused descriptor has. Sensitive values by their digest, as they are shown"),
+                .help("Entries of the refused descriptor. Give a sensitive value as the digest that is shown"),
         )
         .arg(
             Arg::new("most")
@@ -236,7 +236,7 @@ impl fmt::Display for Report {
         if self.missed > 0 {
             writeln!(
                 f,
-                "{} more refusals, of all rules since the instances started, are not kept: a rule refused too many descriptors at a time, or a reader was in the way.",
+                "{} more refusals, of all rules since the instances started, are not kept: a rule refused too many descriptors at a time, or somebody read the list at that moment.",
                 self.missed
             )?;
         }
@@ -272,17 +272,22 @@ impl fmt::Display for Refused {
                 // A time of the day says nothing about another day.
                 let left = until - self.now;
                 let at = if left < DAY { format!("at {} UTC, ", Clock(until)) } else { String::new() };
-                writeln!(f, "  this limit admits it again {at}in {}, if nobody uses it up before", Ago(left))?;
+                writeln!(f, "  this limit has room again {at}in {}, unless other calls take it first", Ago(left))?;
             }
             Some(until) => {
-                writeln!(f, "  this limit admits it again since {} UTC, {} ago", Clock(until), Ago(self.now - until))?;
+                writeln!(
+                    f,
+                    "  this limit has had room again since {} UTC, {} ago, unless other calls took it",
+                    Clock(until),
+                    Ago(self.now - until)
+                )?;
             }
             None => {}
         }
         if let Some(alike) = self.alike.values().max().filter(|alike| **alike > 1) {
             writeln!(
                 f,
-                "  {alike} descriptors look like this: their values are cut, or digests without KEY_SECRET_FILE"
+                "  {alike} different descriptors look the same here, because keys and values are cut after 128 bytes"
             )?;
         }
         if !self.others.is_empty() {
@@ -297,8 +302,7 @@ impl fmt::Display for Refused {
 fn reason(provenance: &str) -> &str {
     match provenance {
         "store" => "its counter is used up",
-        "known" => "its counter was used up less than a second before",
-        "lease" => "the lease of its counter is used up",
+        "known" => "this instance remembered that its counter is used up, and did not ask the store again",
         "closed" => "the store did not answer, and the policy `closed` refuses then",
         "local" => "the store did not answer, and this instance's part of the limit is used up",
         "rule" => "the rule denies the request",

@@ -46,7 +46,7 @@ pub enum Nearest {
         /// Its keys.
         keys: Vec<String>,
     },
-    /// A rule ends above the last entries of the descriptor.
+    /// The descriptor has more entries than a rule has levels.
     TooDeep {
         /// Path of the rule.
         rule: String,
@@ -131,12 +131,12 @@ impl KeyPaths<'_> {
             .find_map(|path| path.same_keys(keys))
             .or_else(|| paths.clone().find_map(|path| path.other_order(keys)))
             .or_else(|| paths.clone().find_map(|path| path.misspelt(keys)))
-            // The longest of those that begin alike.
+            // The longest of those of which it has all keys.
             .or_else(|| {
-                let begins = paths.clone().filter(|path| path.begins(keys).is_some());
-                begins.max_by_key(|path| path.keys.len())?.begins(keys)
+                let those = paths.clone().filter(|path| path.has_more(keys).is_some());
+                those.max_by_key(|path| path.keys.len())?.has_more(keys)
             })
-            .or_else(|| paths.find_map(|path| path.begins_with(keys)))
+            .or_else(|| paths.find_map(|path| path.lacks(keys)))
             .or_else(|| {
                 let others = self.domains.iter().filter(|(name, _)| **name != domain).flat_map(|(_, paths)| paths);
                 let same = others.filter(|path| path.has(keys)).map(|path| path.rule.to_string()).next();
@@ -147,12 +147,7 @@ impl KeyPaths<'_> {
 
 impl KeyPath<'_> {
     fn has(&self, keys: &[&str]) -> bool {
-        self.keys.len() == keys.len() && self.shares(keys)
-    }
-
-    /// Returns true if the keys are the same as far as both go.
-    fn shares(&self, keys: &[&str]) -> bool {
-        self.keys.iter().zip(keys).all(|(own, key)| own.matches(key.as_bytes()))
+        self.keys.len() == keys.len() && self.keys.iter().zip(keys).all(|(own, key)| own.matches(key.as_bytes()))
     }
 
     fn rule(&self) -> String {
@@ -174,16 +169,22 @@ impl KeyPath<'_> {
         has_all.then(|| Nearest::OtherOrder { rule: self.rule(), keys: self.texts().collect() })
     }
 
-    /// The rule ends above the last of `keys`.
-    fn begins(&self, keys: &[&str]) -> Option<Nearest> {
-        let more = keys.get(self.keys.len()..).filter(|more| !more.is_empty() && self.shares(keys))?;
-        Some(Nearest::TooDeep { rule: self.rule(), more: more.iter().map(ToString::to_string).collect() })
+    /// The descriptor has all keys of the rule in order, and more.
+    fn has_more(&self, keys: &[&str]) -> Option<Nearest> {
+        let mut own = self.keys.iter().peekable();
+        let is_more = |key: &&&str| own.next_if(|own| own.matches(key.as_bytes())).is_none();
+        let more: Vec<String> = keys.iter().filter(is_more).map(ToString::to_string).collect();
+        let has_all = own.peek().is_none() && !more.is_empty();
+        has_all.then(|| Nearest::TooDeep { rule: self.rule(), more })
     }
 
-    /// The rule goes on below the last of `keys`.
-    fn begins_with(&self, keys: &[&str]) -> Option<Nearest> {
-        let is_longer = self.keys.len() > keys.len() && self.shares(keys);
-        is_longer.then(|| Nearest::TooShort { rule: self.rule(), missing: self.texts().skip(keys.len()).collect() })
+    /// The rule has all keys of the descriptor in order, and more.
+    fn lacks(&self, keys: &[&str]) -> Option<Nearest> {
+        let mut keys = keys.iter().peekable();
+        let is_missing = |own: &&&Pattern| keys.next_if(|key| own.matches(key.as_bytes())).is_none();
+        let missing: Vec<String> = self.keys.iter().filter(is_missing).map(|own| own.text().to_owned()).collect();
+        let has_all = keys.peek().is_none() && !missing.is_empty();
+        has_all.then(|| Nearest::TooShort { rule: self.rule(), missing })
     }
 
     fn misspelt(&self, keys: &[&str]) -> Option<Nearest> {
@@ -215,7 +216,7 @@ impl fmt::Display for Nearest {
         match self {
             Self::UnknownDomain { similar: None } => write!(f, "no rule file has this domain"),
             Self::UnknownDomain { similar: Some(similar) } => {
-                write!(f, "no rule file has this domain; is it the domain {similar}?")
+                write!(f, "no rule file has this domain; did you mean {similar}?")
             }
             Self::OtherValues { rule } => {
                 write!(f, "the rule {rule} has these keys, and matches other values")

@@ -1,7 +1,7 @@
 //! The id of a decision: a client can quote it, and the instance that made it finds the refusal that it belongs to.
 //!
 //! An id is one block of 128 bits: the number of the instance, a part of the digest by which the refusal is kept, and a counter. It is
-//! enciphered, so that nobody can read from it how many decisions there are, or which are alike.
+//! encrypted, so that nobody can read from it how many decisions there are, or which are alike.
 
 use std::fmt;
 use std::str::FromStr;

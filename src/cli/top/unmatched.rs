@@ -121,13 +121,13 @@ impl fmt::Display for Report {
             writeln!(f, "{domain}  {keys}\n  not limited: {count} {what}, the last {last} ago")?;
             match nearest {
                 Some(nearest) => writeln!(f, "  {nearest}")?,
-                None => writeln!(f, "  no rule has similar keys")?,
+                None => writeln!(f, "  no similar rule is known")?,
             }
             writeln!(f, "  at {}", instances.join(", "))?;
             writeln!(f)?;
         }
         if self.shapes.is_empty() && self.is_all {
-            writeln!(f, "Every descriptor met a rule since the rules were loaded.")?;
+            writeln!(f, "No unmatched descriptor since the rules were loaded.")?;
         } else if self.shapes.is_empty() {
             writeln!(f, "No such descriptor is known.")?;
         }
@@ -135,7 +135,7 @@ impl fmt::Display for Report {
             writeln!(f, "{} more are not shown: see --most and --domain.", self.left_out)?;
         }
         if !self.absent.is_empty() {
-            writeln!(f, "Requests in which no descriptor has a key of the rules:")?;
+            writeln!(f, "Keys of rules that some requests do not send:")?;
         }
         for ((domain, key), (examined, without)) in &self.absent {
             let share = without.saturating_mul(100) / (*examined).max(1);
@@ -144,14 +144,14 @@ impl fmt::Display for Report {
         if self.http1 > 0 {
             writeln!(
                 f,
-                "{} connections spoke HTTP/1 to the gRPC port, which needs HTTP/2: in Envoy set http2_protocol_options for the cluster.",
+                "Connections that used HTTP/1 on the gRPC port since the start: {}. It needs HTTP/2: in Envoy, set http2_protocol_options for the cluster.",
                 self.http1
             )?;
         }
         if self.missed > 0 {
             writeln!(
                 f,
-                "{} descriptors are not counted: there were too many shapes, or another thread was in the way.",
+                "{} descriptors are not counted: there were too many shapes, or threads used the list at the same time.",
                 self.missed
             )?;
         }

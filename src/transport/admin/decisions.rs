@@ -44,7 +44,8 @@ async fn decisions(
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
     let is_event_stream = accepted.contains("text/event-stream");
     let Some(listening) = records.tap.listen(filter, rate) else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "as many listen as may: end one of them\n").into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, "8 listeners are connected, which is the maximum: stop one\n")
+            .into_response();
     };
     let lines = stream::unfold((listening, stopped), move |(mut listening, mut stopped)| async move {
         let line = tokio::select! {

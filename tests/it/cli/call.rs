@@ -59,7 +59,7 @@ async fn call_sends_limits_and_hits_of_each_descriptor_and_shows_the_whole_answe
     let (code, told) = call(&["--limit", "1/hour", "--limit", "7/month", "--times", "2", "--show"]);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("k=a  1 per hour  remaining 0") && told.contains("k=b  7 per month  remaining 5"), "{told}");
-    assert!(told.contains("  header for the client: ratelimit: "), "{told}");
+    assert!(told.contains("  header for the client: RateLimit: "), "{told}");
     assert!(told.contains(r#"  body for the client: {"error":"rate_limited""#), "{told}");
     assert!(told.contains("  decision: outcome: refused, rule: d.k, provenance: store, id: "), "{told}");
     for (wrong, why) in [

@@ -42,8 +42,14 @@ async fn what_is_left_of_each_limit_is_read_at_every_instance_and_nothing_is_spe
         for instance in both {
             let (_, after) = told.split_once(&format!("{instance}\n")).unwrap_or_else(|| panic!("{told}"));
             let own: Vec<&str> = after.lines().take(2).collect();
-            assert!(own[0].starts_with("  rule edge.user, limit yearly: 3 of 9 used, 6 left, idle in "), "{told}");
-            assert!(own[1].starts_with("  rule edge.user, limit weekly: 3 of 5 used, 2 left, idle in "), "{told}");
+            assert!(
+                own[0].starts_with("  rule edge.user, limit yearly: 3 of 9 used, 6 left, full again in "),
+                "{told}"
+            );
+            assert!(
+                own[1].starts_with("  rule edge.user, limit weekly: 3 of 5 used, 2 left, full again in "),
+                "{told}"
+            );
         }
     }
     let (_, told, _) = counter(&both[..1], "edge", "user=bob");
