@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use axum::body::{Body, to_bytes};
 use clap::{Arg, ArgAction, ArgMatches};
 use form_urlencoded::Serializer;
@@ -23,11 +23,32 @@ const MOST: usize = 16 << 20;
 
 /// Reason why an instance is missing whose answer is another page.
 pub(super) const FOREIGN: &str = "its answer is not that of a debug listener";
+/// Reason why an instance is missing whose answer ends early.
+const CUT: &str = "its answer was cut off";
 /// Error if all instances are missing.
 pub(super) const NOBODY: &str = "no instance answered: set --instance to a debug listener (DEBUG_HOST, DEBUG_PORT)";
 
-/// Answer of an instance, or the reason why there is none.
-pub(super) type Answer = (String, anyhow::Result<Value>);
+/// Answers of the instances.
+pub(super) struct Answers {
+    /// Instances that answered, each with its answer.
+    pub(super) pages: Vec<(String, Value)>,
+    /// Instances that did not, each with the reason.
+    pub(super) missing: Vec<(String, String)>,
+}
+
+impl Answers {
+    /// Names the instances that are missing in what follows.
+    ///
+    /// # Errors
+    /// If all are.
+    pub(super) fn name_missing(&self) -> anyhow::Result<()> {
+        for (instance, why) in &self.missing {
+            eprintln!("{instance} is missing below: {why}");
+        }
+        ensure!(!self.pages.is_empty(), NOBODY);
+        Ok(())
+    }
+}
 
 /// Returns the arguments for the instances and for how long to wait.
 pub(super) fn arguments() -> [Arg; 2] {
@@ -68,16 +89,63 @@ pub(super) async fn instances(matches: &ArgMatches) -> (BTreeMap<SocketAddr, Str
     (instances, missing)
 }
 
-/// Asks all instances at the same time for `path`, each once.
-pub(super) async fn ask(matches: &ArgMatches, path: &str) -> Vec<Answer> {
+/// Asks all instances at the same time for `path`, each once. An answer without one of `lists` is that of something else.
+pub(super) async fn ask(matches: &ArgMatches, path: &str, lists: &[&str]) -> Answers {
     let wait = wait(matches);
-    let (instances, missing) = instances(matches).await;
+    let (instances, mut missing) = instances(matches).await;
     let asked = instances.into_iter().map(|(address, label)| async move {
-        let answer = timeout(wait, get(address, path)).await;
-        (label, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {wait:?}"))))
+        let answer = within(wait, get(address, path)).await;
+        (label, answer.and_then(|page| if has(&page, lists) { Ok(page) } else { Err(anyhow!(FOREIGN)) }))
     });
-    let missing = missing.into_iter().map(|(name, why)| (name, Err(anyhow::anyhow!(why))));
-    missing.chain(join_all(asked).await).collect()
+    let mut pages = Vec::new();
+    for (label, answer) in join_all(asked).await {
+        match answer {
+            Ok(page) => pages.push((label, page)),
+            Err(error) => missing.push((label, format!("{error:#}"))),
+        }
+    }
+    Answers { pages, missing }
+}
+
+fn has(page: &Value, lists: &[&str]) -> bool {
+    lists.iter().all(|name| page.get(name).is_some_and(Value::is_array))
+}
+
+/// Returns what an instance answers, or an error if that takes longer than `wait`.
+pub(super) async fn within<T>(wait: Duration, answer: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    timeout(wait, answer).await.unwrap_or_else(|_| Err(anyhow!("no answer within {wait:?}")))
+}
+
+/// Runs a command to its end. A name that does not resolve holds up nothing after it.
+///
+/// # Errors
+/// If the command fails, or cannot be run.
+pub(super) fn run<T>(command: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_background();
+    result
+}
+
+/// Returns the argument for the domain.
+pub(super) fn domain() -> Arg {
+    Arg::new("domain").long("domain").help("Domain of the requests [default: all]")
+}
+
+/// Returns the argument for the rule.
+pub(super) fn rule() -> Arg {
+    Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]")
+}
+
+/// Returns a query with the arguments of these names that are given.
+pub(super) fn query(matches: &ArgMatches, names: &[&str]) -> Serializer<'static, String> {
+    let mut query = Serializer::new(String::new());
+    for name in names {
+        if let Some(value) = matches.get_one::<String>(name) {
+            query.append_pair(name, value);
+        }
+    }
+    query
 }
 
 /// Appends the entries of a descriptor to a query.
@@ -112,22 +180,25 @@ async fn addresses(name: &str) -> anyhow::Result<Vec<(String, SocketAddr)>> {
 }
 
 async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Value> {
+    let body = to_bytes(open(address, path).await?, MOST).await.context(CUT)?;
+    serde_json::from_slice(&body).context(FOREIGN)
+}
+
+/// Sends a request, and returns the body of the answer.
+///
+/// # Errors
+/// If nobody answers, or with an error, whose text is then told.
+pub(super) async fn open(address: SocketAddr, path: &str) -> anyhow::Result<Body> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     // The address and not the name: the listener refuses other names.
     let response =
         client.get(format!("http://{address}{path}").parse()?).await.context("no debug listener answers there")?;
-    let status = response.status();
-    let body = to_bytes(Body::new(response.into_body()), MOST).await.context("its answer was cut off")?;
-    let text = String::from_utf8_lossy(&body);
-    ensure!(status.is_success(), "it answered {status}: {:.1000}", printable(text.trim()));
-    serde_json::from_str(&text).context(FOREIGN)
-}
-
-/// Tells which instances are missing in what follows.
-pub(super) fn name_missing(missing: &[(String, String)]) {
-    for (instance, why) in missing {
-        eprintln!("{instance} is missing below: {why}");
+    let (status, body) = (response.status(), Body::new(response.into_body()));
+    if status.is_success() {
+        return Ok(body);
     }
+    let text = to_bytes(body, MOST).await.context(CUT)?;
+    bail!("it answered {status}: {:.1000}", printable(String::from_utf8_lossy(&text).trim()))
 }
 
 /// Returns a text of an answer; empty if there is none.
@@ -135,9 +206,28 @@ pub(super) fn text(value: &Value, name: &str) -> String {
     printable(value.get(name).and_then(Value::as_str).unwrap_or_default())
 }
 
+/// Returns a number of an answer.
+pub(super) fn number(value: &Value, name: &str) -> Option<u64> {
+    value.get(name).and_then(Value::as_u64)
+}
+
+/// Returns a flag of an answer; false if there is none.
+pub(super) fn flag(value: &Value, name: &str) -> bool {
+    value.get(name).and_then(Value::as_bool).unwrap_or_default()
+}
+
+/// Returns a list of an answer; empty if there is none.
+pub(super) fn list<'v>(value: &'v Value, name: &str) -> &'v [Value] {
+    value.get(name).map(items).unwrap_or_default()
+}
+
+/// Returns the items of a list.
+pub(super) fn items(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
 /// Returns a descriptor as `--descriptor` reads it.
-pub(super) fn descriptor(entries: Option<&Value>) -> String {
-    let entries = entries.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+pub(super) fn descriptor(entries: &[Value]) -> String {
     let quoted = |text: String| text.replace('\\', "\\\\").replace(',', "\\,");
     let entries =
         entries.iter().map(|entry| format!("{}={}", quoted(text(entry, "key")), quoted(text(entry, "value"))));

@@ -3,12 +3,10 @@
 use std::fmt::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::ensure;
 use clap::{Arg, ArgMatches, Command};
-use form_urlencoded::Serializer;
 use serde_json::Value;
 
-use super::admin::{self, Ago, text};
+use super::admin::{self, Ago, flag, list, number, text};
 use super::{REFUSED, descriptor};
 use crate::model::Descriptor;
 
@@ -28,28 +26,14 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let mut query = Serializer::new(String::new());
-    if let Some(domain) = matches.get_one::<String>("domain") {
-        query.append_pair("domain", domain);
-    }
+    let mut query = admin::query(matches, &["domain"]);
     admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answers = runtime.block_on(admin::ask(matches, &format!("{PATH}?{}", query.finish())));
-    runtime.shutdown_background();
-    let (mut missing, mut shown, mut is_limited) = (Vec::new(), String::new(), false);
-    for (instance, answer) in &answers {
-        match answer {
-            Ok(page) if page.get("counters").is_some_and(Value::is_array) => {
-                is_limited |= text(page, "finding") == "limited";
-                write!(shown, "{}", Counters { instance, page })?;
-            }
-            Ok(_) => missing.push((instance.clone(), admin::FOREIGN.to_owned())),
-            Err(error) => missing.push((instance.clone(), format!("{error:#}"))),
-        }
-    }
-    admin::name_missing(&missing);
-    ensure!(missing.len() < answers.len(), admin::NOBODY);
-    super::print(&shown)?;
+    let path = format!("{PATH}?{}", query.finish());
+    let answers = admin::run(async { Ok(admin::ask(matches, &path, &["counters"]).await) })?;
+    answers.name_missing()?;
+    let shown = answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string());
+    super::print(&shown.collect::<String>())?;
+    let is_limited = answers.pages.iter().any(|(_, page)| text(page, "finding") == "limited");
     Ok(if is_limited { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
 }
 
@@ -69,13 +53,13 @@ impl fmt::Display for Counters<'_> {
             "denied" => return writeln!(f, "  the rule {rule} denies it; nothing is counted"),
             "exempt" => return writeln!(f, "  the rule {rule} exempts it; nothing is counted"),
             "unlimited" => return writeln!(f, "  the rule {rule} does not limit it"),
-            _ if page.get("is_known_domain").and_then(Value::as_bool) == Some(false) => {
+            _ if !flag(page, "is_known_domain") => {
                 return writeln!(f, "  not limited: no rule file has this domain");
             }
             _ => return writeln!(f, "  not limited: no rule matches; `tidegate explain` says why"),
         }
-        for counter in page.get("counters").and_then(Value::as_array).into_iter().flatten() {
-            let number = |name: &str| counter.get(name).and_then(Value::as_u64);
+        for counter in list(page, "counters") {
+            let number = |name: &str| number(counter, name);
             let mut of = format!("rule {}", text(counter, "rule"));
             let limit = text(counter, "limit");
             if !limit.is_empty() {

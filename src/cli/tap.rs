@@ -7,20 +7,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use axum::body::Body;
-use axum::http::Request;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use form_urlencoded::Serializer;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::admin::{self, Clock, text};
+use super::admin::{self, Ago, Clock, list, number, text};
 use super::{descriptor, server};
 use crate::model::{Descriptor, Micros};
 
@@ -40,8 +35,8 @@ pub(super) fn command() -> Command {
         .after_help(
             "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
         )
-        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
-        .arg(Arg::new("rule").long("rule").help("Path of the rule that decided, such as edge.user [default: all]"))
+        .arg(admin::domain())
+        .arg(admin::rule())
         .arg(
             Arg::new("outcome")
                 .long("outcome")
@@ -68,19 +63,15 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let length = matches.get_one::<Micros>("duration").copied();
-    let shown = runtime.block_on(async {
+    admin::run(async {
         let listening = listen(matches);
         match length {
             None => listening.await,
             // To end in time is what was asked for.
             Some(length) => timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(())),
         }
-    });
-    // A name that does not resolve holds up nothing.
-    runtime.shutdown_background();
-    shown?;
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -141,19 +132,7 @@ async fn follow(
     wait: Duration,
     lines: &mpsc::Sender<(String, String)>,
 ) -> anyhow::Result<()> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    let request = Request::get(format!("http://{address}{path}")).body(Body::empty())?;
-    let response = timeout(wait, client.request(request)).await;
-    let response = response.with_context(|| format!("no answer within {wait:?}"))?;
-    let response = response.context("no debug listener answers there")?;
-    let status = response.status();
-    let body = Body::new(response.into_body());
-    if !status.is_success() {
-        let reply = timeout(wait, axum::body::to_bytes(body, MOST))
-            .await
-            .context("its error text did not arrive in time")??;
-        anyhow::bail!("it answered {status}: {}", admin::printable(String::from_utf8_lossy(&reply).trim()));
-    }
+    let body = admin::within(wait, admin::open(address, path)).await?;
     let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
     while let Some(some) = data.next().await {
         rest.extend_from_slice(&some.context("its connection was lost")?);
@@ -171,12 +150,7 @@ async fn follow(
 
 /// Returns the path and query to ask for.
 fn path(matches: &ArgMatches) -> String {
-    let mut query = Serializer::new(String::new());
-    for name in ["domain", "rule", "outcome", "provenance"] {
-        if let Some(value) = matches.get_one::<String>(name) {
-            query.append_pair(name, value);
-        }
-    }
+    let mut query = admin::query(matches, &["domain", "rule", "outcome", "provenance"]);
     if let Some(rate) = matches.get_one::<u32>("rate") {
         query.append_pair("rate", &rate.to_string());
     }
@@ -187,15 +161,14 @@ fn path(matches: &ArgMatches) -> String {
 /// Returns a decision as people read it.
 fn shown(instance: &str, line: &str) -> String {
     let Ok(decision) = serde_json::from_str::<Value>(line) else { return format!("{instance}: {}", admin::FOREIGN) };
-    let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64);
     if let Some(skipped) = number(&decision, "skipped") {
         return format!(
             "             {skipped} decisions skipped: more than --rate, or too many for this terminal  @{instance}"
         );
     }
     let millis = number(&decision, "time_us").unwrap_or_default() / 1_000;
-    let descriptors = decision.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let descriptors: Vec<String> = descriptors.iter().map(|one| admin::descriptor(one.get("entries"))).collect();
+    let descriptors = list(&decision, "descriptors").iter();
+    let descriptors: Vec<String> = descriptors.map(|one| admin::descriptor(list(one, "entries"))).collect();
     let rule = match text(&decision, "rule") {
         rule if rule.is_empty() => "no rule".to_owned(),
         rule => rule,
@@ -204,7 +177,7 @@ fn shown(instance: &str, line: &str) -> String {
         limit if limit.is_empty() => limit,
         limit => format!(" limit {limit}"),
     };
-    let retry = number(&decision, "retry_ms").map(|retry| format!(", again in {}", admin::Ago(retry)));
+    let retry = number(&decision, "retry_ms").map(|retry| format!(", again in {}", Ago(retry)));
     format!(
         "{}.{:03} {:8} {}  {}  by {rule}{limit}: {}{}  @{instance}",
         Clock(millis),

@@ -6,13 +6,11 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use form_urlencoded::Serializer;
 use serde_json::Value;
 
-use super::admin::{self, Answer, text};
+use super::admin::{self, Answers, flag, list, number, text};
 use super::server;
 use crate::model::Micros;
 
@@ -20,8 +18,8 @@ mod unmatched;
 
 /// Path of the descriptors with the highest counts.
 const PATH: &str = "/v1/top";
-/// Number of descriptors that each instance is asked for, as a multiple of those that are shown: 4. One that all instances have a little of
-/// may be among the first of their sum.
+/// Number of descriptors that each instance is asked for, as a multiple of those that are shown: 4. The first of the sum need not be among the
+/// first of each instance.
 const DEPTH: u32 = 4;
 /// Maximum number that an instance sends.
 const MOST: u32 = 1_000;
@@ -44,8 +42,8 @@ pub(super) fn command() -> Command {
                 .conflicts_with_all(["rule", "sort", "once", "interval"])
                 .help("Show what no rule matches, with the nearest rule"),
         )
-        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
-        .arg(Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]"))
+        .arg(admin::domain())
+        .arg(admin::rule())
         .arg(
             Arg::new("sort")
                 .long("sort")
@@ -67,41 +65,28 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if matches.get_flag("unmatched") {
-        let shown = runtime.block_on(unmatched::run(matches));
-        runtime.shutdown_background();
-        return shown;
+        return admin::run(unmatched::run(matches));
     }
     let is_live = !matches.get_flag("once") && std::io::stdout().is_terminal();
     let interval = matches.get_one::<Micros>("interval").copied().unwrap_or(Micros::from_secs(2));
-    let shown = runtime.block_on(async {
+    admin::run(async {
         loop {
-            let answers = admin::ask(matches, &path(matches)).await;
-            let table = Table::of(&answers, matches, is_live);
+            let answers = admin::ask(matches, &path(matches), &["top"]).await;
             if !is_live {
-                admin::name_missing(&table.missing);
-                ensure!(table.missing.len() < answers.len(), admin::NOBODY);
-                super::print(&table)?;
+                answers.name_missing()?;
+                super::print(&Table::of(answers, matches, is_live))?;
                 return Ok(ExitCode::SUCCESS);
             }
-            super::print(&format_args!("{CLEAR}{table}"))?;
+            super::print(&format_args!("{CLEAR}{}", Table::of(answers, matches, is_live)))?;
             tokio::time::sleep(Duration::from_micros(interval.get())).await;
         }
-    });
-    // A name that does not resolve holds up nothing.
-    runtime.shutdown_background();
-    shown
+    })
 }
 
 /// Returns the path and query to ask for.
 fn path(matches: &ArgMatches) -> String {
-    let mut query = Serializer::new(String::new());
-    for name in ["domain", "rule", "sort"] {
-        if let Some(value) = matches.get_one::<String>(name) {
-            query.append_pair(name, value);
-        }
-    }
+    let mut query = admin::query(matches, &["domain", "rule", "sort"]);
     query.append_pair("most", &depth(matches).to_string());
     format!("{PATH}?{}", query.finish())
 }
@@ -156,27 +141,17 @@ struct Estimate {
 }
 
 impl Table {
-    fn of(answers: &[Answer], matches: &ArgMatches, is_live: bool) -> Self {
+    fn of(answers: Answers, matches: &ArgMatches, is_live: bool) -> Self {
+        let Answers { pages, missing } = answers;
         let mut merged: BTreeMap<(String, String), Merged> = BTreeMap::new();
-        let (mut missing, mut missed, mut instances, mut is_short) = (Vec::new(), 0_u64, 0, false);
-        for (instance, answer) in answers {
-            let page = match answer {
-                Ok(page) => page,
-                Err(error) => {
-                    missing.push((instance.clone(), format!("{error:#}")));
-                    continue;
-                }
-            };
-            let Some(top) = page.get("top").and_then(Value::as_array) else {
-                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
-                continue;
-            };
-            instances += 1;
-            missed = missed.saturating_add(page.get("missed").and_then(Value::as_u64).unwrap_or_default());
+        let (mut missed, mut is_short) = (0_u64, false);
+        for (instance, page) in &pages {
+            let top = list(page, "top");
+            missed = missed.saturating_add(number(page, "missed").unwrap_or_default());
             is_short |= top.len() >= usize::try_from(depth(matches)).unwrap_or(usize::MAX);
             for heavy in top {
-                let mut descriptor = admin::descriptor(heavy.get("entries"));
-                if heavy.get("is_cut").and_then(Value::as_bool) == Some(true) {
+                let mut descriptor = admin::descriptor(list(heavy, "entries"));
+                if flag(heavy, "is_cut") {
                     descriptor.push_str(",…");
                 }
                 let Merged { refused, asked, alike } = merged.entry((text(heavy, "rule"), descriptor)).or_default();
@@ -197,6 +172,7 @@ impl Table {
         });
         lines.truncate(usize::try_from(most(matches)).unwrap_or(usize::MAX));
         let is_selected = ["domain", "rule"].iter().any(|name| matches.contains_id(name));
+        let instances = pages.len();
         let is_partial = is_short && instances > 1;
         Self { lines, instances, missed, missing, is_live, is_selected, is_partial }
     }
@@ -204,7 +180,7 @@ impl Table {
 
 impl Estimate {
     fn add(&mut self, value: Option<&Value>) {
-        let number = |name: &str| value.and_then(|value| value.get(name)).and_then(Value::as_u64).unwrap_or_default();
+        let number = |name: &str| value.and_then(|value| number(value, name)).unwrap_or_default();
         self.most = self.most.saturating_add(number("most"));
         self.error = self.error.saturating_add(number("error"));
     }

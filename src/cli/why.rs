@@ -6,10 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use form_urlencoded::Serializer;
 use serde_json::Value;
 
-use super::admin::{self, Ago, Answer, Clock, text};
+use super::admin::{self, Ago, Answers, Clock, flag, items, list, number, text};
 use super::{REFUSED, descriptor};
 use crate::model::{Descriptor, Micros};
 
@@ -32,8 +31,8 @@ pub(super) fn command() -> Command {
                 .conflicts_with_all(["domain", "rule", "descriptor", "most"])
                 .help("Id of a decision, as it stands in the dynamic metadata of its answer (DECISION_METADATA)"),
         )
-        .arg(Arg::new("domain").long("domain").help("Domain of the requests [default: all]"))
-        .arg(Arg::new("rule").long("rule").help("Path of the rule, such as edge.user [default: all]"))
+        .arg(admin::domain())
+        .arg(admin::rule())
         .arg(
             descriptor::argument()
                 .required(false)
@@ -51,34 +50,22 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answers = runtime.block_on(admin::ask(matches, &path(matches)?));
-    // A name that does not resolve holds up nothing.
-    runtime.shutdown_background();
+    let path = path(matches)?;
+    let answers = admin::run(async { Ok(admin::ask(matches, &path, &["refusals"]).await) })?;
+    answers.name_missing()?;
     let most = matches.get_one::<u32>("most").copied().unwrap_or(20);
     let report = Report::of(&answers, usize::try_from(most)?);
-    admin::name_missing(&report.missing);
-    ensure!(report.missing.len() < answers.len(), admin::NOBODY);
-    if let Some(id) = matches.get_one::<String>("ID") {
-        let unknown = unknown(id, &answers, &report);
-        if let Some(why) = unknown {
-            super::print(&format_args!("{why}\n"))?;
-            return Ok(ExitCode::from(REFUSED));
-        }
+    match matches.get_one::<String>("ID").filter(|_| report.refused.is_empty()) {
+        Some(id) => super::print(&format_args!("{}\n", unknown(id, &answers, &report)))?,
+        None => super::print(&report)?,
     }
-    super::print(&report)?;
     Ok(if report.refused.is_empty() { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
 
-/// Returns the reason for which there is no refusal of the decision `id`. `None` if there is one.
-fn unknown(id: &str, answers: &[Answer], report: &Report) -> Option<String> {
-    if !report.refused.is_empty() {
-        return None;
-    }
-    let is = |page: &Value, name: &str| page.get(name).and_then(Value::as_bool) == Some(true);
-    let mut pages = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().ok()?)));
-    Some(match pages.find(|(_, page)| is(page, "is_of_this_instance")) {
-        Some((instance, page)) if is(page, "is_refused") => {
+/// Returns the reason for which no instance has a refusal of the decision `id`.
+fn unknown(id: &str, answers: &Answers, report: &Report) -> String {
+    match answers.pages.iter().find(|(_, page)| flag(page, "is_of_this_instance")) {
+        Some((instance, page)) if flag(page, "is_refused") => {
             format!("{instance} refused this request, and no longer knows why. It keeps {}.", report.bounds)
         }
         Some((instance, _)) => format!(
@@ -87,7 +74,7 @@ fn unknown(id: &str, answers: &[Answer], report: &Report) -> Option<String> {
         None => format!(
             "No instance that answered has made the decision {id}. Its instance may have started anew since: ask with --descriptor."
         ),
-    })
+    }
 }
 
 /// Returns the path and query to ask for.
@@ -99,12 +86,7 @@ fn path(matches: &ArgMatches) -> anyhow::Result<String> {
         );
         return Ok(format!("{PATH}/{id}"));
     }
-    let mut query = Serializer::new(String::new());
-    for name in ["domain", "rule"] {
-        if let Some(value) = matches.get_one::<String>(name) {
-            query.append_pair(name, value);
-        }
-    }
+    let mut query = admin::query(matches, &["domain", "rule"]);
     admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
     Ok(format!("{PATH}?{}", query.finish()))
 }
@@ -116,8 +98,8 @@ struct Report {
     left_out: usize,
     /// Number of refusals that are not counted.
     missed: u64,
-    /// Instances that did not answer, each with the reason.
-    missing: Vec<(String, String)>,
+    /// True if some instance did not answer.
+    is_partial: bool,
     /// Bounds of what an instance keeps.
     bounds: String,
 }
@@ -153,27 +135,16 @@ struct Place {
 
 impl Report {
     /// Merges the answers; `most` is the number of descriptors to tell about.
-    fn of(answers: &[Answer], most: usize) -> Self {
+    fn of(answers: &Answers, most: usize) -> Self {
         let mut merged: BTreeMap<Place, Refused> = BTreeMap::new();
-        let (mut missing, mut bounds, mut left_out, mut missed) = (Vec::new(), String::new(), 0, 0);
-        for (instance, answer) in answers {
-            let page = match answer {
-                Ok(page) => page,
-                Err(error) => {
-                    missing.push((instance.clone(), format!("{error:#}")));
-                    continue;
-                }
-            };
-            let Some(refusals) = page.get("refusals").and_then(Value::as_array) else {
-                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
-                continue;
-            };
-            let number = |name: &str| page.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let (mut bounds, mut left_out, mut missed) = (String::new(), 0, 0);
+        for (instance, page) in &answers.pages {
+            let number = |name: &str| number(page, name).unwrap_or_default();
             let kept = Micros::from_millis(number("kept_for_ms"));
             bounds = format!("the last {} refused descriptors of each rule, for {kept}", number("most_of_rule"));
             left_out += usize::try_from(number("left_out")).unwrap_or_default();
             missed = u64::saturating_add(missed, number("missed"));
-            for refusal in refusals {
+            for refusal in list(page, "refusals") {
                 let (place, others) = place(refusal);
                 merged.entry(place.clone()).or_default().add(instance, number("now_ms"), refusal, others, place);
             }
@@ -182,13 +153,13 @@ impl Report {
         refused.sort_by_key(|refused| std::cmp::Reverse((refused.count, refused.last)));
         left_out += refused.len().saturating_sub(most);
         refused.truncate(most);
-        Self { refused, left_out, missed, missing, bounds }
+        Self { refused, left_out, missed, is_partial: !answers.missing.is_empty(), bounds }
     }
 }
 
 impl Refused {
     fn add(&mut self, instance: &str, now: u64, refusal: &Value, others: Vec<String>, place: Place) {
-        let number = |name: &str| refusal.get(name).and_then(Value::as_u64);
+        let number = |name: &str| number(refusal, name);
         let (count, first) = (number("count").unwrap_or(1), number("first_ms").unwrap_or_default());
         let last = number("last_ms").unwrap_or_default();
         self.first = if self.count == 0 { first } else { self.first.min(first) };
@@ -208,14 +179,14 @@ impl Refused {
 
 /// Returns what was refused, and the other descriptors of the request.
 fn place(refusal: &Value) -> (Place, Vec<String>) {
-    let descriptors = refusal.get("descriptors").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let mut all: Vec<String> = descriptors.iter().map(|descriptor| admin::descriptor(Some(descriptor))).collect();
-    let refused = refusal.get("refused").and_then(Value::as_u64).and_then(|index| usize::try_from(index).ok());
+    let descriptors = list(refusal, "descriptors").iter();
+    let mut all: Vec<String> = descriptors.map(|descriptor| admin::descriptor(items(descriptor))).collect();
+    let refused = number(refusal, "refused").and_then(|index| usize::try_from(index).ok());
     let descriptor = match refused.filter(|index| *index < all.len()) {
         Some(index) => all.remove(index),
         None => "the whole request".to_owned(),
     };
-    if refusal.get("is_cut").and_then(Value::as_bool) == Some(true) {
+    if flag(refusal, "is_cut") {
         all.push("more that is not kept".to_owned());
     }
     let [domain, rule, limit, quota] = ["domain", "rule", "limit", "quota"].map(|name| text(refusal, name));
@@ -240,7 +211,7 @@ impl fmt::Display for Report {
                 self.missed
             )?;
         }
-        if !self.missing.is_empty() {
+        if self.is_partial {
             writeln!(f, "Not all instances answered, so there may be more refusals.")?;
         }
         Ok(())

@@ -152,6 +152,14 @@ impl<'a> Decision<'a> {
         })
     }
 
+    /// Returns the digest that is shown in place of an entry's value, if that is sensitive.
+    pub fn digest(&self, descriptor: usize, entry: usize) -> Option<&str> {
+        // They are in request order.
+        let place = |hidden: &Hidden| (hidden.descriptor, hidden.entry);
+        let found = self.hidden.binary_search_by_key(&(descriptor, entry), place).ok()?;
+        self.hidden.get(found).map(|hidden| &*hidden.digest)
+    }
+
     /// Returns the descriptors with limits that a store counted.
     pub fn counted(&self) -> impl Iterator<Item = LimitedPart<'_, 'a>> + Clone {
         self.limited().filter(|(_, tightest)| tightest.verdict.provenance.is_counted())

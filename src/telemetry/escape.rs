@@ -3,6 +3,9 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+/// Maximum text of one key or value: 128 bytes, as in metrics.
+pub(super) const MOST_WORD: usize = 128;
+
 /// Returns true for control characters, line separators and bidirectional marks (Unicode 16, `Bidi_Control`).
 pub fn is_hidden(c: char) -> bool {
     let is_bidirectional =
@@ -45,6 +48,23 @@ pub(super) fn escaped_json(json: String) -> String {
         }
     }
     shown
+}
+
+/// Returns a key or value as text: its beginning, if it is long.
+pub(super) fn word(bytes: &[u8]) -> Box<str> {
+    // Cut before the conversion: a value may have megabytes. A character has at most four bytes.
+    cut(&String::from_utf8_lossy(bytes.get(..MOST_WORD + 4).unwrap_or(bytes)))
+}
+
+/// Returns the beginning of a text, and a mark if it is not all. Characters that change how other text is shown are escaped.
+pub(super) fn cut(text: &str) -> Box<str> {
+    let end = (0..=MOST_WORD.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let line = text.get(..end).unwrap_or_default().replace('\n', "\\n");
+    let mut shown = escaped(&line, false).into_owned();
+    if end < text.len() {
+        shown.push('…');
+    }
+    shown.into()
 }
 
 #[cfg(test)]

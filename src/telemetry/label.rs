@@ -57,11 +57,10 @@ impl SeriesName {
             if !is_detailed && (level.shown() == Shown::Word || entry.value.is_empty()) {
                 return printed(if level.shown() == Shown::Word { level.word() } else { level.key() });
             }
-            let hidden =
-                decision.hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (descriptor, number));
+            let digest = decision.digest(descriptor, number);
             // Cut before the conversion: a value may have megabytes.
             let beginning = entry.value.get(..MOST_WORD_BYTES).unwrap_or(&entry.value);
-            let value = hidden.map_or_else(|| String::from_utf8_lossy(beginning), |hidden| (&hidden.digest).into());
+            let value = digest.map_or_else(|| String::from_utf8_lossy(beginning), Into::into);
             printed(&format!("{}_{value}", level.key()))
         })
     }

@@ -11,9 +11,10 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use super::decision_id::DigestPart;
-use super::escape::escaped;
+use super::escape::{cut, word};
+use super::sample::is_too_soon;
 use crate::model::{
-    Clock, Deciding, Decision, Descriptor, Finding, Hidden, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
+    Clock, Deciding, Decision, Descriptor, Finding, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
 };
 
 /// Maximum number of refused descriptors of one rule: 128. One client that is refused all the time is one of them.
@@ -22,8 +23,6 @@ pub const MOST_OF_RULE: usize = 128;
 const MOST_BYTES: usize = 16 << 20;
 /// Maximum text of one refusal: 1 KiB. Keys and values beyond it are left out.
 const MOST_TEXT: usize = 1 << 10;
-/// Maximum text of one key or value: 128 bytes, as in metrics.
-pub(super) const MOST_WORD: usize = 128;
 /// Maximum number of entries of one refusal: 32.
 const MOST_ENTRIES: usize = 32;
 /// Size of a refusal and its places in the maps, without text and entries: an estimate from above.
@@ -32,9 +31,6 @@ const BYTES_OF_REFUSAL: usize = 512;
 const BYTES_OF_RING: usize = 1 << 10;
 /// Size of an entry without its text: two strings, and what the allocator adds.
 const BYTES_OF_ENTRY: usize = 96;
-/// Least time between two new descriptors of a rule that has all its places taken: 10 ms. Copying the text of each would cost a flood
-/// of refusals a twentieth more.
-const NEW_EVERY: Micros = Micros::from_millis(10);
 /// Longest wait of a decision for a reader: 50 us. After that its refusal is not kept.
 const LOCK_TIMEOUT: Duration = Duration::from_micros(50);
 
@@ -149,13 +145,12 @@ impl RecentRefusals {
                 (known.last, known.remaining, known.retry, known.origin) = (now, remaining, retry, origin);
                 return;
             }
-            let is_soon = now >= ring.new_at && now.saturating_sub(ring.new_at) < NEW_EVERY;
-            if ring.refusals.len() >= MOST_OF_RULE && is_soon {
+            if ring.refusals.len() >= MOST_OF_RULE && is_too_soon(now, ring.new_at) {
                 self.missed.fetch_add(1, Ordering::Relaxed);
                 return;
             }
         }
-        let (descriptors, refused, is_cut) = kept(request, descriptor, &decision.hidden);
+        let (descriptors, refused, is_cut) = kept(request, descriptor, decision);
         let refusal = Refusal {
             domain: decision.domain.unwrap_or_default().into(),
             rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
@@ -204,19 +199,14 @@ impl RecentRefusals {
         self.find(|_, refusal| filter.selects(refusal))
     }
 
-    /// Returns the refusals that are kept by a digest with this part, and the time.
-    pub fn of_digest(&self, part: DigestPart) -> (Vec<Refusal>, Micros) {
-        self.find(|digest, _| DigestPart::of(digest) == part)
+    /// Returns the refusals that are kept by a digest with this part, and the time; none without a part.
+    pub fn of_digest(&self, part: Option<DigestPart>) -> (Vec<Refusal>, Micros) {
+        self.find(|digest, _| part == Some(DigestPart::of(digest)))
     }
 
     /// Drops refusals that are kept no longer at `now`.
     pub(super) fn forget_old(&self, now: Micros) {
         self.rings.lock().forget_before(now.saturating_sub(self.keep));
-    }
-
-    /// Returns no refusal, and the time.
-    pub fn none(&self) -> (Vec<Refusal>, Micros) {
-        (Vec::new(), self.clock.now())
     }
 
     fn find(&self, is_selected: impl Fn(u64, &Refusal) -> bool) -> (Vec<Refusal>, Micros) {
@@ -357,7 +347,11 @@ fn tightest<'d, 'a>(decision: &'d Decision<'a>, descriptor: usize) -> Option<&'d
 
 /// Returns the descriptors that are kept, the place of the refused one among them, and true if some text is missing. The refused one
 /// is kept before all others.
-fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<ShownDescriptor>, Option<usize>, bool) {
+fn kept(
+    request: &Request,
+    refused: Option<usize>,
+    decision: &Decision<'_>,
+) -> (Vec<ShownDescriptor>, Option<usize>, bool) {
     let (mut entries, mut text, mut is_cut) = (0, 0, false);
     let mut show = |(index, descriptor): (usize, &Descriptor)| {
         let mut shown = ShownDescriptor::new();
@@ -366,9 +360,8 @@ fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<Sh
             return shown;
         }
         for (number, entry) in descriptor.entries.iter().enumerate() {
-            let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (index, number));
             let key = word(&entry.key);
-            let value = digest.map_or_else(|| word(&entry.value), |hidden| cut(&hidden.digest));
+            let value = decision.digest(index, number).map_or_else(|| word(&entry.value), cut);
             (entries, text) = (entries + 1, text + key.len() + value.len());
             if entries > MOST_ENTRIES || text > MOST_TEXT {
                 is_cut = true;
@@ -385,21 +378,4 @@ fn kept(request: &Request, refused: Option<usize>, hidden: &[Hidden]) -> (Vec<Sh
     let others = all().filter(|(index, _)| Some(*index) != refused).map(show);
     let kept = first.into_iter().chain(others.filter(|shown| !shown.is_empty())).collect();
     (kept, place, is_cut)
-}
-
-/// Returns a key or value as text: its beginning, if it is long.
-pub(super) fn word(bytes: &[u8]) -> Box<str> {
-    // Cut before the conversion: a value may have megabytes. A character has at most four bytes.
-    cut(&String::from_utf8_lossy(bytes.get(..MOST_WORD + 4).unwrap_or(bytes)))
-}
-
-/// Returns the beginning of a text, and a mark if it is not all. Characters that change how other text is shown are escaped.
-pub(super) fn cut(text: &str) -> Box<str> {
-    let end = (0..=MOST_WORD.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    let line = text.get(..end).unwrap_or_default().replace('\n', "\\n");
-    let mut shown = escaped(&line, false).into_owned();
-    if end < text.len() {
-        shown.push('…');
-    }
-    shown.into()
 }

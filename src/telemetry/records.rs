@@ -80,7 +80,8 @@ impl Records {
     pub(super) fn decided(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         self.unmatched.record(request, decision);
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        if is_sampled(number, SAMPLE) {
+        let is_sampled = is_sampled(number, SAMPLE);
+        if is_sampled {
             let now = self.clock.now();
             let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part.rule?)));
             for (descriptor, rule) in limited.take(MOST_OF_REQUEST) {
@@ -88,13 +89,10 @@ impl Records {
                 self.top.asked((request, decision, descriptor), &rule.path, entries, now);
             }
         }
-        if number < EXAMINED_FIRST || is_sampled(number, SAMPLE) {
+        if number < EXAMINED_FIRST || is_sampled {
             self.unmatched.look_for_keys(request, decision);
         }
-        self.tap(request, decision, deciding);
-        if decision.outcome.is_refused() {
-            self.refused(request, decision, deciding);
-        }
+        self.concluded(request, decision, deciding);
     }
 
     /// Records a slice of a large request.
@@ -109,7 +107,14 @@ impl Records {
         if decision.domain.is_none() {
             self.unmatched.record(request, decision);
         }
-        self.tap(request, decision, deciding);
+        self.concluded(request, decision, deciding);
+    }
+
+    /// Records what is of the whole request.
+    fn concluded(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        if self.tap.is_heard() {
+            self.tap.send(request, decision, deciding);
+        }
         if decision.outcome.is_refused() {
             self.refused(request, decision, deciding);
         }
@@ -123,11 +128,5 @@ impl Records {
             self.top.refused((request, decision, descriptor), &rule.path, entries, now);
         }
         self.recent.record(request, decision, deciding, &refused, entries, now);
-    }
-
-    fn tap(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        if self.tap.is_heard() {
-            self.tap.send(request, decision, deciding);
-        }
     }
 }

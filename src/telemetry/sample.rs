@@ -1,4 +1,6 @@
-//! Choice of the requests that are sampled.
+//! Choice of the requests that are sampled, and pace of what is new.
+
+use crate::model::Micros;
 
 /// One of so many requests is sampled: 16. Every refusal is recorded.
 pub(super) const SAMPLE: u32 = 16;
@@ -8,6 +10,15 @@ pub(super) fn is_sampled(number: u64, of: u32) -> bool {
     // The golden ratio in 64 bits: its multiples are spread evenly, and in no order that requests have.
     let spread = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     u128::from(spread) * u128::from(of) < 1 << 64
+}
+
+/// Least time between two new entries of a record that is full: 10 ms. Copying the text of each would cost a flood of refusals a twentieth
+/// more.
+const NEW_EVERY: Micros = Micros::from_millis(10);
+
+/// Returns true if a full record takes no new entry at `now`, after one at `last`. A clock that has stepped back does not matter.
+pub(super) fn is_too_soon(now: Micros, last: Micros) -> bool {
+    now >= last && now.saturating_sub(last) < NEW_EVERY
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::recent::{cut, word};
-use crate::model::{Answered, Clock, Deciding, Decision, Finding, Hidden, Micros, Outcome, Request};
+use super::escape::{cut, word};
+use crate::model::{Answered, Clock, Deciding, Decision, Finding, Micros, Outcome, Request};
 
 /// Maximum number of listeners: 8.
 const MOST_LISTENERS: usize = 8;
@@ -187,28 +187,21 @@ impl TapFilter {
             && self.outcome.is_none_or(|outcome| decision.outcome == outcome)
             && self.provenance.as_deref().is_none_or(|provenance| deciding.origin.name() == provenance)
             && self.rule.as_deref().is_none_or(|rule| deciding.rule.is_some_and(|own| own.path.to_string() == rule))
-            && (self.entries.is_empty() || self.has_entries(request, &decision.hidden))
+            && (self.entries.is_empty() || self.has_entries(request, decision))
     }
 
     /// Returns true if a descriptor has all of the entries.
-    fn has_entries(&self, request: &Request, hidden: &[Hidden]) -> bool {
+    fn has_entries(&self, request: &Request, decision: &Decision<'_>) -> bool {
         request.descriptors().iter().enumerate().any(|(index, descriptor)| {
             self.entries.iter().all(|(key, value)| {
                 let of_key = descriptor.entries.iter().enumerate().filter(|(_, entry)| *entry.key == *key.as_bytes());
                 of_key.take(MOST_OF_KEY).any(|(number, entry)| {
-                    let own = digest(hidden, index, number).map_or(&*entry.value, str::as_bytes);
+                    let own = decision.digest(index, number).map_or(&*entry.value, str::as_bytes);
                     own == value.as_bytes()
                 })
             })
         })
     }
-}
-
-/// Returns the digest of an entry, if its value is sensitive.
-fn digest(hidden: &[Hidden], descriptor: usize, entry: usize) -> Option<&str> {
-    // They are in request order.
-    let found = hidden.binary_search_by_key(&(descriptor, entry), |hidden| (hidden.descriptor, hidden.entry)).ok()?;
-    hidden.get(found).map(|hidden| &*hidden.digest)
 }
 
 /// Returns a decision as a line of JSON. Sensitive values are their digests.
@@ -239,8 +232,7 @@ fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &m
     let all = request.descriptors().get(index).map(|descriptor| &*descriptor.entries).unwrap_or_default();
     let mut entries = Vec::new();
     for (number, entry) in all.iter().enumerate().take(MOST_ENTRIES) {
-        let (key, value) =
-            (word(&entry.key), digest(&decision.hidden, index, number).map_or_else(|| word(&entry.value), cut));
+        let (key, value) = (word(&entry.key), decision.digest(index, number).map_or_else(|| word(&entry.value), cut));
         let Some(left) = room.checked_sub(key.len() + value.len()) else { break };
         *room = left;
         entries.push(json!({ "key": key, "value": value }));

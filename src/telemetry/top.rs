@@ -1,8 +1,8 @@
 //! The descriptors that are refused or asked about most, by rule.
 //!
-//! A Space-Saving sketch in buckets of eight places. A descriptor without a place takes that of the one with the least weight in its bucket.
-//! It may have had a place before, so its counts begin with the highest counts of those that lost theirs, which are its error. So a count is
-//! never too small, and too large by at most its error.
+//! A Space-Saving sketch in buckets of eight places. A new descriptor replaces the one with the lowest count in its bucket. It may have had a
+//! place before, so it starts with the highest counts that were ever replaced there. These are its possible error: a count is never too
+//! small, and too large by at most its error.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::recent::{MOST_WORD, word};
+use super::escape::{MOST_WORD, word};
 use super::sample::SAMPLE;
-use crate::model::{Clock, Decision, Entry, Hidden, Micros, Path, Request};
+use crate::model::{Clock, Decision, Entry, Micros, Path, Request};
 
 /// Number of locks: 64, so that threads rarely meet.
 const STRIPES: usize = 64;
@@ -45,7 +45,7 @@ struct Bucket {
     /// Number of the window of the counts.
     window: u64,
     places: [Place; PLACES],
-    /// The highest counts of those that lost their places.
+    /// The highest counts that were replaced.
     lost_refused: Count,
     lost_asked: Count,
 }
@@ -141,7 +141,7 @@ impl Top {
             (place.digest, place.rule) = (digest, Some(Arc::clone(rule)));
             (place.refused, place.refused_error) = (bucket.lost_refused, bucket.lost_refused);
             (place.asked, place.asked_error) = (bucket.lost_asked, bucket.lost_asked);
-            place.describe(entries, &decision.hidden, descriptor);
+            place.describe(entries, decision, descriptor);
         }
         add(place);
     }
@@ -216,13 +216,12 @@ impl Bucket {
 
 impl Place {
     /// Writes the entries of descriptor number `number`.
-    fn describe(&mut self, entries: &[Entry], hidden: &[Hidden], number: usize) {
+    fn describe(&mut self, entries: &[Entry], decision: &Decision<'_>, number: usize) {
         self.text.clear();
         self.text.reserve_exact(MOST_TEXT);
         self.is_cut = false;
         for (index, entry) in entries.iter().enumerate() {
-            let digest = hidden.iter().find(|hidden| (hidden.descriptor, hidden.entry) == (number, index));
-            let value = digest.map_or(&*entry.value, |hidden| hidden.digest.as_bytes());
+            let value = decision.digest(number, index).map_or(&*entry.value, str::as_bytes);
             // Longer ones are shown with a mark at their end.
             let [key, value] = [&*entry.key, value].map(|word| word.get(..MOST_WORD + 4).unwrap_or(word));
             if self.text.len() + 2 + key.len() + value.len() > MOST_TEXT {

@@ -12,7 +12,8 @@ use foldhash::fast::FixedState;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use super::recent::word;
+use super::escape::word;
+use super::sample::is_too_soon;
 use super::throttle::LogThrottle;
 use crate::model::{About, Clock, Decision, Descriptor, Finding, Micros, Part, Request};
 
@@ -26,8 +27,6 @@ const MOST_OF_REQUEST: usize = 16;
 const MOST_ENTRIES: usize = 64;
 /// Maximum number of keys of a domain's rules that are looked for: 32.
 const MOST_EXPECTED: usize = 32;
-/// Least time between two new shapes once all places are taken: 10 ms, for copying the keys of each would cost a flood of them more.
-const NEW_EVERY: Micros = Micros::from_millis(10);
 /// Interval between two log lines: a minute.
 const LINE_EVERY: Duration = Duration::from_secs(60);
 
@@ -98,7 +97,7 @@ pub struct AbsentKey {
     pub key: Box<str>,
     /// Number of requests that were examined.
     pub examined: u64,
-    /// Number of those that have the key in no descriptor.
+    /// Number of those without the key.
     pub without: u64,
 }
 
@@ -214,7 +213,7 @@ impl Unmatched {
         if let Some(known) = seen.get_mut(&digest) {
             known.count = known.count.saturating_add(1);
             known.last = now;
-        } else if seen.len() < MOST_SHAPES || now < *new_at || now.saturating_sub(*new_at) >= NEW_EVERY {
+        } else if seen.len() < MOST_SHAPES || !is_too_soon(now, *new_at) {
             if seen.len() >= MOST_SHAPES {
                 seen.pop_lru();
             }

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -112,6 +113,27 @@ async fn not_by_a_page(request: Request, next: Next) -> Response {
             .into_response();
     }
     next.run(request).await
+}
+
+/// Returns an answer of JSON.
+fn json_page(page: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+}
+
+/// Returns the answer to a wrong query.
+fn wrong(why: String) -> Response {
+    (StatusCode::BAD_REQUEST, why + "\n").into_response()
+}
+
+/// Parses the value of the parameter `entry`: `KEY=VALUE`.
+fn entry(value: &str) -> Result<(String, String), String> {
+    let parsed = value.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+    parsed.ok_or_else(|| format!("entry={value} has no value: write entry=KEY=VALUE"))
+}
+
+/// Returns the error for the parameter `name`, which a path does not have; `expected` are those that it has.
+fn unknown(name: &str, expected: &str) -> String {
+    format!("there is no parameter {name}: expected {expected}")
 }
 
 fn millis(time: Micros) -> u64 {

@@ -9,7 +9,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
 use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
 
-use crate::support::{Process, on_free_ports, repository, rule_file};
+use crate::support::{Process, Tidegate, on_free_ports, repository, rule_file};
 
 mod bench;
 mod call;
@@ -26,6 +26,21 @@ fn tidegate_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command.output().expect("the command runs")
+}
+
+/// Makes calls with these descriptors.
+fn call_with(server: &Tidegate, domain: &str, times: &str, descriptors: &[&str]) {
+    let address = server.grpc.to_string();
+    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
+    tidegate(&[&["call", "--address", &address, "--domain", domain, "--times", times], &named[..]].concat());
+}
+
+/// Runs a command over these instances. Returns its exit code, its output and its errors.
+fn over(instances: &[SocketAddr], arguments: &[&str]) -> (Option<i32>, String, String) {
+    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
+    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
+    let output = tidegate(&[arguments, &named[..]].concat());
+    (output.status.code(), stdout(&output), stderr(&output))
 }
 
 /// Serves calls as this service answers them. Returns its address.

@@ -4,23 +4,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::process::ExitCode;
 
-use anyhow::ensure;
 use clap::ArgMatches;
 use serde_json::Value;
 
 use super::most;
-use crate::cli::admin::{self, Ago, Answer, text};
+use crate::cli::admin::{self, Ago, Answers, flag, list, number, text};
 
 /// Path of what no rule matches.
 const PATH: &str = "/v1/unmatched";
 
 pub(super) async fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let answers = admin::ask(matches, PATH).await;
+    let answers = admin::ask(matches, PATH, &["shapes", "absent_keys"]).await;
+    answers.name_missing()?;
     let domain = matches.get_one::<String>("domain").map(String::as_str);
-    let report = Report::of(&answers, domain, usize::try_from(most(matches))?);
-    admin::name_missing(&report.missing);
-    ensure!(report.missing.len() < answers.len(), admin::NOBODY);
-    crate::cli::print(&report)?;
+    crate::cli::print(&Report::of(&answers, domain, usize::try_from(most(matches))?))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -32,7 +29,6 @@ struct Report {
     absent: BTreeMap<(String, String), (u64, u64)>,
     http1: u64,
     missed: u64,
-    missing: Vec<(String, String)>,
     /// True if these are all descriptors of all instances.
     is_all: bool,
 }
@@ -49,29 +45,17 @@ struct Shape {
 }
 
 impl Report {
-    fn of(answers: &[Answer], domain: Option<&str>, most: usize) -> Self {
+    fn of(answers: &Answers, domain: Option<&str>, most: usize) -> Self {
         let mut shapes: BTreeMap<(String, String), Shape> = BTreeMap::new();
         let mut absent: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
-        let (mut http1, mut missed, mut missing) = (0_u64, 0_u64, Vec::new());
-        let is_shown = |value: &Value| domain.is_none_or(|domain| text(value, "domain") == domain);
-        for (instance, answer) in answers {
-            let page = match answer {
-                Ok(page) => page,
-                Err(error) => {
-                    missing.push((instance.clone(), format!("{error:#}")));
-                    continue;
-                }
-            };
-            let list = |name: &str| page.get(name).and_then(Value::as_array);
-            let (Some(shapes_here), Some(absent_here)) = (list("shapes"), list("absent_keys")) else {
-                missing.push((instance.clone(), admin::FOREIGN.to_owned()));
-                continue;
-            };
-            let number = |value: &Value, name: &str| value.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let (mut http1, mut missed) = (0_u64, 0_u64);
+        let is_shown = |value: &&Value| domain.is_none_or(|domain| text(value, "domain") == domain);
+        let number = |value: &Value, name: &str| number(value, name).unwrap_or_default();
+        for (instance, page) in &answers.pages {
             http1 = http1.saturating_add(number(page, "http1_connections"));
             missed = missed.saturating_add(number(page, "missed"));
             let now = number(page, "now_ms");
-            for shape in shapes_here.iter().filter(|shape| is_shown(shape)) {
+            for shape in list(page, "shapes").iter().filter(is_shown) {
                 let (domain, keys) = (text(shape, "domain"), keys(shape));
                 let ago = now.saturating_sub(number(shape, "last_ms"));
                 let nearest = shape.get("nearest").filter(|nearest| nearest.is_object());
@@ -88,7 +72,7 @@ impl Report {
                 known.ago = known.ago.min(ago);
                 known.instances.push(instance.clone());
             }
-            for key in absent_here.iter().filter(|key| is_shown(key)) {
+            for key in list(page, "absent_keys").iter().filter(is_shown) {
                 let (examined, without) = absent.entry((text(key, "domain"), text(key, "key"))).or_default();
                 *examined = examined.saturating_add(number(key, "examined"));
                 *without = without.saturating_add(number(key, "without"));
@@ -98,16 +82,16 @@ impl Report {
         shapes.sort_by_key(|shape| std::cmp::Reverse(shape.count));
         let left_out = shapes.len().saturating_sub(most);
         shapes.truncate(most);
-        let is_all = domain.is_none() && missed == 0 && missing.is_empty();
-        Self { shapes, left_out, absent, http1, missed, missing, is_all }
+        let is_all = domain.is_none() && missed == 0 && answers.missing.is_empty();
+        Self { shapes, left_out, absent, http1, missed, is_all }
     }
 }
 
 /// Returns the keys of a shape in order.
 fn keys(shape: &Value) -> String {
-    let keys = shape.get("keys").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let mut keys: Vec<String> = keys.iter().map(|key| admin::printable(key.as_str().unwrap_or_default())).collect();
-    if shape.get("is_cut").and_then(Value::as_bool) == Some(true) {
+    let keys = list(shape, "keys").iter();
+    let mut keys: Vec<String> = keys.map(|key| admin::printable(key.as_str().unwrap_or_default())).collect();
+    if flag(shape, "is_cut") {
         keys.push("…".to_owned());
     }
     keys.join(", ")

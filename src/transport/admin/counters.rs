@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use serde_json::{Value, json};
 
+use super::{entry, json_page, unknown, wrong};
 use crate::limiter::Limiter;
 use crate::model::{Answered, Decision, Descriptor, Entry, Finding, Request};
 
@@ -28,23 +28,24 @@ pub fn routes(limiter: Arc<Limiter>) -> Router {
 async fn counters(State(limiter): State<Arc<Limiter>>, RawQuery(query): RawQuery) -> Response {
     let request = match request(query.as_deref().unwrap_or_default()) {
         Ok(request) => request,
-        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+        Err(why) => return wrong(why),
     };
     let rules = limiter.rules();
     let decision = limiter.decide(&rules, &request, Some(TIMEOUT)).await;
-    let page = page(&decision);
-    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+    json_page(&page(&decision))
 }
 
 /// Parses a query into a request that spends nothing.
 fn request(query: &str) -> Result<Request, String> {
     let (mut domain, mut entries) = (None, Vec::new());
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        match (&*name, value.split_once('=')) {
-            ("domain", _) => domain = Some(value.into_owned()),
-            ("entry", Some((key, value))) => entries.push(Entry::new(key.to_owned(), value.to_owned())),
-            ("entry", None) => return Err(format!("entry={value} has no value: write entry=KEY=VALUE")),
-            (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+        match &*name {
+            "domain" => domain = Some(value.into_owned()),
+            "entry" => {
+                let (key, value) = entry(&value)?;
+                entries.push(Entry::new(key, value));
+            }
+            other => return Err(unknown(other, EXPECTED)),
         }
     }
     let domain = domain.filter(|_| !entries.is_empty()).ok_or_else(|| format!("expected {EXPECTED}"))?;

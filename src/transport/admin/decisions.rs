@@ -12,6 +12,7 @@ use axum::routing::get;
 use futures_util::stream;
 use tokio::sync::watch;
 
+use super::{entry, unknown, wrong};
 use crate::model::{Origin, Outcome};
 use crate::telemetry::records::Records;
 use crate::telemetry::tap::TapFilter;
@@ -39,7 +40,7 @@ async fn decisions(
 ) -> Response {
     let (filter, rate) = match parsed(query.as_deref().unwrap_or_default()) {
         Ok(parsed) => parsed,
-        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+        Err(why) => return wrong(why),
     };
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
     let is_event_stream = accepted.contains("text/event-stream");
@@ -66,27 +67,26 @@ fn event(line: &Bytes) -> Bytes {
 fn parsed(query: &str) -> Result<(TapFilter, u64), String> {
     let (mut filter, mut rate) = (TapFilter::default(), DEFAULT_RATE);
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        match (&*name, value.split_once('=')) {
-            ("domain", _) => filter.domain = Some(value.into_owned()),
-            ("rule", _) => filter.rule = Some(value.into_owned()),
-            ("outcome", _) => {
+        match &*name {
+            "domain" => filter.domain = Some(value.into_owned()),
+            "rule" => filter.rule = Some(value.into_owned()),
+            "outcome" => {
                 let outcome = Outcome::ALL.into_iter().find(|outcome| outcome.name() == value);
                 filter.outcome = Some(outcome.ok_or("outcome is admitted, refused or failed")?);
             }
-            ("provenance", _) => {
+            "provenance" => {
                 let names = Origin::ALL.map(Origin::name);
                 let name = names.iter().find(|name| **name == value);
                 let expected = || format!("provenance is one of {}", names.join(", "));
                 filter.provenance = Some((*name.ok_or_else(expected)?).to_owned());
             }
-            ("rate", _) => {
+            "rate" => {
                 let number = value.parse().ok().filter(|rate| (1..=MOST_RATE).contains(rate));
                 rate =
                     number.ok_or_else(|| format!("rate is a number of decisions a second, from 1 to {MOST_RATE}"))?;
             }
-            ("entry", Some((key, value))) => filter.entries.push((key.to_owned(), value.to_owned())),
-            ("entry", None) => return Err(format!("entry={value} has no value: write entry=KEY=VALUE")),
-            (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+            "entry" => filter.entries.push(entry(&value)?),
+            other => return Err(unknown(other, EXPECTED)),
         }
     }
     Ok((filter, rate))

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path as UrlPath, RawQuery, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use super::millis;
+use super::{entry, json_page, millis, unknown, wrong};
 use crate::telemetry::decision_id::{DecisionId, Meaning};
 use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
@@ -32,54 +31,54 @@ pub fn routes(records: Arc<Records>) -> Router {
 async fn refusals(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
     let filter = match filter(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
-        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+        Err(why) => return wrong(why),
     };
     let recent = &records.recent;
     let (found, now) = recent.select(&filter);
     let shown: Vec<Value> = found.iter().take(MOST).map(shown).collect();
     let page = json!({
         "now_ms": millis(now),
-        "kept_for_ms": millis(records.recent.keep()),
+        "kept_for_ms": millis(recent.keep()),
         "most_of_rule": MOST_OF_RULE,
         "left_out": found.len().saturating_sub(MOST),
         "missed": recent.missed(),
         "refusals": shown,
     });
-    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+    json_page(&page)
 }
 
 /// Returns the refusal that the id of a decision belongs to.
 async fn of_id(State(records): State<Arc<Records>>, UrlPath(id): UrlPath<String>) -> Response {
     let id: DecisionId = match id.parse() {
         Ok(id) => id,
-        Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
+        Err(why) => return wrong(why.to_string()),
     };
     let meaning = records.meaning(id);
-    let (found, now) = match meaning {
-        Some(Meaning::Refused(part)) => records.recent.of_digest(part),
-        Some(Meaning::Admitted) | None => records.recent.none(),
+    let part = match meaning {
+        Some(Meaning::Refused(part)) => Some(part),
+        Some(Meaning::Admitted) | None => None,
     };
+    let (found, now) = records.recent.of_digest(part);
     let page = json!({
         "now_ms": millis(now),
         "kept_for_ms": millis(records.recent.keep()),
         "most_of_rule": MOST_OF_RULE,
         "is_of_this_instance": meaning.is_some(),
-        "is_refused": matches!(meaning, Some(Meaning::Refused(_))),
+        "is_refused": part.is_some(),
         "refusals": found.iter().map(shown).collect::<Vec<_>>(),
     });
-    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+    json_page(&page)
 }
 
 /// Parses a query.
 fn filter(query: &str) -> Result<RefusalFilter, String> {
     let mut filter = RefusalFilter::default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        match (&*name, value.split_once('=')) {
-            ("domain", _) => filter.domain = Some(value.into_owned()),
-            ("rule", _) => filter.rule = Some(value.into_owned()),
-            ("entry", Some((key, value))) => filter.entries.push((key.to_owned(), value.to_owned())),
-            ("entry", None) => return Err(format!("entry={value} has no value: write entry=KEY=VALUE")),
-            (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+        match &*name {
+            "domain" => filter.domain = Some(value.into_owned()),
+            "rule" => filter.rule = Some(value.into_owned()),
+            "entry" => filter.entries.push(entry(&value)?),
+            other => return Err(unknown(other, EXPECTED)),
         }
     }
     Ok(filter)

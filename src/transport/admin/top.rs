@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{RawQuery, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use super::millis;
+use super::{json_page, millis, unknown, wrong};
 use crate::model::Path;
 use crate::telemetry::records::Records;
 use crate::telemetry::top::{Estimate, Heavy, WINDOW};
@@ -40,7 +39,7 @@ struct Selection {
 async fn top(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
     let selection = match Selection::parse(query.as_deref().unwrap_or_default()) {
         Ok(selection) => selection,
-        Err(why) => return (StatusCode::BAD_REQUEST, why + "\n").into_response(),
+        Err(why) => return wrong(why),
     };
     let mut found = records.top.select(|rule| selection.selects(rule));
     // What is certain decides the order.
@@ -56,7 +55,7 @@ async fn top(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> 
         "missed": records.top.missed(),
         "top": shown,
     });
-    ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response()
+    json_page(&page)
 }
 
 impl Selection {
@@ -68,12 +67,12 @@ impl Selection {
                 ("rule", _) => selection.rule = Some(value.into_owned()),
                 ("sort", "refused") => selection.is_by_asked = false,
                 ("sort", "asked") => selection.is_by_asked = true,
-                ("most", number) if number.parse().is_ok_and(|number| (1..=MOST).contains(&number)) => {
-                    selection.most = number.parse().unwrap_or(DEFAULT);
-                }
                 ("sort", _) => return Err("sort is refused or asked".to_owned()),
-                ("most", _) => return Err(format!("most is a number from 1 to {MOST}")),
-                (other, _) => return Err(format!("there is no parameter {other}: expected {EXPECTED}")),
+                ("most", number) => {
+                    let number = number.parse().ok().filter(|number| (1..=MOST).contains(number));
+                    selection.most = number.ok_or_else(|| format!("most is a number from 1 to {MOST}"))?;
+                }
+                (other, _) => return Err(unknown(other, EXPECTED)),
             }
         }
         Ok(selection)

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use super::millis;
+use super::{json_page, millis};
 use crate::limiter::Limiter;
 use crate::telemetry::records::Records;
 use crate::telemetry::unmatched::{AbsentKey, Shape, UnmatchedNow};
@@ -43,7 +43,7 @@ async fn page(State((limiter, records)): State<(Arc<Limiter>, Arc<Records>)>) ->
         })
     });
     match page.await {
-        Ok(page) => ([(header::CONTENT_TYPE, "application/json")], format!("{page}\n")).into_response(),
+        Ok(page) => json_page(&page),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

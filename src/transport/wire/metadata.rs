@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use foldhash::HashMap;
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
@@ -103,12 +102,12 @@ fn outcome_of_ruling(decision: &Decision<'_>, is_denied: bool) -> &'static str {
 /// wins.
 fn asked(request: &Request, decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
     let mut room = MOST_TEXT;
-    let hidden = hidden(decision);
     let descriptors = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
-        let entries = descriptor.entries.iter().enumerate().map(|(number, entry)| {
-            let digest = hidden.get(&(index, number)).copied();
-            text(&entry_text(entry, digest, &mut room))
-        });
+        let entries = descriptor
+            .entries
+            .iter()
+            .enumerate()
+            .map(|(number, entry)| text(&entry_text(entry, decision.digest(index, number), &mut room)));
         let mut fields = vec![("entries", list(entries))];
         if let Some(sent) = descriptor.limit {
             let limit = current_limit(sent.quota(), None);
@@ -136,11 +135,6 @@ fn asked(request: &Request, decision: &Decision<'_>) -> Vec<(&'static str, Value
         fields.push(("metadata", json_value(&serde_json::Value::Object(merged))));
     }
     fields
-}
-
-/// Returns the digests that replace hidden values, by descriptor and entry.
-fn hidden<'d>(decision: &'d Decision<'_>) -> HashMap<(usize, usize), &'d str> {
-    decision.hidden.iter().map(|hidden| ((hidden.descriptor, hidden.entry), hidden.digest.as_str())).collect()
 }
 
 fn merge(into: &mut Metadata, from: &Metadata) {

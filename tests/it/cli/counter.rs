@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rustix::process::Signal;
 
-use super::{rule_file, stderr, stdout, tidegate};
+use super::{call_with, over, rule_file};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually};
 
@@ -18,12 +18,8 @@ descriptors:
   - { key: country, value: de, rate_limit: { unlimited: true } }
 ";
 
-/// Runs the command for a descriptor. Returns its exit code, its output and its errors.
 fn counter(instances: &[SocketAddr], domain: &str, descriptor: &str) -> (Option<i32>, String, String) {
-    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
-    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
-    let output = tidegate(&[&["counter", "--domain", domain, "--descriptor", descriptor], &named[..]].concat());
-    (output.status.code(), stdout(&output), stderr(&output))
+    over(instances, &["counter", "--domain", domain, "--descriptor", descriptor])
 }
 
 #[tokio::test]
@@ -34,8 +30,7 @@ async fn what_is_left_of_each_limit_is_read_at_every_instance_and_nothing_is_spe
     let one = Tidegate::start(rules.path(), &variables).await;
     let mut other = Tidegate::start(rules.path(), &variables).await;
     let both = [one.debug, other.debug];
-    let address = one.grpc.to_string();
-    tidegate(&["call", "--address", &address, "--domain", "edge", "-d", "user=ann", "--times", "3"]);
+    call_with(&one, "edge", "3", &["user=ann"]);
     for _ in 0..3 {
         let (code, told, errors) = counter(&both, "edge", "user=ann");
         assert_eq!(code, Some(0), "{told}{errors}");

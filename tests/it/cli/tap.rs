@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tempfile::NamedTempFile;
 
-use super::{rule_file, tidegate};
+use super::{call_with, rule_file};
 use crate::support::{Tidegate, eventually, said};
 
 const RULES: &str = "domain: edge
@@ -51,9 +51,7 @@ impl Drop for Tap {
 }
 
 fn call(server: &Tidegate, times: &str, descriptors: &[&str]) {
-    let address = server.grpc.to_string();
-    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
-    tidegate(&[&["call", "--address", &address, "--domain", "edge", "--times", times], &named[..]].concat());
+    call_with(server, "edge", times, descriptors);
 }
 
 #[tokio::test]

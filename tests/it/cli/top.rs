@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use super::{rule_file, stderr, stdout, tidegate};
+use super::{call_with, over, rule_file};
 use crate::support::{Tidegate, eventually, said};
 
 const RULES: &str = "domain: edge
@@ -21,18 +21,8 @@ descriptors:
       - { key: destination, rate_limit: { unit: year, requests_per_unit: 1000 } }
 ";
 
-fn call(server: &Tidegate, domain: &str, times: &str, descriptors: &[&str]) {
-    let address = server.grpc.to_string();
-    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
-    tidegate(&[&["call", "--address", &address, "--domain", domain, "--times", times], &named[..]].concat());
-}
-
-/// Runs the command over these instances. Returns its exit code, its output and its errors.
 fn top(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String) {
-    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
-    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
-    let output = tidegate(&[&["top"], more, &named[..]].concat());
-    (output.status.code(), stdout(&output), stderr(&output))
+    over(instances, &[&["top"], more].concat())
 }
 
 /// Two files of rules, for one file has one domain.
@@ -50,10 +40,10 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     let one = Tidegate::start(rules.path(), &[]).await;
     let mut other = Tidegate::start(rules.path(), &[]).await;
     let both = [one.debug, other.debug];
-    call(&one, "edge", "8", &["user=ann"]);
-    call(&one, "edge", "7", &["user=bob"]);
-    call(&other, "edge", "7", &["user=bob"]);
-    call(&other, "edge", "400", &["plan=gold,path=/"]);
+    call_with(&one, "edge", "8", &["user=ann"]);
+    call_with(&one, "edge", "7", &["user=bob"]);
+    call_with(&other, "edge", "7", &["user=bob"]);
+    call_with(&other, "edge", "400", &["plan=gold,path=/"]);
     let (code, told, _) = top(&both, &[]);
     assert_eq!(code, Some(0), "{told}");
     let lines: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
@@ -95,10 +85,10 @@ async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
         ("edge", "colour=red"),
         ("egde", "user=ann"),
     ] {
-        call(&one, domain, "2", &[descriptor]);
-        call(&other, domain, "1", &[descriptor]);
+        call_with(&one, domain, "2", &[descriptor]);
+        call_with(&other, domain, "1", &[descriptor]);
     }
-    call(&one, "edge", "4", &["user=ann", "api_key=k"]);
+    call_with(&one, "edge", "4", &["user=ann", "api_key=k"]);
     said(one.grpc, "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let http1 = "used HTTP/1 on the gRPC port since the start: 1.";
     eventually("the connection is counted", async || top(&both, &["--unmatched"]).1.contains(http1).then_some(()))
@@ -137,7 +127,7 @@ async fn what_matched_no_rule_is_forgotten_when_the_rules_change() {
     let rules =
         rule_file("domain: edge\ndescriptors:\n  - { key: user, rate_limit: { unit: year, requests_per_unit: 9 } }\n");
     let server = Tidegate::start(rules.path(), &[]).await;
-    call(&server, "edge", "1", &["usr=ann"]);
+    call_with(&server, "edge", "1", &["usr=ann"]);
     assert!(top(&[server.debug], &["--unmatched"]).1.contains("edge  usr"));
     std::fs::write(
         rules.path(),
@@ -145,7 +135,7 @@ async fn what_matched_no_rule_is_forgotten_when_the_rules_change() {
     )
     .expect("it is written");
     eventually("the rules are loaded", async || {
-        call(&server, "edge", "1", &["usr=ann"]);
+        call_with(&server, "edge", "1", &["usr=ann"]);
         top(&[server.debug], &["--unmatched"]).1.contains("No unmatched descriptor").then_some(())
     })
     .await;

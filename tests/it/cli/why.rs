@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
-use super::{path, rule_file, stderr, stdout, tidegate};
+use super::{call_with, over, path, rule_file};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually, said};
 
@@ -23,19 +23,12 @@ descriptors:
   - { key: country, value: xx, deny: true }
 ";
 
-/// Makes calls with these descriptors.
 fn call(server: &Tidegate, times: &str, descriptors: &[&str]) {
-    let address = server.grpc.to_string();
-    let named: Vec<&str> = descriptors.iter().flat_map(|descriptor| ["-d", descriptor]).collect();
-    tidegate(&[&["call", "--address", &address, "--domain", "edge", "--times", times], &named[..]].concat());
+    call_with(server, "edge", times, descriptors);
 }
 
-/// Runs the command over these instances. Returns its exit code, its output and its errors.
 fn why(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String) {
-    let instances: Vec<String> = instances.iter().map(ToString::to_string).collect();
-    let named: Vec<&str> = instances.iter().flat_map(|instance| ["--instance", instance]).collect();
-    let output = tidegate(&[&["why"], more, &named[..]].concat());
-    (output.status.code(), stdout(&output), stderr(&output))
+    over(instances, &[&["why"], more].concat())
 }
 
 async fn get(server: &Tidegate, path: &str, headers: &str) -> String {

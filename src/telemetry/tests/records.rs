@@ -1,0 +1,172 @@
+//! Tests of what an instance remembers of its decisions.
+
+use super::*;
+use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
+use crate::telemetry::records::Records;
+use crate::telemetry::top::Heavy;
+
+/// Telemetry that keeps refusals, and its clock.
+fn keeping() -> (Telemetry, Arc<AtomicU64>) {
+    let time = Arc::new(AtomicU64::new(0));
+    let now = Arc::clone(&time);
+    let clock = move || Micros::from_secs(now.load(Ordering::Relaxed));
+    (
+        Telemetry::new(0.8, Micros::ZERO).with_records(Records::new(Arc::new(clock), Micros::from_secs(15 * 60), None)),
+        time,
+    )
+}
+
+/// The values of the refused descriptors, the last first.
+fn refused(telemetry: &Telemetry) -> Vec<String> {
+    let (refusals, _) = telemetry.records().expect("they are kept").recent.select(&RefusalFilter::default());
+    refusals.iter().map(|refusal| refusal.descriptors[0][0].1.to_string()).collect()
+}
+
+#[test]
+fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_one_place() {
+    let (telemetry, time) = keeping();
+    let (user, path) = (plain(0, "user"), plain(1, "path"));
+    let refuse = |rule: &About, value: &str| {
+        time.fetch_add(1, Ordering::Relaxed);
+        telemetry.observe(&request(&[("k", value)]), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+    };
+    refuse(&path, "quiet");
+    for number in 0..200 {
+        refuse(&user, &format!("u{number}"));
+        refuse(&user, "busy");
+    }
+    let known = refused(&telemetry);
+    assert_eq!(known.len(), MOST_OF_RULE + 1);
+    assert_eq!(known[..3], ["busy", "u199", "u198"]);
+    assert_eq!(known[127..], ["u73", "quiet"], "another rule does not push it out");
+    let (refusals, now) = telemetry
+        .records()
+        .expect("kept")
+        .recent
+        .select(&RefusalFilter { entries: vec![("k".into(), "busy".into())], ..RefusalFilter::default() });
+    let [busy] = refusals.as_slice() else { panic!("{refusals:?}") };
+    assert_eq!((busy.count, busy.first, busy.last), (200, Micros::from_secs(3), now));
+    telemetry.observe(&request(&[("k", "ok")]), &decision(&[asked(Some(&user), 5, 0, 1)]), None);
+    assert_eq!(refused(&telemetry).len(), MOST_OF_RULE + 1, "an admission is none");
+}
+
+#[test]
+fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
+    let (telemetry, time) = keeping();
+    let rules: Vec<About> = (0..1_000).map(|id| plain(id, "user")).collect();
+    let long = "x".repeat(5_000);
+    let entries: Vec<(String, String)> = (0..40).map(|n| (format!("{n}{long}"), long.clone())).collect();
+    let entries: Vec<(&str, &str)> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let mut number = 0;
+    for rule in &rules {
+        for _ in 0..20 {
+            number += 1;
+            let value = number.to_string();
+            let all = [&[("k", value.as_str())], &entries[..]].concat();
+            telemetry.observe(&request(&all), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+        }
+    }
+    let recent = &telemetry.records().expect("kept").recent;
+    let known = recent.select(&RefusalFilter::default()).0;
+    let text = |known: &[Refusal]| -> usize {
+        known
+            .iter()
+            .flat_map(|refusal| refusal.descriptors.iter().flatten())
+            .map(|(key, value)| key.len() + value.len())
+            .sum()
+    };
+    assert!(text(&known) < 16 << 20 && known.len() > 5_000, "{} of {}", text(&known), known.len());
+    assert!(known.iter().all(|refusal| refusal.is_cut && text(std::slice::from_ref(refusal)) <= 1_024));
+    assert!(refused(&telemetry).contains(&number.to_string()), "the last is kept");
+    time.store(15 * 60, Ordering::Relaxed);
+    assert_eq!(recent.select(&RefusalFilter::default()).0.len(), known.len());
+    time.store(15 * 60 + 1, Ordering::Relaxed);
+    assert_eq!(recent.select(&RefusalFilter::default()).0.len(), 0);
+}
+
+/// Refuses a request of one entry by this rule.
+fn refuse(telemetry: &Telemetry, rule: &About, value: &str) {
+    telemetry.observe(&request(&[("k", value)]), &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+}
+
+#[test]
+fn the_most_refused_of_a_million_are_found_although_they_come_late() {
+    let (telemetry, _) = keeping();
+    let user = plain(0, "user");
+    let mut heavy = 0;
+    for number in 0..1_000_000 {
+        refuse(&telemetry, &user, &format!("u{number}"));
+        if number > 900_000 && number % 10 == 0 {
+            refuse(&telemetry, &user, &format!("heavy{}", heavy % 100));
+            heavy += 1;
+        }
+    }
+    let mut found = telemetry.records().expect("kept").top.select(|_| true);
+    found.sort_by_key(|found| std::cmp::Reverse(found.refused.most - found.refused.error));
+    let is_heavy = |found: &&Heavy| found.entries[0].1.starts_with("heavy");
+    let first: Vec<_> = found.iter().take(100).filter(is_heavy).collect();
+    assert!(first.len() >= 95, "{} of them are found", first.len());
+    let is_within = |found: &&Heavy| {
+        let true_count = heavy / 100;
+        found.refused.most + 1 >= true_count && found.refused.most - found.refused.error <= true_count + 1
+    };
+    assert!(first.iter().all(is_within), "{first:?}");
+    let text: usize = found.iter().map(|found| found.entries[0].1.len()).sum();
+    assert!(found.len() <= 8_192 && text < 1 << 20);
+}
+
+#[test]
+fn counts_of_the_top_are_those_of_the_last_minute() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    let counts = |telemetry: &Telemetry| -> Vec<(u64, u64)> {
+        let found = telemetry.records().expect("kept").top.select(|_| true);
+        found.iter().map(|found| (found.refused.most, found.asked.most)).collect()
+    };
+    (0..160).for_each(|_| refuse(&telemetry, &user, "one"));
+    let [(refused, asked)] = *counts(&telemetry) else { panic!("one") };
+    assert!(refused == 160 && (128..=192).contains(&asked), "one of sixteen is counted sixteen times: {asked}");
+    time.store(90, Ordering::Relaxed);
+    assert_eq!(counts(&telemetry), [(80, asked.div_ceil(2))], "half of the window before is older than a minute");
+    time.store(120, Ordering::Relaxed);
+    assert_eq!(counts(&telemetry), []);
+}
+
+#[test]
+fn a_count_of_the_top_is_never_too_small_and_too_large_by_at_most_its_error() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    let mut counts = std::collections::BTreeMap::<String, u64>::new();
+    let mut random = fastrand::Rng::with_seed(7);
+    for number in 0..400_000_u32 {
+        // Light ones come and go, and come back.
+        let value = format!("u{}", random.u32(..20_000).min(random.u32(..20_000)).min(random.u32(..40_000)));
+        refuse(&telemetry, &user, &value);
+        *counts.entry(value).or_default() += 1;
+        if number == 200_000 {
+            time.store(59, Ordering::Relaxed);
+        }
+    }
+    let found = telemetry.records().expect("kept").top.select(|_| true);
+    assert!(found.len() > 4_000, "{}", found.len());
+    for heavy in found {
+        let (true_count, refused) = (counts[&*heavy.entries[0].1], heavy.refused);
+        assert!(refused.most >= true_count && refused.most - refused.error <= true_count, "{true_count}: {heavy:?}");
+    }
+}
+
+#[test]
+fn what_is_old_is_erased_without_a_reader() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    refuse(&telemetry, &user, "one");
+    let records = telemetry.records().expect("kept");
+    let kept = || format!("{:?} {:?}", records.recent, records.top);
+    let full = kept();
+    for (seconds, is_erased) in [(119, false), (120, false), (15 * 60, false), (15 * 60 + 1, true)] {
+        time.store(seconds, Ordering::Relaxed);
+        records.forget_old();
+        assert_eq!(kept().contains("kept: 0") && !kept().contains("kept: 1"), is_erased, "{seconds}: {}", kept());
+    }
+    assert!(full.contains("kept: 1"), "{full}");
+}
