@@ -46,11 +46,17 @@ impl Limiter {
         timeout: impl Into<CallerTime>,
     ) -> Decision<'a> {
         let matched = rules.find(request);
-        if let Some(ruling) = matched.ruling {
-            return ruled(matched, ruling, rules.generation());
+        let mut decision = match matched.ruling {
+            Some(ruling) => ruled(matched, ruling, rules.generation()),
+            None => {
+                let verdicts = self.guard.charge(&matched.charges, timeout).await;
+                fold(matched, &verdicts, rules.generation())
+            }
+        };
+        if decision.is_refused_or_shadowed() {
+            decision.known_good = rules.known_good(request);
         }
-        let verdicts = self.guard.charge(&matched.charges, timeout).await;
-        fold(matched, &verdicts, rules.generation())
+        decision
     }
 
     /// Decides a request of which only the domain was read, and charges nothing. Refuses if the domain is known, and it enforces
@@ -69,6 +75,7 @@ impl Limiter {
             unavailable_for: None,
             wait: Wait::default(),
             warnings: Vec::new(),
+            known_good: None,
             hidden: Vec::new(),
             is_refusal_shadowed: would_refuse && rules.is_shadowed(),
             is_unread: true,
@@ -89,6 +96,7 @@ fn ruled<'a>(matched: Matched<'a>, ruling: Ruling<'a>, generation: u64) -> Decis
         unavailable_for: None,
         wait: Wait::default(),
         warnings: Vec::new(),
+        known_good: None,
         hidden: matched.hidden,
         is_refusal_shadowed: ruling.is_denied && matched.is_shadowed,
         is_unread: false,
@@ -130,6 +138,7 @@ fn fold<'a>(matched: Matched<'a>, verdicts: &Verdicts, generation: u64) -> Decis
         unavailable_for,
         wait,
         warnings,
+        known_good: None,
         hidden: matched.hidden,
         is_refusal_shadowed: matched.is_shadowed && spares,
         is_unread: false,

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{Charge, Limit};
 use crate::model::{
-    About, Charging, Colocation, Delivery, Hidden, LeaseTerms, Leasing, Path, Request, Role, RuleId, Ruling,
+    About, Charging, Colocation, Delivery, Hidden, LeaseTerms, Leasing, Micros, Path, Request, Role, RuleId, Ruling,
     StorePolicies,
 };
 use crate::normalize::Normalizers;
@@ -16,21 +16,26 @@ use crate::normalize::Normalizers;
 pub(crate) mod changes;
 mod charges;
 mod explain;
+mod known_good;
 pub(crate) mod list;
 pub mod live;
 mod nearest;
 pub(crate) mod places;
 pub(crate) mod replacements;
+pub mod requests;
 pub(crate) mod spelling;
 mod survey;
 pub(crate) mod tree;
+mod trial;
 
 use changes::Changes;
 pub use explain::{Explanation, explain};
 pub use nearest::{KeyPaths, Nearest};
 use places::{OverlayTree, TreeReplacements};
+use requests::HttpRequests;
 pub use survey::Survey;
 use tree::TreeLevel;
+use trial::Trial;
 
 /// All rules in force. Immutable.
 #[derive(Debug, Default)]
@@ -71,6 +76,10 @@ pub(crate) struct Domain {
     pub(crate) root: TreeLevel,
     /// Rules of overlays; empty for most domains.
     pub(crate) overlays: Vec<OverlayTree>,
+    /// Entries of callers whose refusals are mistakes, as a tree of one level.
+    pub(crate) known_good: Option<Box<TreeLevel>>,
+    /// How plain HTTP requests are read; `None` if the domain has no door for them.
+    pub(crate) requests: Option<Box<HttpRequests>>,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,
     /// Settings that overlays have set for the whole domain.
@@ -141,6 +150,8 @@ pub struct RuleLimit {
     pub delivery: Delivery,
     /// Usage of the limit, in percent, from which the caller is warned.
     pub warn_at: Option<u8>,
+    /// True if its refusals are counted but not enforced (`shadow_mode` of the limit), whatever the role of its rule.
+    pub is_shadow: bool,
     /// Terms of its leases, if it has any.
     pub lease: Option<LeaseTerms>,
 }
@@ -154,6 +165,8 @@ pub struct Example<'a> {
     pub entries: Vec<(String, String)>,
     /// Number of consecutive hits that the rule admits.
     pub limit: u32,
+    /// The longest time from a refusal until the rule admits a hit again.
+    pub admits_again_within: Micros,
 }
 
 /// Result of the rule lookup for a request.
@@ -262,9 +275,10 @@ impl Rule {
         self.request_cost
     }
 
-    /// Returns true if the rule can refuse a request: it denies, or it has limits and is not a shadow rule.
+    /// Returns true if the rule can refuse a request: it denies, or it has a limit that is not in shadow mode.
     fn is_enforcing(&self) -> bool {
-        self.action == Some(Action::Deny) || (!self.limits.is_empty() && !self.role.is_shadow())
+        self.action == Some(Action::Deny)
+            || (!self.role.is_shadow() && self.limits.iter().any(|limit| !limit.is_shadow))
     }
 
     fn replaces_any(&self) -> bool {
@@ -355,7 +369,7 @@ impl RuleSet {
         rules
     }
 
-    /// Returns a domain and a descriptor under the smallest enforced limit that can be tried by hand, if any.
+    /// Returns a domain and a descriptor under the enforced limit that is easiest to try by hand, if any.
     pub fn example(&self) -> Option<Example<'_>> {
         if self.modes.shadow {
             return None;
@@ -365,10 +379,17 @@ impl RuleSet {
         let examples = alone.filter_map(|(name, domain)| {
             let mut entries = Vec::new();
             let mut best = None;
-            domain.root.smallest_limit(&domain.root, &domain.normalizers, &mut entries, &mut best);
-            best.map(|(limit, entries)| Example { domain: name, entries, limit })
+            domain.root.easiest_trial(&domain.root, &domain.normalizers, &mut entries, &mut best);
+            best.map(|(trial, entries)| (trial, &**name, entries))
         });
-        examples.min_by(|one, other| (one.limit, one.domain).cmp(&(other.limit, other.domain)))
+        let (trial, domain, entries) = examples.min()?;
+        let Trial { limit, admits_again_within, .. } = trial;
+        Some(Example { domain, entries, limit, admits_again_within })
+    }
+
+    /// Returns how plain HTTP requests of a domain are read. `None` if there is no such domain, or if it takes none.
+    pub fn requests(&self, domain: &str) -> Option<&HttpRequests> {
+        self.domains.get(domain)?.requests.as_deref()
     }
 
     /// Finds the charges of each descriptor of `request`. Pure. The cost is linear in the bytes of the request.

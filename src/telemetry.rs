@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::histogram::Histogram;
+use self::known_good::KnownGoodRefusals;
 use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
     BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION,
@@ -32,8 +33,10 @@ use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request
 
 pub mod decision_id;
 pub mod escape;
+mod headroom;
 mod histogram;
 pub mod json_lines;
+mod known_good;
 mod label;
 pub mod limited;
 pub mod lines;
@@ -83,6 +86,7 @@ pub struct Telemetry {
     /// Admitted requests with a delay: by a header to Envoy, and held here.
     delayed: [AtomicU64; 2],
     unknown_domains: AtomicU64,
+    known_good: KnownGoodRefusals,
     loads: Loads,
     page_writers: Mutex<Vec<PageWriter>>,
 }
@@ -134,6 +138,7 @@ impl Telemetry {
             shadowed_refusals: AtomicU64::new(0),
             delayed: Default::default(),
             unknown_domains: AtomicU64::new(0),
+            known_good: KnownGoodRefusals::default(),
             loads: Loads::default(),
             page_writers: Mutex::default(),
         }
@@ -283,6 +288,7 @@ impl Telemetry {
         if decision.answers.iter().any(is_unasked) {
             self.unasked.fetch_add(1, Ordering::Relaxed);
         }
+        self.known_good.count(decision);
         if decision.is_refusal_shadowed {
             self.shadowed_refusals.fetch_add(1, Ordering::Relaxed);
         }
@@ -361,6 +367,10 @@ impl Telemetry {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.rules.write_to(page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
+        self.known_good.write_to(page);
+        if let Some(records) = &self.records {
+            records.write_to(page);
+        }
         page.single(&GLOBAL_SHADOW_MODE, read(&self.shadowed_refusals));
         page.family(&DELAYED, |family| {
             let [header, hold] = &self.delayed;

@@ -142,6 +142,18 @@ impl Limit {
         if self.algorithm.has_burst() { self.quota.burst() } else { self.quota.limit() }
     }
 
+    /// Returns the longest time until a counter that admits just as much admits one more hit, if nobody asks meanwhile.
+    pub const fn admits_again_within(&self) -> Micros {
+        let window = self.quota.window().length();
+        match self.algorithm {
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => window,
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
+                let limit = self.quota.limit() as u64;
+                Micros::new(if limit == 0 { window.get() } else { window.get().div_ceil(limit) })
+            }
+        }
+    }
+
     /// Returns true if every charge is recorded, even if its request is refused.
     pub const fn records_every_charge(&self) -> bool {
         self.count_refused

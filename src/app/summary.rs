@@ -125,17 +125,18 @@ fn try_next(
     let body = quoted(&body.to_string());
     let descriptor = quoted(&notation(&example.entries));
     let (limit, times, domain) = (example.limit, u64::from(example.limit) + 1, quoted(example.domain));
+    let again = format!(
+        "the last of {times} calls is refused, and at most {} later a call is admitted again",
+        example.admits_again_within
+    );
     let call =
         |grpc| format!("{program} call --address {grpc} --domain {domain} --descriptor {descriptor} --times {times}");
     let post = |curl| format!("for i in $(seq {times}); do {curl}/json -w ' %{{http_code}}\\n' -d {body}; done");
     let commands = [grpc.map(call), curl.map(post)];
     match commands.iter().flatten().count() {
         0 => return Ok(()),
-        1 => writeln!(f, "try this command (its limit is {limit}: the last of {times} calls is refused)")?,
-        _ => writeln!(
-            f,
-            "try one of these commands (they share a limit of {limit}: the last of {times} calls is refused)"
-        )?,
+        1 => writeln!(f, "try this command (its limit is {limit}: {again})")?,
+        _ => writeln!(f, "try one of these commands (they share a limit of {limit}: {again})")?,
     }
     commands.iter().flatten().try_for_each(|command| writeln!(f, "  {command}"))
 }

@@ -9,12 +9,17 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
 
+use self::keys::Keys;
+use self::view::{Effect, View};
 use super::admin::{self, Answers, flag, list, number, text};
 use super::server;
 use crate::model::Micros;
 
+mod keys;
 mod unmatched;
+mod view;
 
 /// Path of the descriptors with the highest counts.
 const PATH: &str = "/v1/top";
@@ -30,7 +35,7 @@ pub(super) fn command() -> Command {
     Command::new("top")
         .about("Show who is refused most, or what no rule matches, over several instances")
         .long_about(
-            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds\nuntil Ctrl-C; otherwise it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720. What is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720. What is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
         )
         .after_help(
             "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  Why a limit does nothing:\n    tidegate top --unmatched",
@@ -70,30 +75,58 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     let is_live = !matches.get_flag("once") && std::io::stdout().is_terminal();
     let interval = matches.get_one::<Micros>("interval").copied().unwrap_or(Micros::from_secs(2));
+    let is_by_asked = matches.get_one::<String>("sort").is_some_and(|sort| sort == "asked");
+    let view = View::new(is_by_asked);
+    if is_live {
+        return admin::run(watch(matches, view, Duration::from_micros(interval.get())));
+    }
     admin::run(async {
-        loop {
-            let answers = admin::ask(matches, &path(matches), &["top"]).await;
-            if !is_live {
-                answers.name_missing()?;
-                super::print(&Table::of(answers, matches, is_live))?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            super::print(&format_args!("{CLEAR}{}", Table::of(answers, matches, is_live)))?;
-            tokio::time::sleep(Duration::from_micros(interval.get())).await;
-        }
+        let answers = ask(matches, &view).await;
+        answers.name_missing()?;
+        super::print(&Table::of(&answers, matches, &view, false))?;
+        Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Returns the path and query to ask for.
-fn path(matches: &ArgMatches) -> String {
-    let mut query = admin::query(matches, &["domain", "rule", "sort"]);
-    query.append_pair("most", &depth(matches).to_string());
-    format!("{PATH}?{}", query.finish())
+/// Shows the table anew each `interval`, and as keys say, until one of them or Ctrl-C ends it.
+async fn watch(matches: &ArgMatches, mut view: View, interval: Duration) -> anyhow::Result<ExitCode> {
+    let mut keys = Keys::open();
+    let mut answers = ask(matches, &view).await;
+    let mut due = Instant::now() + interval;
+    loop {
+        let keys_line = if keys.is_some() { view.to_string() } else { String::new() };
+        super::print(&format_args!("{CLEAR}{}{keys_line}", Table::of(&answers, matches, &view, true)))?;
+        let pressed = async {
+            match &mut keys {
+                Some(keys) => keys.next().await,
+                None => None,
+            }
+        };
+        let effect = tokio::select! {
+            () = sleep_until(due), if !view.is_frozen => Effect::Ask,
+            Some(key) = pressed => view.press(key),
+            ended = tokio::signal::ctrl_c() => ended.map(|()| Effect::Quit)?,
+        };
+        match effect {
+            Effect::Quit => return Ok(ExitCode::SUCCESS),
+            Effect::Ask => {
+                answers = ask(matches, &view).await;
+                due = Instant::now() + interval;
+            }
+            Effect::Show => {}
+        }
+    }
 }
 
-/// Returns the number of descriptors that each instance is asked for.
-fn depth(matches: &ArgMatches) -> u32 {
-    most(matches).saturating_mul(DEPTH).min(MOST)
+async fn ask(matches: &ArgMatches, view: &View) -> Answers {
+    let mut query = admin::query(matches, &["domain", "rule"]);
+    query.append_pair("sort", view.sort()).append_pair("most", &depth(matches, view).to_string());
+    admin::ask(matches, &format!("{PATH}?{}", query.finish()), &["top"]).await
+}
+
+/// Returns the number of descriptors that each instance is asked for: all of which a filter leaves some.
+fn depth(matches: &ArgMatches, view: &View) -> u32 {
+    if view.filter.is_empty() { most(matches).saturating_mul(DEPTH).min(MOST) } else { MOST }
 }
 
 fn most(matches: &ArgMatches) -> u32 {
@@ -101,12 +134,12 @@ fn most(matches: &ArgMatches) -> u32 {
 }
 
 /// The descriptors of all instances that answered.
-struct Table {
+struct Table<'a> {
     lines: Vec<Line>,
     instances: usize,
     missed: u64,
     /// Instances that did not answer, each with the reason.
-    missing: Vec<(String, String)>,
+    missing: &'a [(String, String)],
     is_live: bool,
     /// True if only one domain or rule is asked about.
     is_selected: bool,
@@ -140,15 +173,15 @@ struct Estimate {
     error: u64,
 }
 
-impl Table {
-    fn of(answers: Answers, matches: &ArgMatches, is_live: bool) -> Self {
+impl<'a> Table<'a> {
+    fn of(answers: &'a Answers, matches: &ArgMatches, view: &View, is_live: bool) -> Self {
         let Answers { pages, missing } = answers;
         let mut merged: BTreeMap<(String, String), Merged> = BTreeMap::new();
         let (mut missed, mut is_short) = (0_u64, false);
-        for (instance, page) in &pages {
+        for (instance, page) in pages {
             let top = list(page, "top");
             missed = missed.saturating_add(number(page, "missed").unwrap_or_default());
-            is_short |= top.len() >= usize::try_from(depth(matches)).unwrap_or(usize::MAX);
+            is_short |= top.len() >= usize::try_from(depth(matches, view)).unwrap_or(usize::MAX);
             for heavy in top {
                 let mut descriptor = admin::descriptor(list(heavy, "entries"));
                 if flag(heavy, "is_cut") {
@@ -165,13 +198,13 @@ impl Table {
             Line { rule, descriptor, refused, asked, alike }
         };
         let mut lines: Vec<Line> = merged.into_iter().map(line).collect();
-        let is_by_asked = matches.get_one::<String>("sort").is_some_and(|sort| sort == "asked");
+        lines.retain(|line| line.rule.contains(&view.filter) || line.descriptor.contains(&view.filter));
         lines.sort_by_key(|line| {
             let (refused, asked) = (line.refused.least(), line.asked.least());
-            std::cmp::Reverse(if is_by_asked { (asked, refused) } else { (refused, asked) })
+            std::cmp::Reverse(if view.is_by_asked { (asked, refused) } else { (refused, asked) })
         });
         lines.truncate(usize::try_from(most(matches)).unwrap_or(usize::MAX));
-        let is_selected = ["domain", "rule"].iter().any(|name| matches.contains_id(name));
+        let is_selected = !view.filter.is_empty() || ["domain", "rule"].iter().any(|name| matches.contains_id(name));
         let instances = pages.len();
         let is_partial = is_short && instances > 1;
         Self { lines, instances, missed, missing, is_live, is_selected, is_partial }
@@ -199,7 +232,7 @@ impl fmt::Display for Estimate {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>16} {:>16}  rule  descriptor", "refused/min", "asked/min")?;
         for Line { rule, descriptor, refused, asked, alike } in &self.lines {
@@ -224,7 +257,7 @@ impl fmt::Display for Table {
         if self.is_live {
             let (of, all) = (self.instances, self.instances + self.missing.len());
             writeln!(f, "{of} of {all} instances answered.")?;
-            for (instance, why) in &self.missing {
+            for (instance, why) in self.missing {
                 writeln!(f, "{instance} is missing: {why}")?;
             }
         }

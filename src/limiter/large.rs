@@ -155,7 +155,7 @@ impl<'a> Large<'a> {
         let is_asked = outcome == Outcome::Admitted && !is_shadowed;
         let (wait, warnings) = if is_asked { (wait, warnings) } else { Default::default() };
         let is_refused = outcome.is_refused();
-        let decision = Decision {
+        let mut decision = Decision {
             outcome,
             domain,
             parts,
@@ -165,11 +165,15 @@ impl<'a> Large<'a> {
             unavailable_for: unavailable_for.filter(|_| is_refused && !checked_outcomes.is_refused()),
             wait,
             warnings,
+            known_good: None,
             hidden,
             is_refusal_shadowed: is_shadowed && spares,
             is_unread: false,
             generation,
         };
+        if decision.is_refused_or_shadowed() {
+            decision.known_good = survey.rules().known_good(&request);
+        }
         (request, decision)
     }
 

@@ -31,6 +31,8 @@ pub struct Decision<'a> {
     pub wait: Wait,
     /// Limits of an admitted request whose use has reached the warning threshold of their rule.
     pub warnings: Vec<UsageWarning<'a>>,
+    /// Key of an entry that `known_good` of the domain names, if the request is refused, or would be without a shadow mode.
+    pub known_good: Option<&'a str>,
     /// Entries with sensitive values, in request order.
     pub hidden: Vec<Hidden>,
     /// True if the request was admitted only because of the global shadow mode.
@@ -144,6 +146,12 @@ pub struct Tightest<'a> {
 pub type LimitedPart<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
 
 impl<'a> Decision<'a> {
+    /// Returns true if the request is refused, or would be without a shadow mode of the process, of a rule or of a limit.
+    pub fn is_refused_or_shadowed(&self) -> bool {
+        let is_shadowed = |answer: &Answered<'_>| answer.role.is_shadow() && answer.verdict.outcome.is_refused();
+        self.outcome.is_refused() || self.is_refusal_shadowed || self.answers.iter().any(is_shadowed)
+    }
+
     /// Returns the descriptors with limits.
     pub fn limited(&self) -> impl Iterator<Item = LimitedPart<'_, 'a>> + Clone {
         self.parts.iter().filter_map(|part| match &part.finding {

@@ -85,15 +85,16 @@ impl CounterKey {
         algorithm: &str,
         window: Micros,
     ) -> Self {
-        Self::marked(domain, parts, colocation, "", algorithm, window)
+        Self::marked(domain, parts, colocation, ["", ""], algorithm, window)
     }
 
-    /// Returns the key of a descriptor's counter for a limit of the overlay with this [`overlay_mark`].
+    /// Returns the key of a descriptor's counter for a limit with these marks: the [`overlay_mark`] of its overlay, and [`SHADOW_MARK`] if only
+    /// this limit of its rule is in shadow mode; otherwise empty.
     pub fn marked<'a>(
         domain: &str,
         parts: impl Iterator<Item = KeyPart<'a>> + Clone,
         colocation: Colocation,
-        mark: &str,
+        marks: [&str; 2],
         algorithm: &str,
         window: Micros,
     ) -> Self {
@@ -117,7 +118,9 @@ impl CounterKey {
             write_digest(&mut text, start, domain, parts);
         }
         text.push(b'}');
-        text.extend_from_slice(mark.as_bytes());
+        for mark in marks {
+            text.extend_from_slice(mark.as_bytes());
+        }
         text.extend_from_slice(algorithm.as_bytes());
         text.push(b':');
         // As `window` is displayed. Formatting it is several percent of a decision with many descriptors.
@@ -132,6 +135,10 @@ impl CounterKey {
         &self.0
     }
 }
+
+/// Mark of the counters of a limit that is in shadow mode beside others of its rule. So it shares no counter with an enforced one of the same
+/// algorithm and window.
+pub const SHADOW_MARK: &str = "shadow:";
 
 /// Returns the mark of the counters of an overlay whose domains are `pattern`.
 pub fn overlay_mark(pattern: &str) -> Box<str> {
@@ -280,8 +287,9 @@ mod tests {
             let source = CounterKey::new("edge", user(), colocation, "gcra", minute);
             let long = ["x".repeat(63), "x".repeat(64), "x".repeat(65)];
             let patterns = ["*", "edge", "~", "%7E", "a~gcra", &long[0], &long[1], &long[2]];
-            let marked = patterns
-                .map(|pattern| CounterKey::marked("edge", user(), colocation, &overlay_mark(pattern), "gcra", minute));
+            let marked = patterns.map(|pattern| {
+                CounterKey::marked("edge", user(), colocation, [&overlay_mark(pattern), ""], "gcra", minute)
+            });
             assert!(
                 marked.iter().all(|key| slot(key) == slot(&source) && key.as_bytes().len() < 120),
                 "{colocation:?}"

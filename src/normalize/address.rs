@@ -35,7 +35,7 @@ fn parse_zoned(value: &[u8]) -> Option<IpAddr> {
 }
 
 /// Parses one address without a zone id.
-fn parse_one(value: &[u8]) -> Option<IpAddr> {
+pub fn parse_one(value: &[u8]) -> Option<IpAddr> {
     // The first byte rules out most values that are no address.
     if !matches!(value.first()?, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F' | b':' | b'[') {
         return None;

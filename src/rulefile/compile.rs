@@ -1,7 +1,6 @@
 //! Compiler from documents to rules. Reports all errors of all files beyond their shape in one load.
 
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -20,10 +19,12 @@ use crate::normalize::{Normalizer, Normalizers};
 use crate::rules::tree::{Child, Position, TreeLevel, Values};
 use crate::rules::{Action, Domain, Modes, Rule, RuleSet, SourceLimits};
 
+mod known_good;
 mod limits;
 mod lists;
 mod overlays;
 mod paths;
+mod requests;
 
 pub(super) use limits::limit;
 
@@ -260,6 +261,8 @@ impl Compiler<'_> {
         };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
+        self.known_good(&mut domain, document.known_good, &path, inherited);
+        self.requests(&mut domain, document.requests, file);
         self.domains.insert(name.into(), domain);
     }
 
@@ -273,6 +276,8 @@ impl Compiler<'_> {
             normalizers: Normalizers::default(),
             root: TreeLevel::default(),
             overlays: Vec::new(),
+            known_good: None,
+            requests: None,
             is_enforcing: false,
             changes: None,
         }
@@ -466,16 +471,6 @@ impl Compiler<'_> {
             self.error(file, place, message);
         }
         Some(action)
-    }
-
-    /// Returns the factor in `found`, 1 if there is none. Reports a factor of 0.
-    fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
-        let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
-        NonZeroU32::new(*value).unwrap_or_else(|| {
-            let message = "a cost of 0 counts nothing: write at least 1, or write `exempt: true` on the item if its requests are free";
-            self.error(file, *place, message.to_owned());
-            NonZeroU32::MIN
-        })
     }
 
     fn error(&mut self, file: usize, place: Position, message: String) {

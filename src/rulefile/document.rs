@@ -7,6 +7,7 @@ use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Leasing, Metadata, Micros, Rights};
 use crate::rules::changes::Changes;
+use crate::rules::requests::{Gateway, Missing};
 use crate::rules::tree::Position;
 
 mod keys;
@@ -33,8 +34,63 @@ pub struct Document {
     pub entries: Vec<EntryNode>,
     /// Descriptor tree.
     pub descriptors: Vec<DescriptorNode>,
+    /// Entries of callers whose refusals are mistakes: items with a key and values, and nothing else.
+    pub known_good: Vec<DescriptorNode>,
+    /// How plain HTTP requests are read.
+    pub requests: Option<Box<RequestsNode>>,
     /// The items of `apply` in an overlay, whose `domain` is a pattern; `None` in a rule file.
     pub overlay: Option<Vec<ApplyNode>>,
+}
+
+/// `requests` of a domain, as written.
+#[derive(Clone, Debug)]
+pub struct RequestsNode {
+    /// Position of `requests`.
+    pub place: Position,
+    /// The gateway that asks.
+    pub from_gateway: Option<Placed<Gateway>>,
+    /// Addresses that may ask.
+    pub trusted_proxies: Vec<Placed<String>>,
+    /// Status of a refusal.
+    pub refusal_status: Option<Placed<u32>>,
+    /// Position of `descriptors`, if it is written, and the entries of each descriptor.
+    pub descriptors: Option<(Position, Vec<Vec<RequestEntryNode>>)>,
+}
+
+/// An entry of a descriptor in `requests`, as written.
+#[derive(Clone, Debug)]
+pub struct RequestEntryNode {
+    /// Position of the entry's first character.
+    pub place: Position,
+    /// Key.
+    pub key: Option<Placed<String>>,
+    /// Part of the request from which the value comes.
+    pub from: Option<Placed<RequestPart>>,
+    /// Name of the header.
+    pub name: Option<Placed<String>>,
+    /// Value that is always the same.
+    pub value: Option<Placed<String>>,
+    /// Consequence of a missing header.
+    pub missing: Option<Placed<Missing>>,
+}
+
+/// Part of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestPart {
+    /// The client's address.
+    ClientIp,
+    /// The path.
+    Path,
+    /// The method.
+    Method,
+    /// A header.
+    Header,
+}
+
+impl RequestPart {
+    /// Every part with its word in a rule file.
+    pub const ALL: [(&'static str, Self); 4] =
+        [("client_ip", Self::ClientIp), ("path", Self::Path), ("method", Self::Method), ("header", Self::Header)];
 }
 
 /// One item of `apply` in an overlay, as written.
@@ -185,6 +241,13 @@ pub enum LimitsNode {
     Limited(Vec<LimitNode>),
 }
 
+impl LimitsNode {
+    /// Returns true if there are limits and each of them has `shadow_mode`.
+    pub fn only_watch(&self) -> bool {
+        matches!(self, Self::Limited(limits) if !limits.is_empty() && limits.iter().all(|limit| limit.shadow_mode.is_some()))
+    }
+}
+
 /// One limit as written.
 #[derive(Clone, Debug, Default)]
 pub struct LimitNode {
@@ -212,6 +275,8 @@ pub struct LimitNode {
     pub delay: Option<Box<DelayNode>>,
     /// Leases of the limit.
     pub lease: Option<Placed<Leasing>>,
+    /// Position of `shadow_mode: true`, if written.
+    pub shadow_mode: Option<Position>,
     /// Name; never empty.
     pub name: Option<Placed<String>>,
     /// Names of the limits that this limit replaces; empty text for an item without a name.

@@ -88,6 +88,7 @@ impl Documents {
         let mut paths = Vec::new();
         for (file, document) in &self.documents {
             list_paths(&self.files[*file].name, &document.descriptors, &mut paths);
+            list_paths(&self.files[*file].name, &document.known_good, &mut paths);
         }
         let mut total = 0;
         for path in paths {

@@ -98,6 +98,8 @@ impl Reader<'_> {
             colocate: None,
             entries: Vec::new(),
             descriptors: self.descriptors(&fields),
+            known_good: Vec::new(),
+            requests: None,
             overlay: None,
         })
     }

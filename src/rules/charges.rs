@@ -13,6 +13,9 @@ use crate::model::{Descriptor, Hits, Request, Role};
 struct AppliedLimit<'a> {
     limit: Limit,
     from: Option<&'a RuleLimit>,
+    role: Role,
+    /// True if the limit itself, and not its whole rule, is in shadow mode.
+    is_shadow: bool,
 }
 
 /// The limits that a tree has for a descriptor.
@@ -79,39 +82,48 @@ impl RuleSet {
         Role::of(is_shadow, rule.role.is_quota() || (self.modes.quota && !is_shadow))
     }
 
-    /// Returns the limits that apply to a descriptor, and their role.
+    /// Returns the limits that apply to a descriptor.
     fn limits<'a>(
         &self,
         descriptor: &Descriptor,
         rule: Option<&'a Rule>,
         replaced: &HashSet<&str>,
-    ) -> (AppliedLimits<'a>, Role) {
+    ) -> AppliedLimits<'a> {
         if let Some(sent) = descriptor.limit {
-            let first = rule.and_then(|rule| rule.limits.first());
+            let limits = rule.map_or(&[][..], Rule::limits);
+            let first = limits.iter().find(|limit| !limit.is_shadow).or(limits.first());
             let limit = Limit::of_override(first.map(|first| first.limit), sent);
-            return (SmallVec::from_buf([AppliedLimit { limit, from: first }]), Role::of(false, self.modes.quota));
+            let role = Role::of(false, self.modes.quota);
+            return SmallVec::from_buf([AppliedLimit { limit, from: first, role, is_shadow: false }]);
         }
-        let Some(rule) = rule else { return (SmallVec::new(), Role::default()) };
+        let Some(rule) = rule else { return SmallVec::new() };
         let is_replaced = |limit: &RuleLimit| limit.name.as_ref().is_some_and(|name| replaced.contains(name.as_ref()));
         let limits = rule.limits.iter().filter(|limit| !is_replaced(limit));
         let role = self.role(rule);
-        (limits.map(|limit| AppliedLimit { limit: limit.limit, from: Some(limit) }).collect(), role)
+        let applied = |limit: &'a RuleLimit| AppliedLimit {
+            limit: limit.limit,
+            from: Some(limit),
+            // A quota that only watches is no quota with room, which would admit what the others refuse.
+            role: if limit.is_shadow { Role::Shadow } else { role },
+            is_shadow: limit.is_shadow,
+        };
+        limits.map(applied).collect()
     }
 
-    /// Returns the limits of an overlay that apply to a descriptor, and their role. A limit that the request sends takes the place of
+    /// Returns the limits of an overlay that apply to a descriptor. A limit that the request sends takes the place of
     /// limits in the overlay, but is not added to a rule without limits.
     fn overlay_limits<'a>(
         &self,
         descriptor: &Descriptor,
         overlaid: &Overlaid<'a>,
         replaced: &HashSet<&str>,
-    ) -> (AppliedLimits<'a>, Role) {
+    ) -> AppliedLimits<'a> {
         let rule = overlaid.found.rule.filter(|rule| {
             descriptor.limit.is_none() || !rule.limits.is_empty() || rule.source_limits != SourceLimits::Apply
         });
         match rule {
             Some(rule) => self.limits(descriptor, Some(rule), replaced),
-            None => (AppliedLimits::new(), Role::default()),
+            None => AppliedLimits::new(),
         }
     }
 }
@@ -122,7 +134,7 @@ impl Called<'_> {
         &self,
         place: &TreeMatch<'a>,
         mark: &str,
-        (limits, role): (AppliedLimits<'a>, Role),
+        limits: AppliedLimits<'a>,
         matched: &mut Matched<'a>,
         origins: &mut SmallVec<[Origin<'a>; 1]>,
     ) {
@@ -131,12 +143,12 @@ impl Called<'_> {
         let policies = rule.map_or(domain.policies, |rule| rule.policies);
         let leasing = rule.map_or(domain.lease, |rule| rule.lease);
         let remembers_refusals = rule.is_none_or(|rule| rule.remembers_refusals);
-        matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from }| Charge {
-            key: place.counter_key(self.name, domain.colocation, mark, self.descriptor, limit),
+        matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from, role, is_shadow }| Charge {
+            key: place.counter_key(self.name, domain.colocation, mark, self.descriptor, limit, *is_shadow),
             limit: *limit,
             hits: from.map_or(hits, |from| hits.times(from.cost.get().into())),
             descriptor: self.index,
-            role,
+            role: *role,
             charging,
             policies,
             remembers_refusals,

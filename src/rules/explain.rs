@@ -177,7 +177,7 @@ impl Explainer<'_> {
         }
         for limit in rule.limits() {
             self.limit(limit);
-            let key = found.counter_key(name, domain.colocation, mark, descriptor, &limit.limit);
+            let key = found.counter_key(name, domain.colocation, mark, descriptor, &limit.limit, limit.is_shadow);
             self.line(1, format_args!("counter  {key}"));
             if limit.limit.records_every_charge() {
                 self.line(1, format_args!("         counts refused charges too"));
@@ -236,6 +236,9 @@ impl Explainer<'_> {
         let burst = if algorithm.has_burst() { format!(", burst {}", quota.burst()) } else { String::new() };
         let name = limit.name.as_ref().map(|name| format!(", called {name}")).unwrap_or_default();
         self.line(1, format_args!("limit    {quota}, {}{burst}{name}", algorithm.name()));
+        if limit.is_shadow {
+            self.line(1, format_args!("         shadow: its refusals are counted but not enforced"));
+        }
         if limit.cost.get() > 1 {
             self.line(1, format_args!("         each hit counts {} times", limit.cost));
         }

@@ -6,9 +6,11 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::list::ListValue;
+use super::trial::Trial;
 use super::{Action, Rule};
 use crate::algorithm::Limit;
-use crate::model::{Colocation, CounterKey, Descriptor, Entry, Micros, Role};
+use crate::model::key::SHADOW_MARK;
+use crate::model::{Colocation, CounterKey, Descriptor, Entry};
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{NormalizedValue, Normalizer, Normalizers, address};
 
@@ -20,11 +22,6 @@ mod wildcards;
 use counted::{CountedAs, own_value};
 use keys::{KeyChildren, Keys, MoreChildren};
 use wildcards::Wildcards;
-
-/// Maximum limit that a person would try by hand: 100 hits.
-const MOST_TRIED: u32 = 100;
-/// Minimum window in which a person can try them: 10 s.
-const TIME_TO_TRY: Micros = Micros::from_secs(10);
 
 /// One level of the descriptor tree. The lookup cost does not depend on the number of exact and key-only children.
 #[derive(Debug, Default)]
@@ -214,6 +211,11 @@ impl TreeLevel {
         key_children?.any().and_then(|any| chosen(any, 0))
     }
 
+    /// Returns the key of the child that matches `entry`.
+    pub(crate) fn key_of(&self, normalizers: &Normalizers, entry: &Entry) -> Option<&str> {
+        self.answer(normalizers, entry).map(|(child, _)| child.key.text())
+    }
+
     /// Returns the rule at the end of the descriptor's entries if the tree has exactly that depth there. A rule on the way that
     /// decides the whole request wins.
     pub(crate) fn find<'a>(&'a self, normalizers: &Normalizers, descriptor: &Descriptor) -> TreeMatch<'a> {
@@ -240,31 +242,27 @@ impl TreeLevel {
         }
     }
 
-    /// Searches for the entries of the smallest enforced limit above zero and stores them in `best`. Fills in example values for
-    /// wildcards, and skips entries that another rule matches.
-    pub(crate) fn smallest_limit(
+    /// Searches for the enforced limit that is easiest to try, and stores it in `best`. Fills in example values for wildcards, and skips entries
+    /// that another rule matches.
+    pub(crate) fn easiest_trial(
         &self,
         root: &Self,
         normalizers: &Normalizers,
         entries: &mut Vec<(String, String)>,
-        best: &mut Option<(u32, Vec<(String, String)>)>,
+        best: &mut Option<(Trial, Vec<(String, String)>)>,
     ) {
         for child in &self.children {
             let Some(value) = child.example() else { continue };
             entries.push((child.key.example(), value));
-            if let Some(rule) = child.rule.as_ref().filter(|rule| rule.role() == Role::Enforce)
-                && let Some(limit) = rule.limits().iter().map(|limit| limit.limit.capacity()).min()
-                && (1..=MOST_TRIED).contains(&limit)
-                && rule.request_cost().get() == 1
-                && rule.limits().iter().all(|limit| limit.cost.get() == 1 && limit.limit.delay().is_none())
-                && rule.limits().iter().all(|limit| limit.limit.quota().window().length() >= TIME_TO_TRY)
-                && best.as_ref().is_none_or(|(least, _)| limit < *least)
+            if let Some(rule) = &child.rule
+                && let Some(trial) = rule.trial()
+                && best.as_ref().is_none_or(|(easiest, _)| trial < *easiest)
                 && root.find(normalizers, &described(entries)).rule.is_some_and(|found| found.id() == rule.id())
             {
-                *best = Some((limit, entries.clone()));
+                *best = Some((trial, entries.clone()));
             }
             if let Some(below) = &child.below {
-                below.smallest_limit(root, normalizers, entries, best);
+                below.easiest_trial(root, normalizers, entries, best);
             }
             entries.pop();
         }
@@ -433,7 +431,8 @@ impl<'a> TreeMatch<'a> {
 }
 
 impl TreeMatch<'_> {
-    /// Returns the counter key of `descriptor` under `limit`. `mark` is that of the overlay; empty for the source.
+    /// Returns the counter key of `descriptor` under `limit`. `mark` is that of the overlay; empty for the source. `is_shadow`: the limit alone is in
+    /// shadow mode.
     pub(crate) fn counter_key(
         &self,
         domain: &str,
@@ -441,10 +440,12 @@ impl TreeMatch<'_> {
         mark: &str,
         descriptor: &Descriptor,
         limit: &Limit,
+        is_shadow: bool,
     ) -> CounterKey {
         let parts = descriptor.entries.iter().enumerate().map(|(level, Entry { key, value })| {
             self.counted.get(level).unwrap_or(&CountedAs::Own).key_part(key, value)
         });
-        CounterKey::marked(domain, parts, colocation, mark, limit.algorithm().name(), limit.quota().window().length())
+        let marks = [mark, if is_shadow { SHADOW_MARK } else { "" }];
+        CounterKey::marked(domain, parts, colocation, marks, limit.algorithm().name(), limit.quota().window().length())
     }
 }

@@ -1,4 +1,4 @@
-//! Histogram of durations.
+//! Histogram of durations or shares.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,30 +10,50 @@ const BOUNDS_US: [u64; 16] = [
     5_000_000, 10_000_000,
 ];
 
-/// Number of durations in each bucket, and their sum.
-#[derive(Debug, Default)]
+/// Number of durations in each bucket, and their sum; or of shares, in millionths.
+#[derive(Debug)]
 pub struct Histogram {
-    /// Durations in each bucket; the last bucket has no upper bound.
-    counts: [AtomicU64; BOUNDS_US.len() + 1],
-    sum_us: AtomicU64,
+    /// Upper bounds of the buckets, in microseconds or millionths.
+    bounds: &'static [u64],
+    /// Values in each bucket; the last bucket has no upper bound.
+    counts: Box<[AtomicU64]>,
+    sum: AtomicU64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::new(&BOUNDS_US)
+    }
 }
 
 impl Histogram {
+    /// Returns an empty histogram with these upper bounds, in microseconds or millionths.
+    pub fn new(bounds: &'static [u64]) -> Self {
+        let counts = std::iter::repeat_with(AtomicU64::default).take(bounds.len() + 1).collect();
+        Self { bounds, counts, sum: AtomicU64::new(0) }
+    }
+
     /// Adds one duration.
     pub fn record(&self, took: Duration) {
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.counts[BOUNDS_US.partition_point(|bound| *bound < us)].fetch_add(1, Ordering::Relaxed);
-        self.sum_us.fetch_add(us, Ordering::Relaxed);
+        self.record_millionths(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    /// Adds one value, in microseconds or millionths.
+    pub fn record_millionths(&self, value: u64) {
+        if let Some(count) = self.counts.get(self.bounds.partition_point(|bound| *bound < value)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
     /// Returns the upper bound and the count of each bucket, in order. The last bucket has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
-        let bounds = BOUNDS_US.into_iter().map(Some).chain([None]);
+        let bounds = self.bounds.iter().copied().map(Some).chain([None]);
         bounds.zip(self.counts.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Returns the sum of all durations, in microseconds.
-    pub fn sum_us(&self) -> u64 {
-        self.sum_us.load(Ordering::Relaxed)
+    /// Returns the sum of all values, in microseconds or millionths.
+    pub fn sum(&self) -> u64 {
+        self.sum.load(Ordering::Relaxed)
     }
 }

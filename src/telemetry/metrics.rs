@@ -59,6 +59,8 @@ metrics! {
     LOADS: Counter "ratelimit_service_config_load_success" [] "Loads of rules that took effect, the first included";
     REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected; a rejected load changes nothing";
     DECISIONS: Counter "tidegate_decisions_total" ["domain" "rule" "value" "outcome" "provenance"] "Requests decided, by the rule that decided, the outcome and its provenance";
+    KEY_PEAK_SHARE: Histogram "tidegate_key_peak_share" ["domain" "rule"] "Highest share of a limit that a key used in a window, or in an hour of a longer one, in one of 16 decisions";
+    KNOWN_GOOD_REFUSALS: Counter "tidegate_known_good_refusals_total" ["domain" "key" "mode"] "Refused requests of callers that known_good of the domain names, by the key that names them; mode shadow: a shadow mode admits the request";
     UNKNOWN_DOMAINS: Counter "tidegate_unknown_domain_requests_total" [] "Requests with a domain that no rule file has; they are admitted without a limit";
     DELAYED: Counter "tidegate_delayed_requests_total" ["delivery"] "Admitted requests that a limit delayed; header: a header makes Envoy how long to wait; hold: the call is held here";
     HELD_CALLS: Gauge "tidegate_held_calls" [] "Calls held at present because a limit has delivery: hold";

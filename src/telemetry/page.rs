@@ -99,7 +99,7 @@ impl Family<'_> {
             let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| seconds(bound).to_string());
             line(page, self.metric, "_bucket", values, Some(&bound), upto.into());
         }
-        line(page, self.metric, "_sum", values, None, seconds(histogram.sum_us()).into());
+        line(page, self.metric, "_sum", values, None, seconds(histogram.sum()).into());
         line(page, self.metric, "_count", values, None, upto.into());
     }
 }

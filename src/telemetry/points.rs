@@ -66,7 +66,7 @@ impl Points {
             start_time_unix_nano: self.started_ns,
             time_unix_nano: self.now_ns,
             count: counts.iter().sum(),
-            sum: Some(seconds(histogram.sum_us())),
+            sum: Some(seconds(histogram.sum())),
             explicit_bounds: bounds.into_iter().flatten().map(seconds).collect(),
             bucket_counts: counts,
             ..HistogramDataPoint::default()

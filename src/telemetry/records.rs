@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::decision_id::{DecisionId, DecisionIds, DigestPart, Meaning};
+use super::headroom::Headroom;
+use super::page::Page;
 use super::recent::{RecentRefusals, Refused};
 use super::sample::{SAMPLE, is_sampled};
 use super::tap::Tap;
@@ -22,6 +24,7 @@ pub struct Records {
     pub top: Top,
     /// Decisions as they are made.
     pub tap: Arc<Tap>,
+    headroom: Headroom,
     ids: Option<DecisionIds>,
     clock: Arc<dyn Clock>,
     /// Number of requests.
@@ -49,6 +52,7 @@ impl Records {
             unmatched,
             top: Top::new(Arc::clone(&clock)),
             tap: Arc::new(Tap::new(Arc::clone(&clock))),
+            headroom: Headroom::default(),
             ids,
             clock,
             requests: AtomicU64::new(0),
@@ -60,6 +64,12 @@ impl Records {
         let now = self.clock.now();
         self.recent.forget_old(now);
         self.top.forget_old(now);
+        self.headroom.close_windows(now);
+    }
+
+    /// Writes the metrics of records.
+    pub(super) fn write_to(&self, page: &mut Page) {
+        self.headroom.write_to(page);
     }
 
     /// Returns an id for a decision.
@@ -83,10 +93,11 @@ impl Records {
         let is_sampled = is_sampled(number, SAMPLE);
         if is_sampled {
             let now = self.clock.now();
-            let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part.rule?)));
-            for (descriptor, rule) in limited.take(MOST_OF_REQUEST) {
+            let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part, part.rule?)));
+            for (descriptor, part, rule) in limited.take(MOST_OF_REQUEST) {
                 let entries = self.recent.hash_entries(request, Some(descriptor));
                 self.top.asked((request, decision, descriptor), &rule.path, entries, now);
+                self.headroom.saw(part, entries, now);
             }
         }
         if number < EXAMINED_FIRST || is_sampled {

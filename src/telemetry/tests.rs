@@ -67,6 +67,7 @@ fn decision<'a>(answers: &[Answered<'a>]) -> Decision<'a> {
         unavailable_for: None,
         wait: Wait::default(),
         warnings: Vec::new(),
+        known_good: None,
         hidden: Vec::new(),
         is_refusal_shadowed: false,
         is_unread: false,

@@ -209,13 +209,17 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
         let _ = writeln!(text, "{domain}: with {}", changed.join(", "));
     }
     for rule in rules.rules() {
-        let mut flags = format!("shadow_mode: {}, quota_mode: {}", rule.role().is_shadow(), rule.role().is_quota());
         // A line without an overlay is that of the reference.
-        if rules.is_overlaid(rule) {
-            let _ = write!(flags, ", from: {}", rules.places(rule));
-        }
+        let from = if rules.is_overlaid(rule) { format!(", from: {}", rules.places(rule)) } else { String::new() };
+        let flags = |is_shadow: bool| {
+            format!(
+                "shadow_mode: {}, quota_mode: {}{from}",
+                rule.role().is_shadow() || is_shadow,
+                rule.role().is_quota()
+            )
+        };
         if rule.is_unlimited() {
-            let _ = writeln!(text, "{}: unit=UNKNOWN requests_per_unit=0, {flags}", rule.path());
+            let _ = writeln!(text, "{}: unit=UNKNOWN requests_per_unit=0, {}", rule.path(), flags(false));
         }
         for limit in rule.limits() {
             let quota = limit.limit.quota();
@@ -223,7 +227,13 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
                 Some((unit, 1)) => unit.name().to_uppercase(),
                 _ => quota.window().length().to_string(),
             };
-            let _ = writeln!(text, "{}: unit={unit} requests_per_unit={}, {flags}", rule.path(), quota.limit());
+            let _ = writeln!(
+                text,
+                "{}: unit={unit} requests_per_unit={}, {}",
+                rule.path(),
+                quota.limit(),
+                flags(limit.is_shadow)
+            );
         }
     }
     text

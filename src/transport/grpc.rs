@@ -79,6 +79,11 @@ impl Edge {
         Arc::clone(&self.telemetry)
     }
 
+    /// Returns the limiter with which it decides.
+    pub fn limiter(&self) -> &Limiter {
+        &self.limiter
+    }
+
     /// Returns a function that counts the calls delayed at the time it is called.
     pub fn held_calls(&self) -> impl Fn() -> usize + use<> {
         let permits = Arc::clone(&self.permits);

@@ -131,6 +131,7 @@ mod tests {
             unavailable_for: None,
             wait: Wait { header: Micros::from_secs(3), hold: Micros::from_secs(2) },
             warnings: Vec::new(),
+            known_good: None,
             hidden: Vec::new(),
             is_refusal_shadowed: false,
             is_unread: false,

@@ -1,4 +1,4 @@
-//! The HTTP listener: `/healthcheck` and `/json`, as the reference has them, and `/metrics`.
+//! The HTTP listener: `/healthcheck` and `/json`, as the reference has them, `/check` for gateways that ask over HTTP, and `/metrics`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,6 +30,7 @@ use crate::proto::large::is_large;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
+mod check;
 mod read;
 mod room;
 #[cfg(test)]
@@ -65,7 +66,8 @@ pub fn routes(
     let door = Door { edge, most_bytes, admits: Arc::new(admits), room: Room::new() };
     Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
-        .route("/json", any(json).with_state(door))
+        .route("/json", any(json).with_state(door.clone()))
+        .route("/check/{*target}", any(check::check).with_state(door))
         .merge(metrics)
 }
 

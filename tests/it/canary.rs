@@ -9,6 +9,8 @@ use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescript
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::redis::Single;
@@ -56,11 +58,34 @@ fn request(key: &str, more: &[(&str, &str)]) -> RateLimitRequest {
 
 /// No page of the debug listener has the canary.
 async fn pages_are_clean(tidegate: &Tidegate, level: &str) {
-    for (path, seen) in [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys")] {
+    let counters = format!("/v1/counters?domain=edge&entry=api_key={CANARY}");
+    let pages =
+        [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys"), (&counters, "per-key")];
+    for (path, seen) in pages {
         let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let page = said(tidegate.debug, &ask).await;
         assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
     }
+}
+
+/// A stream of decisions from now on.
+async fn tap(tidegate: &Tidegate) -> TcpStream {
+    let mut stream = TcpStream::connect(tidegate.debug).await.expect("it listens");
+    let ask = "GET /v1/decisions HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(ask.as_bytes()).await.expect("it is sent");
+    // Its head says that it has begun.
+    let mut head = [0; 12];
+    stream.read_exact(&mut head).await.expect("an answer");
+    stream
+}
+
+/// What the stream has sent up to a refusal, and what came with it.
+async fn tapped(stream: &mut TcpStream) -> String {
+    let mut sent = Vec::new();
+    while !String::from_utf8_lossy(&sent).contains("\"refused\"") {
+        assert!(stream.read_buf(&mut sent).await.expect("decisions") > 0, "{}", String::from_utf8_lossy(&sent));
+    }
+    String::from_utf8_lossy(&sent).into_owned()
 }
 
 /// A request that a rule denies for another descriptor.
@@ -98,6 +123,7 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
             Tidegate::start(&rules, &settings.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
         let mut client = client.expect("it answers");
+        let mut decisions = tap(&tidegate).await;
         let mut refused = 0;
         for _ in 0..5 {
             for more in [&[("path", "/")][..], &[("path", ORDINARY)], &[]] {
@@ -110,6 +136,8 @@ async fn a_sensitive_value_is_found_nowhere_after_a_full_run() {
         assert!(answer.overall_code == 2 && is_clean(&answer.encode_to_vec()), "{level}: {answer:?}");
         assert!(refused > 0, "some were refused");
         pages_are_clean(&tidegate, level).await;
+        let decisions = tapped(&mut decisions).await;
+        assert!(decisions.contains("api_key") && is_clean(decisions.as_bytes()), "{level}: {decisions}");
 
         let keys = redis.cli(&["KEYS", "*"]).await;
         assert!(keys.contains("api_key=#") && is_clean(keys.as_bytes()), "{keys}");

@@ -13,6 +13,8 @@ mod access;
 mod answers;
 /// A value that is sensitive stands nowhere.
 mod canary;
+/// The HTTP check, for gateways that ask by a subrequest.
+mod check;
 /// The commands, as a user types them.
 mod cli;
 /// Many clients at one counter: never one too many, and nothing wasted.

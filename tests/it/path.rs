@@ -1,7 +1,7 @@
 //! Rules, requests and time, and the decisions that follow.
 
 use tidegate::algorithm::Algorithm;
-use tidegate::model::{Descriptor, Micros, Override};
+use tidegate::model::{Descriptor, Micros, Outcome, Override, Role};
 use tidegate::rulefile::{File, Options, load};
 
 use crate::world::{Answer, HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
@@ -142,6 +142,77 @@ descriptors:
         assert!(!refused);
         answers[1].admitted(left);
     }
+}
+
+#[test]
+fn a_limit_in_shadow_mode_watches_beside_the_enforced_ones() {
+    // The tighter limit has the algorithm and the window of the enforced one, and a counter of its own.
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: k
+    rate_limits:
+      - { unit: day, requests_per_unit: 2, shadow_mode: true, name: tighter }
+      - { unit: day, requests_per_unit: 4, name: enforced }
+",
+    );
+    for left in [3, 2, 1, 0] {
+        world.hit("k=1", 1).admitted(left);
+    }
+    let asked = world.ask(&request([descriptor("k=1")]));
+    assert_eq!(asked.outcome, Outcome::Refused);
+    let seen: Vec<_> = asked.answers.iter().map(|answer| (answer.limit, answer.role, answer.verdict.outcome)).collect();
+    let (tighter, enforced) = (Some("tighter"), Some("enforced"));
+    assert_eq!(seen, [(tighter, Role::Shadow, Outcome::Refused), (enforced, Role::Enforce, Outcome::Refused)]);
+    // A limit that the request sends counts as the first enforced limit does.
+    world.overridden("k=1", 20, 4).admitted(14);
+}
+
+#[test]
+fn a_limit_in_shadow_mode_gives_the_quotas_of_its_rule_no_room() {
+    let world = World::new(
+        "domain: d
+descriptors:
+  - key: k
+    quota_mode: true
+    rate_limits:
+      - { unit: day, requests_per_unit: 9, shadow_mode: true }
+      - { unit: day, requests_per_unit: 1 }
+",
+    );
+    world.hit("k=1", 1).admitted(0);
+    world.hit("k=1", 1).refused(0);
+}
+
+#[test]
+fn a_refusal_of_a_known_good_caller_is_noted() {
+    let rules = "domain: d
+entries: { ip: { as: ip } }
+known_good:
+  - { key: ip, cidr: [10.0.0.0/8] }
+  - { key: api_key, value: \"partner-*\" }
+descriptors:
+  - { key: user, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: watched, rate_limits: [{ unit: day, requests_per_unit: 0, shadow_mode: true }] }
+  - { key: bad, deny: true }
+";
+    let world = World::new(rules);
+    let noted = |asked: &[&str]| {
+        let request = request(asked.iter().map(|entries| descriptor(entries)));
+        let decision = world.ask(&request);
+        (decision.outcome, decision.known_good.map(str::to_owned))
+    };
+    let (admitted, refused) = (Outcome::Admitted, Outcome::Refused);
+    assert_eq!(noted(&["user=1", "ip=10.1.1.1"]), (admitted, None), "it is no refusal");
+    assert_eq!(noted(&["user=1", "ip=10.1.1.1"]), (refused, Some("ip".to_owned())));
+    assert_eq!(noted(&["user=1", "ip=[::ffff:10.1.1.1]:80"]), (refused, Some("ip".to_owned())));
+    assert_eq!(noted(&["user=1", "ip=192.0.2.1"]), (refused, None));
+    assert_eq!(noted(&["user=1,api_key=partner-7", "user=1"]), (refused, Some("api_key".to_owned())));
+    assert_eq!(noted(&["bad=1", "api_key=partner-7"]), (refused, Some("api_key".to_owned())));
+    assert_eq!(noted(&["watched=1,api_key=partner-7", "watched=1"]), (admitted, Some("api_key".to_owned())));
+    let world = World::with(rules, Options { shadow_mode: true, ..Options::default() });
+    let asked = request([descriptor("bad=1"), descriptor("api_key=partner-7")]);
+    assert_eq!(world.ask(&asked).known_good, Some("api_key"));
 }
 
 #[test]

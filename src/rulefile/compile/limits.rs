@@ -1,5 +1,6 @@
 //! Compiler for the limits of an item.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use foldhash::HashSet;
@@ -8,7 +9,7 @@ use super::{Compiler, Inherited, MOST_LIMITS};
 use crate::algorithm::Limit;
 use crate::model::{Delay, InvalidQuota, Leasing, Quota, Unit, Window};
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
-use crate::rulefile::problem::quoted;
+use crate::rulefile::problem::{Placed, quoted};
 use crate::rules::RuleLimit;
 use crate::rules::tree::Position;
 
@@ -56,7 +57,8 @@ impl Compiler<'_> {
                 for node in nodes.into_iter().take(MOST_LIMITS) {
                     let Some(limit) = self.limit(&node, inherited) else { continue };
                     let same = |other: &RuleLimit| {
-                        other.limit.algorithm() == limit.algorithm()
+                        other.is_shadow == node.shadow_mode.is_some()
+                            && other.limit.algorithm() == limit.algorithm()
                             && other.limit.quota().window().length() == limit.quota().window().length()
                     };
                     if let Some(first) = limits.iter().position(same) {
@@ -73,6 +75,7 @@ impl Compiler<'_> {
                     let cost = self.at_least_one(node.cost.as_ref(), inherited.file);
                     let leasing = node.lease.as_ref().map_or(inherited.lease, |lease| lease.value);
                     self.warning_is_possible(&node, &limit, inherited);
+                    self.only_watches(&node, inherited);
                     lines.push(node.place.line);
                     limits.push(RuleLimit {
                         limit,
@@ -81,12 +84,23 @@ impl Compiler<'_> {
                         cost,
                         delivery: node.delay.and_then(|delay| delay.delivery).unwrap_or_default(),
                         warn_at: node.warn_at.map(|percent| percent.value),
+                        is_shadow: node.shadow_mode.is_some(),
                         lease: leasing.terms().filter(|_| limit.can_be_leased().is_ok()),
                     });
                 }
                 Some((self.shared_limits.of(limits), false, Vec::new()))
             }
         }
+    }
+
+    /// Returns the factor in `found`, 1 if there is none. Reports a factor of 0.
+    pub(super) fn at_least_one(&mut self, found: Option<&Placed<u32>>, file: usize) -> NonZeroU32 {
+        let Some(Placed { value, place }) = found else { return NonZeroU32::MIN };
+        NonZeroU32::new(*value).unwrap_or_else(|| {
+            let message = "a cost of 0 counts nothing: write at least 1, or write `exempt: true` on the item if its requests are free";
+            self.error(file, *place, message.to_owned());
+            NonZeroU32::MIN
+        })
     }
 
     fn unlimited(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
@@ -143,6 +157,25 @@ impl Compiler<'_> {
         {
             let message = "a limit of 0 admits nothing, so it never sends a warning: remove `warn_at`".to_owned();
             self.warning(inherited.file, percent.place, message);
+        }
+    }
+
+    /// Reports what a limit that only watches cannot do.
+    fn only_watches(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
+        if node.shadow_mode.is_none() {
+            return;
+        }
+        let delay = node.delay.as_ref().map(|delay| ("delay", delay.place));
+        let warn_at = node.warn_at.as_ref().map(|percent| ("warn_at", percent.place));
+        for (key, place) in delay.into_iter().chain(warn_at) {
+            let message = format!(
+                "`{key}` concerns the client, and a limit with `shadow_mode` only watches: remove one of the two"
+            );
+            self.error(inherited.file, place, message);
+        }
+        if let Some(replaced) = node.replaces.first() {
+            let message = "`replaces` would take a limit out of force for one that refuses nothing (`shadow_mode`): remove one of the two";
+            self.error(inherited.file, replaced.place, message.to_owned());
         }
     }
 

@@ -398,7 +398,7 @@ fn nobody_meets(text: &str) -> String {
     )
 }
 
-fn invalid(text: &str, error: InvalidNetwork) -> String {
+pub(super) fn invalid(text: &str, error: InvalidNetwork) -> String {
     let text = quoted(text);
     match error {
         InvalidNetwork::Bits { most } => {

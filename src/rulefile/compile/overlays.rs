@@ -66,7 +66,7 @@ impl Compiler<'_> {
             "`replace` replaces limits, and this item decides the whole request: remove one of the two"
         } else if matches!(item.limits, LimitsNode::None) {
             "`replace` needs a limit in place of those that it replaces: write `rate_limit` beside it, or `rate_limit: { unlimited: true }`"
-        } else if item.shadow_mode {
+        } else if item.shadow_mode || item.limits.only_watch() {
             "`replace` takes the place of a limit that refuses, and `shadow_mode` refuses nothing, so nobody would be refused: remove one of the two"
         } else {
             return;

@@ -9,8 +9,18 @@ pub(crate) enum Level {
     File,
     /// An item of `descriptors`.
     Descriptor,
-    /// `rate_limit`, or an item of `rate_limits`.
+    /// `rate_limit`.
     Limit,
+    /// An item of `rate_limits`, with the keys of [`Level::Limit`] and more.
+    ListedLimit,
+    /// An item of `known_good`.
+    KnownGood,
+    /// `requests`.
+    Requests,
+    /// An entry of a descriptor in `requests`.
+    RequestEntry,
+    /// `missing` of such an entry.
+    Missing,
     /// An item of `replaces`.
     Replaced,
     /// A value in `entries`.
@@ -43,7 +53,7 @@ pub(crate) struct Key {
     pub(crate) is_of_reference: bool,
 }
 
-static KEYS: [Key; 62] = [
+static KEYS: [Key; 69] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -60,17 +70,24 @@ static KEYS: [Key; 62] = [
     own("ttl", &[Level::Lease]),
     own("colocate", &[Level::File]),
     own("entries", &[Level::File, Level::Overlay]),
+    own("known_good", &[Level::File]),
+    own("requests", &[Level::File]),
+    own("from_gateway", &[Level::Requests]),
+    own("trusted_proxies", &[Level::Requests]),
+    own("refusal_status", &[Level::Requests]),
+    own("from", &[Level::RequestEntry]),
+    own("missing", &[Level::RequestEntry]),
     own("as", &[Level::Normalizer]),
     own("v4_prefix", &[Level::Normalizer]),
     own("v6_prefix", &[Level::Normalizer]),
     own("case", &[Level::Normalizer]),
     own("sensitive", &[Level::Normalizer]),
-    of_reference("descriptors", &[Level::File, Level::Descriptor, Level::Overlay]),
-    of_reference("key", &[Level::Descriptor]),
-    of_reference("value", &[Level::Descriptor]),
-    own("values", &[Level::Descriptor]),
-    own("cidr", &[Level::Descriptor]),
-    own("values_file", &[Level::Descriptor]),
+    of_reference("descriptors", &[Level::File, Level::Descriptor, Level::Overlay, Level::Requests]),
+    of_reference("key", &[Level::Descriptor, Level::KnownGood, Level::RequestEntry]),
+    of_reference("value", &[Level::Descriptor, Level::KnownGood, Level::RequestEntry, Level::Missing]),
+    own("values", &[Level::Descriptor, Level::KnownGood]),
+    own("cidr", &[Level::Descriptor, Level::KnownGood]),
+    own("values_file", &[Level::Descriptor, Level::KnownGood]),
     own("deny", &[Level::Descriptor]),
     own("exempt", &[Level::Descriptor]),
     own("replace", &[Level::Descriptor]),
@@ -79,7 +96,7 @@ static KEYS: [Key; 62] = [
     own("expose", &[Level::Descriptor, Level::Apply]),
     of_reference("rate_limit", &[Level::Descriptor]),
     own("rate_limits", &[Level::Descriptor]),
-    of_reference("shadow_mode", &[Level::Descriptor]),
+    of_reference("shadow_mode", &[Level::Descriptor, Level::ListedLimit]),
     of_reference("quota_mode", &[Level::Descriptor]),
     of_reference("detailed_metric", &[Level::Descriptor]),
     of_reference("value_to_metric", &[Level::Descriptor]),
@@ -100,7 +117,7 @@ static KEYS: [Key; 62] = [
     own("beyond", &[Level::Delay]),
     own("delivery", &[Level::Delay]),
     of_reference("unlimited", &[Level::Limit]),
-    of_reference("name", &[Level::Limit, Level::Replaced, Level::Match]),
+    of_reference("name", &[Level::Limit, Level::Replaced, Level::Match, Level::RequestEntry]),
     of_reference("replaces", &[Level::Limit]),
     own("callers", &[Level::Callers]),
     own("names", &[Level::Caller]),
@@ -115,6 +132,11 @@ impl Level {
             Self::File => "at the top of the file",
             Self::Descriptor => "in a descriptor",
             Self::Limit => "inside `rate_limit`",
+            Self::ListedLimit => "in an item of `rate_limits`",
+            Self::KnownGood => "in an item of `known_good`",
+            Self::Requests => "inside `requests`",
+            Self::RequestEntry => "in an entry of `requests`",
+            Self::Missing => "inside `missing`",
             Self::Replaced => "inside `replaces`",
             Self::Normalizer => "inside an item of `entries`",
             Self::Delay => "inside `delay`",
@@ -153,7 +175,7 @@ impl Key {
 
     /// Returns true if the key belongs at `level`.
     pub(crate) fn belongs(&self, level: Level) -> bool {
-        self.levels.contains(&level)
+        self.levels.contains(&level) || (level == Level::ListedLimit && self.belongs(Level::Limit))
     }
 
     /// Returns advice where the key belongs, for one that was found at `level`.

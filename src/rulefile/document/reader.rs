@@ -21,6 +21,7 @@ mod limits;
 mod lists;
 mod metadata;
 mod overlay;
+mod requests;
 mod values;
 
 /// Maximum memory of a document: 192 MiB.
@@ -92,6 +93,8 @@ impl<'t> Reader<'_, 't> {
         let mut colocate = None;
         let mut normalizers = Vec::new();
         let mut descriptors = Vec::new();
+        let mut known_good = Vec::new();
+        let mut requests = None;
         for entry in mapping.map(|mapping| self.entries(mapping, level)).unwrap_or_default() {
             match entry.name {
                 "domain" | "overlay" => {
@@ -104,7 +107,9 @@ impl<'t> Reader<'_, 't> {
                 "lease" => lease = self.lease(entry),
                 "colocate" => colocate = self.word(entry, &Colocation::ALL).map(|word| word.value),
                 "entries" => normalizers = self.normalizers(entry),
-                "descriptors" => descriptors = self.descriptors(entry),
+                "descriptors" => descriptors = self.descriptors(entry, Level::Descriptor),
+                "known_good" => known_good = self.descriptors(entry, Level::KnownGood),
+                "requests" => requests = self.requests(entry).map(Box::new),
                 "apply" => apply = self.apply(entry),
                 _ => {}
             }
@@ -134,6 +139,8 @@ impl<'t> Reader<'_, 't> {
             colocate,
             entries: normalizers,
             descriptors,
+            known_good,
+            requests,
             overlay: is_overlay.then_some(apply),
         })
     }
@@ -163,7 +170,7 @@ impl<'t> Reader<'_, 't> {
         }
     }
 
-    fn descriptors(&mut self, entry: MapEntry<'t>) -> Vec<DescriptorNode> {
+    fn descriptors(&mut self, entry: MapEntry<'t>, level: Level) -> Vec<DescriptorNode> {
         let Some(items) = self.list(entry, "`- key: NAME`") else { return Vec::new() };
         let mut descriptors = self.room_for(&items);
         for item in items {
@@ -175,7 +182,7 @@ impl<'t> Reader<'_, 't> {
                 continue;
             };
             self.take(size_of::<DescriptorNode>(), item.place);
-            let descriptor = self.descriptor(item.place, mapping);
+            let descriptor = self.descriptor(item.place, mapping, level);
             if self.is_building {
                 descriptors.push(descriptor);
             }
@@ -183,11 +190,11 @@ impl<'t> Reader<'_, 't> {
         descriptors
     }
 
-    fn descriptor(&mut self, place: Position, mapping: Nodes<'t>) -> DescriptorNode {
+    fn descriptor(&mut self, place: Position, mapping: Nodes<'t>, level: Level) -> DescriptorNode {
         let mut node = DescriptorNode { place, ..DescriptorNode::default() };
         let mut limits_entry: Option<MapEntry<'t>> = None;
         let mut empty_value: Option<Position> = None;
-        for entry in self.entries(mapping, Level::Descriptor) {
+        for entry in self.entries(mapping, level) {
             match entry.name {
                 "key" => node.key = self.text(entry),
                 "value" => {
@@ -231,7 +238,7 @@ impl<'t> Reader<'_, 't> {
                 "remember_refusals" => node.remember_refusals = self.said(entry),
                 "lease" => node.lease = self.lease(entry).map(|lease| lease.value),
                 "on_store_overload" => node.on_store_overload = self.policy(entry),
-                "descriptors" => node.descriptors = self.descriptors(entry),
+                "descriptors" => node.descriptors = self.descriptors(entry, Level::Descriptor),
                 _ => {}
             }
         }

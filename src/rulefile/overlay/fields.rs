@@ -156,6 +156,7 @@ impl Laying<'_> {
     ) {
         let before = changing.limit.clone();
         change(changing.limit);
+        let is_shadow = changing.limit.shadow_mode.is_some();
         let why = match compile::limit(changing.limit) {
             Err((_, why)) => Some(why),
             Ok(limit) => {
@@ -165,7 +166,8 @@ impl Laying<'_> {
                             && other.quota().window().length() == limit.quota().window().length()
                     })
                 };
-                let is_shared = changing.others.iter().any(shares);
+                let mut others = changing.others.iter().filter(|other| other.shadow_mode.is_some() == is_shadow);
+                let is_shared = others.any(shares);
                 is_shared.then(|| {
                     "another limit of the rule has this algorithm and window, so both would share a counter".to_owned()
                 })

@@ -70,6 +70,8 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
                     colocate: None,
                     entries: Vec::new(),
                     descriptors,
+                    known_good: Vec::new(),
+                    requests: None,
                     overlay: None,
                 },
             ));

@@ -14,6 +14,10 @@ use crate::algorithm::Charge;
 use crate::model::{Charging, LeaseTerms, Micros, Outcome, Provenance, Verdict};
 use crate::store::{Charged, Granted, StoreError};
 
+/// The lengths of a lease within which two requests of a counter get it one: 3. The second of two requests with more time between them is
+/// seldom followed by a third before its lease ends.
+const LATELY: u64 = 3;
+
 /// Leases as a whole. Those of each counter are in its shard.
 #[derive(Default)]
 pub(super) struct Leased {
@@ -134,7 +138,8 @@ impl Known {
             let Some(terms) = leasable(charge) else { continue };
             let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
             let KnownShard { leases, replies, .. } = &mut *shard.lock();
-            if replies.get(fingerprint).is_some_and(|before| before.was_admitted_within(now, terms.ttl())) {
+            let lately = Micros::new(terms.ttl().get().saturating_mul(LATELY));
+            if replies.get(fingerprint).is_some_and(|before| before.was_admitted_within(now, lately)) {
                 self.want(leases, charge, terms, now);
             }
             let hits = leases.carry(charge, now, replicas);

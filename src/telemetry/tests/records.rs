@@ -170,3 +170,33 @@ fn what_is_old_is_erased_without_a_reader() {
     }
     assert!(full.contains("kept: 1"), "{full}");
 }
+
+#[test]
+fn the_highest_share_of_each_key_in_each_window_is_counted() {
+    let (telemetry, time) = keeping();
+    let records = telemetry.records().expect("kept");
+    let user = plain(0, "user");
+    // About one request of 16 is seen. The limit is 10 in a minute; 4 are left, then 1, and in the next minute 9.
+    let ask = |value: &str, used: u32| {
+        for _ in 0..64 {
+            telemetry.observe(&request(&[("user", value)]), &decision(&[asked(Some(&user), 10, used - 1, 1)]), None);
+        }
+    };
+    ask("a", 6);
+    ask("b", 2);
+    ask("a", 9);
+    records.forget_old();
+    assert!(!telemetry.page().contains("tidegate_key_peak_share_count"), "the minute is not over");
+    time.store(60, Ordering::Relaxed);
+    ask("a", 1);
+    records.forget_old();
+    time.store(120, Ordering::Relaxed);
+    records.forget_old();
+    let page = telemetry.page();
+    let line = |rest: &str| page.contains(&format!("tidegate_key_peak_share{rest}\n"));
+    assert!(line("_count{domain=\"edge\",rule=\"edge.user\"} 3"), "{page}");
+    let upto = |bound: &str, count: u32| {
+        line(&format!("_bucket{{domain=\"edge\",rule=\"edge.user\",le=\"{bound}\"}} {count}"))
+    };
+    assert!(upto("0.1", 1) && upto("0.25", 2) && upto("0.75", 2) && upto("0.9", 3), "{page}");
+}

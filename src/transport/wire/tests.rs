@@ -86,6 +86,7 @@ fn decision<'a>(outcome: Outcome, retry: Option<Micros>, parts: impl IntoIterato
         unavailable_for: None,
         wait: Wait::default(),
         warnings: Vec::new(),
+        known_good: None,
         hidden: Vec::new(),
         is_refusal_shadowed: false,
         is_unread: false,

@@ -1,6 +1,6 @@
 //! `tidegate counter`: what is left of limits, without spending.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
 use rustix::process::Signal;
 
@@ -58,6 +58,12 @@ async fn what_is_left_of_each_limit_is_read_at_every_instance_and_nothing_is_spe
         let (code, told, _) = counter(&both[..1], domain, descriptor);
         assert_eq!((code, told.contains(why)), (Some(1), true), "{told}");
     }
+
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let with_silent = [one.debug, silent.local_addr().expect("an address")];
+    let (code, told, errors) = counter(&with_silent, "edge", "user=ann");
+    assert!(code == Some(0) && told.contains("3 of 9 used"), "{told}");
+    assert!(errors.contains(&format!("{} is missing below: no answer within 500ms", with_silent[1])), "{errors}");
 
     other.kill();
     other.ended().await;

@@ -72,6 +72,8 @@ const WITHOUT_TOTAL: &[&str] = &[
 ];
 
 const RULES: &str = "domain: edge
+known_good:
+  - { key: little, value: \"*\" }
 descriptors:
   - { key: much, rate_limit: { unit: year, requests_per_unit: 4000000000 } }
   - { key: little, rate_limit: { unit: year, requests_per_unit: 1 } }
@@ -279,6 +281,7 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
         began,
         &[
             ("TidegateUnknownDomain", "callers"),
+            ("TidegateKnownGoodRefused", "callers"),
             ("TidegateInvalidRequests", "callers"),
             ("TidegateRefusalsAboveNormal", "callers"),
             ("TidegateDecisionRateOffBaseline", "memory"),

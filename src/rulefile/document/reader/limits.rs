@@ -15,7 +15,7 @@ impl<'t> Reader<'_, 't> {
             return LimitsNode::None;
         };
         let mappings = self.mappings(entry.value, mapping);
-        let (limit, unlimited) = self.limit(entry.value.place, mappings);
+        let (limit, unlimited) = self.limit(entry.value.place, mappings, Level::Limit);
         if unlimited.is_some_and(|(_, is_unlimited)| is_unlimited) {
             return LimitsNode::Unlimited(Box::new(limit));
         }
@@ -35,7 +35,7 @@ impl<'t> Reader<'_, 't> {
             });
         }
         let limits = self.list_of_mappings(entry, items, EXAMPLE, |reader, item, mapping| {
-            let (limit, unlimited) = reader.limit(item.place, [mapping]);
+            let (limit, unlimited) = reader.limit(item.place, [mapping], Level::ListedLimit);
             if let Some((place, _)) = unlimited {
                 reader.report.error(place, || {
                     "`unlimited` is not allowed in `rate_limits`: remove it, or write `rate_limit: {unlimited: true}` \
@@ -79,11 +79,12 @@ impl<'t> Reader<'_, 't> {
         &mut self,
         place: Position,
         mappings: impl IntoIterator<Item = Nodes<'t>>,
+        level: Level,
     ) -> (LimitNode, Option<(Position, bool)>) {
         let mut node = LimitNode { place, ..LimitNode::default() };
         let mut unlimited = None;
         let mut has_number = false;
-        for entry in self.entries_of(mappings, Level::Limit) {
+        for entry in self.entries_of(mappings, level) {
             match entry.name {
                 "unit" => node.unit = self.text(entry),
                 "unit_multiplier" => node.unit_multiplier = self.number(entry),
@@ -99,6 +100,7 @@ impl<'t> Reader<'_, 't> {
                 "warn_at" => node.warn_at = self.percent(entry),
                 "delay" => node.delay = self.delay(entry),
                 "lease" => node.lease = self.lease(entry),
+                "shadow_mode" => node.shadow_mode = self.flag(entry).then_some(entry.place),
                 "unlimited" => unlimited = Some((entry.place, self.flag(entry))),
                 "name" => node.name = self.text(entry),
                 "replaces" => node.replaces = self.replaces(entry),

@@ -1,0 +1,155 @@
+//! `/check/DOMAIN`: the HTTP check, for gateways that ask by a subrequest. The status is the answer.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body::Body as _;
+use prost::Message;
+
+use super::read;
+use super::room::SMALL_BODY_BYTES;
+use super::{Decided, Door, failed, not_json};
+use crate::limiter::CallerTime;
+use crate::model::{Descriptor, Entry as ReadEntry};
+use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::transport::callers::ConnectionCaller;
+use crate::transport::grpc::Edge;
+use crate::transport::protocol::PeerAddress;
+use crate::transport::waiting::ReadEmpty;
+
+/// What is asked: the descriptors of the original request, or those in the body.
+enum Asked {
+    Descriptors(Vec<Descriptor>),
+    Body,
+}
+
+/// A check that is not decided by a limit.
+type Other = Box<Response>;
+
+pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let mut response = door.check(&head, body).await.unwrap_or_else(|other| *other);
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+impl Door {
+    async fn check(&self, head: &Parts, body: Body) -> Result<Response, Other> {
+        let caller = head.extensions.get::<Arc<ConnectionCaller>>();
+        if caller.is_some_and(|caller| caller.is_granted_nothing()) {
+            return Err(refused(
+                StatusCode::FORBIDDEN,
+                "CALLERS_FILE grants nothing to `anonymous`, so /check is closed",
+            ));
+        }
+        let (domain, path) = target(head);
+        let (refusal, asked) = self.asked(head, domain, path)?;
+        let decided = match asked {
+            Asked::Descriptors(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
+            Asked::Descriptors(descriptors) => {
+                let descriptors = descriptors.into_iter().map(wire).collect();
+                let mut request = RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 };
+                Edge::restrict(caller.map(AsRef::as_ref), &mut request)
+                    .map_err(|undecided| Box::new(failed(&undecided)))?;
+                let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
+                let timeout = CallerTime { timeout: None, waited };
+                self.edge.decide(request, timeout, None).await.map_err(|undecided| Box::new(failed(&undecided)))?
+            }
+            Asked::Body => self.of_body(head, domain, body).await?,
+        };
+        Ok(answer(decided, refusal))
+    }
+
+    /// Returns the status of a refusal, and what is asked about `domain`.
+    fn asked(&self, head: &Parts, domain: &str, path: &str) -> Result<(StatusCode, Asked), Other> {
+        // A peer that has already left has no address.
+        let peer = head.extensions.get().map_or(IpAddr::from(Ipv4Addr::UNSPECIFIED), |PeerAddress(address)| *address);
+        let rules = self.edge.limiter().rules();
+        let Some(requests) = rules.requests(domain) else {
+            let why = "no rule file with `requests` has this domain: the path is /check/DOMAIN";
+            return Err(refused(StatusCode::NOT_FOUND, why));
+        };
+        if !requests.trusts(peer) {
+            return Err(refused(StatusCode::FORBIDDEN, "`trusted_proxies` of the domain does not name this peer"));
+        }
+        let refusal = StatusCode::from_u16(requests.refusal_status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+        if requests.are_in_body() {
+            if head.method != Method::POST {
+                return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "the descriptors are sent by POST, as JSON"));
+            }
+            return Ok((refusal, Asked::Body));
+        }
+        let descriptors = requests.read(peer, &head.method, path, &head.headers).map_err(|unreadable| {
+            self.edge.telemetry().invalid();
+            refused(refusal, &unreadable.to_string())
+        })?;
+        Ok((refusal, Asked::Descriptors(descriptors)))
+    }
+
+    /// Decides on the descriptors in the body.
+    async fn of_body(&self, head: &Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Other> {
+        let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64);
+        let _permit = if is_small { None } else { Some(self.room.permit().await) };
+        let body = match self.whole(body).await {
+            Ok(body) => body,
+            Err(unread) => return Err(Box::new(self.unread(head, unread).await)),
+        };
+        let message = read::read(&body).map_err(|error| Box::new(not_json(&error)))?;
+        let Decided { response, .. } =
+            self.decide(head, of_domain(&message, domain), &mut None).await.map_err(Box::new)?;
+        Ok(response)
+    }
+}
+
+/// Returns the domain, and the path and query behind it.
+fn target(head: &Parts) -> (&str, &str) {
+    let target = head.uri.path_and_query().map_or("", |target| target.as_str());
+    let behind = target.strip_prefix("/check/").unwrap_or_default();
+    let (domain, path) = behind.split_at(behind.find(['/', '?']).unwrap_or(behind.len()));
+    (domain, if path.starts_with('/') { path } else { "/" })
+}
+
+/// Returns an encoded request with another domain: of a field that comes twice, the later one counts.
+fn of_domain(message: &Bytes, domain: &str) -> Bytes {
+    let domain = RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() };
+    [&message[..], &domain.encode_to_vec()].concat().into()
+}
+
+fn wire(descriptor: Descriptor) -> RateLimitDescriptor {
+    let entry = |ReadEntry { key, value }: ReadEntry| Entry { key, value };
+    RateLimitDescriptor {
+        entries: descriptor.entries.into_iter().map(entry).collect(),
+        ..RateLimitDescriptor::default()
+    }
+}
+
+/// Returns the answer to a check that was decided.
+fn answer(response: RateLimitResponse, refusal: StatusCode) -> Response {
+    let status = match response.overall_code() {
+        Code::Ok => StatusCode::OK,
+        Code::OverLimit => refusal,
+        Code::Unknown => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let mut answer = (status, Body::from(response.raw_body)).into_response();
+    for header in response.response_headers_to_add {
+        let name = HeaderName::from_bytes(header.key.as_bytes());
+        if let Ok((name, value)) = name.map_err(drop).and_then(|name| Ok((name, header.value.parse().map_err(drop)?))) {
+            answer.headers_mut().insert(name, value);
+        }
+    }
+    answer
+}
+
+/// Returns the answer to a check that no limit decides, with the reason. It is a refusal.
+fn refused(status: StatusCode, why: &str) -> Other {
+    Box::new((status, format!("The request was not decided: {why}.\n")).into_response())
+}

@@ -1,0 +1,192 @@
+//! The HTTP check: `/check/DOMAIN`.
+
+use std::net::SocketAddr;
+
+use crate::support::{Tidegate, rule_file, said};
+
+mod gateways;
+
+/// Rules whose gateway is `GATEWAY`; five requests of an address, two of a path, three of a key.
+const RULES: &str = "domain: edge
+charging: all_or_nothing
+requests:
+  from_gateway: GATEWAY
+  trusted_proxies: [127.0.0.0/8, 10.0.0.0/8]
+  refusal_status: STATUS
+  descriptors:
+    - [{ key: remote_address, from: client_ip }]
+    - [{ key: path, from: path }, { key: method, from: method }]
+    - [{ key: api_key, from: header, name: x-api-key, missing: { value: anonymous } }]
+    - [{ key: user, from: header, name: x-user-id, missing: skip }]
+    - [{ key: tier, value: all }]
+descriptors:
+  - { key: remote_address, value: 192.0.2.66, deny: true, message: Go away. }
+  - { key: remote_address, rate_limit: { unit: year, requests_per_unit: 5 } }
+  - key: path
+    value: /login
+    descriptors: [{ key: method, value: POST, rate_limit: { unit: year, requests_per_unit: 2 } }]
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 3 } }
+";
+
+async fn server(gateway: &str, variables: &[(&str, &str)]) -> Tidegate {
+    let rules = rule_file(&RULES.replace("GATEWAY", gateway).replace("STATUS", "403"));
+    Tidegate::start(rules.path(), variables).await
+}
+
+/// The status, the headers in lower case and the body of the answer to a check with these headers.
+async fn ask(at: SocketAddr, method: &str, target: &str, headers: &[(&str, &str)]) -> (u16, String, String) {
+    let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let answer = said(at, &format!("{method} {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{lines}\r\n")).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{head}"));
+    (status, head.to_lowercase(), body.to_owned())
+}
+
+/// Asks as NGINX does, and returns the status.
+async fn nginx(tidegate: &Tidegate, client: &str, method: &str, uri: &str, more: &[(&str, &str)]) -> u16 {
+    let own = [("x-forwarded-for", client), ("x-original-method", method), ("x-original-uri", uri)];
+    ask(tidegate.http, "GET", "/check/edge", &[&own, more].concat()).await.0
+}
+
+#[tokio::test]
+async fn the_status_is_the_answer_with_the_headers_and_the_body_that_are_chosen() {
+    let tidegate = server("nginx", &[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
+    let asked = [("x-forwarded-for", "192.0.2.1"), ("x-original-method", "POST"), ("x-original-uri", "/login?a=b")];
+    for left in [1, 0] {
+        let (status, head, body) = ask(tidegate.http, "GET", "/check/edge", &asked).await;
+        assert_eq!((status, body.as_str()), (200, ""), "{head}");
+        assert!(head.contains("\r\ncache-control: no-store") && head.contains(&format!(";r={left};")), "{head}");
+    }
+    let (status, head, body) = ask(tidegate.http, "GET", "/check/edge", &asked).await;
+    assert_eq!(status, 403, "{head}");
+    assert!(head.contains("\r\ncache-control: no-store") && head.contains("\r\nretry-after: "), "{head}");
+    assert!(head.contains("\r\ncontent-type: application/") && body.starts_with('{'), "{head} {body}");
+    let denied = [("x-forwarded-for", "192.0.2.66"), ("x-original-method", "GET"), ("x-original-uri", "/")];
+    let (status, _, body) = ask(tidegate.http, "GET", "/check/edge", &denied).await;
+    assert!(status == 403 && body.contains("Go away."), "{body}");
+
+    let (status, _, body) = ask(tidegate.http, "GET", "/check/nothing", &asked).await;
+    assert!(status == 404 && body.contains("/check/DOMAIN"), "{body}");
+    let page = tidegate.metrics().await;
+    assert!(page.contains("outcome=\"refused\""), "{page}");
+}
+
+#[tokio::test]
+async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
+    let tidegate = server("nginx", &[]).await;
+    let spellings =
+        ["/login", "/login?x=1", "//login", "/./login", "/%6cogin", "/a/../login", "http://elsewhere/login"];
+    let mut admitted = 0;
+    for (number, uri) in spellings.iter().enumerate() {
+        let forged =
+            [("x-forwarded-uri", "/free"), ("x-forwarded-method", "GET"), ("content-type", "application/json")];
+        let client = format!("192.0.2.{number}");
+        admitted += u32::from(nginx(&tidegate, &client, "POST", uri, &forged).await == 200);
+    }
+    assert_eq!(admitted, 2, "each spelling is the same path");
+
+    // What stands left of the client's address is its own word. Right of it are the proxies.
+    let chains = [
+        "198.51.100.7",
+        "1.1.1.1, 198.51.100.7",
+        "10.0.0.1, 198.51.100.7, 10.9.9.9",
+        "::ffff:198.51.100.7",
+        "[::ffff:c633:6407]:443",
+        "2001:db8::1, 198.51.100.7:1234",
+        "127.0.0.1,198.51.100.7 , 10.0.0.1",
+    ];
+    let mut admitted = 0;
+    for (number, chain) in chains.iter().enumerate() {
+        admitted += u32::from(nginx(&tidegate, chain, "GET", &format!("/{number}"), &[]).await == 200);
+    }
+    assert_eq!(admitted, 5, "each chain is of the same client");
+
+    let refused = [
+        ("192.0.2.100, unknown", "GET", "/", vec![]),
+        ("192.0.2.100, 192.0.2.1%eth0", "GET", "/", vec![]),
+        ("", "GET", "/", vec![]),
+        ("192.0.2.100", "GET", "login", vec![]),
+        ("192.0.2.100", "GET", "", vec![]),
+        ("192.0.2.100", "", "/", vec![]),
+        ("192.0.2.100", "GET", "/", vec![("x-original-uri", "/")]),
+        ("192.0.2.100", "GET", "/", vec![("x-api-key", "a"), ("x-api-key", "b")]),
+    ];
+    for (client, method, uri, more) in refused {
+        let status = nginx(&tidegate, client, method, uri, &more).await;
+        assert_eq!(status, 403, "{client:?} {method:?} {uri:?} {more:?}");
+    }
+    let body = r#"{"descriptors":[{"entries":[{"key":"tier","value":"free"}]}]}"#;
+    let length = body.len().to_string();
+    let json = [("content-type", "application/json"), ("content-length", length.as_str())];
+    let line = format!(
+        "POST /check/edge HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{}: {}\r\n{}: {}\r\n\r\n{body}",
+        json[0].0, json[0].1, json[1].0, json[1].1
+    );
+    assert!(said(tidegate.http, &line).await.starts_with("HTTP/1.1 403"), "the body of a gateway's domain is not read");
+}
+
+#[tokio::test]
+async fn each_gateway_has_its_own_headers_and_only_named_peers_may_ask() {
+    for (gateway, uri, method) in [
+        ("nginx", "x-original-uri", "x-original-method"),
+        ("traefik", "x-forwarded-uri", "x-forwarded-method"),
+        ("caddy", "x-forwarded-uri", "x-forwarded-method"),
+    ] {
+        let tidegate = server(gateway, &[]).await;
+        let mut statuses = Vec::new();
+        for client in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+            let headers = [("x-forwarded-for", client), (uri, "/login"), (method, "POST")];
+            statuses.push(ask(tidegate.http, "GET", "/check/edge", &headers).await.0);
+        }
+        assert_eq!(statuses, [200, 200, 403], "{gateway}");
+        let (status, _, body) = ask(tidegate.http, "GET", "/check/edge", &[("x-forwarded-for", "192.0.2.4")]).await;
+        assert!(status == 403 && body.contains(&format!("the header {uri} is missing")), "{gateway}: {body}");
+    }
+    let tidegate = server("envoy", &[]).await;
+    let mut statuses = Vec::new();
+    for target in ["/check/edge/login", "/check/edge/login?a", "/check/edge//login"] {
+        statuses.push(ask(tidegate.http, "POST", target, &[("x-forwarded-for", "192.0.2.1")]).await.0);
+    }
+    assert_eq!(statuses, [200, 200, 403], "the path is behind the domain");
+
+    let rules = rule_file(&RULES.replace("GATEWAY", "nginx").replace("STATUS", "429").replace("127.0.0.0/8, ", ""));
+    let strict = Tidegate::start(rules.path(), &[]).await;
+    let (status, _, body) = ask(strict.http, "GET", "/check/edge", &[("x-original-uri", "/")]).await;
+    assert!(status == 403 && body.contains("trusted_proxies"), "{body}");
+}
+
+#[tokio::test]
+async fn without_a_gateway_the_descriptors_are_in_the_body() {
+    let rules = rule_file(
+        "domain: jobs
+requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
+descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
+",
+    );
+    let tidegate = Tidegate::start(rules.path(), &[("RESPONSE_HEADERS", "ietf")]).await;
+    // The domain is that of the path, whatever the body says.
+    let body = r#"{"domain":"other","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
+    let post = |body: &str| {
+        format!(
+            "POST /check/jobs HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let mut statuses = Vec::new();
+    for _ in 0..3 {
+        statuses.push(said(tidegate.http, &post(body)).await[9..12].to_owned());
+    }
+    assert_eq!(statuses, ["200", "200", "429"]);
+    assert!(said(tidegate.http, &post("{")).await.starts_with("HTTP/1.1 400"));
+    assert!(said(tidegate.http, &post(&format!("{}{body}", " ".repeat(300 << 10)))).await.starts_with("HTTP/1.1 413"));
+    assert_eq!(ask(tidegate.http, "GET", "/check/jobs", &[]).await.0, 405);
+    assert_eq!(ask(tidegate.http, "GET", "/check/jobs/", &[]).await.0, 405);
+}
+
+#[tokio::test]
+async fn a_check_that_the_store_cannot_decide_is_503_with_the_policy_error() {
+    let rules = rule_file(&RULES.replace("GATEWAY", "envoy").replace("STATUS", "429"));
+    let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1"), ("ON_STORE_FAILURE", "error")]).await;
+    let (status, head, _) = ask(tidegate.http, "GET", "/check/edge/", &[("x-forwarded-for", "192.0.2.1")]).await;
+    assert!(status == 503 && head.contains("cache-control: no-store"), "{head}");
+}
