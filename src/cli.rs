@@ -55,9 +55,9 @@ pub fn run() -> ExitCode {
     let matches = Command::new("tidegate")
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limit decision service for Envoy, API gateways and microservices")
-        .after_help(
+        .after_help(with_braces(
             "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml\n  Measure a running server under load:\n    tidegate bench --domain edge --descriptor user=u{n}\n  Tell who was refused lately, and why:\n    tidegate why\n  Show who is refused most:\n    tidegate top\n  Show what no rule matches:\n    tidegate top --unmatched",
-        )
+        ))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(names)
@@ -72,6 +72,11 @@ pub fn run() -> ExitCode {
         }
         None => ExitCode::from(FAILED),
     }
+}
+
+/// Returns a text for `--help` in which `{n}` stays. clap prints a line break in its place, so an escape sequence without effect divides it.
+fn with_braces(text: &str) -> String {
+    text.replace("{n}", "{\u{1b}[0mn}")
 }
 
 /// Returns the command line to parse. Gateways start the reference as `/bin/ratelimit` without arguments; this means `serve`.

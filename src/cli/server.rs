@@ -9,17 +9,30 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use rustls::{AlertDescription, CertificateError, ClientConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::dial::TcpTimeouts;
 use crate::dial::grpc::{GrpcServer, over_socket, with_causes};
 use crate::dial::tls::{Tls, TlsFiles};
+use crate::dial::{self, TcpTimeouts};
 use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
 use crate::model::Micros;
 
 /// Beginning of the address of a Unix socket.
 const UNIX: &str = "unix:";
+
+/// Connection to a server.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Place of a server.
+enum Place {
+    Socket(PathBuf),
+    Tcp { host: String, port: u16 },
+}
 
 /// Returns the argument for the address of the server.
 pub(super) fn address() -> Arg {
@@ -58,31 +71,85 @@ pub(super) fn arguments() -> [Arg; 5] {
 /// If the address is none, a file cannot be used, or no server accepts the connection.
 pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Duration) -> anyhow::Result<Channel> {
     let with = |endpoint: Endpoint| endpoint.connect_timeout(timeout).timeout(timeout);
-    let connected = if let Some(path) = address.strip_prefix(UNIX) {
-        ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
-        match tls(matches, None)? {
+    let connected = match place(address)? {
+        Place::Socket(path) => match tls(matches, None)? {
             None => with(Endpoint::from_shared(address.to_owned())?).connect().await,
-            Some((config, name)) => over_socket(path.into(), config, name, with).await,
+            Some((config, name)) => over_socket(path, config, name, with).await,
+        },
+        Place::Tcp { host, port } => {
+            let tls = tls(matches, Some(&host))?;
+            let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
+            GrpcServer { host, port, tls, timeouts }.connect(with).await
         }
-    } else {
-        let (host, port) = address
-            .rsplit_once(':')
-            .and_then(|(host, port)| Some((host, port.parse().ok()?)))
-            .with_context(not_an_address(address))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        ensure!(!host.is_empty(), not_an_address(address)());
-        let tls = tls(matches, Some(&host))?;
-        let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
-        GrpcServer { host, port, tls, timeouts }.connect(with).await
     };
-    connected.map_err(|error| {
-        let how = if is_tls(matches) { " over TLS" } else { "" };
-        anyhow::anyhow!(
-            "no ShouldRateLimit server answers at {address}{how}: {}{}",
-            with_causes(&error),
-            advice(address, &error, matches).unwrap_or("; start one with `tidegate serve`, or set --address HOST:PORT")
-        )
+    connected.map_err(|error| not_connected(address, &error, matches))
+}
+
+/// Opens a connection for HTTP/2 to the server at `address` within `timeout`. Returns it and its origin, as in a URL.
+///
+/// # Errors
+/// As [`connect`].
+pub(super) async fn stream(
+    address: &str,
+    matches: &ArgMatches,
+    timeout: Duration,
+) -> anyhow::Result<(Box<dyn Stream>, String)> {
+    let place = place(address)?;
+    let host = match &place {
+        Place::Socket(_) => None,
+        Place::Tcp { host, .. } => Some(&**host),
+    };
+    let tls = tls(matches, host)?.map(|(mut config, name)| {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        (config, name)
+    });
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let opened = tokio::time::timeout(timeout, open(&place, tls, timeout)).await;
+    let opened = opened.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
+    let stream = opened.map_err(|error| not_connected(address, &error, matches))?;
+    let authority = match &place {
+        // A socket has no host.
+        Place::Socket(_) => "localhost".to_owned(),
+        Place::Tcp { host, port } => dial::authority(host, *port),
+    };
+    Ok((stream, format!("{scheme}://{authority}")))
+}
+
+async fn open(place: &Place, tls: Option<(ClientConfig, String)>, timeout: Duration) -> io::Result<Box<dyn Stream>> {
+    let timeouts = TcpTimeouts { keepalive: timeout, unacknowledged: timeout };
+    Ok(match (place, tls) {
+        (Place::Socket(path), None) => Box::new(UnixStream::connect(path).await?),
+        (Place::Socket(path), Some((config, name))) => Box::new(dial::socket_tls(path, config, &name).await?),
+        (Place::Tcp { host, port }, None) => Box::new(dial::tcp(host, *port, timeouts).await?),
+        (Place::Tcp { host, port }, Some((config, name))) => {
+            Box::new(dial::tls(host, *port, timeouts, config, &name).await?)
+        }
     })
+}
+
+/// Parses an address.
+fn place(address: &str) -> anyhow::Result<Place> {
+    if let Some(path) = address.strip_prefix(UNIX) {
+        ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
+        return Ok(Place::Socket(path.into()));
+    }
+    let (host, port) = address
+        .rsplit_once(':')
+        .and_then(|(host, port)| Some((host, port.parse().ok()?)))
+        .with_context(not_an_address(address))?;
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    ensure!(!host.is_empty(), not_an_address(address)());
+    Ok(Place::Tcp { host, port })
+}
+
+/// Returns the error of a connection that no server accepts.
+fn not_connected(address: &str, error: &(dyn Error + 'static), matches: &ArgMatches) -> anyhow::Error {
+    let how = if is_tls(matches) { " over TLS" } else { "" };
+    anyhow::anyhow!(
+        "no ShouldRateLimit server answers at {address}{how}: {}{}",
+        with_causes(error),
+        advice(address, error, matches).unwrap_or("; start one with `tidegate serve`, or set --address HOST:PORT")
+    )
 }
 
 /// Returns the TLS settings, and the name that the certificate of the server must have; `None` for plaintext. Without `--server-name`
@@ -106,22 +173,22 @@ fn tls(matches: &ArgMatches, host: Option<&str>) -> anyhow::Result<Option<(Clien
 pub(super) fn failed(address: &str, status: &Status, matches: &ArgMatches) -> String {
     match status.source() {
         None => format!("{address} answered with the error {:?}: {}", status.code(), status.message()),
-        Some(error) => {
-            // With TLS 1.3 the server refuses a client after the handshake, and the error has no more than its text.
-            let advice =
-                advice(address, error, matches).unwrap_or(match (is_tls(matches), matches.contains_id("cert")) {
-                    (true, true) => "; the server may refuse the certificate in --cert: its log says why (tls.refused)",
-                    (true, false) => "; if the server asks for a client certificate, set --cert and --key",
-                    (false, _) if address.starts_with(UNIX) => {
-                        "; if it speaks TLS, set --tls or --ca, and --server-name to a name of its certificate"
-                    }
-                    (false, _) => {
-                        "; if it speaks TLS, set --tls or --ca, and if this is its HTTP port, set that of gRPC"
-                    }
-                });
-            format!("{address} did not answer: {}{advice}", with_causes(error))
-        }
+        Some(error) => unanswered(address, error, matches),
     }
+}
+
+/// Returns the text for a connection on which the server did not answer.
+pub(super) fn unanswered(address: &str, error: &(dyn Error + 'static), matches: &ArgMatches) -> String {
+    // With TLS 1.3 the server refuses a client after the handshake, and the error has no more than its text.
+    let advice = advice(address, error, matches).unwrap_or(match (is_tls(matches), matches.contains_id("cert")) {
+        (true, true) => "; the server may refuse the certificate in --cert: its log says why (tls.refused)",
+        (true, false) => "; if the server asks for a client certificate, set --cert and --key",
+        (false, _) if address.starts_with(UNIX) => {
+            "; if it speaks TLS, set --tls or --ca, and --server-name to a name of its certificate"
+        }
+        (false, _) => "; if it speaks TLS, set --tls or --ca, and if this is its HTTP port, set that of gRPC",
+    });
+    format!("{address} did not answer: {}{advice}", with_causes(error))
 }
 
 /// Returns what to do about `error`, if its causes say it.

@@ -18,7 +18,7 @@ use crate::support::{Process, in_time, on_free_ports, output, repository, rule_f
 use crate::tls::client::{Client, ask};
 
 /// A server on a Unix socket in a directory of its own.
-struct Served {
+pub struct Served {
     process: Process,
     directory: TempDir,
     _rules: NamedTempFile,
@@ -51,11 +51,11 @@ impl Served {
         }
     }
 
-    async fn start(variables: &[(&str, &str)]) -> Self {
+    pub async fn start(variables: &[(&str, &str)]) -> Self {
         Self::start_in(tempfile::tempdir().expect("a directory"), variables).await
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.directory.path().join("grpc.sock")
     }
 

@@ -1,10 +1,12 @@
 //! Calls in a closed loop, or at a fixed rate. Each connection has a thread of its own.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use bytes::Bytes;
 use clap::ArgMatches;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -12,19 +14,13 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, interval_at, sleep, timeout_at};
-use tonic::metadata::MetadataValue;
-use tonic::transport::Channel;
-use tonic::{Code, Request};
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
+use super::client::{Calls, Client};
+use super::process::{Process, Usage, Used};
+use super::requests::Distribution;
 use super::results::{Ended, Interval, Tally};
-use crate::cli::server;
-use crate::proto::EXPLAIN;
-use crate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
-use crate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
-/// Least timeout of connecting: 5 s. That of a call may be much shorter.
-const CONNECTING: Duration = Duration::from_secs(5);
 /// Pause of a caller after a call that the server did not answer: 10 ms, so that a server that is gone is not called in a tight loop.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
 /// Time after which a call has begun late: 5 ms after it was due. The load is more than this command can make then.
@@ -33,29 +29,35 @@ const LATE: Duration = Duration::from_millis(5);
 const SLEEP: Duration = Duration::from_millis(100);
 const SECOND: Duration = Duration::from_secs(1);
 
-type Client = RateLimitServiceClient<Channel>;
-
 /// Calls to make: to whom, how often, and for how long.
 pub(super) struct Load {
     pub(super) address: String,
-    /// One for each key.
-    pub(super) requests: Vec<RateLimitRequest>,
+    /// Encoded request of each key, as gRPC frames it.
+    pub(super) requests: Vec<Bytes>,
     pub(super) distribution: Distribution,
     pub(super) connections: u32,
     pub(super) pace: Pace,
     pub(super) warm_up: Duration,
-    pub(super) duration: Duration,
-    pub(super) timeout: Duration,
-    /// True if the server is asked what decided each call.
-    pub(super) explains: bool,
+    pub(super) length: Length,
+    pub(super) calls: Calls,
+    /// Processes whose usage is measured.
+    pub(super) processes: Vec<Process>,
+    /// True if a line about each second is written to standard error.
+    pub(super) reports: bool,
 }
 
-/// Shares of the keys in the calls.
-pub(super) enum Distribution {
-    /// Each as often as any other.
-    Uniform,
-    /// The key of rank k as often as 1/k: the probability of each key and of those before it.
-    Zipf(Vec<f64>),
+/// Length of the measurement.
+#[derive(Clone, Copy)]
+pub(super) enum Length {
+    For(Duration),
+    Calls(u64),
+}
+
+/// Measurement of a load.
+pub(super) struct Measured {
+    pub(super) tally: Tally,
+    pub(super) length: Duration,
+    pub(super) used: Vec<Used>,
 }
 
 /// Event that a call waits for.
@@ -72,46 +74,30 @@ pub(super) enum Pace {
 struct Times {
     begin: Instant,
     measured_from: Instant,
-    end: Instant,
+    /// None if the load ends with its last call.
+    end: Option<Instant>,
 }
 
 /// State that the threads of a load share.
 struct Course<'l> {
     load: &'l Load,
     matches: &'l ArgMatches,
+    /// Calls that were begun.
+    begun: AtomicU64,
     /// True from the time at which Ctrl-C stops the load.
     is_stopped: watch::Receiver<bool>,
 }
 
 /// A connection that waits for its start.
 struct Ready<'l> {
-    client: Client,
+    client: Client<'l>,
     tally: &'l Mutex<Tally>,
     times: Times,
 }
 
-impl Distribution {
-    /// Returns that of so many keys.
-    pub(super) fn zipf(keys: u32) -> Self {
-        let mut total = 0.0;
-        let mut cumulative: Vec<f64> = Vec::new();
-        for rank in 1..=keys {
-            total += 1.0 / f64::from(rank);
-            cumulative.push(total);
-        }
-        cumulative.iter_mut().for_each(|sum| *sum /= total);
-        Self::Zipf(cumulative)
-    }
-
-    /// Draws one of so many keys.
-    fn draw(&self, keys: usize) -> usize {
-        match self {
-            Self::Uniform => fastrand::usize(..keys.max(1)),
-            Self::Zipf(cumulative) => {
-                let drawn = fastrand::f64();
-                cumulative.partition_point(|sum| *sum <= drawn).min(keys.saturating_sub(1))
-            }
-        }
+impl Times {
+    fn are_over(self, now: Instant) -> bool {
+        self.end.is_some_and(|end| now >= end)
     }
 }
 
@@ -119,10 +105,7 @@ impl Load {
     /// Returns what was measured for so long, in a line.
     pub(super) fn title(&self, measured: Duration) -> String {
         let Self { requests, distribution, connections, pace, .. } = self;
-        let kind = match distribution {
-            Distribution::Uniform => "uniform",
-            Distribution::Zipf(_) => "zipf",
-        };
+        let kind = distribution.name();
         let how = match pace {
             Pace::InFlight(count) => {
                 format!("closed loop, {count} calls in flight on each of {connections} connections")
@@ -132,36 +115,44 @@ impl Load {
         format!("{how}, {} keys ({kind}), {:.1} s", requests.len(), measured.as_secs_f64())
     }
 
-    /// Runs the load, and writes a line for each second to standard error. Returns what was measured, and for how long.
+    /// Runs the load, and writes a line for each second to standard error. Returns what was measured.
     ///
     /// # Errors
-    /// If there is no server, or if it is stopped before the measurement.
-    pub(super) fn run(&self, matches: &ArgMatches) -> anyhow::Result<(Tally, Duration)> {
+    /// If there is no server, or no process that is to be measured, or if the load is stopped before the measurement.
+    pub(super) fn run(&self, matches: &ArgMatches) -> anyhow::Result<Measured> {
         let tallies: Vec<Mutex<Tally>> =
             (0..self.connections).map(|_| Tally::new().map(Mutex::new)).collect::<Result<_, _>>()?;
         let (stop, is_stopped) = watch::channel(false);
-        let course = Course { load: self, matches, is_stopped };
-        let measured = thread::scope(|scope| {
+        let course = Course { load: self, matches, begun: AtomicU64::new(0), is_stopped };
+        let (length, used) = thread::scope(|scope| {
             let measured = runtime()?.block_on(self.watch(scope, &course, &tallies, &stop));
             stop.send_replace(true);
             measured
         })?;
-        ensure!(measured > Duration::ZERO, "nothing was measured: the load was stopped during its warm-up");
+        ensure!(length > Duration::ZERO, "nothing was measured: the load was stopped during its warm-up");
         let mut all = Tally::new()?;
         for tally in tallies {
             all.add(&tally.into_inner())?;
         }
-        Ok((all, measured))
+        Ok(Measured { tally: all, length, used })
     }
 
-    /// Starts the connections and reports each second until all calls have ended, or Ctrl-C stops them. Returns the length of the measurement.
+    /// Returns the usage of the processes so far.
+    fn usage(&self) -> anyhow::Result<Vec<Usage>> {
+        self.processes.iter().map(Process::usage).collect()
+    }
+
+    /// Starts the connections and reports each second until all calls have ended, or Ctrl-C stops them. Returns the length of the measurement, and
+    /// what the processes used in it.
     async fn watch<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         course: &'scope Course<'scope>,
         tallies: &'scope [Mutex<Tally>],
         stop: &watch::Sender<bool>,
-    ) -> anyhow::Result<Duration> {
+    ) -> anyhow::Result<(Duration, Vec<Used>)> {
+        // A wrong PID is an error before there are connections.
+        self.usage()?;
         let (running, mut ended) = mpsc::channel::<()>(1);
         let mut starts = Vec::new();
         for (number, tally) in (0..).zip(tallies) {
@@ -179,7 +170,12 @@ impl Load {
         drop(running);
         let begin = Instant::now();
         let measured_from = begin + self.warm_up;
-        let times = Times { begin, measured_from, end: measured_from + self.duration };
+        let end = match self.length {
+            Length::For(duration) => Some(measured_from + duration),
+            Length::Calls(_) => None,
+        };
+        let times = Times { begin, measured_from, end };
+        let mut before = self.usage()?;
         for start in starts {
             // A thread that has ended makes no calls, and is reported by those that it does not make.
             let _ = start.send(times);
@@ -187,9 +183,14 @@ impl Load {
         let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
         let mut seconds = interval_at(begin + SECOND, SECOND);
         let mut reported = begin;
+        let mut warms_up = !self.warm_up.is_zero();
         let ended_at = loop {
             tokio::select! {
-                now = seconds.tick(), if reported < times.end => {
+                () = sleep_until(measured_from), if warms_up => {
+                    before = self.usage()?;
+                    warms_up = false;
+                }
+                now = seconds.tick(), if self.reports && !times.are_over(reported) => {
                     report(tallies, times, now)?;
                     reported = now;
                 }
@@ -197,14 +198,15 @@ impl Load {
                     stop.send_replace(true);
                     break Instant::now();
                 }
-                _ = ended.recv() => break times.end,
+                _ = ended.recv() => break Instant::now(),
             }
         };
-        let ended_at = ended_at.min(times.end);
-        if reported < ended_at {
+        let used = self.processes.iter().zip(before).map(|(process, before)| process.used_since(before)).collect();
+        let ended_at = times.end.map_or(ended_at, |end| ended_at.min(end));
+        if self.reports && reported < ended_at {
             report(tallies, times, ended_at)?;
         }
-        Ok(ended_at.saturating_duration_since(measured_from))
+        Ok((ended_at.saturating_duration_since(measured_from), used))
     }
 }
 
@@ -230,7 +232,7 @@ impl<'l> Course<'l> {
         connected: oneshot::Sender<anyhow::Result<()>>,
         start: oneshot::Receiver<Times>,
     ) {
-        let Self { load, matches, is_stopped } = self;
+        let Self { load, matches, is_stopped, .. } = self;
         let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(error) => {
@@ -239,9 +241,8 @@ impl<'l> Course<'l> {
             }
         };
         runtime.block_on(async {
-            let connecting = load.timeout.max(CONNECTING);
-            let client = match server::connect(&load.address, matches, connecting).await {
-                Ok(channel) => RateLimitServiceClient::new(channel),
+            let client = match Client::connect(&load.address, matches, load.calls).await {
+                Ok(client) => client,
                 Err(error) => {
                     let _ = connected.send(Err(error));
                     return;
@@ -278,10 +279,11 @@ impl<'l> Course<'l> {
     async fn in_turn(&self, ready: &Ready<'_>) {
         loop {
             let due = Instant::now();
-            if due >= ready.times.end {
+            if ready.times.are_over(due) {
                 return;
             }
-            if self.call(ready, due).await {
+            let Some(request) = self.next() else { return };
+            if self.call(ready, request, due).await {
                 sleep(AFTER_ERROR).await;
             }
         }
@@ -294,7 +296,7 @@ impl<'l> Course<'l> {
         while !is_over || !calls.is_empty() {
             tokio::select! {
                 next = due.recv(), if !is_over => match next {
-                    Some(due) => calls.push(self.call(ready, due)),
+                    Some(due) => calls.extend(self.next().map(|request| self.call(ready, request, due))),
                     None => is_over = true,
                 },
                 Some(_) = calls.next(), if !calls.is_empty() => {}
@@ -309,7 +311,8 @@ impl<'l> Course<'l> {
         for call in (u64::from(number)..).step_by(self.load.connections.try_into().unwrap_or(1)) {
             let part = Duration::from_nanos(call % rate * 1_000_000_000 / rate);
             let next = times.begin + Duration::from_secs(call / rate) + part;
-            if next >= times.end || !self.sleep_until(next) || due.send(next).is_err() {
+            let is_enough = matches!(self.load.length, Length::Calls(calls) if call >= calls);
+            if is_enough || times.are_over(next) || !self.sleep_until(next) || due.send(next).is_err() {
                 return;
             }
         }
@@ -331,26 +334,20 @@ impl<'l> Course<'l> {
         false
     }
 
-    /// Makes a call that is due. Returns true if the server did not answer.
-    async fn call(&self, ready: &Ready<'_>, due: Instant) -> bool {
-        let load = self.load;
-        let Some(request) = load.requests.get(load.distribution.draw(load.requests.len())) else { return true };
-        let mut request = Request::new(request.clone());
-        request.set_timeout(load.timeout);
-        if load.explains {
-            request.metadata_mut().insert(EXPLAIN, MetadataValue::from_static("1"));
+    /// Returns the request of the next call. Returns `None` if all calls were begun.
+    fn next(&self) -> Option<Bytes> {
+        let Load { requests, distribution, length, .. } = self.load;
+        let call = self.begun.fetch_add(1, Ordering::Relaxed);
+        if matches!(length, Length::Calls(calls) if call >= *calls) {
+            return None;
         }
+        requests.get(distribution.key(call, requests.len())).cloned()
+    }
+
+    /// Makes a call that is due. Returns true if the server did not answer.
+    async fn call(&self, ready: &Ready<'_>, request: Bytes, due: Instant) -> bool {
         let is_late = due.elapsed() > LATE;
-        let answered = timeout_at(due + load.timeout, ready.client.clone().should_rate_limit(request)).await;
-        let took = due.elapsed();
-        let ended = match answered {
-            // The client's own timer reports an error in the same moment.
-            _ if took >= load.timeout => Ended::TimedOut,
-            Ok(Ok(response)) => Ended::Answered(response.into_inner()),
-            Ok(Err(status)) if status.code() == Code::DeadlineExceeded => Ended::TimedOut,
-            Ok(Err(status)) => Ended::Failed(status.code()),
-            Err(_) => Ended::TimedOut,
-        };
+        let (ended, took) = ready.client.call(request, due).await;
         let is_unanswered = !matches!(ended, Ended::Answered(_));
         let is_measured = due >= ready.times.measured_from;
         let mut tally = ready.tally.lock();
@@ -362,22 +359,4 @@ impl<'l> Course<'l> {
 
 fn runtime() -> anyhow::Result<Runtime> {
     Builder::new_current_thread().enable_all().build().context("no runtime can be started")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Distribution;
-
-    #[test]
-    fn the_key_of_rank_k_is_drawn_as_often_as_one_kth_of_the_first() {
-        let zipf = Distribution::zipf(3);
-        let mut drawn = [0_u32; 3];
-        fastrand::seed(7);
-        for _ in 0..110_000 {
-            drawn[zipf.draw(3)] += 1;
-        }
-        for (drawn, expected) in drawn.into_iter().zip([60_000, 30_000, 20_000]) {
-            assert!(drawn.abs_diff(expected) < 1_000, "{drawn} for {expected}");
-        }
-    }
 }

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
+use hdrhistogram::Histogram;
 use plotters::prelude::*;
-
-use super::results::Tally;
 
 const SIZE: (u32, u32) = (892, 420);
 const PAPER: RGBColor = RGBColor(0xf7, 0xf8, 0xfa);
@@ -18,13 +17,12 @@ const POINTS: u32 = 8;
 const MOST_NINES: f64 = 6.0;
 const PERCENTILES: [&str; 7] = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
 
-/// Draws the latencies of `tally` into the SVG file at `path`.
+/// Draws latencies in nanoseconds into the SVG file at `path`.
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(super) fn draw(path: &Path, tally: &Tally, title: &str) -> anyhow::Result<()> {
-    let latency = &tally.latency;
-    let millis = |micros: u64| f64::from(u32::try_from(micros).unwrap_or(u32::MAX)) / 1_000.0;
+pub(super) fn draw(path: &Path, latency: &Histogram<u64>, title: &str) -> anyhow::Result<()> {
+    let millis = |nanos: u64| f64::from(u32::try_from(nanos / 1_000).unwrap_or(u32::MAX)) / 1_000.0;
     let points: Vec<(f64, f64)> = latency
         .iter_quantiles(POINTS)
         .filter(|step| step.quantile() < 1.0)

@@ -2,14 +2,19 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::RateLimitService;
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tonic::{Request, Response, Status};
 
 use super::{rule_file, serving, stderr, stdout, tidegate};
 use crate::support::Tidegate;
+use crate::tls::{MUTUAL, Secured};
+use crate::unix::Served;
 
 const RULES: &str = "domain: d
 descriptors:
@@ -80,6 +85,150 @@ async fn answers_of_a_policy_and_errors_are_told_from_those_of_counters() {
     assert_eq!((code, number(&results, "failed"), number(&results, "Unavailable")), (Some(2), 100, 100), "{results}");
     assert!(results.contains("admitted by an Envoy with failure_mode_deny: false"), "{results}{course}");
     assert!(results.contains(", 1 keys"), "without {{n}} all requests are equal: {results}");
+}
+
+/// Runs a load that succeeds. Returns its results as JSON.
+async fn bench_json(address: &str, more: &[&str]) -> Value {
+    let own = ["bench", "--address", address, "--json"];
+    let arguments: Vec<String> = own.iter().chain(more).map(|&argument| argument.to_owned()).collect();
+    let output =
+        tokio::task::spawn_blocking(move || tidegate(&arguments.iter().map(String::as_str).collect::<Vec<_>>()));
+    let output = output.await.expect("it ends");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()), "{more:?}");
+    serde_json::from_str(&stdout(&output)).expect("JSON")
+}
+
+#[tokio::test]
+async fn the_json_has_the_numbers_of_the_server_and_the_usage_of_its_process() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let process = format!("server={}", server.pid());
+    let load =
+        ["--domain", "d", "-d", "user=u{n}", "--keys", "7", "--warm-up", "0", "--duration", "1s", "--provenance"];
+    let results = bench_json(&server.grpc.to_string(), &[&load[..], &["--process", &process]].concat()).await;
+    let count = async |label| metric(&server, "tidegate_decisions_total", label).await;
+    let (admitted, refused) = (count("outcome=\"admitted\"").await, count("outcome=\"refused\"").await);
+    let all = admitted + refused;
+    let outcomes = serde_json::json!({ "OK": admitted, "OVER_LIMIT": refused, "UNKNOWN": 0 });
+    assert_eq!((admitted, &results["outcomes"]), (70, &outcomes), "{results}");
+    assert_eq!((&results["calls"], &results["answered"]), (&all.into(), &all.into()), "{results}");
+    assert_eq!(results["errors"], serde_json::json!({ "timed_out": 0, "disconnected": 0 }), "{results}");
+    assert_eq!(results["provenances"], serde_json::json!({ "store": all }), "{results}");
+    let number =
+        |pointer: &str| results.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{results}"));
+    assert!(number("/latency_us/p50") > 1.0 && number("/latency_us/p50") <= number("/latency_us/max"), "{results}");
+    let maxima = ["OK", "OVER_LIMIT"].map(|outcome| number(&format!("/latency_us_by_outcome/{outcome}/max")));
+    assert!(maxima.contains(&number("/latency_us/max")), "{results}");
+    assert_eq!(results["latency_us_by_outcome"]["UNKNOWN"], Value::Null, "{results}");
+    let decisions = f64::from(u32::try_from(all).expect("some thousands"));
+    assert!((number("/answers_per_second") * number("/seconds") - decisions).abs() < 1.0, "{results}");
+
+    assert_eq!(results["processes"][0]["name"], "server", "{results}");
+    assert_eq!(results["processes"][0]["pid"], server.pid(), "{results}");
+    let (cpu_us, each) = (number("/processes/0/cpu_us"), number("/processes/0/cpu_us_per_answer"));
+    assert!(cpu_us > 0.0 && (each * decisions - cpu_us).abs() < 1.0, "{results}");
+    assert!(number("/processes/0/resident_bytes") > 1e6, "{results}");
+}
+
+#[tokio::test]
+async fn exactly_so_many_calls_are_made_and_in_turn_each_key_is_sent_as_often() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let address = server.grpc.to_string();
+    let user = ["--domain", "d", "-d", "user=u{n}", "--keys", "7", "--distribution", "in-turn"];
+    // The limit of each key is 10, so one that was sent more often would be refused.
+    let results = bench_json(&address, &[&user[..], &["--calls", "70", "--connections", "3"]].concat()).await;
+    assert_eq!((&results["calls"], &results["outcomes"]["OK"]), (&70.into(), &70.into()), "{results}");
+    let paced = ["--calls", "31", "--rate", "200", "--connections", "3"];
+    let results = bench_json(&address, &[&user[..], &paced[..]].concat()).await;
+    assert_eq!((&results["calls"], &results["outcomes"]["OVER_LIMIT"]), (&31.into(), &31.into()), "{results}");
+    assert_eq!(metric(&server, "tidegate_decisions_total", "").await, 101);
+}
+
+#[tokio::test]
+async fn what_cannot_be_measured_says_what_to_write() {
+    let address = serving(Silent).await.to_string();
+    for (given, said) in [
+        (
+            &["-d", "a=b", "--process", "server=4194305"][..],
+            "--process server=4194305: /proc/4194305/stat cannot be read",
+        ),
+        (&["-d", "a=b", "--process", "4242"], "write NAME=PID, such as server=4242"),
+        (&["-d", "a={n%0}"], "--descriptor: '{n%0}': write {n}, or {n%M} with a number M above 0"),
+        (&["-d", "a=b", "--calls", "0"], "--calls"),
+        (&["-d", "a=b", "--calls", "5", "--duration", "1s"], "cannot be used with"),
+    ] {
+        let arguments = [&["bench", "--address", &address, "--domain", "d"], given].concat();
+        let output = tidegate(&arguments);
+        assert!(output.status.code() == Some(2) && stderr(&output).contains(said), "{given:?}: {}", stderr(&output));
+        assert_eq!(stdout(&output), "", "{given:?}");
+    }
+}
+
+#[test]
+fn help_shows_the_place_for_the_number_of_a_key() {
+    for (arguments, shown) in [
+        (&["--help"][..], "tidegate bench --domain edge --descriptor user=u{n}\n"),
+        (&["bench", "--help"], "--descriptor user=u{n} --rate 5000"),
+        (&["bench", "--help"], "outermost first. {n} stands for the number"),
+    ] {
+        let help = stdout(&tidegate(arguments));
+        assert!(help.contains(shown), "{shown}: {help}");
+    }
+}
+
+/// Notes the deadline that each caller sends.
+struct Deadlines(Arc<Mutex<Vec<Option<String>>>>);
+
+#[tonic::async_trait]
+impl RateLimitService for Deadlines {
+    async fn should_rate_limit(&self, call: Request<RateLimitRequest>) -> Result<Response<RateLimitResponse>, Status> {
+        let deadline = call.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        self.0.lock().push(deadline.map(str::to_owned));
+        Ok(Response::new(RateLimitResponse::default()))
+    }
+}
+
+#[tokio::test]
+async fn the_deadline_is_sent_unless_it_is_not_wanted() {
+    let deadlines = Arc::new(Mutex::new(Vec::new()));
+    let address = serving(Deadlines(Arc::clone(&deadlines))).await.to_string();
+    let one = ["--domain", "d", "-d", "a=b", "--calls", "1", "--timeout", "30s"];
+    bench_json(&address, &one).await;
+    let results = bench_json(&address, &[&one[..], &["--no-deadline"]].concat()).await;
+    assert_eq!(*deadlines.lock(), [Some("30000000u".to_owned()), None]);
+    assert_eq!(results["outcomes"]["UNKNOWN"], 1, "an answer without a code: {results}");
+}
+
+#[tokio::test]
+async fn a_load_over_tls_trusts_an_authority_and_shows_a_certificate() {
+    let server = Secured::start_with(RULES, &[MUTUAL]).await;
+    let client = server.authority.issue("client");
+    let (ca, address) = (server.file("ca.crt"), server.tidegate.grpc.to_string());
+    let [ca, certificate, key] = [&ca, &client.certificate, &client.key].map(|path| path.display().to_string());
+    let load = ["-d", "user=u{n}", "--calls", "100", "--ca", &ca, "--domain", "d"];
+    let results = bench_json(&address, &[&load[..], &["--cert", &certificate, "--key", &key]].concat()).await;
+    assert_eq!(results["outcomes"]["OK"], 100, "{results}");
+    for (given, advice) in [
+        (&[][..], "if it speaks TLS, set --tls or --ca"),
+        (&["--tls"], "set --ca to the CA that issued the certificate of the server"),
+    ] {
+        let arguments =
+            [&["bench", "--address", &address, "--domain", "d", "-d", "a=b", "--calls", "1"], given].concat();
+        let output = tidegate(&arguments);
+        assert!(output.status.code() == Some(2) && stderr(&output).contains(advice), "{given:?}: {}", stderr(&output));
+    }
+}
+
+#[tokio::test]
+async fn a_load_over_a_unix_socket_names_its_path() {
+    let server = Served::start(&[]).await;
+    let address = format!("unix:{}", server.socket().display());
+    let load = ["--domain", "edge", "-d", "user=u{n}", "--calls", "100", "--connections", "3"];
+    let results = bench_json(&address, &load).await;
+    assert_eq!((&results["calls"], &results["outcomes"]["OK"]), (&100.into(), &100.into()), "{results}");
+    let output = tidegate(&["bench", "--address", "unix:/missing.sock", "--domain", "d", "-d", "a=b"]);
+    assert!(stderr(&output).contains("no server serves this socket"), "{}", stderr(&output));
 }
 
 /// Takes calls and answers none.
