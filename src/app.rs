@@ -39,6 +39,7 @@ mod overlay;
 pub mod read;
 mod service;
 mod signals;
+pub mod simulator;
 pub mod sockets;
 mod statsd;
 mod store;

@@ -12,6 +12,7 @@ use clap::{Arg, ArgMatches, Command};
 use crate::app::read::Given;
 use crate::app::{self, read};
 use crate::rulefile::{CompiledRules, InvalidRules};
+use crate::rules::RuleSet;
 use crate::settings::Settings;
 use crate::source::file::find::Location;
 
@@ -23,9 +24,11 @@ mod counter;
 mod descriptor;
 mod explain;
 mod metadata;
+mod replay;
 mod serve;
 mod server;
 mod tap;
+mod test;
 mod top;
 mod why;
 
@@ -39,10 +42,12 @@ const FAILED: u8 = 2;
 
 /// Runs the command line and returns its exit code.
 pub fn run() -> ExitCode {
-    let commands: [(Command, Run); 9] = [
+    let commands: [(Command, Run); 11] = [
         (serve::command(), serve::run),
         (check::command(), check::run),
         (explain::command(), explain::run),
+        (test::command(), test::run),
+        (replay::command(), replay::run),
         (call::command(), call::run),
         (bench::command(), bench::run),
         (why::command(), why::run),
@@ -56,7 +61,7 @@ pub fn run() -> ExitCode {
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limit decision service for Envoy, API gateways and microservices")
         .after_help(with_braces(
-            "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml\n  Measure a running server under load:\n    tidegate bench --domain edge --descriptor user=u{n}\n  Tell who was refused lately, and why:\n    tidegate why\n  Show who is refused most:\n    tidegate top\n  Show what no rule matches:\n    tidegate top --unmatched",
+            "Examples:\n  Run the service, with counters in memory:\n    tidegate serve rules.yaml\n  Send a request to it:\n    tidegate call --domain edge --descriptor user=alice\n  Report every error in a rule file:\n    tidegate check rules.yaml\n  Show which rule answers a request, and why:\n    tidegate explain --domain edge --descriptor user=alice rules.yaml\n  Run test cases on the rules:\n    tidegate test cases.yaml\n  Show whom new rules would refuse, from recorded decisions:\n    tidegate replay --rules new/ decisions.jsonl\n  Measure a running server under load:\n    tidegate bench --domain edge --descriptor user=u{n}\n  Tell who was refused lately, and why:\n    tidegate why\n  Show who is refused most:\n    tidegate top\n  Show what no rule matches:\n    tidegate top --unmatched",
         ))
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -91,17 +96,31 @@ fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
 /// Reads and compiles the rule files of a command as the service does. Uses only the settings for rules, because `check` must
 /// work even if the service would not start.
 fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
-    let mut settings =
-        Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
-    if let Some(overlay) = matches.get_one::<String>("overlay") {
-        settings.rules_overlay.clone_from(overlay);
-    }
+    let settings = rule_settings(matches)?;
     let given = match (matches.get_one::<PathBuf>("push"), paths(matches)) {
         (Some(push), _) => Given::Push(push.clone()),
         (None, paths) if paths.is_empty() => Given::Overlay,
         (None, paths) => Given::Files(Location::Paths(paths)),
     };
     read::load(settings, given)
+}
+
+/// Reads and compiles the rule files at `paths` for a command that decides by them, and prints their warnings.
+fn load_to_decide(matches: &ArgMatches, paths: Vec<PathBuf>) -> anyhow::Result<RuleSet> {
+    let given = Given::Files(Location::Paths(paths));
+    let CompiledRules { rules, warnings } = read::load_to_decide(rule_settings(matches)?, given)?.1?;
+    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    Ok(rules)
+}
+
+/// Reads the settings that apply to rule files.
+fn rule_settings(matches: &ArgMatches) -> anyhow::Result<Settings> {
+    let mut settings =
+        Settings::read(|name| read::RULE_SETTINGS.contains(&name).then(|| app::environment(name)).flatten())?;
+    if let Some(overlay) = matches.get_one::<String>("overlay") {
+        settings.rules_overlay.clone_from(overlay);
+    }
+    Ok(settings)
 }
 
 /// Writes `text` to standard output. A reader that has closed the pipe, such as `head`, has read enough: that is no error.
@@ -125,11 +144,7 @@ fn files() -> Arg {
 /// Adds the arguments for the rules that a command reads. Rule files are required unless there is one of `others`.
 fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
     command
-        .arg(
-            Arg::new("overlay").long("overlay").value_name("FILE_OR_DIRECTORY").help(
-                "Overlay that is laid over the rules, in place of RULES_OVERLAY. Without rules, it is read alone",
-            ),
-        )
+        .arg(overlay().help("Overlay that is laid over the rules, in place of RULES_OVERLAY. Without rules, it is read alone"))
         .arg(
             Arg::new("push")
                 .long("push")
@@ -139,6 +154,14 @@ fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
                 .help("Recorded push of a control plane in place of rule files: the JSON of a DiscoveryResponse with resources of the type ratelimit.config.ratelimit.v3.RateLimitConfig, as grpcurl prints it, or a list of such resources"),
         )
         .arg(files().num_args(1..).required_unless_present_any(others))
+}
+
+/// Returns the argument for an overlay.
+fn overlay() -> Arg {
+    Arg::new("overlay")
+        .long("overlay")
+        .value_name("FILE_OR_DIRECTORY")
+        .help("Overlay that is laid over the rules, in place of RULES_OVERLAY")
 }
 
 fn paths(matches: &ArgMatches) -> Vec<PathBuf> {

@@ -1,6 +1,7 @@
 //! Rule files: what is written, compiled to the rules in force, with the place of every problem.
 
 pub mod callers;
+pub mod cases;
 mod compile;
 mod cycles;
 pub mod document;

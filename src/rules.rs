@@ -15,6 +15,7 @@ use crate::normalize::Normalizers;
 
 pub(crate) mod changes;
 mod charges;
+mod compared;
 mod explain;
 mod known_good;
 pub(crate) mod list;
@@ -29,6 +30,7 @@ pub(crate) mod tree;
 mod trial;
 
 use changes::Changes;
+pub use compared::ValueUse;
 pub use explain::{Explanation, explain};
 pub use nearest::{KeyPaths, Nearest};
 use places::{OverlayTree, TreeReplacements};

@@ -36,6 +36,9 @@ pub const RULE_SETTINGS: [&str; 7] = [
     "KEY_SECRET_FILE",
 ];
 
+/// Secret of digests that never leave the process: those of a simulation.
+const SIMULATION_SECRET: &[u8] = b"tidegate simulates decisions";
+
 /// Everything that a start reads from files.
 pub(super) struct Read {
     /// Source that offers documents later, when they have changed.
@@ -126,8 +129,31 @@ pub enum Given {
 /// # Errors
 /// If files cannot be read.
 pub fn load(settings: Settings, given: Given) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
+    load_with(settings, given, |options| options)
+}
+
+/// Reads and compiles the rules of `given` as [`load`] does, for a command that decides by them. Without KEY_SECRET_FILE, sensitive
+/// values still have digests of their own, and so counters of their own.
+///
+/// # Errors
+/// If files cannot be read.
+pub fn load_to_decide(
+    settings: Settings,
+    given: Given,
+) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
+    load_with(settings, given, |options| Options {
+        key_secret: options.key_secret.or_else(|| KeySecret::new(SIMULATION_SECRET)),
+        ..options
+    })
+}
+
+fn load_with(
+    settings: Settings,
+    given: Given,
+    adapt: fn(Options) -> Options,
+) -> anyhow::Result<(usize, Result<CompiledRules, InvalidRules>)> {
     let load = move || {
-        let options = options(&settings)?;
+        let options = adapt(options(&settings)?);
         let documents = match given {
             Given::Files(location) => Some(FileSource::open(location)?.1),
             Given::Push(path) => Some(push(&path, &options)?),

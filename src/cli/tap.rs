@@ -101,7 +101,7 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     drop(sender);
     let print = async {
         while let Some((name, line)) = lines.recv().await {
-            let line = if is_json { line } else { shown(&name, &line) };
+            let Some(line) = (if is_json { Some(line) } else { shown(&name, &line) }) else { continue };
             match writeln!(std::io::stdout(), "{line}") {
                 // Who reads has read enough.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
@@ -158,13 +158,18 @@ fn path(matches: &ArgMatches) -> String {
     format!("{PATH}?{}", query.finish())
 }
 
-/// Returns a decision as people read it.
-fn shown(instance: &str, line: &str) -> String {
-    let Ok(decision) = serde_json::from_str::<Value>(line) else { return format!("{instance}: {}", admin::FOREIGN) };
+/// Returns a decision as people read it; `None` for the line with the start.
+fn shown(instance: &str, line: &str) -> Option<String> {
+    let Ok(decision) = serde_json::from_str::<Value>(line) else {
+        return Some(format!("{instance}: {}", admin::FOREIGN));
+    };
     if let Some(skipped) = number(&decision, "skipped") {
-        return format!(
+        return Some(format!(
             "             {skipped} decisions skipped: more than --rate, or too many for this terminal  @{instance}"
-        );
+        ));
+    }
+    if number(&decision, "since_us").is_some() {
+        return None;
     }
     let millis = number(&decision, "time_us").unwrap_or_default() / 1_000;
     let descriptors = list(&decision, "descriptors").iter();
@@ -178,7 +183,7 @@ fn shown(instance: &str, line: &str) -> String {
         limit => format!(" limit {limit}"),
     };
     let retry = number(&decision, "retry_ms").map(|retry| format!(", again in {}", Ago(retry)));
-    format!(
+    Some(format!(
         "{}.{:03} {:8} {}  {}  by {rule}{limit}: {}{}  @{instance}",
         Clock(millis),
         millis % 1_000,
@@ -187,5 +192,5 @@ fn shown(instance: &str, line: &str) -> String {
         descriptors.join("; "),
         text(&decision, "provenance"),
         retry.unwrap_or_default(),
-    )
+    ))
 }

@@ -80,6 +80,59 @@ pub struct Descriptor {
     pub is_negative_hits: bool,
 }
 
+impl Descriptor {
+    /// Parses entries as people write them: `key=value,key=value`. In a value, `\,` is a comma and `\\` a backslash.
+    ///
+    /// # Errors
+    /// [`InvalidEntry`], with the part of `text` that is no entry.
+    ///
+    /// ```
+    /// use tidegate::model::Descriptor;
+    ///
+    /// let descriptor = Descriptor::parse(r"user=a\,b,path=/x=y,empty=")?;
+    /// let entries: Vec<_> = descriptor.entries.iter().map(|entry| (&entry.key[..], &entry.value[..])).collect();
+    /// assert_eq!(entries, [(&b"user"[..], &b"a,b"[..]), (b"path", b"/x=y"), (b"empty", b"")]);
+    /// # Ok::<(), tidegate::model::InvalidEntry>(())
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, InvalidEntry> {
+        let entries = split(text).into_iter().map(|entry| match entry.split_once('=') {
+            None => Err(InvalidEntry::NoValue(entry)),
+            Some(("", _)) => Err(InvalidEntry::NoKey(entry)),
+            Some((key, value)) => Ok(Entry::new(key.to_owned(), value.to_owned())),
+        });
+        Ok(Self { entries: entries.collect::<Result<_, _>>()?, ..Self::default() })
+    }
+}
+
+/// A part of a text that is no entry.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InvalidEntry {
+    /// There is no `=`.
+    #[error("'{0}' is not an entry: write KEY=VALUE")]
+    NoValue(String),
+    /// Nothing is in front of the `=`.
+    #[error("'{0}' has no key: write KEY=VALUE")]
+    NoKey(String),
+}
+
+/// Splits `text` at the commas, except at commas after a backslash, and removes the backslashes.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            ',' => parts.push(String::new()),
+            other => {
+                let plain = if other == '\\' { characters.next().unwrap_or('\\') } else { other };
+                if let Some(part) = parts.last_mut() {
+                    part.push(plain);
+                }
+            }
+        }
+    }
+    parts
+}
+
 /// A key and a value. Both are bytes, because a client's header may hold any bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
@@ -112,6 +165,17 @@ impl Override {
         let named = unit_of_number(unit).ok_or(InvalidRequest::OverrideUnit { found: unit })?;
         let window = Window::of_units(named, multiplier)?;
         Ok(Self { quota: Quota::new(limit, window) })
+    }
+
+    /// Parses a limit such as `5/minute`. Returns `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (number, unit) = text.split_once('/')?;
+        Some(Self { quota: Quota::new(number.parse().ok()?, Window::of_unit(Unit::parse(unit)?)) })
+    }
+
+    /// Returns an override of `limit` hits per `multiplier` of `unit`; `None` for a window that cannot be counted.
+    pub fn of_units(limit: u32, unit: Unit, multiplier: u32) -> Option<Self> {
+        Window::of_units(unit, multiplier).ok().map(|window| Self { quota: Quota::new(limit, window) })
     }
 
     /// Returns the quota. Its burst equals its limit.
@@ -206,7 +270,7 @@ pub enum InvalidRequest {
 
 #[cfg(test)]
 mod tests {
-    use super::{Descriptor, Entry, Hits, InvalidRequest, Override, Request};
+    use super::*;
 
     fn request(own: Option<u64>, of_request: u32) -> Hits {
         let descriptor = Descriptor { entries: vec![Entry::new("k", "v")], hits_addend: own, ..Descriptor::default() };
@@ -221,6 +285,21 @@ mod tests {
         assert_eq!(request(Some(3), 7), Hits::take(3));
         assert_eq!(request(Some(0), 7), Hits::LOOK);
         assert_eq!(request(Some(u64::MAX), 0).taken(), Hits::MOST);
+    }
+
+    #[test]
+    fn entries_need_a_key_and_an_equals_sign() {
+        assert_eq!(Descriptor::parse("user").err(), Some(InvalidEntry::NoValue("user".into())));
+        assert_eq!(Descriptor::parse("a=b,=x").err(), Some(InvalidEntry::NoKey("=x".into())));
+    }
+
+    #[test]
+    fn a_limit_is_a_number_per_unit() {
+        let per_minute = Override::new(5, 2, 1).ok();
+        assert_eq!((Override::parse("5/minute"), Override::of_units(5, Unit::Minute, 1)), (per_minute, per_minute));
+        for wrong in ["5", "5/", "/minute", "-5/minute", "5/fortnight", "5/minute/2"] {
+            assert_eq!(Override::parse(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

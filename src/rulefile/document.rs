@@ -10,6 +10,7 @@ use crate::rules::changes::Changes;
 use crate::rules::requests::{Gateway, Missing};
 use crate::rules::tree::Position;
 
+pub(super) mod cases;
 mod keys;
 mod reader;
 
@@ -333,6 +334,13 @@ pub(super) fn read_callers<'t>(text: &'t [u8], report: &mut Report) -> (Vec<Call
     let text = decode(text, report);
     let tree = if report.has_error() { None } else { yaml::parse(text, report) };
     (tree.map(|tree| reader::read_callers(&tree, report)).unwrap_or_default(), text)
+}
+
+/// Reads a file of test cases. Adds its problems to `report`.
+pub(super) fn read_cases<'t>(text: &'t [u8], report: &mut Report) -> (cases::CaseFile, &'t str) {
+    let text = decode(text, report);
+    let tree = if report.has_error() { None } else { yaml::parse(text, report) };
+    (tree.map(|tree| reader::read_cases(&tree, report)).unwrap_or_default(), text)
 }
 
 /// Returns true if `word` is probably meant as `known`.

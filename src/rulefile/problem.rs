@@ -19,7 +19,7 @@ const MAX_EXCERPT: usize = 160;
 const MAX_QUOTED: usize = 40;
 
 /// A value and its place in a rule file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placed<T> {
     /// Value as written.
     pub value: T,

@@ -2,17 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::escape::{cut, word};
-use crate::model::{Answered, Clock, Deciding, Decision, Finding, Micros, Outcome, Request};
+use crate::model::{Answered, Clock, Deciding, Decision, Entry, Finding, Micros, Outcome, Override, Request, Tightest};
 
 /// Maximum number of listeners: 8.
 const MOST_LISTENERS: usize = 8;
@@ -62,12 +62,21 @@ struct Listener {
     /// Number of the window, and of its decisions.
     window: Mutex<(u64, u64)>,
     decisions: mpsc::Sender<Bytes>,
-    /// Selected decisions that were not sent.
-    skipped: AtomicU64,
+    skipped: Mutex<Skipped>,
+}
+
+/// Selected decisions that were not sent, since the last line about them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Skipped {
+    number: u64,
+    /// Time of the first one.
+    since: Micros,
 }
 
 /// Decisions that one listener gets, each a line of JSON. The listener leaves when it is dropped.
 pub struct Listening {
+    /// The first line, until it is sent: since when the listener gets decisions, and which.
+    start: Option<Bytes>,
     tap: Arc<Tap>,
     listener: Arc<Listener>,
     decisions: mpsc::Receiver<Bytes>,
@@ -87,7 +96,7 @@ impl Tap {
             per_second,
             window: Mutex::default(),
             decisions: sender,
-            skipped: AtomicU64::new(0),
+            skipped: Mutex::default(),
         });
         let mut listeners = self.listeners.write();
         if listeners.len() >= MOST_LISTENERS {
@@ -96,7 +105,9 @@ impl Tap {
         listeners.push(Arc::clone(&listener));
         self.number.store(listeners.len(), Ordering::Relaxed);
         drop(listeners);
-        Some(Listening { tap: Arc::clone(self), listener, decisions })
+        let start =
+            json!({ "since_us": self.clock.now().get(), "filters": listener.filter.names(), "rate": per_second });
+        Some(Listening { start: Some(format!("{start}\n").into()), tap: Arc::clone(self), listener, decisions })
     }
 
     fn leave(&self, listener: &Arc<Listener>) {
@@ -123,7 +134,7 @@ impl Tap {
                 listener.decisions.try_send(line.clone()).is_ok()
             };
             if !is_sent {
-                listener.skipped.fetch_add(1, Ordering::Relaxed);
+                listener.skip(now);
             }
         }
     }
@@ -136,6 +147,14 @@ impl fmt::Debug for Tap {
 }
 
 impl Listener {
+    fn skip(&self, now: Micros) {
+        let mut skipped = self.skipped.lock();
+        if skipped.number == 0 {
+            skipped.since = now;
+        }
+        skipped.number += 1;
+    }
+
     /// Returns true if the present window has room for another decision.
     fn has_room(&self, now: Micros) -> bool {
         let mut window = self.window.lock();
@@ -152,15 +171,21 @@ impl Listener {
 }
 
 impl Listening {
-    /// Returns the next decision as a line of JSON, or a line with the number of decisions that were skipped.
+    /// Returns the next line of JSON: first the start, then a decision, or the number of decisions that were skipped and the
+    /// span of time in which they were.
     pub async fn next(&mut self) -> Option<Bytes> {
+        if let Some(start) = self.start.take() {
+            return Some(start);
+        }
         loop {
             if let Ok(line) = self.decisions.try_recv() {
                 return Some(line);
             }
-            let skipped = self.listener.skipped.swap(0, Ordering::Relaxed);
-            if skipped > 0 {
-                return Some(format!("{}\n", json!({ "skipped": skipped })).into());
+            let Skipped { number, since } = std::mem::take(&mut *self.listener.skipped.lock());
+            if number > 0 {
+                let until = self.tap.clock.now().get();
+                let line = json!({ "skipped": number, "since_us": since.get(), "until_us": until });
+                return Some(format!("{line}\n").into());
             }
             if let Ok(line) = timeout(LOOK_EVERY, self.decisions.recv()).await {
                 return line;
@@ -182,6 +207,18 @@ impl fmt::Debug for Listening {
 }
 
 impl TapFilter {
+    /// Returns the names of what is set.
+    fn names(&self) -> Vec<&'static str> {
+        let all = [
+            ("domain", self.domain.is_some()),
+            ("rule", self.rule.is_some()),
+            ("outcome", self.outcome.is_some()),
+            ("provenance", self.provenance.is_some()),
+            ("entry", !self.entries.is_empty()),
+        ];
+        all.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name).collect()
+    }
+
     fn selects(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) -> bool {
         self.domain.as_deref().is_none_or(|domain| request.domain() == domain)
             && self.outcome.is_none_or(|outcome| decision.outcome == outcome)
@@ -223,19 +260,20 @@ fn text(request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now:
         "generation": decision.generation,
         "descriptors": shown,
         "is_cut": request.descriptors().len() > MOST_DESCRIPTORS,
+        // No limit refused it: too many calls were waiting for their slots.
+        "is_hold_full": decision.outcome.is_refused() && decision.wait.hold > Micros::ZERO,
     });
     format!("{line}\n").into()
 }
 
 /// Returns a descriptor and the charges of its limits. Its text takes of `room`.
 fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &mut usize) -> Value {
-    let all = request.descriptors().get(index).map(|descriptor| &*descriptor.entries).unwrap_or_default();
+    let sent = request.descriptors().get(index);
+    let all = sent.map(|descriptor| &*descriptor.entries).unwrap_or_default();
     let mut entries = Vec::new();
-    for (number, entry) in all.iter().enumerate().take(MOST_ENTRIES) {
-        let (key, value) = (word(&entry.key), decision.digest(index, number).map_or_else(|| word(&entry.value), cut));
-        let Some(left) = room.checked_sub(key.len() + value.len()) else { break };
-        *room = left;
-        entries.push(json!({ "key": key, "value": value }));
+    for (number, sent) in all.iter().enumerate().take(MOST_ENTRIES) {
+        let Some(entry) = entry(sent, decision.digest(index, number), room) else { break };
+        entries.push(entry);
     }
     let part = decision.parts.get(index);
     let finding = match part.map(|part| &part.finding) {
@@ -244,22 +282,50 @@ fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &m
         Some(Finding::Denied) => "denied",
         Some(Finding::Unmatched) | None => "unmatched",
     };
+    let tightest = part.and_then(|part| match &part.finding {
+        Finding::Limited(tightest) => Some(tightest),
+        _ => None,
+    });
+    let hits = sent.map(|sent| request.hits(sent));
     let answers = decision.answers.iter().filter(|answer| answer.descriptor == index);
     json!({
         "index": index,
         "is_cut": entries.len() < all.len(),
         "entries": entries,
+        "hits": hits.map(|hits| if hits.given_back() > 0 { json!(-i128::from(hits.given_back())) } else { json!(hits.taken()) }),
+        "sent_limit": sent.and_then(|sent| sent.limit).map(sent_limit),
         "finding": finding,
         "rule": part.and_then(|part| part.rule).map(|rule| rule.path.to_string()),
-        "charges": answers.take(MOST_ENTRIES).map(charge).collect::<Vec<_>>(),
+        "charges": answers.take(MOST_ENTRIES).map(|answer| charge(answer, tightest)).collect::<Vec<_>>(),
     })
 }
 
-/// Returns the charge of one limit.
-fn charge(answer: &Answered<'_>) -> Value {
+/// Returns an entry; `None` if its text is larger than `room`. `digest` is shown in place of a sensitive value. Marks what is not
+/// as it was sent.
+fn entry(sent: &Entry, digest: Option<&str>, room: &mut usize) -> Option<Map<String, Value>> {
+    let (key, value) = (word(&sent.key), digest.map_or_else(|| word(&sent.value), cut));
+    *room = room.checked_sub(key.len() + value.len())?;
+    let is_cut = *key.as_bytes() != *sent.key || (digest.is_none() && *value.as_bytes() != *sent.value);
+    let marks = [("is_digest", digest.is_some()), ("is_cut", is_cut)];
+    let marks = marks.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (name.to_owned(), true.into()));
+    let texts = [("key", key), ("value", value)].map(|(name, text)| (name.to_owned(), Value::from(&*text)));
+    Some(texts.into_iter().chain(marks).collect())
+}
+
+/// Returns a limit that the request sent.
+fn sent_limit(limit: Override) -> Value {
+    let quota = limit.quota();
+    let (unit, multiplier) = quota.window().unit().unzip();
+    json!({ "requests_per_unit": quota.limit(), "unit": unit.map(|unit| unit.name()), "unit_multiplier": multiplier })
+}
+
+/// Returns the charge of one limit. The window is known of the descriptor's tightest limit alone.
+fn charge(answer: &Answered<'_>, tightest: Option<&Tightest<'_>>) -> Value {
+    let is_tightest = |tightest: &&Tightest<'_>| tightest.name == answer.limit && tightest.verdict == answer.verdict;
     json!({
         "limit": answer.limit,
         "capacity": answer.capacity,
+        "window_us": tightest.filter(is_tightest).map(|tightest| tightest.quota.window().length().get()),
         "hits": answer.hits.taken(),
         "outcome": answer.verdict.outcome.name(),
         "provenance": answer.verdict.provenance.name(),

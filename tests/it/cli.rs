@@ -14,7 +14,9 @@ use crate::support::{Process, Tidegate, on_free_ports, repository, rule_file};
 mod bench;
 mod call;
 mod counter;
+mod replay;
 mod tap;
+mod test;
 mod top;
 mod why;
 

@@ -41,6 +41,24 @@ pub(crate) enum Level {
     Callers,
     /// An item of `callers`.
     Caller,
+    /// The file of test cases.
+    Cases,
+    /// An item of `cases`.
+    Case,
+    /// An item of `steps`.
+    Step,
+    /// `expect` of a step.
+    Expect,
+    /// An item of `descriptors` in `expect`.
+    ExpectedDescriptor,
+}
+
+/// A kind of file. A key means something in its own kind only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileKind {
+    Rules,
+    Callers,
+    Cases,
 }
 
 /// A key and its place.
@@ -53,7 +71,7 @@ pub(crate) struct Key {
     pub(crate) is_of_reference: bool,
 }
 
-static KEYS: [Key; 69] = [
+static KEYS: [Key; 88] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -123,6 +141,25 @@ static KEYS: [Key; 69] = [
     own("names", &[Level::Caller]),
     own("domains", &[Level::Caller]),
     own("rights", &[Level::Caller]),
+    own("rules", &[Level::Cases]),
+    own("cases", &[Level::Cases]),
+    own("domain", &[Level::Cases, Level::Case, Level::Step]),
+    own("name", &[Level::Case]),
+    own("steps", &[Level::Case]),
+    own("at", &[Level::Step]),
+    own("after", &[Level::Step]),
+    own("descriptors", &[Level::Step, Level::Expect]),
+    own("hits", &[Level::Step]),
+    own("limit", &[Level::Step, Level::Expect, Level::ExpectedDescriptor]),
+    own("times", &[Level::Step]),
+    own("expect", &[Level::Step]),
+    own("admitted", &[Level::Expect]),
+    own("code", &[Level::Expect, Level::ExpectedDescriptor]),
+    own("rule", &[Level::Expect, Level::ExpectedDescriptor]),
+    own("remaining", &[Level::Expect, Level::ExpectedDescriptor]),
+    own("retry_after", &[Level::Expect, Level::ExpectedDescriptor]),
+    own("reset_after", &[Level::Expect, Level::ExpectedDescriptor]),
+    own("delay", &[Level::Expect]),
 ];
 
 impl Level {
@@ -147,6 +184,11 @@ impl Level {
             Self::Fields => "inside `limit` of an overlay",
             Self::Callers => "at the top of a file of callers",
             Self::Caller => "in an item of `callers`",
+            Self::Cases => "at the top of a file of test cases",
+            Self::Case => "in an item of `cases`",
+            Self::Step => "in an item of `steps`",
+            Self::Expect => "inside `expect`",
+            Self::ExpectedDescriptor => "in an item of `descriptors` inside `expect`",
         }
     }
 
@@ -155,9 +197,13 @@ impl Level {
         matches!(self, Self::Overlay | Self::Apply | Self::Match | Self::Fields)
     }
 
-    /// Returns true for the levels of a file of callers.
-    const fn is_of_callers(self) -> bool {
-        matches!(self, Self::Callers | Self::Caller)
+    /// Returns the kind of file that has this level.
+    const fn file_kind(self) -> FileKind {
+        match self {
+            Self::Callers | Self::Caller => FileKind::Callers,
+            Self::Cases | Self::Case | Self::Step | Self::Expect | Self::ExpectedDescriptor => FileKind::Cases,
+            _ => FileKind::Rules,
+        }
     }
 
     /// Returns the keys that belong at this level.
@@ -169,7 +215,7 @@ impl Level {
 impl Key {
     /// Returns the key named `name`, of the kind of file to which `level` belongs.
     pub(crate) fn find(name: &str, level: Level) -> Option<&'static Self> {
-        let is_of_file = |key: &&Self| key.levels.iter().any(|other| other.is_of_callers() == level.is_of_callers());
+        let is_of_file = |key: &&Self| key.levels.iter().any(|other| other.file_kind() == level.file_kind());
         KEYS.iter().filter(is_of_file).find(|key| key.name == name)
     }
 
@@ -263,6 +309,11 @@ mod tests {
             Level::Delay,
             Level::Callers,
             Level::Caller,
+            Level::Cases,
+            Level::Case,
+            Level::Step,
+            Level::Expect,
+            Level::ExpectedDescriptor,
         ] {
             for name in level.names() {
                 let key = Key::find(name, level).unwrap();

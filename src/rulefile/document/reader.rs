@@ -9,6 +9,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
+use super::cases::CaseFile;
 use super::keys::{Key, Level, advice, nearest};
 use super::{CallerNode, DescriptorNode, Document};
 use crate::model::{Charging, Colocation, FailurePolicy};
@@ -17,6 +18,8 @@ use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
 use crate::rules::tree::Position;
 
 mod callers;
+mod cases;
+mod expected;
 mod limits;
 mod lists;
 mod metadata;
@@ -75,6 +78,12 @@ pub(crate) fn read(file: &Arc<str>, tree: &Tree, report: &mut Report) -> Option<
 pub(crate) fn read_callers(tree: &Tree, report: &mut Report) -> Vec<CallerNode> {
     // One walk: such a file is small.
     Reader::new(report, true).callers_file(tree)
+}
+
+/// Returns the file of test cases whose nodes are in `tree`.
+pub(crate) fn read_cases(tree: &Tree, report: &mut Report) -> CaseFile {
+    // One walk: such a file is small.
+    Reader::new(report, true).cases_file(tree)
 }
 
 impl<'t> Reader<'_, 't> {
@@ -152,6 +161,13 @@ impl<'t> Reader<'_, 't> {
                 if ["apiVersion", "kind"].iter().all(|key| overlay::has_key(top.clone(), key)) {
                     self.report.error(place, || {
                         "This is an object of Kubernetes, and no rule file: write the text that it holds under `data` into a file of its own."
+                            .to_owned()
+                    });
+                    return None;
+                }
+                if cases::is_cases(top.clone()) {
+                    self.report.error(place, || {
+                        "This is a file of test cases, and no rule file: move it out of the directory of the rules, and run it with `tidegate test`."
                             .to_owned()
                     });
                     return None;

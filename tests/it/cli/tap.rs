@@ -16,14 +16,14 @@ descriptors:
 ";
 
 /// A tap that runs in the background, and its output.
-struct Tap {
+pub(super) struct Tap {
     process: Child,
     output: NamedTempFile,
     errors: NamedTempFile,
 }
 
 impl Tap {
-    fn start(instances: &[SocketAddr], more: &[&str]) -> Self {
+    pub(super) fn start(instances: &[SocketAddr], more: &[&str]) -> Self {
         let (output, errors) = (NamedTempFile::new().expect("a file"), NamedTempFile::new().expect("a file"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command.arg("tap").args(more).env_clear().stdin(Stdio::null());
@@ -34,7 +34,7 @@ impl Tap {
         Self { process: command.spawn().expect("it starts"), output, errors }
     }
 
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         std::fs::read_to_string(self.output.path()).expect("it reads")
     }
 

@@ -47,7 +47,7 @@ impl<'t> Reader<'_, 't> {
         let (least, most) = match name {
             "v4_prefix" => (0, 32),
             "v6_prefix" => (0, 128),
-            "burst" | "cost" | "request_cost" | "unit_multiplier" => (1, u32::MAX),
+            "burst" | "cost" | "request_cost" | "unit_multiplier" | "times" => (1, u32::MAX),
             _ => (0, u32::MAX),
         };
         self.wrong(name, node, &format!("a whole number from {least} to {most}{hint}"));
