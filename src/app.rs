@@ -26,6 +26,7 @@ use crate::telemetry::records::Records;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
 
+mod admin_tokens;
 mod authorities;
 pub mod callers;
 mod health;

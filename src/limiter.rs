@@ -9,6 +9,7 @@ use crate::model::{
     Answered, Decision, Delivery, Finding, Micros, Outcome, Part, Provenance, Request, Ruling, Tightest, UsageWarning,
     Verdict, Wait,
 };
+use crate::rules;
 use crate::rules::live::{LiveRules, Snapshot};
 use crate::rules::{Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet};
 use crate::store::Verdicts;
@@ -36,6 +37,13 @@ impl Limiter {
     /// Returns the rules in force.
     pub fn rules(&self) -> Snapshot {
         self.rules.snapshot()
+    }
+
+    /// Explains which rule of `rules` answers for the first descriptor of `request`, which counter it charges, and why the other rules do
+    /// not match. Returns text for people.
+    pub fn explain(rules: &RuleSet, request: &Request) -> String {
+        let explain = |descriptor| rules::explain(rules, request.domain(), descriptor).to_string();
+        request.descriptors().first().map(explain).unwrap_or_default()
     }
 
     /// Decides `request` by `rules`, within the `timeout` of the caller.

@@ -47,6 +47,8 @@ pub struct RuleSet {
     files: Vec<Arc<str>>,
     /// Number of files of the source.
     source_files: usize,
+    /// Digest of the documents.
+    digest: Box<str>,
     rules: u32,
     modes: Modes,
     generation: Generation,
@@ -290,15 +292,16 @@ impl Rule {
 
 impl RuleSet {
     /// Creates the rule set of `rules` rules in `domains`. `files` are the names of all files, for messages; those of the source
-    /// are the first `source_files`.
+    /// are the first `source_files`. `digest` is that of the documents.
     pub(crate) fn new(
         domains: HashMap<Box<str>, Domain>,
         files: Vec<Arc<str>>,
         source_files: usize,
+        digest: Box<str>,
         rules: u32,
         modes: Modes,
     ) -> Self {
-        Self { domains, files, source_files, rules, modes, generation: 0, awaits_source: false }
+        Self { domains, files, source_files, digest, rules, modes, generation: 0, awaits_source: false }
     }
 
     /// Returns the domain names, sorted.
@@ -352,6 +355,18 @@ impl RuleSet {
     /// Returns the number of files or resources with these rules, without overlays.
     pub fn files(&self) -> usize {
         self.source_files
+    }
+
+    /// Returns the names of the files or resources with these rules: those of the source, and those of overlays.
+    pub fn sources(&self) -> (Vec<&str>, Vec<&str>) {
+        let names = self.files.iter().map(|file| &**file);
+        (names.clone().take(self.source_files).collect(), names.skip(self.source_files).collect())
+    }
+
+    /// Returns the digest of the documents with these rules and of their lists, in hexadecimal digits; empty without a load. Documents
+    /// with the same content have the same digest at all instances.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// Returns true if there is no rule.

@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::model::{Micros, StorePolicies};
 
+mod admin;
 mod listener_tls;
 mod otel;
 mod otlp;
@@ -22,6 +23,7 @@ mod unused;
 mod values;
 mod xds;
 
+pub use admin::AdminSettings;
 pub use listener_tls::ListenerTlsSettings;
 pub use otel::ExportProtocol;
 pub use otlp::OtlpSettings;
@@ -99,6 +101,8 @@ macro_rules! settings {
             pub statsd: Option<StatsdSettings>,
             /// TLS of the gRPC listener; `None` for plaintext.
             pub listener_tls: Option<ListenerTlsSettings>,
+            /// Readers of the debug listener on other machines.
+            pub admin: AdminSettings,
             /// Variables that are set and have no effect.
             pub unused: Vec<UnusedVariable>,
             /// Settings of the rule source.
@@ -120,11 +124,12 @@ macro_rules! settings {
                 let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
                 let mut unused = unused::set(&given);
                 let listener_tls = listener_tls::read(&given, &mut wrong, &mut unused);
-                match ($($field,)+ store, exports, statsd, source, listener_tls) {
-                    ($(Some($field),)+ Some(store), Some((traces, otlp)), Some(statsd), Some(source), Some(listener_tls))
+                let admin = admin::read(&given, listener_tls.as_ref(), &mut wrong, &mut unused);
+                match ($($field,)+ store, exports, statsd, source, listener_tls, admin) {
+                    ($(Some($field),)+ Some(store), Some((traces, otlp)), Some(statsd), Some(source), Some(listener_tls), Some(admin))
                         if wrong.is_empty() =>
                     {
-                        let mut all = Self { $($field,)+ store, traces, otlp, statsd, listener_tls, unused, source };
+                        let mut all = Self { $($field,)+ store, traces, otlp, statsd, listener_tls, admin, unused, source };
                         all.statsd = all.statsd.filter(|_| !all.disable_stats);
                         all.otlp = all.otlp.filter(|_| !all.disable_stats);
                         Ok(all)
@@ -246,7 +251,7 @@ impl Settings {
     /// Returns the rows of all settings.
     pub fn table() -> impl Iterator<Item = &'static SettingRow> {
         let own = [Self::PROCESS].into_iter().chain(store::TABLES).chain(otlp::TABLES);
-        own.chain([statsd::TABLE]).chain(xds::TABLES).chain([listener_tls::TABLE]).flatten()
+        own.chain([statsd::TABLE]).chain(xds::TABLES).chain([listener_tls::TABLE, admin::TABLE]).flatten()
     }
 
     /// Returns the policies that answer in place of the store where no rule says otherwise.

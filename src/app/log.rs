@@ -97,14 +97,15 @@ impl admin::LogLevel for ChangingLevel {
         self.level.lock().to_string().to_ascii_lowercase()
     }
 
-    fn set(&self, word: &str) -> Result<(), String> {
+    fn set(&self, word: &str, token: Option<&str>) -> Result<(), String> {
         let Some(LogSeverity(wanted)) = LogSeverity::named(word) else {
             return Err(format!("{word:?} is no level of the log: expected {}", LogSeverity::NAMES));
         };
         let mut level = self.level.lock();
         self.filter.reload(targets(wanted)).map_err(|error| format!("the level of the log stays: {error}"))?;
         let was = std::mem::replace(&mut *level, wanted);
-        tracing::info!(target: TARGET, event = "log.level_changed", "the log level is now {wanted}; it was {was}");
+        let (before, after) = (was.to_string().to_ascii_lowercase(), wanted.to_string().to_ascii_lowercase());
+        tracing::info!(target: TARGET, event = "log.level_changed", token, before, after, "the log level is now {wanted}; it was {was}");
         Ok(())
     }
 }
@@ -115,5 +116,6 @@ fn targets(level: Level) -> Targets {
         .with_target("tidegate", level)
         .with_target(super::intake::TARGET, level.max(Level::INFO))
         .with_target(TARGET, level.max(Level::INFO))
+        .with_target(admin::AUDIT, level.max(Level::INFO))
         .with_default(level.min(Level::INFO))
 }

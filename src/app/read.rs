@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::SENT_TWICE;
+use super::admin_tokens::TokenFile;
 use super::callers::CallersFile;
 use super::inputs::{Inputs, OverlayState};
 use super::listener_tls::ListenerFiles;
@@ -59,6 +60,8 @@ pub(super) struct Read {
     pub(super) listener_tls: Option<ListenerFiles>,
     /// File of callers, if one is set.
     pub(super) callers: Option<CallersFile>,
+    /// File of the tokens of the debug listener, if one is set.
+    pub(super) admin_tokens: Option<TokenFile>,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
     /// Exporter of metrics, if that is on. It reads the same authorities.
@@ -96,6 +99,7 @@ impl Read {
         let metrics = Exporter::build(settings)?;
         let listener_tls = settings.listener_tls.as_ref().map(ListenerFiles::read).transpose()?;
         let callers = CallersFile::read(settings)?;
+        let admin_tokens = TokenFile::read(&settings.admin, options.key_secret)?;
         Ok(Self {
             source,
             options,
@@ -106,6 +110,7 @@ impl Read {
             redis,
             listener_tls,
             callers,
+            admin_tokens,
             spans,
             metrics,
         })

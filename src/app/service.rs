@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
+use super::admin_tokens::TokenFile;
 use super::callers::CallersFile;
 use super::health::{Conditions, HealthState, connected_at_first};
 use super::intake::Intake;
@@ -42,8 +43,10 @@ use crate::transport::callers::CallerGate;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, admin, json, limits as bounds,
+    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
 };
+
+mod debug;
 
 /// Interval between two sweeps of the memory store: 10 s. Each new counter also sweeps a little, so this matters only
 /// for a store that gets no new counters.
@@ -78,6 +81,8 @@ pub(super) struct Service {
     listener_tls: Option<ListenerFiles>,
     /// File of callers, if one is set.
     callers: Option<CallersFile>,
+    /// File of the tokens of the debug listener, if one is set.
+    admin_tokens: Option<TokenFile>,
     workers: NonZeroUsize,
 }
 
@@ -117,6 +122,7 @@ impl Service {
             redis,
             listener_tls,
             callers,
+            admin_tokens,
             spans,
             metrics: exporter,
         } = read;
@@ -174,6 +180,7 @@ impl Service {
             exporter,
             listener_tls,
             callers,
+            admin_tokens,
             workers,
         }
     }
@@ -200,27 +207,10 @@ impl Service {
         let gate = callers.as_ref().map(CallersFile::gate);
         metrics::callers(&self.telemetry, gate.clone().zip(callers.as_ref().map(CallersFile::is_rejected)));
         let following = files.zip(tls.clone()).map(|(files, tls)| tokio::spawn(files.follow(tls)));
-        let tasks = following.into_iter().chain(callers.map(|callers| tokio::spawn(callers.follow()))).collect();
+        let following = following.into_iter().chain(callers.map(|callers| tokio::spawn(callers.follow())));
+        let tokens = self.admin_tokens.take().map(|tokens| tokio::spawn(tokens.follow()));
+        let tasks = following.chain(tokens).collect();
         Ok(Security { tls, callers: gate, tasks })
-    }
-
-    /// Returns the routes of the debug listener.
-    fn admin(
-        &self,
-        settings: &Settings,
-        log: &Log,
-        addresses: &Addresses,
-        stopped: &watch::Receiver<bool>,
-    ) -> axum::Router {
-        admin::routes(
-            Arc::clone(&self.limiter),
-            self.status.clone(),
-            super::xds::description(settings, self.xds.clone()),
-            log.level.clone(),
-            &self.telemetry,
-            addresses.debug.ip(),
-            stopped,
-        )
     }
 
     /// Starts the listeners and all tasks. Returns once health is reported.
@@ -245,7 +235,7 @@ impl Service {
         let routes = Routes {
             services,
             json: json_routes(settings, http_edge, health.readiness.clone()),
-            admin: self.admin(settings, log, &addresses, &stopped),
+            admin: self.debug_routes(settings, log, &addresses, &health.readiness, stopped.clone()),
         };
         let security = self.secure()?;
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, &security);

@@ -5,18 +5,20 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
-use axum::body::{Body, to_bytes};
+use anyhow::{Context, anyhow, ensure};
+use axum::body::to_bytes;
 use clap::{Arg, ArgAction, ArgMatches};
 use form_urlencoded::Serializer;
 use futures_util::future::join_all;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::server;
 use crate::model::{Descriptor, Micros};
+
+mod client;
+
+pub(super) use client::{Client, Instance};
 
 /// Maximum size of an answer: 16 MiB, more than an instance keeps.
 const MOST: usize = 16 << 20;
@@ -50,15 +52,28 @@ impl Answers {
     }
 }
 
-/// Returns the arguments for the instances and for how long to wait.
-pub(super) fn arguments() -> [Arg; 2] {
+/// Instances of a command by address, each once, with the names to show.
+pub(super) struct Instances {
+    /// Client of all of them.
+    pub(super) client: Client,
+    /// Each address, its instance, and the name to show.
+    pub(super) found: BTreeMap<SocketAddr, (Instance, String)>,
+    /// Instances whose names have no address, with the reason.
+    pub(super) missing: Vec<(String, String)>,
+}
+
+/// Returns the arguments for the instances, for access to them, and for how long to wait.
+pub(super) fn arguments() -> [Arg; 4] {
+    let [token_file, ca] = client::arguments();
     [
         Arg::new("instance")
             .long("instance")
             .value_name("HOST:PORT")
             .action(ArgAction::Append)
             .default_value("127.0.0.1:6070")
-            .help("Debug listener of an instance. A name with several addresses means one instance per address. Can be repeated"),
+            .help("Debug listener of an instance; https://HOST:PORT: over TLS, from another machine. A name with several addresses means one instance per address. Can be repeated"),
+        token_file,
+        ca,
         server::duration("timeout", "2s").help("Longest wait for each instance. Those that do not answer are named"),
     ]
 }
@@ -69,32 +84,44 @@ pub(super) fn wait(matches: &ArgMatches) -> Duration {
     Duration::from_micros(wait.get())
 }
 
-/// Returns the addresses of all instances with their names, each once, and those whose names have no address, with the reason.
-pub(super) async fn instances(matches: &ArgMatches) -> (BTreeMap<SocketAddr, String>, Vec<(String, String)>) {
+/// Resolves the names of all instances.
+///
+/// # Errors
+/// If a file of the command cannot be used.
+pub(super) async fn instances(matches: &ArgMatches) -> anyhow::Result<Instances> {
     let wait = wait(matches);
-    let names = matches.get_many::<String>("instance").into_iter().flatten();
-    let found = join_all(names.map(|name| async move {
+    let names = || matches.get_many::<String>("instance").into_iter().flatten();
+    let client = Client::of(matches, names())?;
+    let resolved = join_all(names().map(|name| async move {
         match timeout(wait, addresses(name)).await {
             Ok(found) => found.map_err(|why| (name.clone(), format!("{why:#}"))),
             Err(_) => Err((name.clone(), format!("its name was not resolved within {wait:?}"))),
         }
     }));
-    let (mut instances, mut missing) = (BTreeMap::new(), Vec::new());
-    for found in found.await {
-        match found {
-            Ok(found) => found.into_iter().for_each(|(label, address)| _ = instances.entry(address).or_insert(label)),
+    let (mut found, mut missing) = (BTreeMap::new(), Vec::new());
+    for resolved in resolved.await {
+        match resolved {
+            Ok((instance, addresses)) => {
+                for (label, address) in addresses {
+                    found.entry(address).or_insert_with(|| (instance.clone(), label));
+                }
+            }
             Err(unresolved) => missing.push(unresolved),
         }
     }
-    (instances, missing)
+    Ok(Instances { client, found, missing })
 }
 
 /// Asks all instances at the same time for `path`, each once. An answer without one of `lists` is that of something else.
-pub(super) async fn ask(matches: &ArgMatches, path: &str, lists: &[&str]) -> Answers {
+///
+/// # Errors
+/// If a file of the command cannot be used.
+pub(super) async fn ask(matches: &ArgMatches, path: &str, lists: &[&str]) -> anyhow::Result<Answers> {
     let wait = wait(matches);
-    let (instances, mut missing) = instances(matches).await;
-    let asked = instances.into_iter().map(|(address, label)| async move {
-        let answer = within(wait, get(address, path)).await;
+    let Instances { client, found, mut missing } = instances(matches).await?;
+    let client = &client;
+    let asked = found.into_iter().map(|(address, (instance, label))| async move {
+        let answer = within(wait, get(client, &instance, address, path)).await;
         (label, answer.and_then(|page| if has(&page, lists) { Ok(page) } else { Err(anyhow!(FOREIGN)) }))
     });
     let mut pages = Vec::new();
@@ -104,7 +131,7 @@ pub(super) async fn ask(matches: &ArgMatches, path: &str, lists: &[&str]) -> Ans
             Err(error) => missing.push((label, format!("{error:#}"))),
         }
     }
-    Answers { pages, missing }
+    Ok(Answers { pages, missing })
 }
 
 fn has(page: &Value, lists: &[&str]) -> bool {
@@ -156,19 +183,15 @@ pub(super) fn append_entries(query: &mut Serializer<'_, String>, descriptor: Opt
     }
 }
 
-/// Returns the addresses of an instance, each with its label.
-async fn addresses(name: &str) -> anyhow::Result<Vec<(String, SocketAddr)>> {
-    let expected = || format!("'{name}' is not the address of a debug listener: write HOST:PORT");
-    ensure!(
-        name.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()),
-        expected()
-    );
-    let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
+/// Returns an instance and its addresses, each with its label.
+async fn addresses(name: &str) -> anyhow::Result<(Instance, Vec<(String, SocketAddr)>)> {
+    let instance = Instance::parse(name)?;
+    let found: Vec<SocketAddr> = tokio::net::lookup_host(&instance.authority)
         .await
         .with_context(|| format!("the name in {name} cannot be resolved"))?
         .collect();
     // The listener is on one of the two addresses of localhost.
-    let found = match name.starts_with("localhost:") && found.iter().any(SocketAddr::is_ipv4) {
+    let found = match instance.authority.starts_with("localhost:") && found.iter().any(SocketAddr::is_ipv4) {
         true => found.into_iter().filter(SocketAddr::is_ipv4).collect(),
         false => found,
     };
@@ -176,29 +199,13 @@ async fn addresses(name: &str) -> anyhow::Result<Vec<(String, SocketAddr)>> {
         1 => name.to_owned(),
         _ => format!("{name} ({address})"),
     };
-    Ok(found.iter().map(|address| (label(address), *address)).collect())
+    let labelled = found.iter().map(|address| (label(address), *address)).collect();
+    Ok((instance, labelled))
 }
 
-async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Value> {
-    let body = to_bytes(open(address, path).await?, MOST).await.context(CUT)?;
+async fn get(client: &Client, instance: &Instance, address: SocketAddr, path: &str) -> anyhow::Result<Value> {
+    let body = to_bytes(client.open(instance, address, path).await?, MOST).await.context(CUT)?;
     serde_json::from_slice(&body).context(FOREIGN)
-}
-
-/// Sends a request, and returns the body of the answer.
-///
-/// # Errors
-/// If nobody answers, or with an error, whose text is then told.
-pub(super) async fn open(address: SocketAddr, path: &str) -> anyhow::Result<Body> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    // The address and not the name: the listener refuses other names.
-    let response =
-        client.get(format!("http://{address}{path}").parse()?).await.context("no debug listener answers there")?;
-    let (status, body) = (response.status(), Body::new(response.into_body()));
-    if status.is_success() {
-        return Ok(body);
-    }
-    let text = to_bytes(body, MOST).await.context(CUT)?;
-    bail!("it answered {status}: {:.1000}", printable(String::from_utf8_lossy(&text).trim()))
 }
 
 /// Returns a text of an answer; empty if there is none.

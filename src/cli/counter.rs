@@ -19,7 +19,7 @@ pub(super) fn command() -> Command {
         .long_about(
             "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the whole limit is available again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
         )
-        .after_help("Examples:\n  What user 42 has left:\n    tidegate counter --domain edge --descriptor user=42")
+        .after_help("Examples:\n  What user 42 has left:\n    tidegate counter --domain edge --descriptor user=42\n  The same at an instance on another machine, over TLS with a token (ADMIN_TOKEN_FILE):\n    tidegate counter --domain edge --descriptor user=42 --instance https://tidegate.edge.svc:6070 --ca ca.crt --token-file token")
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the counter"))
         .arg(descriptor::argument().help("Entries of the descriptor, in order"))
         .args(admin::arguments())
@@ -29,7 +29,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let mut query = admin::query(matches, &["domain"]);
     admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
     let path = format!("{PATH}?{}", query.finish());
-    let answers = admin::run(async { Ok(admin::ask(matches, &path, &["counters"]).await) })?;
+    let answers = admin::run(admin::ask(matches, &path, &["counters"]))?;
     answers.name_missing()?;
     let shown = answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string());
     super::print(&shown.collect::<String>())?;

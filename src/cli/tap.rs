@@ -1,12 +1,12 @@
 //! `tidegate tap`: shows decisions as they are made, of several instances.
 
 use std::io::{ErrorKind, Write};
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use axum::body::Body;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use futures_util::StreamExt;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::admin::{self, Ago, Clock, list, number, text};
+use super::admin::{self, Ago, Clock, Instances, list, number, text};
 use super::{descriptor, server};
 use crate::model::{Descriptor, Micros};
 
@@ -77,17 +77,21 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 
 /// Prints the decisions of all instances until all have ended.
 async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
-    let (instances, missing) = admin::instances(matches).await;
+    let Instances { client, found, missing } = admin::instances(matches).await?;
+    let client = &client;
     let (path, wait) = (path(matches), admin::wait(matches));
     let (sender, mut lines) = mpsc::channel(WAITING);
     let is_json = matches.get_flag("json");
-    let following = instances.into_iter().map(|(address, name)| {
+    let following = found.into_iter().map(|(address, (instance, name))| {
         let (sender, path) = (sender.clone(), path.as_str());
         async move {
-            let ended = follow(address, &name, path, wait, &sender).await;
+            let ended = match admin::within(wait, client.open(&instance, address, path)).await {
+                Ok(body) => follow(body, &name, &sender).await,
+                Err(why) => Err(why),
+            };
             let is_served = ended.is_ok();
             let why = ended.err().map_or_else(
-                || "it closed the stream, for it stops, or for its GRPC_MAX_CONNECTION_AGE".to_owned(),
+                || "it closed the stream: it stops, the token was removed, or the connection has reached GRPC_MAX_CONNECTION_AGE".to_owned(),
                 |why| format!("{why:#}"),
             );
             eprintln!("{name}: no more decisions from here on: {why}");
@@ -125,14 +129,7 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If it does not answer as a debug listener, or its connection is lost.
-async fn follow(
-    address: SocketAddr,
-    name: &str,
-    path: &str,
-    wait: Duration,
-    lines: &mpsc::Sender<(String, String)>,
-) -> anyhow::Result<()> {
-    let body = admin::within(wait, admin::open(address, path)).await?;
+async fn follow(body: Body, name: &str, lines: &mpsc::Sender<(String, String)>) -> anyhow::Result<()> {
     let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
     while let Some(some) = data.next().await {
         rest.extend_from_slice(&some.context("its connection was lost")?);

@@ -81,7 +81,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         return admin::run(watch(matches, view, Duration::from_micros(interval.get())));
     }
     admin::run(async {
-        let answers = ask(matches, &view).await;
+        let answers = ask(matches, &view).await?;
         answers.name_missing()?;
         super::print(&Table::of(&answers, matches, &view, false))?;
         Ok(ExitCode::SUCCESS)
@@ -91,7 +91,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 /// Shows the table anew each `interval`, and as keys say, until one of them or Ctrl-C ends it.
 async fn watch(matches: &ArgMatches, mut view: View, interval: Duration) -> anyhow::Result<ExitCode> {
     let mut keys = Keys::open();
-    let mut answers = ask(matches, &view).await;
+    let mut answers = ask(matches, &view).await?;
     let mut due = Instant::now() + interval;
     loop {
         let keys_line = if keys.is_some() { view.to_string() } else { String::new() };
@@ -110,7 +110,7 @@ async fn watch(matches: &ArgMatches, mut view: View, interval: Duration) -> anyh
         match effect {
             Effect::Quit => return Ok(ExitCode::SUCCESS),
             Effect::Ask => {
-                answers = ask(matches, &view).await;
+                answers = ask(matches, &view).await?;
                 due = Instant::now() + interval;
             }
             Effect::Show => {}
@@ -118,7 +118,7 @@ async fn watch(matches: &ArgMatches, mut view: View, interval: Duration) -> anyh
     }
 }
 
-async fn ask(matches: &ArgMatches, view: &View) -> Answers {
+async fn ask(matches: &ArgMatches, view: &View) -> anyhow::Result<Answers> {
     let mut query = admin::query(matches, &["domain", "rule"]);
     query.append_pair("sort", view.sort()).append_pair("most", &depth(matches, view).to_string());
     admin::ask(matches, &format!("{PATH}?{}", query.finish()), &["top"]).await

@@ -92,13 +92,12 @@ impl fmt::Display for InvalidRules {
 /// # Errors
 /// Returns every error of every document with its place, and the warnings with them.
 pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules, InvalidRules> {
-    let Documents { files, overlay_files, documents, mut problems, lists, overlays, mut domain_changes } = documents;
+    let digest = documents.digest();
+    let Documents { files, overlay_files, documents, mut problems, lists, overlays, mut domain_changes, .. } =
+        documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
-    let shape: HashSet<(Arc<str>, Option<u32>)> = problems
-        .iter()
-        .filter(|problem| is_wrong(problem))
-        .map(|problem| (Arc::clone(&problem.file), problem.place.map(|place| place.line)))
-        .collect();
+    let line = |problem: &Problem| (Arc::clone(&problem.file), problem.place.map(|place| place.line));
+    let shape: HashSet<_> = problems.iter().filter(|problem| is_wrong(problem)).map(line).collect();
     let cycles = Cycles::of(documents.iter().map(|(_, document)| document));
     let mut compiler = Compiler {
         files: &files,
@@ -137,16 +136,16 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         report.finish(&String::from_utf8_lossy(&file.bytes), &mut beyond);
     }
     // A problem on a line whose shape is wrong adds nothing: it follows from that error.
-    beyond.retain(|problem| !shape.contains(&(Arc::clone(&problem.file), problem.place.map(|place| place.line))));
+    beyond.retain(|problem| !shape.contains(&line(problem)));
     problems.append(&mut beyond);
     problems.sort_by(|a, b| (&a.file, a.place.is_none(), a.place).cmp(&(&b.file, b.place.is_none(), b.place)));
     if problems.iter().any(is_wrong) {
         return Err(InvalidRules { problems });
     }
     let source_files = files.len().saturating_sub(overlay_files);
-    let files = files.iter().map(|file| Arc::clone(&file.name)).collect();
+    let names = files.into_iter().map(|file| file.name).collect();
     let modes = Modes { shadow: options.shadow_mode, quota: options.quota_mode };
-    Ok(CompiledRules { rules: RuleSet::new(domains, files, source_files, rules, modes), warnings: problems })
+    Ok(CompiledRules { rules: RuleSet::new(domains, names, source_files, digest, rules, modes), warnings: problems })
 }
 
 struct Compiler<'a> {

@@ -26,6 +26,8 @@ pub struct File {
 pub struct Documents {
     /// The files, in the given order.
     pub(super) files: Vec<File>,
+    /// Digest of the whole content, if `files` have only excerpts of it.
+    content: Option<blake3::Hash>,
     /// Number of files of overlays; they are the last ones.
     pub(super) overlay_files: usize,
     /// Each document and the index of its file. A file without a usable document has none.
@@ -70,7 +72,34 @@ impl Documents {
     /// the lines that problems show. `problems` are those found so far.
     pub fn of(files: Vec<File>, documents: Vec<(usize, Document)>, problems: Vec<Problem>) -> Self {
         let (lists, domain_changes) = (HashMap::new(), HashMap::new());
-        Self { files, overlay_files: 0, documents, problems, lists, overlays: Vec::new(), domain_changes }
+        Self {
+            files,
+            content: None,
+            overlay_files: 0,
+            documents,
+            problems,
+            lists,
+            overlays: Vec::new(),
+            domain_changes,
+        }
+    }
+
+    /// Sets the digest of the whole content, for files that have only excerpts of it.
+    #[must_use]
+    pub fn with_content(self, content: blake3::Hash) -> Self {
+        Self { content: Some(content), ..self }
+    }
+
+    /// Returns a digest of the content of all files and lists, 128 bits in hexadecimal digits. Names of files are no part of it.
+    pub(super) fn digest(&self) -> Box<str> {
+        let mut hasher = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| _ = hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
+        self.files.iter().for_each(|file| add(&file.bytes));
+        self.content.iter().for_each(|content| add(content.as_bytes()));
+        let mut lists: Vec<_> = self.lists.iter().collect();
+        lists.sort_unstable_by_key(|(path, _)| *path);
+        lists.into_iter().filter_map(|(_, list)| list.as_ref().ok()).for_each(|list| add(list));
+        hasher.finalize().to_hex()[..32].into()
     }
 
     /// Returns the number of files.

@@ -1,14 +1,14 @@
 //! Debug listener: the rules in force, in the reference's format, the log level, who was refused lately, and what met no rule.
+//!
+//! What is below `/v1/` is about users and addresses: [`Access`] decides who may read it.
 
 use std::fmt::Write;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use serde_json::Value;
@@ -17,13 +17,25 @@ use tokio::time::Instant;
 
 use crate::limiter::Limiter;
 use crate::model::Micros;
-use crate::telemetry::Telemetry;
+use crate::telemetry::records::Records;
+use crate::transport::json::Readiness;
 
+mod access;
 mod counters;
 mod decisions;
+mod explain;
+mod mask;
+mod process;
 mod refusals;
+mod tokens;
 mod top;
 mod unmatched;
+
+pub use access::{AUDIT, Access, TokenGate};
+use access::{Reader, addressed_directly, enter};
+pub use mask::ValueDigest;
+pub use process::LogLevel;
+pub use tokens::{AdminTokens, InvalidTokens};
 
 /// State of the rule files: the load in force, a rejection, and a slow load.
 #[derive(Clone, Debug)]
@@ -41,78 +53,65 @@ pub struct RulesStatus {
 /// Returns lines about the source of the rules, as text for people; empty if there is nothing to say.
 pub type Description = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Maximum bytes of a log level in a request: 1 KiB. A wrong word of this length still gets the error that explains it.
-const LONGEST_WORD: usize = 1 << 10;
-
-/// Log level of the process, which can change while it runs.
-pub trait LogLevel: Send + Sync {
-    /// Returns the name of the level.
-    fn get(&self) -> String;
-
-    /// Sets the level to `word`.
-    ///
-    /// # Errors
-    /// Returns the expected words, as text for people.
-    fn set(&self, word: &str) -> Result<(), String>;
+/// Parts of the process that the debug listener shows.
+pub struct Shown {
+    /// Limiter with the rules in force.
+    pub limiter: Arc<Limiter>,
+    /// State of the rules.
+    pub loaded: watch::Receiver<RulesStatus>,
+    /// Description of the source of the rules.
+    pub source: Description,
+    /// Log level.
+    pub level: Arc<dyn LogLevel>,
+    /// Readiness of this instance.
+    pub readiness: Readiness,
+    /// Records of decisions, if they are kept.
+    pub records: Option<Arc<Records>>,
+    /// Signal of the stop.
+    pub stopped: watch::Receiver<bool>,
 }
 
-/// State of the route `/log_level`. Only a listener on a loopback address can change the level, so its callers are on
-/// this machine.
-#[derive(Clone)]
-struct Levels {
-    level: Arc<dyn LogLevel>,
-    is_local: bool,
-}
-
-/// Returns the routes of the debug listener; `at` is its address.
-pub fn routes(
-    limiter: Arc<Limiter>,
-    loaded: watch::Receiver<RulesStatus>,
-    source: Description,
-    level: Arc<dyn LogLevel>,
-    telemetry: &Telemetry,
-    at: IpAddr,
-    stopped: &watch::Receiver<bool>,
-) -> Router {
-    let details = details(&limiter, telemetry, at, stopped);
+/// Returns the routes of the debug listener, for the readers that `access` admits.
+pub fn routes(shown: Shown, access: &Access) -> Router {
+    let details = details(&shown, access);
+    let Shown { limiter, loaded, source, level, .. } = shown;
     let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
-    let levels = Levels { level, is_local: at.is_loopback() };
-    let log_level = get(log_level).put(set_log_level).layer(DefaultBodyLimit::max(LONGEST_WORD)).with_state(levels);
+    let set_level = process::sets_level().layer(middleware::from_fn_with_state(access.clone(), enter));
+    let log_level = process::reads_level().merge(set_level).with_state(level);
     let rlconfig = get(rlconfig).with_state(limiter);
     let routes = Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level);
     let routes = details.merge(routes);
-    if at.is_loopback() { routes.layer(middleware::from_fn(addressed_directly)) } else { routes }
+    match access {
+        Access::Loopback => routes.layer(middleware::from_fn(addressed_directly)),
+        Access::Closed | Access::Tokens(_) => routes,
+    }
 }
 
 /// Description of the routes below `/v1/`.
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
-/// Answer to requests from other machines.
-const NOT_HERE: &str = "what is here names users and addresses, so it is served only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
-
-/// Returns the routes below `/v1/`. They name users and addresses, so only callers on this machine may read them: whoever can do that
-/// could read the process too.
-fn details(limiter: &Arc<Limiter>, telemetry: &Telemetry, at: IpAddr, stopped: &watch::Receiver<bool>) -> Router {
-    if !at.is_loopback() {
-        return Router::new().route("/v1/{*path}", any(async || (StatusCode::FORBIDDEN, NOT_HERE)));
-    }
-    let Some(records) = telemetry.records() else { return Router::new() };
-    let routes = refusals::routes(Arc::clone(&records))
-        .merge(top::routes(Arc::clone(&records)))
-        .merge(decisions::routes(Arc::clone(&records), stopped.clone()))
+/// Returns the routes below `/v1/`. They name users and addresses, so only readers that `access` admits may read them.
+fn details(shown: &Shown, access: &Access) -> Router {
+    let Shown { limiter, records, stopped, .. } = shown;
+    let mut routes = process::routes(shown)
         .merge(counters::routes(Arc::clone(limiter)))
+        .merge(explain::routes(Arc::clone(limiter)))
         .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], OPENAPI)))
-        .merge(unmatched::routes(Arc::clone(limiter), records));
-    routes.layer(middleware::from_fn(not_by_a_page))
+        .route("/v1/{*path}", any(async || StatusCode::NOT_FOUND));
+    if let Some(records) = records {
+        routes = routes
+            .merge(refusals::routes(Arc::clone(records)))
+            .merge(top::routes(Arc::clone(records)))
+            .merge(decisions::routes(Arc::clone(records), stopped.clone()))
+            .merge(unmatched::routes(Arc::clone(limiter), Arc::clone(records)));
+    }
+    routes.layer(middleware::from_fn_with_state(access.clone(), enter))
 }
 
-/// Rejects requests that a web page makes: a browser names the page in the Origin header.
-async fn not_by_a_page(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) {
-        return (StatusCode::FORBIDDEN, "the Origin header names a web page, and no page may read this\n")
-            .into_response();
-    }
-    next.run(request).await
+/// Returns an answer of JSON, with the values of clients as `reader` may see them.
+fn page_for(reader: &Reader, mut page: Value) -> Response {
+    reader.mask(&mut page);
+    json_page(&page)
 }
 
 /// Returns an answer of JSON.
@@ -140,15 +139,6 @@ fn millis(time: Micros) -> u64 {
     time.get() / 1_000
 }
 
-/// Rejects requests whose host is neither an address nor localhost. Applies to loopback only: other callers use names.
-async fn addressed_directly(request: Request, next: Next) -> Response {
-    if is_addressed_directly(request.headers()) {
-        return next.run(request).await;
-    }
-    let why = "the Host header is neither an address nor localhost: a page in a browser may have been led here\n";
-    (StatusCode::FORBIDDEN, why).into_response()
-}
-
 type Index = (Arc<Limiter>, watch::Receiver<RulesStatus>, Description);
 
 async fn index(State((limiter, loaded, source)): State<Index>) -> String {
@@ -165,7 +155,10 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
     format!(
         "rules in force: load {load}, {age} s ago: {what}
 {rejected}{slow}{source}/rlconfig: the rate limits in force, one per line
-/log_level: the least severity that is logged; PUT another, such as debug, to change it
+/log_level: the least severity that is logged; PUT another, such as debug, to change it; also /v1/log-level
+/v1/rules: the load of the rules in force, with its digest and sources, as JSON
+/v1/explain: the rule that answers for a descriptor, and the reason, as JSON
+/v1/health: if this instance accepts calls, as JSON
 /v1/refusals: who was refused lately, by which rule and limit, as JSON; `tidegate why` asks several instances
 /v1/openapi.json: what the paths below /v1/ take and answer
 /v1/counters: what is used and left of the limits of a descriptor, as JSON; `tidegate counter` asks several instances
@@ -174,32 +167,6 @@ async fn index(State((limiter, loaded, source)): State<Index>) -> String {
 /v1/unmatched: descriptors and domains without a rule, and the nearest rule, as JSON; `tidegate top --unmatched` asks several instances
 "
     )
-}
-
-async fn log_level(State(Levels { level, .. }): State<Levels>) -> String {
-    level.get() + "\n"
-}
-
-async fn set_log_level(State(Levels { level, is_local }): State<Levels>, word: String) -> Response {
-    if !is_local {
-        let why =
-            "the level of the log can be changed only where DEBUG_HOST is a loopback address, such as 127.0.0.1\n";
-        return (StatusCode::FORBIDDEN, why).into_response();
-    }
-    match level.set(word.trim()) {
-        Ok(()) => (level.get() + "\n").into_response(),
-        Err(why) => (StatusCode::BAD_REQUEST, why + "\n").into_response(),
-    }
-}
-
-/// Returns true if the Host header of the request is an address or localhost. This stops DNS rebinding: a foreign web
-/// page can make its own name resolve to this machine, but the browser then sends that name.
-fn is_addressed_directly(headers: &HeaderMap) -> bool {
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
-    host.is_some_and(|host| {
-        let name = host.host().trim_start_matches('[').trim_end_matches(']');
-        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
-    })
 }
 
 async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
@@ -237,27 +204,4 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
         }
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use axum::http::HeaderValue;
-
-    use super::*;
-
-    #[test]
-    fn only_an_address_or_this_machines_own_name_is_direct() {
-        let is_direct = |host: &str| {
-            let host = HeaderValue::from_str(host).unwrap();
-            is_addressed_directly(&HeaderMap::from_iter([(header::HOST, host)]))
-        };
-        for direct in ["127.0.0.1", "127.0.0.1:6070", "[::1]:6070", "[::1]", "localhost", "LocalHost:6070"] {
-            assert!(is_direct(direct), "{direct}");
-        }
-        for led in ["", "evil.example", "evil.example:6070", "localhost.evil.example", "127.0.0.1.evil.example", "a b"]
-        {
-            assert!(!is_direct(led), "{led}");
-        }
-        assert!(!is_addressed_directly(&HeaderMap::new()));
-    }
 }

@@ -50,7 +50,8 @@ impl Readiness {
         self.0.store(ready, Ordering::Release);
     }
 
-    fn get(&self) -> bool {
+    /// Returns the readiness.
+    pub fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }

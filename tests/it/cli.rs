@@ -14,6 +14,7 @@ use crate::support::{Process, Tidegate, on_free_ports, repository, rule_file};
 mod bench;
 mod call;
 mod counter;
+mod readers;
 mod replay;
 mod tap;
 mod test;

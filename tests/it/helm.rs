@@ -43,7 +43,7 @@ fn renderings() -> Vec<Vec<String>> {
     let kept = "--values BUNDLED --set redis.bundled.persistence.enabled=true,tracing.enabled=true,tracing.endpoint=http://c:4318,overlay.files.all\\.yaml=overlay:";
     let sentinels = "--set store=redis,onStoreFailure=closed,redis.type=sentinel,redis.url=m\\,s1:26379\\,s2:26379,redis.auth.existingSecret=a,redis.sentinelAuth.existingSecret=b,redis.tls.enabled=true,redis.tls.skipHostnameVerification=true,rules.existingConfigMap=mine,overlay.existingConfigMap=over,serviceAccount.create=false,podDisruptionBudget.enabled=false,image.digest=sha256:0000000000000000000000000000000000000000000000000000000000000000,test.httpImage=,replicaCount=2";
     let xds = "--set xds.enabled=true,xds.url=envoy-gateway:18001,xds.nodeId=envoy-ratelimit,xds.tls.existingSecret=envoy-rate-limit";
-    let secured = "--set grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,service.headless.enabled=true,callers.file=callers:";
+    let secured = "--set grpc.tls.enabled=true,grpc.tls.existingSecret=mine,grpc.tls.clientCaKey=ca.crt,service.headless.enabled=true,admin.tokens.existingSecret=readers,settings.DEBUG_SERVER_USE_TLS=true,callers.file=callers:";
     let issued = "--set grpc.tls.enabled=true,grpc.tls.certManager.enabled=true,grpc.tls.certManager.issuer=ca,networkPolicy.enabled=false,settings.HTTP_SERVER_USE_TLS=true,serviceMonitor.enabled=true,serviceMonitor.tlsConfig.serverName=tidegate";
     let words = |text: &str| text.replace("BUNDLED", &example("trial")).split(' ').map(str::to_owned).collect();
     [vec![], words(kept), words(sentinels), words(xds), words(secured), words(issued)]

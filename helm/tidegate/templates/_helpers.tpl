@@ -126,6 +126,14 @@ capabilities:
 {{- if include "tidegate.callersConfigMap" . }}true{{ end -}}
 {{- end -}}
 
+{{- /* Hosts under which readers ask the debug listener, separated by commas. */ -}}
+{{- define "tidegate.adminHosts" -}}
+{{- $name := printf "%s-headless" (include "tidegate.fullname" .) -}}
+{{- $namespaced := printf "%s.%s" $name .Release.Namespace -}}
+{{- $names := list $name $namespaced (printf "%s.svc" $namespaced) (printf "%s.svc.cluster.local" $namespaced) -}}
+{{- join "," (.Values.admin.hosts | default $names) -}}
+{{- end -}}
+
 {{- /* "true" if client certificates are verified. */ -}}
 {{- define "tidegate.areClientsVerified" -}}
 {{- $settings := .Values.settings -}}
@@ -149,6 +157,14 @@ capabilities:
   "DRAIN_TIMEOUT" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
 {{- if include "tidegate.overlayConfigMap" . }}{{ $_ := set $set "RULES_OVERLAY" "/etc/tidegate/overlay" }}{{ end -}}
 {{- if include "tidegate.callersConfigMap" . }}{{ $_ := set $set "CALLERS_FILE" "/etc/tidegate/callers/callers.yaml" }}{{ end -}}
+{{- with .Values.admin.tokens -}}
+{{- if .existingSecret -}}
+{{- $_ := set $set "DEBUG_HOST" "0.0.0.0" -}}
+{{- $_ := set $set "DEBUG_SERVER_USE_TLS" "true" -}}
+{{- $_ := set $set "ADMIN_TOKEN_FILE" (printf "/etc/tidegate/admin-tokens/%s" .key) -}}
+{{- $_ := set $set "ADMIN_HOSTS" (include "tidegate.adminHosts" $) -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.onStoreFailure }}{{ $_ := set $set "ON_STORE_FAILURE" .Values.onStoreFailure }}{{ end -}}
 {{- if eq .Values.store "redis" -}}
 {{- $_ := set $set "REDIS_TYPE" $redis.type -}}

@@ -77,6 +77,15 @@
 {{- fail (printf "settings.%s is set, but grpc.tls.enabled is false, and all listeners have its certificate: set grpc.tls.enabled: true too" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.admin.tokens.existingSecret (not .Values.grpc.tls.enabled) -}}
+{{- fail "admin.tokens.existingSecret is set, but grpc.tls.enabled is false, so tokens would cross the network in plaintext: set grpc.tls.enabled: true, whose certificate the debug listener has too" -}}
+{{- end -}}
+{{- if and .Values.admin.tokens.existingSecret (not .Values.admin.hosts) (not .Values.service.headless.enabled) -}}
+{{- fail "admin.tokens.existingSecret needs names under which readers ask: set service.headless.enabled: true, whose name means all pods, or admin.hosts" -}}
+{{- end -}}
+{{- if and .Values.admin.tokens.existingSecret (hasKey .Values.settings "DEBUG_SERVER_USE_TLS") (not (include "tidegate.isOn" .Values.settings.DEBUG_SERVER_USE_TLS)) -}}
+{{- fail "admin.tokens.existingSecret serves the debug listener over TLS, but settings.DEBUG_SERVER_USE_TLS says no: remove it" -}}
+{{- end -}}
 {{- if and .Values.settings.GRPC_CLIENT_TLS_SAN (not .Values.grpc.tls.clientCaKey) -}}
 {{- fail "settings.GRPC_CLIENT_TLS_SAN is set, but grpc.tls.clientCaKey is empty, so nobody would be verified: set grpc.tls.clientCaKey: ca.crt, or remove the names" -}}
 {{- end -}}

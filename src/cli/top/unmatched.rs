@@ -14,7 +14,7 @@ use crate::cli::admin::{self, Ago, Answers, flag, list, number, text};
 const PATH: &str = "/v1/unmatched";
 
 pub(super) async fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let answers = admin::ask(matches, PATH, &["shapes", "absent_keys"]).await;
+    let answers = admin::ask(matches, PATH, &["shapes", "absent_keys"]).await?;
     answers.name_missing()?;
     let domain = matches.get_one::<String>("domain").map(String::as_str);
     crate::cli::print(&Report::of(&answers, domain, usize::try_from(most(matches))?))?;

@@ -78,7 +78,9 @@ pub(super) fn documents(resources: &[Any]) -> Result<Documents, Undecodable> {
         }
         files.push(File { name, bytes: conversion.lines.into_bytes() });
     }
-    Ok(Documents::of(files, documents, problems))
+    let mut content = blake3::Hasher::new();
+    resources.iter().for_each(|resource| _ = content.update(blake3::hash(&resource.value).as_bytes()));
+    Ok(Documents::of(files, documents, problems).with_content(content.finalize()))
 }
 
 /// Returns true for the type of our resources, with any host before it.

@@ -36,7 +36,7 @@ async fn counters(State(limiter): State<Arc<Limiter>>, RawQuery(query): RawQuery
 }
 
 /// Parses a query into a request that spends nothing.
-fn request(query: &str) -> Result<Request, String> {
+pub(super) fn request(query: &str) -> Result<Request, String> {
     let (mut domain, mut entries) = (None, Vec::new());
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*name {

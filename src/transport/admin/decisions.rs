@@ -3,15 +3,17 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use futures_util::stream;
+use serde_json::Value;
 use tokio::sync::watch;
 
+use super::access::Reader;
 use super::{entry, unknown, wrong};
 use crate::model::{Origin, Outcome};
 use crate::telemetry::records::Records;
@@ -35,6 +37,7 @@ type Tapped = (Arc<Records>, watch::Receiver<bool>);
 
 async fn decisions(
     State((records, stopped)): State<Tapped>,
+    Extension(reader): Extension<Reader>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
 ) -> Response {
@@ -48,16 +51,27 @@ async fn decisions(
         return (StatusCode::SERVICE_UNAVAILABLE, "8 listeners are connected, which is the maximum: stop one\n")
             .into_response();
     };
-    let lines = stream::unfold((listening, stopped), move |(mut listening, mut stopped)| async move {
+    let lines = stream::unfold((listening, stopped, reader), move |(mut listening, mut stopped, reader)| async move {
         let line = tokio::select! {
-            line = listening.next() => line?,
+            biased;
+            () = reader.is_revoked() => return None,
             _ = stopped.wait_for(|is_stopped| *is_stopped) => return None,
+            line = listening.next() => masked(&reader, line?),
         };
         let shown = if is_event_stream { event(&line) } else { line };
-        Some((Ok::<_, Infallible>(shown), (listening, stopped)))
+        Some((Ok::<_, Infallible>(shown), (listening, stopped, reader)))
     });
     let content_type = if is_event_stream { "text/event-stream" } else { "application/x-ndjson" };
     ([(header::CONTENT_TYPE, content_type)], Body::from_stream(lines)).into_response()
+}
+
+/// Returns a line of JSON with the values of clients as `reader` may see them.
+fn masked(reader: &Reader, line: Bytes) -> Bytes {
+    let Some(mask) = reader.masks() else { return line };
+    // The line is JSON of this process. One that could not be read would be left out, not shown.
+    let mut page: Value = serde_json::from_slice(&line).unwrap_or_default();
+    mask.apply(&mut page);
+    format!("{page}\n").into()
 }
 
 fn event(line: &Bytes) -> Bytes {

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Path as UrlPath, RawQuery, State};
 use axum::response::Response;
 use axum::routing::get;
+use axum::{Extension, Router};
 use serde_json::{Value, json};
 
-use super::{entry, json_page, millis, unknown, wrong};
+use super::access::Reader;
+use super::{entry, millis, page_for, unknown, wrong};
 use crate::telemetry::decision_id::{DecisionId, Meaning};
 use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
@@ -28,7 +29,11 @@ pub fn routes(records: Arc<Records>) -> Router {
     Router::new().route(PATH, get(refusals).with_state(records)).route(OF_ID, one)
 }
 
-async fn refusals(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
+async fn refusals(
+    State(records): State<Arc<Records>>,
+    Extension(reader): Extension<Reader>,
+    RawQuery(query): RawQuery,
+) -> Response {
     let filter = match filter(query.as_deref().unwrap_or_default()) {
         Ok(filter) => filter,
         Err(why) => return wrong(why),
@@ -44,11 +49,15 @@ async fn refusals(State(records): State<Arc<Records>>, RawQuery(query): RawQuery
         "missed": recent.missed(),
         "refusals": shown,
     });
-    json_page(&page)
+    page_for(&reader, page)
 }
 
 /// Returns the refusal that the id of a decision belongs to.
-async fn of_id(State(records): State<Arc<Records>>, UrlPath(id): UrlPath<String>) -> Response {
+async fn of_id(
+    State(records): State<Arc<Records>>,
+    Extension(reader): Extension<Reader>,
+    UrlPath(id): UrlPath<String>,
+) -> Response {
     let id: DecisionId = match id.parse() {
         Ok(id) => id,
         Err(why) => return wrong(why.to_string()),
@@ -67,7 +76,7 @@ async fn of_id(State(records): State<Arc<Records>>, UrlPath(id): UrlPath<String>
         "is_refused": part.is_some(),
         "refusals": found.iter().map(shown).collect::<Vec<_>>(),
     });
-    json_page(&page)
+    page_for(&reader, page)
 }
 
 /// Parses a query.

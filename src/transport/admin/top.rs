@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use axum::routing::get;
+use axum::{Extension, Router};
 use serde_json::{Value, json};
 
-use super::{json_page, millis, unknown, wrong};
+use super::access::Reader;
+use super::{millis, page_for, unknown, wrong};
 use crate::model::Path;
 use crate::telemetry::records::Records;
 use crate::telemetry::top::{Estimate, Heavy, WINDOW};
@@ -36,7 +37,11 @@ struct Selection {
     most: usize,
 }
 
-async fn top(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> Response {
+async fn top(
+    State(records): State<Arc<Records>>,
+    Extension(reader): Extension<Reader>,
+    RawQuery(query): RawQuery,
+) -> Response {
     let selection = match Selection::parse(query.as_deref().unwrap_or_default()) {
         Ok(selection) => selection,
         Err(why) => return wrong(why),
@@ -55,7 +60,7 @@ async fn top(State(records): State<Arc<Records>>, RawQuery(query): RawQuery) -> 
         "missed": records.top.missed(),
         "top": shown,
     });
-    json_page(&page)
+    page_for(&reader, page)
 }
 
 impl Selection {

@@ -1,6 +1,5 @@
 //! `tidegate why`, over several instances, and who may read the refusals that it shows.
 
-use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
@@ -180,75 +179,4 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     assert!(code == Some(2) && errors.contains("write --descriptor user=ann"), "{errors}");
     let (code, _, errors) = why(&both[..1], &["abc"]);
     assert!(code == Some(2) && errors.contains("26 digits and letters"), "{errors}");
-}
-
-/// Every path of the debug listener by how it is asked: on loopback with each method, under another name, by a web page; and off loopback.
-#[tokio::test]
-async fn each_path_of_the_debug_listener_answers_whom_it_may() {
-    let rules = rule_file(RULES);
-    let secret = rule_file(SECRET);
-    let secret = ("KEY_SECRET_FILE", path(&secret));
-    let near = Tidegate::start(rules.path(), &[secret]).await;
-    let open = Tidegate::start(rules.path(), &[secret, ("DEBUG_HOST", "0.0.0.0")]).await;
-    let far = SocketAddr::from(([127, 0, 0, 1], open.debug.port()));
-    let status = async |at: SocketAddr, method: &str, path: &str, headers: &str| {
-        let page = said(at, &format!("{method} {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n")).await;
-        page.split(' ').nth(1).unwrap_or_else(|| panic!("{method} {path}: {page}")).to_owned()
-    };
-    let id = "0".repeat(26);
-    let of_id = format!("/v1/refusals/{id}");
-    // Path; GET, POST and PUT on loopback; GET under another name, and by a page; GET off loopback.
-    let cells: [(&str, [&str; 6]); 11] = [
-        ("/", ["200", "405", "405", "403", "200", "200"]),
-        ("/rlconfig", ["200", "405", "405", "403", "200", "200"]),
-        ("/log_level", ["200", "405", "400", "403", "200", "200"]),
-        ("/v1/refusals", ["200", "405", "405", "403", "403", "403"]),
-        (&of_id, ["200", "405", "405", "403", "403", "403"]),
-        ("/v1/top", ["200", "405", "405", "403", "403", "403"]),
-        ("/v1/unmatched", ["200", "405", "405", "403", "403", "403"]),
-        ("/v1/counters?domain=edge&entry=user=ann", ["200", "405", "405", "403", "403", "403"]),
-        ("/v1/decisions?rate=0", ["400", "405", "405", "403", "403", "403"]),
-        ("/v1/openapi.json", ["200", "405", "405", "403", "403", "403"]),
-        ("/v1/nothing", ["404", "404", "404", "403", "404", "403"]),
-    ];
-    for (path, expected) in cells {
-        let local = "host: localhost\r\ncontent-length: 0\r\n";
-        let page = "host: localhost\r\norigin: http://localhost\r\n";
-        let found = [
-            status(near.debug, "GET", path, local).await,
-            status(near.debug, "POST", path, local).await,
-            status(near.debug, "PUT", path, local).await,
-            status(near.debug, "GET", path, "host: evil.example\r\n").await,
-            status(near.debug, "GET", path, page).await,
-            status(far, "GET", path, "host: tidegate\r\n").await,
-        ];
-        assert_eq!(found, expected, "{path}");
-    }
-    let document = get(&near, "/v1/openapi.json", "host: localhost\r\n").await;
-    let document: serde_json::Value =
-        serde_json::from_str(document.split_once("\r\n\r\n").expect("a body").1).expect("JSON");
-    let described: BTreeSet<String> =
-        document["paths"].as_object().expect("paths").keys().map(|path| path.replace("{id}", &id)).collect();
-    let tried = cells.iter().map(|(path, _)| path.split('?').next().unwrap_or_default().to_owned());
-    let served = tried.filter(|path| path.starts_with("/v1/") && path != "/v1/nothing");
-    assert_eq!(described, served.collect(), "each path has its cells, and is described");
-    // A parameter that is described is accepted, and another one is not.
-    for (path, item) in document["paths"].as_object().expect("paths") {
-        for parameter in item["get"]["parameters"].as_array().expect("parameters") {
-            let name = match parameter["$ref"].as_str() {
-                Some(reference) => reference.rsplit('/').next().expect("a name"),
-                None => parameter["name"].as_str().expect("a name"),
-            };
-            if parameter["in"] != "path" {
-                // A wrong rate, so that no stream begins.
-                let more = if path == "/v1/decisions" { "&rate=0" } else { "" };
-                let page = get(&near, &format!("{path}?{name}=%00{more}"), "host: localhost\r\n").await;
-                assert!(!page.contains("there is no parameter"), "{path}: {page}");
-                let page = get(&near, &format!("{path}?no{name}=1"), "host: localhost\r\n").await;
-                assert!(page.contains("there is no parameter"), "{path}: {page}");
-            }
-        }
-    }
-    let log_level = status(far, "PUT", "/log_level", "host: tidegate\r\ncontent-length: 0\r\n").await;
-    assert_eq!(log_level, "403");
 }

@@ -136,7 +136,7 @@ async fn pods_count_themselves_unless_they_are_told_their_number() {
 #[tokio::test]
 async fn secrets_reach_the_pod_as_files_but_for_the_one_that_has_no_file() {
     let Some(helm) = Helm::find() else { return };
-    let set = "store=redis,onStoreFailure=open,redis.type=sentinel,redis.url=m\\,s:26379,redis.auth.existingSecret=one,redis.auth.key=pw,redis.sentinelAuth.existingSecret=two,redis.tls.enabled=true,redis.tls.existingSecret=three,redis.tls.certKey=c.crt,redis.tls.keyKey=c.key";
+    let set = "store=redis,onStoreFailure=open,redis.type=sentinel,redis.url=m\\,s:26379,redis.auth.existingSecret=one,redis.auth.key=pw,redis.sentinelAuth.existingSecret=two,redis.tls.enabled=true,redis.tls.existingSecret=three,redis.tls.certKey=c.crt,redis.tls.keyKey=c.key,admin.tokens.existingSecret=four,admin.hosts[0]=a,admin.hosts[1]=b,grpc.tls.enabled=true,grpc.tls.existingSecret=five";
     let objects = helm.render(&["--set".to_owned(), set.to_owned()]).await;
     let (container, pod) = (server(&objects), &one("Deployment", &objects)["spec"]["template"]["spec"]);
     for (variable, file, secret) in [
@@ -144,6 +144,7 @@ async fn secrets_reach_the_pod_as_files_but_for_the_one_that_has_no_file() {
         ("REDIS_TLS_CACERT", "/etc/tidegate/redis-tls/ca.crt", "three"),
         ("REDIS_TLS_CLIENT_CERT", "/etc/tidegate/redis-tls/c.crt", "three"),
         ("REDIS_TLS_CLIENT_KEY", "/etc/tidegate/redis-tls/c.key", "three"),
+        ("ADMIN_TOKEN_FILE", "/etc/tidegate/admin-tokens/tokens", "four"),
     ] {
         assert_eq!(told(container, variable).as_deref(), Some(file));
         let (directory, _) = file.rsplit_once('/').expect("a directory");
@@ -154,6 +155,8 @@ async fn secrets_reach_the_pod_as_files_but_for_the_one_that_has_no_file() {
         assert_eq!(volume["secret"], json!({ "secretName": secret, "defaultMode": 0o440 }), "for its group alone");
     }
     assert_eq!(pod["securityContext"]["fsGroup"], 65532, "the group that may read them");
+    let of_readers = ["DEBUG_HOST", "DEBUG_SERVER_USE_TLS", "ADMIN_HOSTS"].map(|name| told(container, name));
+    assert_eq!(of_readers.map(Option::unwrap_or_default), ["0.0.0.0", "true", "a,b"]);
     let variables = container["env"].as_array().expect("variables");
     let of_sentinels = variables.iter().find(|item| item["name"] == "REDIS_SENTINEL_AUTH").expect("it is set");
     assert_eq!(of_sentinels["valueFrom"]["secretKeyRef"], json!({ "name": "two", "key": "auth" }));
@@ -176,6 +179,14 @@ async fn a_network_policy_lets_in_who_is_named_and_out_to_redis_names_and_spans(
     ports.dedup_by_key(|port| port["port"].clone());
     let ports: Vec<_> = ports.iter().map(|port| &port["port"]).collect();
     assert_eq!(ports, [53, 6379, 6380, 4317, 4318, 9999, 9998, 8125], "a port of an address needs no value of its own");
+    let readers = r#"networkPolicy.adminFrom=[{"podSelector":{}}]"#;
+    for (tokens, rules) in [("admin.hosts[0]=a", 0), ("admin.tokens.existingSecret=a,admin.hosts[0]=a", 1)] {
+        let tls = format!("{tokens},grpc.tls.enabled=true,grpc.tls.existingSecret=b");
+        let objects = helm.render(&["--set", &tls, "--set-json", readers].map(str::to_owned)).await;
+        let ingress = one("NetworkPolicy", &objects)["spec"]["ingress"].as_array().expect("rules").clone();
+        let to_debug = ingress.iter().filter(|rule| rule["ports"] == json!([{ "port": "debug" }]));
+        assert_eq!(to_debug.count(), rules, "nobody reaches the debug listener without tokens: {ingress:?}");
+    }
     let bundled = "store=redis,onStoreFailure=open,redis.bundled.enabled=true";
     let objects = helm.render(&["--set".to_owned(), bundled.to_owned()]).await;
     let redis =

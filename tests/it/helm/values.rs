@@ -170,6 +170,18 @@ async fn values_that_are_wrong_together_are_refused_with_what_to_do() {
         (format!("{redis},redis.url=r:1,redis.tls.existingSecret=s"), "but redis.tls.enabled is false"),
         (format!("{redis},redis.url=r:1,redis.tls.enabled=true,redis.tls.certKey=c"), "set both, or none"),
         ("rules.existingConfigMap=a,rules.files.b=c".to_owned(), "rules.files are both set: remove one of them"),
+        (
+            "admin.tokens.existingSecret=a,service.headless.enabled=true".to_owned(),
+            "admin.tokens.existingSecret is set, but grpc.tls.enabled is false",
+        ),
+        (
+            "admin.tokens.existingSecret=a,grpc.tls.enabled=true,grpc.tls.existingSecret=b".to_owned(),
+            "needs names under which readers ask: set service.headless.enabled: true",
+        ),
+        (
+            "admin.tokens.existingSecret=a,admin.hosts[0]=b,grpc.tls.enabled=true,grpc.tls.existingSecret=b,settings.DEBUG_SERVER_USE_TLS=false".to_owned(),
+            "settings.DEBUG_SERVER_USE_TLS says no: remove it",
+        ),
         ("callers.existingConfigMap=a,callers.file=b".to_owned(), "callers.file are both set: remove one of them"),
         ("overlay.existingConfigMap=a,overlay.files.b=c".to_owned(), "overlay.files are both set: remove one of them"),
         (
