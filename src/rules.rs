@@ -82,7 +82,7 @@ pub(crate) struct Domain {
     pub(crate) overlays: Vec<OverlayTree>,
     /// Entries of callers whose refusals are mistakes, as a tree of one level.
     pub(crate) known_good: Option<Box<TreeLevel>>,
-    /// How plain HTTP requests are read; `None` if the domain has no door for them.
+    /// Reading of plain HTTP requests; `None` if the domain has no door for them.
     pub(crate) requests: Option<Box<HttpRequests>>,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,

@@ -37,7 +37,7 @@ pub struct Document {
     pub descriptors: Vec<DescriptorNode>,
     /// Entries of callers whose refusals are mistakes: items with a key and values, and nothing else.
     pub known_good: Vec<DescriptorNode>,
-    /// How plain HTTP requests are read.
+    /// Reading of plain HTTP requests.
     pub requests: Option<Box<RequestsNode>>,
     /// The items of `apply` in an overlay, whose `domain` is a pattern; `None` in a rule file.
     pub overlay: Option<Vec<ApplyNode>>,

@@ -18,7 +18,7 @@ use crate::normalize::path::canonical;
 /// Header with the addresses of the client and of the proxies in between.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// How the requests of a domain are read.
+/// Reading of the plain HTTP requests of a domain.
 #[derive(Debug)]
 pub struct HttpRequests {
     pub(crate) gateway: Gateway,
@@ -73,7 +73,7 @@ pub(crate) struct ReadEntry {
     pub(crate) source: Source,
 }
 
-/// Where the value of an entry comes from.
+/// Origin of the value of an entry.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// The client's address.

@@ -1,4 +1,4 @@
-//! How much of their limits keys use: the highest share that was seen of each key in each window, as a histogram for each rule.
+//! Use of limits by keys: the highest share that was seen of each key in each window, as a histogram for each rule.
 //!
 //! Only sampled decisions are seen, so a share may be too small by the hits between two of them, and keys with few calls are often missing.
 

@@ -36,7 +36,8 @@ async fn server(gateway: &str, variables: &[(&str, &str)]) -> Tidegate {
 /// The status, the headers in lower case and the body of the answer to a check with these headers.
 async fn ask(at: SocketAddr, method: &str, target: &str, headers: &[(&str, &str)]) -> (u16, String, String) {
     let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let answer = said(at, &format!("{method} {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{lines}\r\n")).await;
+    let answer =
+        said(at, &format!("{method} {target} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{lines}\r\n")).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{head}"));
     (status, head.to_lowercase(), body.to_owned())

@@ -25,7 +25,7 @@ pub(super) struct Tally {
     /// Requests of which it is unknown, by the reason.
     doubts: HashMap<Doubt, u64>,
     generations: HashMap<u64, u64>,
-    /// What to know about the recording.
+    /// Remarks about the recording.
     pub(super) notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What the keys of a live table have chosen: its order, its filter, and whether it stands still.
+//! State of a live table, which keys change: its order, its filter, and whether it stands still.
 
 use std::fmt;
 

@@ -26,7 +26,7 @@ use crate::transport::grpc::Edge;
 use crate::transport::protocol::PeerAddress;
 use crate::transport::waiting::ReadEmpty;
 
-/// What is asked: the descriptors of the original request, or those in the body.
+/// Question of a check: the descriptors of the original request, or those in the body.
 enum Asked {
     Descriptors(Vec<Descriptor>),
     Body,
