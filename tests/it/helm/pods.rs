@@ -187,6 +187,14 @@ async fn a_network_policy_lets_in_who_is_named_and_out_to_redis_names_and_spans(
         let to_debug = ingress.iter().filter(|rule| rule["ports"] == json!([{ "port": "debug" }]));
         assert_eq!(to_debug.count(), rules, "nobody reaches the debug listener without tokens: {ingress:?}");
     }
+    let asking = r#"networkPolicy.checkFrom=[{"podSelector":{"matchLabels":{"app":"nginx"}}}]"#;
+    let objects = helm.render(&["--set-json", asking].map(str::to_owned)).await;
+    let ingress = one("NetworkPolicy", &objects)["spec"]["ingress"].as_array().expect("rules").clone();
+    let by_http = json!({
+        "from": [{ "podSelector": { "matchLabels": { "app": "nginx" } } }],
+        "ports": [{ "port": "http" }],
+    });
+    assert!(ingress.contains(&by_http), "{ingress:?}");
     let bundled = "store=redis,onStoreFailure=open,redis.bundled.enabled=true";
     let objects = helm.render(&["--set".to_owned(), bundled.to_owned()]).await;
     let redis =
