@@ -36,7 +36,7 @@ pub(super) fn command() -> Command {
         .arg(
             descriptor::argument()
                 .required(false)
-                .help("Entries of the refused descriptor. Give a sensitive value as the digest that is shown"),
+                .help("Entries of the refused descriptor. Give a value that is not shown in clear as the digest or network that is shown"),
         )
         .arg(
             Arg::new("most")

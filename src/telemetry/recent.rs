@@ -297,18 +297,22 @@ impl Refusal {
 }
 
 impl RefusalFilter {
-    fn selects(&self, refusal: &Refusal) -> bool {
+    /// Returns true if `refusal` has the entries of this filter. `is_value` compares the value of a key with that of the filter.
+    pub fn has_entries(&self, refusal: &Refusal, is_value: impl Fn(&str, &str, &str) -> bool) -> bool {
         let is_of = |descriptor: &ShownDescriptor| {
             self.entries.iter().all(|(key, value)| {
                 let (key, value) = (cut(key), cut(value));
-                descriptor.iter().any(|(own_key, own)| **own_key == *key && **own == *value)
+                descriptor.iter().any(|(own_key, own)| **own_key == *key && is_value(&key, own, &value))
             })
         };
-        let is_selected = match refusal.refused.and_then(|index| refusal.descriptors.get(index)) {
+        match refusal.refused.and_then(|index| refusal.descriptors.get(index)) {
             Some(refused) => is_of(refused),
             None => self.entries.is_empty() || refusal.descriptors.iter().any(is_of),
-        };
-        is_selected
+        }
+    }
+
+    fn selects(&self, refusal: &Refusal) -> bool {
+        self.has_entries(refusal, |_, own, value| own == value)
             && self.domain.as_deref().is_none_or(|domain| *refusal.domain == *domain)
             && self.rule.as_deref().is_none_or(|rule| refusal.rule.as_ref().is_some_and(|own| own.to_string() == rule))
     }

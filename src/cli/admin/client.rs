@@ -91,6 +91,10 @@ impl Client {
     /// If a file cannot be used.
     pub(super) fn of<'n>(matches: &ArgMatches, mut names: impl Iterator<Item = &'n String>) -> anyhow::Result<Self> {
         let is_tls = names.any(|name| name.starts_with(OVER_TLS));
+        ensure!(
+            is_tls || !matches.contains_id("ca"),
+            "--ca is for instances over TLS: write --instance https://HOST:PORT"
+        );
         Ok(Self { token: token(matches)?, tls: is_tls.then(|| tls(matches)).transpose()? })
     }
 

@@ -39,7 +39,8 @@ impl Mask {
         }
     }
 
-    fn masked(&self, key: &str, value: &str) -> String {
+    /// Returns the mask of the value of a key.
+    pub(super) fn masked(&self, key: &str, value: &str) -> String {
         network(value).unwrap_or_else(|| (self.digest)(key, value))
     }
 }

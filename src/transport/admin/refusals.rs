@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 
 use super::access::Reader;
 use super::{entry, millis, page_for, unknown, wrong};
+use crate::model::Micros;
 use crate::telemetry::decision_id::{DecisionId, Meaning};
-use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter, ShownDescriptor};
+use crate::telemetry::recent::{MOST_OF_RULE, RecentRefusals, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
 
 /// Path of the route.
@@ -39,7 +40,7 @@ async fn refusals(
         Err(why) => return wrong(why),
     };
     let recent = &records.recent;
-    let (found, now) = recent.select(&filter);
+    let (found, now) = select(recent, &filter, &reader);
     let shown: Vec<Value> = found.iter().take(MOST).map(shown).collect();
     let page = json!({
         "now_ms": millis(now),
@@ -50,6 +51,16 @@ async fn refusals(
         "refusals": shown,
     });
     page_for(&reader, page)
+}
+
+/// Returns the refusals that `filter` selects, and the time. A reader who sees masks may name a value by its mask too.
+fn select(recent: &RecentRefusals, filter: &RefusalFilter, reader: &Reader) -> (Vec<Refusal>, Micros) {
+    let Some(mask) = reader.masks() else { return recent.select(filter) };
+    let (mut found, now) = recent.select(&RefusalFilter { entries: Vec::new(), ..filter.clone() });
+    found.retain(|refusal| {
+        filter.has_entries(refusal, |key, own, value| own == value || mask.masked(key, own) == value)
+    });
+    (found, now)
 }
 
 /// Returns the refusal that the id of a decision belongs to.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{path, stderr, stdout, tidegate_with};
+use super::{over, path, stderr, stdout, tidegate_with};
 use crate::redis::certificates::Authority;
 use crate::support::{Tidegate, eventually, in_time, on_free_ports, output, rule_file, said};
 use crate::tls::{Secured, variables_of};
@@ -210,6 +210,7 @@ async fn each_path_answers_readers_on_other_machines_by_the_right_of_their_token
             assert_eq!(page.contains("www-authenticate: Bearer\r\n"), expected == "401", "{page}");
         }
     }
+    far.secured.logs("admin.denied").await;
     let answered: Vec<&str> = FAR.iter().map(|(path, _)| *path).collect();
     assert_eq!(answered, NEAR.map(|(path, _)| path), "the two tables are about the same paths");
     let plain = said(far.at, "GET /v1/rules HTTP/1.1\r\nhost: tidegate.edge\r\n\r\n").await;
@@ -297,6 +298,15 @@ async fn the_commands_ask_instances_on_other_machines_with_a_token() {
     assert!(told.contains("edge  ip=203.0.113.0/24") && !told.contains("canary"), "{told}");
     let (code, told, _) = far.run(&["why", "--descriptor", "user=canary-ann"], Some(READ));
     assert_eq!((code, told.matches("edge  user=").count()), (Some(0), 1), "the reader knows the value: {told}");
+    let (_, digest) = told.split_once("edge  ").expect("a descriptor");
+    let digest = digest.lines().next().expect("a line");
+    for shown in [digest, "ip=203.0.113.0/24"] {
+        let (code, told, _) = far.run(&["why", "--descriptor", shown], Some(READ));
+        assert_eq!((code, told.matches("edge  ").count()), (Some(0), 1), "a value is named as it is shown: {told}");
+        assert!(told.contains(&format!("edge  {shown}\n")), "{told}");
+        let (code, told, _) = far.run(&["why", "--descriptor", shown], Some(CLEAR));
+        assert_eq!(code, Some(1), "who sees values names values: {told}");
+    }
     let (code, told, _) = far.run(&["why"], Some(CLEAR));
     assert!(code == Some(0) && told.contains("user=canary-ann") && told.contains("ip=203.0.113.77"), "{told}");
     let (code, told, _) = far.run(&["top", "--once"], Some(READ));
@@ -321,6 +331,8 @@ async fn the_commands_ask_instances_on_other_machines_with_a_token() {
     let (code, _, errors) = far.run(&["why"], Some("unknown"));
     assert!(code == Some(2) && errors.contains("401") && errors.contains("not one of ADMIN_TOKEN_FILE"), "{errors}");
 
+    let (_, _, errors) = over(&[far.at], &["why", "--ca", path(&file)]);
+    assert!(errors.contains("--ca is for instances over TLS"), "{errors}");
     let token = [("TIDEGATE_TOKEN", READ)];
     let plain = |arguments: &[&str]| stderr(&tidegate_with(&[&["why"], arguments].concat(), &token));
     let errors = plain(&["--instance", "192.0.2.1:6070"]);
@@ -332,6 +344,24 @@ async fn the_commands_ask_instances_on_other_machines_with_a_token() {
     let errors =
         plain(&["--instance", &format!("https://{}", far.at), "--ca", other.to_str().expect("a path of text")]);
     assert!(errors.contains("UnknownIssuer; set --ca"), "{errors}");
+}
+
+#[tokio::test]
+async fn instances_with_one_secret_mask_a_value_alike_so_their_answers_are_put_together() {
+    let (one, other) = (Far::start().await, Far::start().await);
+    for far in [&one, &other] {
+        far.refuse("user", "canary-ann").await;
+    }
+    let authorities = [&one, &other].map(|far| std::fs::read_to_string(far.secured.file("ca.crt")).expect("it reads"));
+    let authorities = rule_file(&authorities.concat());
+    let instances = [&one, &other].map(|far| format!("https://{}", far.at));
+    let arguments = ["why", "--ca", path(&authorities), "--instance", &instances[0], "--instance", &instances[1]];
+    let told = stdout(&tidegate_with(&arguments, &[("TIDEGATE_TOKEN", READ)]));
+    assert_eq!(told.matches("edge  user=").count(), 1, "{told}");
+    assert!(
+        told.contains("refused 4 times") && instances.iter().all(|it| told.contains(&format!("{it} (2)"))),
+        "{told}"
+    );
 }
 
 #[tokio::test]
