@@ -247,3 +247,33 @@ impl ValueUses<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::model::Descriptor;
+    use crate::rulefile::{File, Options, load};
+    use crate::rules::ValueUse;
+
+    #[test]
+    fn a_value_is_compared_if_a_rule_is_for_some_values_only() {
+        let text = "domain: d
+descriptors:
+  - key: user
+    rate_limit: { unit: day, requests_per_unit: 1 }
+    descriptors:
+      - { key: path, value: /login, rate_limit: { unit: day, requests_per_unit: 1 } }
+      - { key: path, rate_limit: { unit: day, requests_per_unit: 2 } }
+  - { key: address, cidr: [10.0.0.0/8], deny: true }
+";
+        let file = File { name: "rules.yaml".into(), bytes: text.into() };
+        let rules = load(&[file], Options::default()).unwrap().rules;
+        let value_use =
+            |domain: &str, entries: &str, index| rules.value_use(domain, &Descriptor::parse(entries).unwrap(), index);
+        assert_eq!(value_use("d", "user=1", 0), ValueUse::Counted);
+        assert_eq!(value_use("d", "user=1,path=/x", 0), ValueUse::Counted);
+        assert_eq!(value_use("d", "user=1,path=/x", 1), ValueUse::Compared);
+        assert_eq!(value_use("d", "user=1,other=/x", 1), ValueUse::Unused);
+        assert_eq!(value_use("d", "address=a", 0), ValueUse::Compared);
+        assert_eq!(value_use("e", "user=1", 0), ValueUse::Unused);
+    }
+}

@@ -144,7 +144,7 @@ fn rules_on_the_command_line_replace_those_of_the_file() {
     fs::write(&larger, RULES.replace("requests_per_unit: 3", "requests_per_unit: 5")).expect("it is written");
     let (code, text, _) = run(directory.path(), &["--rules", larger.to_str().expect("a path of text")]);
     assert_eq!(code, Some(1), "the first case expects three: {text}");
-    assert!(text.contains("remaining: expected 0, got 2") && text.contains("ok    cases.yaml:9"), "{text}");
+    assert!(text.contains("remaining: expected 0, got 2") && text.contains("ok    cases.yaml:8"), "{text}");
 }
 
 #[test]
