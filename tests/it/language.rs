@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 use tidegate::model::{Decision, Descriptor, Entry, Finding, Outcome, Override};
 use tidegate::normalize::digest::KeySecret;
 use tidegate::rulefile::Options;
-use tidegate::rules::{ValueUse, explain};
+use tidegate::rules::explain;
 
 use crate::world::{World, descriptor, file, load, request};
 
@@ -834,24 +834,3 @@ domain e
   no rule file has this domain; known domains: d
 => not limited
 ";
-
-#[test]
-fn a_value_is_compared_if_a_rule_is_for_some_values_only() {
-    let text = "domain: d
-descriptors:
-  - key: user
-    rate_limit: { unit: day, requests_per_unit: 1 }
-    descriptors:
-      - { key: path, value: /login, rate_limit: { unit: day, requests_per_unit: 1 } }
-      - { key: path, rate_limit: { unit: day, requests_per_unit: 2 } }
-  - { key: address, cidr: [10.0.0.0/8], deny: true }
-";
-    let rules = load(&[file("rules.yaml", text)], Options::default()).expect("rules").rules;
-    let value_use = |domain: &str, entries: &str, index| rules.value_use(domain, &descriptor(entries), index);
-    assert_eq!(value_use("d", "user=1", 0), ValueUse::Counted);
-    assert_eq!(value_use("d", "user=1,path=/x", 0), ValueUse::Counted);
-    assert_eq!(value_use("d", "user=1,path=/x", 1), ValueUse::Compared);
-    assert_eq!(value_use("d", "user=1,other=/x", 1), ValueUse::Unused);
-    assert_eq!(value_use("d", "address=a", 0), ValueUse::Compared);
-    assert_eq!(value_use("e", "user=1", 0), ValueUse::Unused);
-}
