@@ -52,6 +52,8 @@ pub struct RequestsNode {
     pub from_gateway: Option<Placed<Gateway>>,
     /// Addresses that may ask.
     pub trusted_proxies: Vec<Placed<String>>,
+    /// True if paths may have escaped slashes.
+    pub keeps_escaped_slashes: bool,
     /// Status of a refusal.
     pub refusal_status: Option<Placed<u32>>,
     /// Position of `descriptors`, if it is written, and the entries of each descriptor.

@@ -15,6 +15,8 @@ use crate::normalize::address;
 use crate::normalize::network::Network;
 use crate::normalize::path::canonical;
 
+/// Maximum number of parts of `X-Forwarded-For`: 100, each of which is parsed.
+const MOST_PROXIES: usize = 100;
 /// Header with the addresses of the client and of the proxies in between.
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -24,6 +26,8 @@ pub struct HttpRequests {
     pub(crate) gateway: Gateway,
     pub(crate) trusted_proxies: Vec<Network>,
     pub(crate) refusal_status: u16,
+    /// True if a path may have an escaped slash or a backslash, which some servers take for a slash and others do not.
+    pub(crate) keeps_escaped_slashes: bool,
     pub(crate) descriptors: Vec<Vec<ReadEntry>>,
 }
 
@@ -120,6 +124,12 @@ pub enum Unreadable {
     /// A part of `X-Forwarded-For` is no address.
     #[error("x-forwarded-for has a part that is no address")]
     Chain,
+    /// A path has a slash that some servers do not take for one.
+    #[error("the path of the original request has an escaped slash or a backslash")]
+    Slash,
+    /// `X-Forwarded-For` has too many parts.
+    #[error("x-forwarded-for has more than {MOST_PROXIES} parts")]
+    LongChain,
     /// The path does not begin with a slash.
     #[error("the path of the original request does not begin with /")]
     Path,
@@ -191,11 +201,17 @@ impl HttpRequests {
     /// Returns the client's address: the last one of the chain that is no trusted proxy; the first if all are.
     fn client(&self, check: Check<'_>) -> Result<IpAddr, Unreadable> {
         let mut client = check.peer.to_canonical();
+        let mut is_proxy = self.trusts(client);
         let lines: Vec<Cow<'_, str>> = check.headers.get_all(FORWARDED_FOR).iter().map(text).collect();
-        for part in lines.iter().rev().flat_map(|line| line.rsplit(',')) {
+        let parts = lines.iter().rev().flat_map(|line| line.rsplit(','));
+        for (number, part) in parts.enumerate() {
+            if number >= MOST_PROXIES {
+                return Err(Unreadable::LongChain);
+            }
             let address = address::parse_one(part.trim_ascii().as_bytes()).ok_or(Unreadable::Chain)?;
-            if self.trusts(client) {
+            if is_proxy {
                 client = address;
+                is_proxy = self.trusts(client);
             }
         }
         Ok(client)
@@ -214,8 +230,18 @@ impl HttpRequests {
         if !path.starts_with('/') {
             return Err(Unreadable::Path);
         }
+        let before_query = path.split_once('?').map_or(path, |(path, _)| path);
+        if !self.keeps_escaped_slashes && has_other_slash(before_query.as_bytes()) {
+            return Err(Unreadable::Slash);
+        }
         Ok(String::from_utf8_lossy(&canonical(path.as_bytes())).into_owned())
     }
+}
+
+/// Returns true if a path has `%2f`, `%5c` or a backslash.
+fn has_other_slash(path: &[u8]) -> bool {
+    let is_escaped = |three: &[u8]| three.eq_ignore_ascii_case(b"%2f") || three.eq_ignore_ascii_case(b"%5c");
+    path.contains(&b'\\') || path.windows(3).any(is_escaped)
 }
 
 /// Returns the value of a header; `None` if it is missing or empty.

@@ -59,6 +59,9 @@ pub const MAX_RESET_BEFORE_ACCEPT: usize = 2_048;
 pub const MAX_RESET_FOR_ERRORS: usize = 256;
 /// Maximum bytes of an HTTP/1 request head, and of a read: 64 KiB.
 pub const HTTP1_BUFFER_BYTES: usize = 64 * 1_024;
+/// Maximum number of headers of an HTTP/1 request: 4,096, more than fit into 16 KiB. A gateway hands on those of its clients, and may pass a request
+/// whose check is not answered.
+const HTTP1_HEADERS: usize = 4_096;
 
 /// Path prefix of calls whose streams stay open while the client is idle: server reflection.
 const OPEN_ENDED: &str = "/grpc.reflection.";
@@ -218,7 +221,8 @@ impl<S> Http1<S> {
     /// called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake).max_buf_size(HTTP1_BUFFER_BYTES);
+        builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake);
+        builder.max_buf_size(HTTP1_BUFFER_BYTES).max_headers(HTTP1_HEADERS);
         let calls = Calls { service, body: limits.body, account: None, read_empty: None, peer: None, caller: None };
         Self { builder, calls, callers: None }
     }

@@ -102,11 +102,16 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
     }
     assert_eq!(admitted, 5, "each chain is of the same client");
 
+    let long = "192.0.2.100,".repeat(100) + "192.0.2.100";
     let refused = [
         ("192.0.2.100, unknown", "GET", "/", vec![]),
         ("192.0.2.100, 192.0.2.1%eth0", "GET", "/", vec![]),
         ("", "GET", "/", vec![]),
         ("192.0.2.100", "GET", "login", vec![]),
+        ("192.0.2.100", "GET", "/x%2f..%2flogin", vec![]),
+        ("192.0.2.100", "GET", "/%5Clogin", vec![]),
+        ("192.0.2.100", "GET", "/a\\b", vec![]),
+        (long.as_str(), "GET", "/", vec![]),
         ("192.0.2.100", "GET", "", vec![]),
         ("192.0.2.100", "", "/", vec![]),
         ("192.0.2.100", "GET", "/", vec![("x-original-uri", "/")]),
@@ -116,6 +121,9 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
         let status = nginx(&tidegate, client, method, uri, &more).await;
         assert_eq!(status, 403, "{client:?} {method:?} {uri:?} {more:?}");
     }
+    let many: Vec<(String, String)> = (0..2_000).map(|number| (format!("x{number}"), "y".to_owned())).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &many).await, 200, "a gateway hands on all headers");
     let body = r#"{"descriptors":[{"entries":[{"key":"tier","value":"free"}]}]}"#;
     let length = body.len().to_string();
     let json = [("content-type", "application/json"), ("content-length", length.as_str())];

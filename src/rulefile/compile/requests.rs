@@ -58,7 +58,14 @@ impl Compiler<'_> {
                 Vec::new()
             }
         };
-        Some(HttpRequests { gateway: gateway.value, trusted_proxies, refusal_status, descriptors })
+        let keeps_escaped_slashes = node.keeps_escaped_slashes;
+        Some(HttpRequests {
+            gateway: gateway.value,
+            trusted_proxies,
+            refusal_status,
+            keeps_escaped_slashes,
+            descriptors,
+        })
     }
 
     fn proxy(&mut self, file: usize, text: &Placed<String>) -> Option<Network> {

@@ -71,7 +71,7 @@ pub(crate) struct Key {
     pub(crate) is_of_reference: bool,
 }
 
-static KEYS: [Key; 88] = [
+static KEYS: [Key; 89] = [
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -93,6 +93,7 @@ static KEYS: [Key; 88] = [
     own("from_gateway", &[Level::Requests]),
     own("trusted_proxies", &[Level::Requests]),
     own("refusal_status", &[Level::Requests]),
+    own("escaped_slashes", &[Level::Requests]),
     own("from", &[Level::RequestEntry]),
     own("missing", &[Level::RequestEntry]),
     own("as", &[Level::Normalizer]),

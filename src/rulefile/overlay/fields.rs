@@ -115,7 +115,14 @@ impl Laying<'_> {
             let change = |limit: &mut LimitNode| limit.burst = Some(Placed { value: found.value, place: at });
             self.set(changing, ("burst", item, found.place), change);
         }
-        if let Some((item, found)) = last(items, |fields| fields.delay.as_ref()) {
+        let only_watches = changing.limit.shadow_mode.is_some();
+        if let Some((item, found)) = last(items, |fields| fields.delay.as_ref()).filter(|_| only_watches) {
+            self.unfit(
+                changing,
+                ("delay", item, found.place),
+                "the limit has `shadow_mode`, so no request waits for it",
+            );
+        } else if let Some((item, found)) = last(items, |fields| fields.delay.as_ref()) {
             let change = |limit: &mut LimitNode| limit.delay = Some(found.clone());
             self.set(changing, ("delay", item, found.place), change);
         }
@@ -132,7 +139,13 @@ impl Laying<'_> {
             self.record(changing, "cost", item);
         }
         if let Some((item, found)) = last(items, |fields| fields.warn_at.as_ref()) {
-            if changing.is_exposed && changing.limit.requests_per_unit > 0 {
+            if only_watches {
+                self.unfit(
+                    changing,
+                    ("warn_at", item, found.place),
+                    "the limit has `shadow_mode`, so nobody is warned",
+                );
+            } else if changing.is_exposed && changing.limit.requests_per_unit > 0 {
                 changing.limit.warn_at = Some(Placed { value: found.value, place: at });
                 self.record(changing, "warn_at", item);
             } else {

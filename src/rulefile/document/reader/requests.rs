@@ -6,6 +6,8 @@ use crate::rulefile::problem::Placed;
 use crate::rulefile::yaml::{Content, Node, Nodes};
 use crate::rules::requests::{Gateway, Missing};
 
+/// Words of `escaped_slashes`; true: paths may have them.
+const ESCAPED_SLASHES: [(&str, bool); 2] = [("refuse", false), ("keep", true)];
 /// Example of a descriptor.
 const EXAMPLE: &str = "`- [{ key: remote_address, from: client_ip }]`";
 
@@ -25,6 +27,7 @@ impl<'t> Reader<'_, 't> {
             from_gateway: None,
             trusted_proxies: Vec::new(),
             refusal_status: None,
+            keeps_escaped_slashes: false,
             descriptors: None,
         };
         for entry in self.entries(mapping, Level::Requests) {
@@ -32,6 +35,9 @@ impl<'t> Reader<'_, 't> {
                 "from_gateway" => node.from_gateway = self.word(entry, &Gateway::ALL),
                 "trusted_proxies" => node.trusted_proxies = self.texts(entry),
                 "refusal_status" => node.refusal_status = self.number(entry),
+                "escaped_slashes" => {
+                    node.keeps_escaped_slashes = self.word(entry, &ESCAPED_SLASHES).is_some_and(|word| word.value);
+                }
                 "descriptors" => node.descriptors = Some((entry.place, self.request_descriptors(entry))),
                 _ => {}
             }
