@@ -111,7 +111,7 @@ impl Client {
         let (ip, port) = (address.ip().to_string(), address.port());
         let response = match self.tls.as_ref().filter(|_| instance.is_tls) {
             Some(config) => {
-                let request = self.request(&instance.authority, path)?;
+                let request = request(self.token.as_ref(), &instance.authority, path)?;
                 let stream = dial::tls(&ip, port, TIMEOUTS, config.clone(), instance.host()).await;
                 exchange(stream.map_err(|error| anyhow!("{NO_LISTENER}: {error}{}", advice(&error)))?, request).await?
             }
@@ -121,8 +121,8 @@ impl Client {
                     "a token is sent over TLS only: write {OVER_TLS}{}",
                     instance.authority
                 );
-                // The address and not the name: the listener refuses other names.
-                let request = self.request(&address.to_string(), path)?;
+                // The address and not the name: the listener refuses other names. On this machine it needs no token, and the port may be somebody else's.
+                let request = request(None, &address.to_string(), path)?;
                 let stream = dial::tcp(&ip, port, TIMEOUTS).await.context(NO_LISTENER)?;
                 exchange(stream, request).await?
             }
@@ -138,14 +138,14 @@ impl Client {
         };
         bail!("it answered {status}: {:.1000}{advice}", printable(String::from_utf8_lossy(&text).trim()))
     }
+}
 
-    fn request(&self, host: &str, path: &str) -> anyhow::Result<Request<Body>> {
-        let mut request = Request::get(path).header(header::HOST, host);
-        if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, token);
-        }
-        Ok(request.body(Body::empty())?)
+fn request(token: Option<&HeaderValue>, host: &str, path: &str) -> anyhow::Result<Request<Body>> {
+    let mut request = Request::get(path).header(header::HOST, host);
+    if let Some(token) = token {
+        request = request.header(header::AUTHORIZATION, token);
     }
+    Ok(request.body(Body::empty())?)
 }
 
 /// Sends `request` over a new connection, which lives as long as the body of the answer.

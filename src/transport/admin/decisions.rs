@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::access::Reader;
+use super::mask::Mask;
 use super::{entry, unknown, wrong};
 use crate::model::{Origin, Outcome};
 use crate::telemetry::records::Records;
@@ -45,6 +46,10 @@ async fn decisions(
         Ok(parsed) => parsed,
         Err(why) => return wrong(why),
     };
+    let asks_for_address = filter.entries.iter().any(|(_, value)| Mask::hides_address(value));
+    if reader.masks().is_some() && asks_for_address {
+        return wrong("a token with the right read sees networks only, so it cannot ask for one address".to_owned());
+    }
     let accepted = headers.get(header::ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or_default();
     let is_event_stream = accepted.contains("text/event-stream");
     let Some(listening) = records.tap.listen(filter, rate) else {

@@ -39,6 +39,11 @@ impl Mask {
         }
     }
 
+    /// Returns true if the value is an address, which a mask shows as its network.
+    pub(super) fn hides_address(value: &str) -> bool {
+        network(value).is_some()
+    }
+
     /// Returns the mask of the value of a key.
     pub(super) fn masked(&self, key: &str, value: &str) -> String {
         network(value).unwrap_or_else(|| (self.digest)(key, value))

@@ -53,12 +53,16 @@ async fn refusals(
     page_for(&reader, page)
 }
 
-/// Returns the refusals that `filter` selects, and the time. A reader who sees masks may name a value by its mask too.
+/// Returns the refusals that `filter` selects, and the time. For a reader who sees masks, an entry is compared by its mask, so that
+/// an address cannot be found among those of its network.
 fn select(recent: &RecentRefusals, filter: &RefusalFilter, reader: &Reader) -> (Vec<Refusal>, Micros) {
     let Some(mask) = reader.masks() else { return recent.select(filter) };
     let (mut found, now) = recent.select(&RefusalFilter { entries: Vec::new(), ..filter.clone() });
     found.retain(|refusal| {
-        filter.has_entries(refusal, |key, own, value| own == value || mask.masked(key, own) == value)
+        filter.has_entries(refusal, |key, own, value| {
+            let own = mask.masked(key, own);
+            own == value || own == mask.masked(key, value)
+        })
     });
     (found, now)
 }
