@@ -307,6 +307,13 @@ async fn the_commands_ask_instances_on_other_machines_with_a_token() {
         let (code, told, _) = far.run(&["why", "--descriptor", shown], Some(CLEAR));
         assert_eq!(code, Some(1), "who sees values names values: {told}");
     }
+    let (code, told, _) = far.run(&["why", "--descriptor", "ip=203.0.113.1"], Some(READ));
+    assert!(
+        code == Some(0) && told.contains("ip=203.0.113.0/24"),
+        "another address of the network is answered alike: {told}"
+    );
+    let page = far.get("/v1/decisions?entry=ip=203.0.113.77", READ).await;
+    assert!(page.contains("networks only"), "{page}");
     let (code, told, _) = far.run(&["why"], Some(CLEAR));
     assert!(code == Some(0) && told.contains("user=canary-ann") && told.contains("ip=203.0.113.77"), "{told}");
     let (code, told, _) = far.run(&["top", "--once"], Some(READ));
