@@ -1,6 +1,6 @@
 //! `tidegate replay`: decides recorded requests by other rules, on a virtual clock, and compares the outcomes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use self::tally::Tally;
 use crate::app::simulator::MOST_COUNTERS;
 use crate::app::simulator::replay::{Gap, Replay};
 use crate::file;
-use crate::model::{Decision, Micros, Outcome, Request};
+use crate::model::{Decision, Finding, Micros, Outcome, Request};
 use crate::rules::live::LiveRules;
 use crate::rules::{RuleSet, ValueUse};
 
@@ -28,6 +28,8 @@ mod time;
 const MOST_BYTES: usize = 2 << 30;
 /// Decisions between two updates of the progress line: 10,000.
 const PROGRESS_EVERY: usize = 10_000;
+/// Maximum number of domains that are named because the rules do not have them: 10.
+const MOST_DOMAINS: usize = 10;
 /// Path that means standard input.
 const STDIN: &str = "-";
 
@@ -35,7 +37,7 @@ pub(super) fn command() -> Command {
     Command::new("replay")
         .about("Show whom other rules would have refused, from recorded decisions; exit code 0: nobody else, 1: others, 2: a file is wrong")
         .long_about(
-            "Decides recorded requests by other rules, in the order of their times, and shows who would be refused that was admitted, and the reverse. Nothing is\nsent and nothing waits: the limiter of `tidegate serve` decides in this process, with counters in memory, on a virtual clock.\nHits may be missing in a recording: from before its start, and where decisions were skipped. A decision that depends on them is `undetermined`, and so is one\nof which the recording lacks a value that a rule compares. These are counted apart, with the reason.\nExit code 0: no decision would change. 1: at least one would. 2: a file is wrong or cannot be read.",
+            "Decides recorded requests by other rules, in the order of their times, and shows who would be refused that was admitted, and the reverse. Nothing is\nsent and nothing waits: the limiter of `tidegate serve` decides in this process, with counters in memory, on a virtual clock.\nHits may be missing in a recording: from before its start, and where decisions were skipped. A decision that depends on them is `undetermined`, and so is one\nof which the recording lacks a value that a rule compares. These are counted apart, with the reason.\nExit code 0: no decision would change. 1: at least one would. 2: a file is wrong or cannot be read, or there is no decision in the files.",
         )
         .after_help(
             "Examples:\n  Record all decisions for ten minutes, and decide them by new rules:\n    tidegate tap --json --rate 10000 --duration 10m > decisions.jsonl\n    tidegate replay --rules new/ decisions.jsonl\n  The same with an access log of Envoy in JSON:\n    tidegate replay --rules new/ --domain edge --descriptor user={x_user_id} --descriptor path={path} access.log",
@@ -84,6 +86,16 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     for path in super::paths(matches) {
         without_descriptor += read(&path, access_log.as_ref(), &mut recording)?;
     }
+    ensure!(
+        !recording.decisions.is_empty(),
+        "there is no decision to replay{}",
+        match without_descriptor {
+            0 => ": the files have no line with a decision. Record for longer, while requests arrive".to_owned(),
+            number => format!(
+                ": all {number} requests lack a field of each --descriptor. Name fields that the lines have, or log these fields"
+            ),
+        }
+    );
     recording.decisions.sort_by_key(|recorded| recorded.time);
     let mut tally = Tally::default();
     if without_descriptor > 0 {
@@ -116,6 +128,7 @@ fn read(path: &Path, access_log: Option<&AccessLog>, recording: &mut Recording) 
         file::read(path, MOST_BYTES).with_context(|| name.to_string())?
     };
     let mut without_descriptor = 0;
+    let mut has_right_line = false;
     let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').enumerate().peekable();
     while let Some((index, line)) = lines.next() {
         let is_cut = lines.peek().is_none() && line.last() != Some(&b'\n');
@@ -130,10 +143,15 @@ fn read(path: &Path, access_log: Option<&AccessLog>, recording: &mut Recording) 
                 None => without_descriptor += 1,
             }),
         };
+        let is_right = added.is_ok();
         match added {
-            Err(_) if is_cut => eprintln!("{name}:{}: this last line is cut off, and is left out", index + 1),
+            // Without a right line before it, the file is more likely no recording at all.
+            Err(_) if is_cut && has_right_line => {
+                eprintln!("{name}:{}: this last line is cut off, and is left out", index + 1);
+            }
             added => added.with_context(|| format!("{name}:{}", index + 1))?,
         }
+        has_right_line |= is_right;
     }
     Ok(without_descriptor)
 }
@@ -166,12 +184,13 @@ async fn decide_all(
     let mut replay = Replay::new(rules, gaps);
     let snapshot = replay.rules();
     let mut uses = ValueUses { rules: &snapshot, known: HashMap::new() };
+    let mut unmatched = Unmatched::default();
     let (all, is_shown) = (decisions.len(), std::io::stderr().is_terminal());
     for (number, recorded) in decisions.into_iter().enumerate() {
         if is_shown && number % PROGRESS_EVERY == 0 {
             let _ = write!(std::io::stderr(), "\r{number} of {all} decided");
         }
-        decide(recorded, &mut replay, &mut uses, tally).await;
+        decide(recorded, &mut replay, &mut uses, &mut unmatched, tally).await;
         ensure!(
             replay.dropped_counters() == 0,
             "the recording has more than {MOST_COUNTERS} counters at a time, which do not fit: replay a part of it"
@@ -184,6 +203,7 @@ async fn decide_all(
     if replay.counters_in_use() > 0 {
         tally.notes.push(format!("{} counters were in use before it began", replay.counters_in_use()));
     }
+    unmatched.note(&mut tally.notes);
     if tally.has_several_generations() {
         tally.notes.push("the rules changed while it was recorded".to_owned());
     }
@@ -191,18 +211,26 @@ async fn decide_all(
 }
 
 /// Decides one recorded request, and counts the result.
-async fn decide(recorded: Recorded, replay: &mut Replay, uses: &mut ValueUses<'_>, tally: &mut Tally) {
+async fn decide(
+    recorded: Recorded,
+    replay: &mut Replay,
+    uses: &mut ValueUses<'_>,
+    unmatched: &mut Unmatched,
+    tally: &mut Tally,
+) {
     let rules = uses.rules;
     let Some(request) = &recorded.request else {
         let doubt = recorded.doubt.clone().or(Some(Doubt::TooLarge));
         return tally.add(recorded, doubt, Outcome::Admitted, By::default);
     };
+    unmatched.add_domain(rules, request.domain());
     let unknown = recorded.changed.iter().find_map(|changed| uses.doubt(request, *changed));
     if let Some(doubt) = unknown.or_else(|| recorded.doubt.clone().filter(|doubt| *doubt == Doubt::Cut)) {
         replay.charge_in_doubt(rules, request, recorded.time).await;
         return tally.add(recorded, Some(doubt), Outcome::Admitted, By::default);
     }
     let replayed = replay.decide(rules, request, recorded.time, &recorded.readings).await;
+    unmatched.add(&replayed.decision);
     let uncertain = (!replayed.is_certain).then_some(Doubt::MissingHits);
     let doubt = recorded.doubt.clone().or(uncertain);
     let (outcome, by) = (replayed.decision.outcome, by(&replayed.decision, request));
@@ -221,6 +249,36 @@ fn by(decision: &Decision<'_>, request: &Request) -> By {
         rule: deciding.rule.map(|rule| rule.path.to_string()).unwrap_or_default(),
         limit: deciding.limit.unwrap_or_default().to_owned(),
         descriptor: descriptor.map(super::descriptor::spelled).unwrap_or_default(),
+    }
+}
+
+/// Recorded requests that no rule is for.
+#[derive(Default)]
+struct Unmatched {
+    /// Number of decisions without a rule for any descriptor.
+    decisions: u64,
+    /// Domains that the rules do not have, at most [`MOST_DOMAINS`].
+    domains: BTreeSet<String>,
+}
+
+impl Unmatched {
+    fn add_domain(&mut self, rules: &RuleSet, domain: &str) {
+        if self.domains.len() < MOST_DOMAINS && rules.domain(domain).is_none() && !self.domains.contains(domain) {
+            self.domains.insert(domain.to_owned());
+        }
+    }
+
+    fn add(&mut self, decision: &Decision<'_>) {
+        let is_unmatched = decision.parts.iter().all(|part| matches!(part.finding, Finding::Unmatched));
+        self.decisions += u64::from(is_unmatched);
+    }
+
+    /// Adds the remarks about these requests.
+    fn note(&self, notes: &mut Vec<String>) {
+        if self.decisions > 0 {
+            notes.push(format!("{} decisions met no rule of these files", self.decisions));
+        }
+        notes.extend(self.domains.iter().map(|domain| format!("domain {} is not in the rules", domain.escape_debug())));
     }
 }
 
@@ -250,9 +308,43 @@ impl ValueUses<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
+    use super::ValueUses;
+    use super::recording::{Doubt, Recording};
     use crate::model::Descriptor;
     use crate::rulefile::{File, Options, load};
     use crate::rules::ValueUse;
+
+    #[test]
+    fn a_masked_recording_is_decided_only_where_the_rules_need_no_value() {
+        let text = "domain: d
+descriptors:
+  - { key: user, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: path, value: /login, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: ip, rate_limit: { unit: day, requests_per_unit: 2 } }
+";
+        let file = File { name: "rules.yaml".into(), bytes: text.into() };
+        let rules = load(&[file], Options::default()).unwrap().rules;
+        let mut uses = ValueUses { rules: &rules, known: HashMap::new() };
+        let mut doubt = |entry: &str| {
+            let mut recording = Recording::default();
+            let start =
+                r#"{"time_us": 1, "domain": "d", "outcome": "admitted", "descriptors": [{"index": 0, "entries": ["#;
+            recording.add(&format!("{start}{entry}]}}]}}")).unwrap();
+            let recorded = &recording.decisions[0];
+            recorded.changed.iter().find_map(|changed| uses.doubt(recorded.request.as_ref().unwrap(), *changed))
+        };
+        let digest = |key: &str| format!(r#"{{"key": "{key}", "value": "5f0c", "is_digest": true}}"#);
+        let network = |key: &str| format!(r#"{{"key": "{key}", "value": "203.0.113.0/24", "is_cut": true}}"#);
+        assert_eq!(doubt(&digest("user")), None, "a digest has a counter of its own");
+        assert_eq!(doubt(&digest("path")), Some(Doubt::Digest("path".into())));
+        assert_eq!(doubt(&network("ip")), Some(Doubt::CutValue("ip".into())), "a network has several addresses");
+        assert_eq!(doubt(&network("path")), Some(Doubt::CutValue("path".into())));
+        assert_eq!(doubt(&network("other")), None);
+        let both = r#"{"key": "user", "value": "5f0c", "is_digest": true, "is_cut": true}"#;
+        assert_eq!(doubt(both), Some(Doubt::CutValue("user".into())), "the digest of a cut value is of several values");
+    }
 
     #[test]
     fn a_value_is_compared_if_a_rule_is_for_some_values_only() {

@@ -324,6 +324,7 @@ fn charge(answer: &Answered<'_>, tightest: Option<&Tightest<'_>>) -> Value {
     let is_tightest = |tightest: &&Tightest<'_>| tightest.name == answer.limit && tightest.verdict == answer.verdict;
     json!({
         "limit": answer.limit,
+        "algorithm": answer.algorithm,
         "capacity": answer.capacity,
         "window_us": tightest.filter(is_tightest).map(|tightest| tightest.quota.window().length().get()),
         "hits": answer.hits.taken(),

@@ -1,7 +1,11 @@
 //! Replay of recorded requests: the decisions that are certain, and those that depend on hits that are not in the recording.
 //!
 //! Two simulators decide each request. One knows the recorded hits alone. The other one assumes that each counter was used up
-//! where hits may be missing. A decision on which both agree is certain, whatever the missing hits were.
+//! where hits may be missing. A decision on which both agree counts as certain.
+//!
+//! For requests of one hit against one counter, the missing hits cannot change such a decision. With charges of several hits, or of
+//! several counters under `all_or_nothing`, they can: a counter that refuses one charge has room for a later one, so the two
+//! simulators are not always the two extremes.
 
 use std::sync::Arc;
 
@@ -31,6 +35,8 @@ pub struct Reading {
     pub rule: String,
     /// Name of the limit, if it has one.
     pub limit: Option<String>,
+    /// Name of the algorithm that counted the limit.
+    pub algorithm: String,
     /// Window of the limit.
     pub window: Micros,
     /// Hits on the counter.
@@ -44,7 +50,7 @@ pub struct Reading {
 pub struct Replayed<'a> {
     /// The decision, made from the recorded hits alone.
     pub decision: Decision<'a>,
-    /// True if no missing hits can change the outcome.
+    /// True if the outcome is the same without missing hits and with counters that were used up by them.
     pub is_certain: bool,
 }
 
@@ -129,12 +135,15 @@ impl Replay {
                 let is_of_limit = reading.limit.as_deref() == origin.limit.and_then(|limit| limit.name.as_deref());
                 let is_of_rule = origin.rule.is_some_and(|rule| rule.path().to_string() == reading.rule);
                 let window = charge.limit.quota().window().length();
-                reading.descriptor == charge.descriptor && is_of_limit && is_of_rule && reading.window == window
+                let is_counted_so = reading.window == window && reading.algorithm == charge.limit.algorithm().name();
+                // With a delay, more hits than the capacity are admitted, and a reading does not show them.
+                let is_whole = charge.limit.delay().is_none();
+                reading.descriptor == charge.descriptor && is_of_limit && is_of_rule && is_counted_so && is_whole
             });
             match (reading, missing_until) {
                 (Some(reading), _) => {
                     self.counters_in_use += u64::from(assumed.is_none() && reading.used > 0);
-                    self.take_over(charge, reading, now);
+                    self.take_over(charge, reading, now, assumed.is_none());
                 }
                 (None, Some(until)) => self.used_up.leave_at_most(charge, 0, until),
                 (None, None) => {}
@@ -142,21 +151,26 @@ impl Replay {
         }
     }
 
-    /// Charges the hits that a reading shows.
-    fn take_over(&self, charge: &Charge, reading: &Reading, now: Micros) {
+    /// Charges the hits that a reading shows. `is_first` is true if nothing was charged on the counter before.
+    fn take_over(&self, charge: &Charge, reading: &Reading, now: Micros, is_first: bool) {
         let used = u32::try_from(reading.used).unwrap_or(u32::MAX);
         if used == 0 {
             return;
         }
         let left = charge.limit.capacity().saturating_sub(used);
-        self.used_up.leave_at_most(charge, left, now);
-        // The other algorithms also depend on the times of the hits.
-        let is_one_number = matches!(
-            charge.limit.algorithm(),
-            Algorithm::FixedWindow | Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra
-        );
-        if reading.is_exact && is_one_number {
-            self.recorded.leave_at_most(charge, left, now);
+        let (least, most) = match charge.limit.algorithm() {
+            Algorithm::FixedWindow => (Some(left), left),
+            // A level drains continuously, and a reading rounds it up to whole hits: up to one hit less is on the counter. A counter
+            // with hits has a part of a hit of its own, which whole hits do not change.
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => {
+                (Some(left.saturating_add(1)), left.saturating_sub(u32::from(!is_first)))
+            }
+            // The others also depend on the times of the hits.
+            Algorithm::SlidingWindow | Algorithm::SlidingLog => (None, left),
+        };
+        self.used_up.leave_at_most(charge, most, now);
+        if let Some(least) = least.filter(|_| reading.is_exact) {
+            self.recorded.leave_at_most(charge, least, now);
         }
     }
 
@@ -217,7 +231,8 @@ mod tests {
 
     fn reading(used: u64, is_exact: bool) -> Reading {
         let window = Micros::from_secs(60);
-        Reading { descriptor: 0, rule: "d.user".into(), limit: None, window, used, is_exact }
+        let algorithm = "fixed_window".to_owned();
+        Reading { descriptor: 0, rule: "d.user".into(), limit: None, algorithm, window, used, is_exact }
     }
 
     #[test]
@@ -246,13 +261,51 @@ mod tests {
         let unsure = (Outcome::Admitted, false);
         assert_eq!(replayed(minute, reading(1, false)), ([admitted, unsure, refused], 1), "one hit at most");
         let log = "unit: minute, requests_per_unit: 2, algorithm: sliding_log";
-        assert_eq!(
-            replayed(log, reading(1, true)),
-            ([admitted, unsure, refused], 1),
-            "the time of the hit is not known"
-        );
+        let of_log = Reading { algorithm: "sliding_log".into(), ..reading(1, true) };
+        assert_eq!(replayed(log, of_log), ([admitted, unsure, refused], 1), "the time of the hit is not known");
         let hour = "unit: hour, requests_per_unit: 2";
         assert_eq!(replayed(hour, reading(0, true)), ([unsure, unsure, refused], 0), "an hour began earlier");
+    }
+
+    #[test]
+    fn a_reading_of_another_algorithm_is_none() {
+        let text = |algorithm: &str| format!("unit: minute, requests_per_unit: 100, algorithm: {algorithm}");
+        // A fixed window begins empty; a log still has the hits of the minute before.
+        let outcome = |algorithm: &str| {
+            let mut replay = Replay::new(&rules(&text(algorithm)), vec![before()]);
+            (hit(&mut replay, 0, &[reading(0, true)]), replay.counters_in_use())
+        };
+        assert_eq!(outcome("fixed_window"), ((Outcome::Admitted, true), 0));
+        for other in ["sliding_log", "sliding_window", "token_bucket", "gcra"] {
+            assert_eq!(outcome(other), ((Outcome::Admitted, false), 0), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_reading_of_a_level_is_exact_to_a_hit_so_the_same_rules_make_no_difference() {
+        for algorithm in ["token_bucket", "leaky_bucket", "gcra"] {
+            let rules = rules(&format!("unit: minute, requests_per_unit: 10, algorithm: {algorithm}"));
+            let served = Simulator::new(&rules);
+            let mut replay = Replay::new(&rules, vec![before()]);
+            let request = Request::new("d".into(), vec![Descriptor::parse("user=ann").unwrap()], 0).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let snapshot = rules.snapshot();
+            let at = |millis| START.saturating_add(Micros::from_millis(millis));
+            for _ in 0..10 {
+                runtime.block_on(served.decide(&snapshot, &request, START));
+            }
+            let mut certain = 0;
+            for millis in [11_500, 12_100, 18_000, 18_100, 24_000, 25_000, 90_000, 95_000] {
+                let recorded = runtime.block_on(served.decide(&snapshot, &request, at(millis)));
+                let used = 9_u64.saturating_sub(recorded.answers[0].verdict.remaining.into());
+                let readings = [Reading { algorithm: algorithm.into(), ..reading(used, true) }];
+                let replayed = runtime.block_on(replay.decide(&snapshot, &request, at(millis), &readings));
+                certain += usize::from(replayed.is_certain);
+                let is_same = replayed.decision.outcome == recorded.outcome;
+                assert!(is_same || !replayed.is_certain, "{algorithm} at {millis} ms");
+            }
+            assert!((3..8).contains(&certain), "{algorithm}: {certain} are certain");
+        }
     }
 
     #[test]

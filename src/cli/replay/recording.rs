@@ -64,7 +64,7 @@ pub(super) struct ChangedValue {
     pub(super) descriptor: usize,
     /// Index of the entry.
     pub(super) entry: usize,
-    /// True for a digest, false for a value that was cut or escaped.
+    /// True for a digest, false for a value that was cut or escaped, or of which only the network was recorded.
     pub(super) is_digest: bool,
 }
 
@@ -117,7 +117,7 @@ impl Recording {
             let (Some(since), Some(until)) = (time("since_us"), time("until_us")) else {
                 bail!("it says that decisions were skipped, without since_us and until_us");
             };
-            self.skipped += skipped;
+            self.skipped = self.skipped.saturating_add(skipped);
             self.gaps.push(Gap { since, until });
         } else if let Some(since) = time("since_us") {
             self.starts.push(since);
@@ -179,9 +179,10 @@ fn sent_descriptor(value: &Value, index: usize, changed: &mut Vec<ChangedValue>)
     let mut entries = Vec::new();
     for (number, entry) in list(value, "entries").iter().enumerate() {
         let (key, value) = plain(entry, "key").zip(plain(entry, "value")).context("an entry has no key or no value")?;
-        let is_digest = flag(entry, "is_digest");
-        if is_digest || flag(entry, "is_cut") {
-            changed.push(ChangedValue { descriptor: index, entry: number, is_digest });
+        let (is_digest, is_cut) = (flag(entry, "is_digest"), flag(entry, "is_cut"));
+        if is_digest || is_cut {
+            // The digest of a cut value stands for several values.
+            changed.push(ChangedValue { descriptor: index, entry: number, is_digest: is_digest && !is_cut });
         }
         entries.push(Entry::new(key, value));
     }
@@ -198,7 +199,7 @@ fn sent_limit(value: &Value) -> Option<Override> {
 }
 
 /// Returns the readings of a descriptor's counters just before the decision: what the store answered, without the hits of
-/// the request.
+/// the request. A charge without its algorithm or window gives none.
 fn readings_of(value: &Value, index: usize, outcome: Outcome) -> impl Iterator<Item = Reading> {
     let rule = text(value, "rule");
     let gives_back = value.get("hits").and_then(Value::as_i64).is_some_and(i64::is_negative);
@@ -218,9 +219,40 @@ fn readings_of(value: &Value, index: usize, outcome: Outcome) -> impl Iterator<I
             descriptor: index,
             rule: rule.clone(),
             limit,
+            algorithm: charge.get("algorithm").and_then(Value::as_str)?.to_owned(),
             window: Micros::new(of("window_us")?),
             used,
             is_exact,
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_skipped_decisions_has_a_maximum() {
+        let mut recording = Recording::default();
+        let line = format!("{{\"skipped\": {}, \"since_us\": 1, \"until_us\": 2}}", u64::MAX);
+        recording.add(&line).unwrap();
+        recording.add(&line).unwrap();
+        assert_eq!(recording.skipped, u64::MAX);
+    }
+
+    #[test]
+    fn a_charge_without_its_algorithm_gives_no_reading() {
+        let readings = |algorithm: &str| {
+            let line = format!(
+                r#"{{"time_us": 1, "domain": "d", "outcome": "admitted", "descriptors": [{{"index": 0, "entries": [], "rule": "d.user",
+                "charges": [{{{algorithm} "capacity": 5, "window_us": 60, "hits": 1, "outcome": "admitted", "provenance": "store", "remaining": 3}}]}}]}}"#
+            );
+            let mut recording = Recording::default();
+            recording.add(&line).unwrap();
+            recording.decisions.remove(0).readings
+        };
+        assert_eq!(readings(""), []);
+        let found = readings(r#""algorithm": "gcra","#);
+        assert_eq!((found[0].algorithm.as_str(), found[0].used, found[0].is_exact), ("gcra", 1, true));
+    }
 }

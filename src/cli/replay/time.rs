@@ -61,7 +61,11 @@ fn offset(zone: &str) -> Option<(bool, u64)> {
         return Some((true, 0));
     }
     let (hours, minutes) = zone.get(1..)?.split_once(':')?;
-    let seconds = hours.parse::<u64>().ok()?.checked_mul(3_600)? + minutes.parse::<u64>().ok()? * 60;
+    let part = |digits: &str, most: u64| {
+        let is_right = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_right.then(|| digits.parse::<u64>().ok())?.filter(|number| *number <= most)
+    };
+    let seconds = part(hours, 23)? * 3_600 + part(minutes, 59)? * 60;
     match zone.as_bytes().first()? {
         b'+' => Some((true, seconds)),
         b'-' => Some((false, seconds)),
@@ -103,6 +107,7 @@ mod tests {
         assert_eq!(micros("2026-11-21T14:00:00+02:00"), Some(1_795_262_400_000_000));
         assert_eq!(micros("2026-11-21T06:30:00.1234567-05:30"), Some(1_795_262_400_123_456));
         assert_eq!(micros("2024-02-29T23:59:59Z"), Some(1_709_251_199_000_000));
+        assert_eq!(micros("1970-01-02T00:00:00+23:59"), Some(60_000_000));
         for wrong in [
             "",
             "2026-11-21",
@@ -110,6 +115,13 @@ mod tests {
             "2026-11-21T12:00:00",
             "2026-11-21T12:00:00+2",
             "1969-12-31T23:59:59Z",
+            "2026-11-21T12:00:00+00:9999999999999999999",
+            "2026-11-21T12:00:00-9999999999999999999:00",
+            "2026-11-21T12:00:00+24:00",
+            "2026-11-21T12:00:00-00:60",
+            "2026-11-21T12:00:00+1:00",
+            "2026-11-21T12:00:00+00:+1",
+            "2026-11-21T12:00:00é00:00",
         ] {
             assert_eq!(micros(wrong), None, "{wrong}");
         }

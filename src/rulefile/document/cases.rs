@@ -62,5 +62,17 @@ pub struct Expected {
     pub descriptors: Option<Placed<Vec<Self>>>,
 }
 
+impl Expected {
+    /// Returns true if it matches every answer.
+    pub(in crate::rulefile) fn is_empty(&self) -> bool {
+        let Self { code, admitted, rule, limit, remaining, retry_after, reset_after, delay, descriptors } = self;
+        let has_number = admitted.is_some() || remaining.is_some();
+        let has_time = retry_after.is_some() || reset_after.is_some() || delay.is_some();
+        let has_text = code.is_some() || rule.is_some() || limit.is_some();
+        let of_descriptors = descriptors.iter().flat_map(|descriptors| &descriptors.value);
+        !has_number && !has_time && !has_text && of_descriptors.into_iter().all(Self::is_empty)
+    }
+}
+
 /// Word for the absence of a rule in [`Expected::rule`]. The path of a rule has at least one dot.
 pub const NO_RULE: &str = "none";

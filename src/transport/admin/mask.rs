@@ -9,7 +9,8 @@ use serde_json::Value;
 /// Returns the keyed digest of a key and its value.
 pub type ValueDigest = Arc<dyn Fn(&str, &str) -> String + Send + Sync>;
 
-/// Mask of values: the network of an address, and a keyed digest of any other value.
+/// Mask of values: the network of an address, and a keyed digest of any other value. It marks what it replaces, so that a reader does
+/// not take it for the value: `is_cut` for a network, and `is_digest` for a digest.
 #[derive(Clone)]
 pub(super) struct Mask {
     digest: ValueDigest,
@@ -27,11 +28,17 @@ impl Mask {
             Value::Array(items) => items.iter_mut().for_each(|item| self.apply(item)),
             Value::Object(fields) => {
                 let masked = match (fields.get("key"), fields.get("value")) {
-                    (Some(Value::String(key)), Some(Value::String(value))) => Some(self.masked(key, value)),
+                    (Some(Value::String(key)), Some(Value::String(value))) => {
+                        let mark = if network(value).is_some() { "is_cut" } else { "is_digest" };
+                        Some((self.masked(key, value), mark))
+                    }
                     _ => None,
                 };
                 match masked {
-                    Some(masked) => _ = fields.insert("value".to_owned(), masked.into()),
+                    Some((masked, mark)) => {
+                        fields.insert("value".to_owned(), masked.into());
+                        fields.insert(mark.to_owned(), true.into());
+                    }
                     None => fields.values_mut().for_each(|field| self.apply(field)),
                 }
             }
@@ -109,7 +116,7 @@ mod tests {
         mask.apply(&mut page);
         let masked = json!({
             "rule": "edge.user",
-            "refusals": [{ "descriptors": [[{ "key": "user", "value": "digest of user, 3" }, { "key": "ip", "value": "10.1.2.0/24" }]], "count": 7 }],
+            "refusals": [{ "descriptors": [[{ "key": "user", "value": "digest of user, 3", "is_digest": true }, { "key": "ip", "value": "10.1.2.0/24", "is_cut": true }]], "count": 7 }],
         });
         assert_eq!(page, masked);
     }

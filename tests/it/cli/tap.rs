@@ -117,7 +117,10 @@ async fn beyond_a_rate_decisions_are_skipped_and_counted() {
     let of_descriptor = &decision["descriptors"][0];
     assert_eq!(of_descriptor["entries"][0]["value"], "bob", "{decision}");
     assert_eq!((&of_descriptor["charges"][0]["hits"], &of_descriptor["finding"]), (&1.into(), &"limited".into()));
-    assert_eq!(of_descriptor["index"], 0, "{decision}");
+    assert_eq!(
+        (&of_descriptor["index"], &of_descriptor["charges"][0]["algorithm"]),
+        (&0.into(), &"fixed_window".into())
+    );
 }
 
 #[tokio::test]

@@ -127,6 +127,18 @@ fn a_wrong_file_runs_no_case_and_names_every_error() {
         "{errors}"
     );
 
+    for (wrong, says) in [
+        ("expect: {}", "cases.yaml:13:17: error: `expect` expects nothing"),
+        ("expect: { descriptors: [{}] }", "cases.yaml:13:17: error: `expect` expects nothing"),
+        ("domain: ''\n        expect: ok", "cases.yaml:13:17: error: `domain` is empty"),
+    ] {
+        let cases = CASES.replace("        expect: ok\n", &format!("        {wrong}\n"));
+        fs::write(directory.path().join("cases.yaml"), cases).expect("it is written");
+        let (code, text, errors) = run(directory.path(), &[]);
+        assert_eq!((code, &*text), (Some(2), ""), "{wrong}");
+        assert!(errors.contains(says), "{wrong}: {errors}");
+    }
+
     fs::write(directory.path().join("cases.yaml"), CASES).expect("it is written");
     fs::write(directory.path().join("rules.yaml"), RULES.replace("minute", "fortnight")).expect("it is written");
     let (code, text, errors) = run(directory.path(), &[]);

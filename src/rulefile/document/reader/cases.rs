@@ -56,7 +56,7 @@ impl<'t> Reader<'_, 't> {
         for entry in entries {
             match entry.name {
                 "rules" => file.rules = self.one_or_more(entry),
-                "domain" => domain = self.text(entry).map(|text| text.value),
+                "domain" => domain = self.domain_text(entry),
                 _ => cases = Some(entry),
             }
         }
@@ -78,13 +78,24 @@ impl<'t> Reader<'_, 't> {
         file
     }
 
+    /// Returns the name of a domain; `None` with an error if it is empty.
+    fn domain_text(&mut self, entry: MapEntry<'t>) -> Option<String> {
+        if entry.value.is_blank() {
+            self.report.error(entry.value.place, || {
+                "`domain` is empty: write the name of a domain of the rules, or remove it.".to_owned()
+            });
+            return None;
+        }
+        self.text(entry).map(|text| text.value)
+    }
+
     fn case(&mut self, item: Node<'t>, mapping: Nodes<'t>, domain: Option<&str>) -> Case {
         let place = item.place;
         let (mut name, mut own_domain, mut steps) = (None, None, None);
         for entry in self.entries(mapping, Level::Case) {
             match entry.name {
                 "name" => name = self.text(entry).map(|text| text.value),
-                "domain" => own_domain = self.text(entry).map(|text| text.value),
+                "domain" => own_domain = self.domain_text(entry),
                 _ => steps = Some(entry),
             }
         }
@@ -115,7 +126,7 @@ impl<'t> Reader<'_, 't> {
             match entry.name {
                 "at" => node.at = self.length(entry),
                 "after" => node.after = self.length(entry),
-                "domain" => node.domain = self.text(entry).map(|text| text.value),
+                "domain" => node.domain = self.domain_text(entry),
                 "descriptors" => node.descriptors = self.sent_descriptors(entry),
                 "hits" => {
                     node.hits = self.of_each(entry, "a whole number, or a list with one for each descriptor", hits);
@@ -196,7 +207,8 @@ impl<'t> Reader<'_, 't> {
             });
             return None;
         };
-        Request::new(domain.to_owned(), descriptors, 0).ok()
+        let request = Request::new(domain.to_owned(), descriptors, 0);
+        request.map_err(|why| self.report.error(place, || format!("The step sends no valid request: {why}."))).ok()
     }
 
     /// Returns one value for each of `number` descriptors. A single value is for all of them.

@@ -13,7 +13,13 @@ const EXAMPLE: &str = "`ok`, `over_limit`, or a mapping like `{ code: ok, remain
 impl<'t> Reader<'_, 't> {
     /// Returns the value of `expect`: a code, or a mapping.
     pub(super) fn expected(&mut self, entry: MapEntry<'t>) -> Option<Expected> {
-        self.expected_answer(entry, entry.value, Level::Expect)
+        let expected = self.expected_answer(entry, entry.value, Level::Expect)?;
+        if !self.report.has_error() && expected.is_empty() {
+            self.report.error(entry.value.place, || {
+                format!("`expect` expects nothing, so it can never fail: write {EXAMPLE}, or remove it.")
+            });
+        }
+        Some(expected)
     }
 
     /// Reports an error unless there is an expected answer for each of `number` descriptors.
