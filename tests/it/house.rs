@@ -62,7 +62,7 @@ fn files(below: &str, extension: &str) -> Vec<PathBuf> {
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display())) {
             let path = entry.expect("an entry").path();
-            if path.is_dir() {
+            if path.is_dir() && !path.ends_with("node_modules") && !path.ends_with("venv") {
                 directories.push(path);
             } else if path.extension().is_some_and(|found| found == extension) {
                 found.push(path);

@@ -17,6 +17,8 @@ mod canary;
 mod check;
 /// The commands, as a user types them.
 mod cli;
+/// The clients of `examples/clients/`: what services and callers in other languages do, whatever Tidegate does.
+mod clients;
 /// Many clients at one counter: never one too many, and nothing wasted.
 mod concurrency;
 /// The conformance suite: the same answers as the reference, but for the differences that are written down.

@@ -1,0 +1,129 @@
+package tidegate;
+
+import envoy.type.v3.RatelimitUnit.RateLimitUnit;
+import jakarta.servlet.http.HttpServlet;
+import jakarta.servlet.http.HttpServletRequest;
+import jakarta.servlet.http.HttpServletResponse;
+import java.io.IOException;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpResponse;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.Callable;
+import java.util.concurrent.Executors;
+import java.util.logging.Level;
+import java.util.logging.Logger;
+import org.apache.catalina.startup.Tomcat;
+import org.apache.tomcat.util.descriptor.web.FilterDef;
+import org.apache.tomcat.util.descriptor.web.FilterMap;
+import tidegate.Tidegate.Descriptor;
+import tidegate.Tidegate.Entry;
+import tidegate.Tidegate.Limit;
+import tidegate.Tidegate.LimitRequest;
+
+/** A service with limits and its caller. */
+public final class Demo {
+    private static final String USAGE = """
+            A service with limits and its caller.
+
+            Demo serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+            Demo retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
+            Demo pace http://127.0.0.1:PORT/feed       six calls, none too early
+
+            The callers print a line for each HTTP request: status, Retry-After, and when it began and ended in ms.
+            """;
+
+    private static final Logger TOMCAT = Logger.getLogger("org.apache");
+
+    private Demo() {}
+
+    public static void main(String[] arguments) throws Exception {
+        if (arguments.length == 4 && arguments[0].equals("serve")) {
+            var timeout = Duration.ofMillis(Long.parseLong(arguments[3]));
+            serve(new Tidegate(arguments[1], "shop", timeout, arguments[2].equals("open")));
+        } else if (arguments.length == 2) {
+            call(arguments[0], URI.create(arguments[1]));
+        } else {
+            System.err.print(USAGE);
+            System.exit(2);
+        }
+    }
+
+    /** Limits each path for each user. An export costs 5; a trial costs 2 and brings a limit of its own. */
+    private static LimitRequest describe(HttpServletRequest request) {
+        var user = Optional.ofNullable(request.getHeader("X-User")).orElse("anonymous");
+        var path = request.getRequestURI();
+        var byPath = List.of(new Descriptor(new Entry("path", path), new Entry("user", user)));
+        return switch (path) {
+            case "/export" -> new LimitRequest(5, byPath);
+            case "/trial" -> {
+                var limit = new Limit(4, RateLimitUnit.DAY);
+                yield new LimitRequest(1, List.of(new Descriptor(List.of(new Entry("trial", user)), 2L, limit)));
+            }
+            default -> new LimitRequest(1, byPath);
+        };
+    }
+
+    private static void serve(Tidegate tidegate) throws Exception {
+        TOMCAT.setLevel(Level.WARNING);
+        var tomcat = new Tomcat();
+        var directory = Path.of(System.getProperty("java.io.tmpdir"), "limited").toString();
+        tomcat.setBaseDir(directory);
+        tomcat.setPort(0);
+        tomcat.getConnector().setProperty("address", "127.0.0.1");
+        var context = tomcat.addContext("", null);
+        var filter = new FilterDef();
+        filter.setFilterName("limit");
+        filter.setFilter(new Tidegate.LimitFilter(tidegate, Demo::describe));
+        context.addFilterDef(filter);
+        var everything = new FilterMap();
+        everything.setFilterName("limit");
+        everything.addURLPattern("/*");
+        context.addFilterMap(everything);
+        Tomcat.addServlet(context, "done", new HttpServlet() {
+            @Override
+            protected void doGet(HttpServletRequest request, HttpServletResponse response) throws IOException {
+                response.setContentType("text/plain");
+                response.getWriter().println(request.getRequestURI() + ": done");
+            }
+        });
+        context.addServletMappingDecoded("/", "done");
+        tomcat.start();
+        System.out.println("http://127.0.0.1:" + tomcat.getConnector().getLocalPort());
+        tomcat.getServer().await();
+    }
+
+    private static void call(String how, URI url) throws Exception {
+        long began = System.nanoTime();
+        var client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
+        var request = HttpRequest.newBuilder(url).header("X-User", how).build();
+        Callable<HttpResponse<String>> send = () -> {
+            long start = (System.nanoTime() - began) / 1_000_000;
+            var response = client.send(request, HttpResponse.BodyHandlers.ofString());
+            long end = (System.nanoTime() - began) / 1_000_000;
+            var after = response.headers().firstValue("retry-after").orElse("-");
+            System.out.println(response.statusCode() + " " + after + " " + start + " " + end);
+            return response;
+        };
+        if (how.equals("retry")) {
+            Tidegate.retry(send);
+            Tidegate.retry(send);
+            return;
+        }
+        var pacer = new Tidegate.Pacer();
+        var threads = Executors.newFixedThreadPool(6);
+        var calls = new ArrayList<Callable<HttpResponse<String>>>();
+        for (int i = 0; i < 6; i++) {
+            calls.add(() -> pacer.call(send));
+        }
+        for (var call : threads.invokeAll(calls)) {
+            call.get();
+        }
+        threads.shutdown();
+    }
+}

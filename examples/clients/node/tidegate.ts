@@ -1,0 +1,223 @@
+// Rate limits of Tidegate for Express, and for callers of an API that is limited. Copy this file and the directory proto/.
+
+import * as grpc from "@grpc/grpc-js";
+import * as loader from "@grpc/proto-loader";
+import type { Request, RequestHandler, Response as Reply } from "express";
+
+// --- The service: asks Tidegate before it answers ---
+
+/** What is limited. The order of the entries matters: `{ entries: [["path", "/orders"], ["user", "ann"]] }`. */
+export interface Descriptor {
+  entries: [key: string, value: string][];
+  /** The cost; absent: that of the request; 0 looks without spending. */
+  hits?: number;
+  /** Sent in place of the rule's limit. */
+  limit?: { requests: number; unit: "SECOND" | "MINUTE" | "HOUR" | "DAY" | "MONTH" | "YEAR" };
+}
+
+/** `status` is 200 (go on), 429 (refused) or 503 (no answer in time, and the service fails closed). */
+export interface Decision {
+  status: 200 | 429 | 503;
+  headers: [name: string, value: string][];
+  body: Buffer;
+  /** Why there was no answer. */
+  error?: Error;
+}
+
+export interface Options {
+  /** Where `proto/` is. */
+  protos: string;
+  /** The longest that a request waits for an answer: 100 ms unless set. */
+  timeoutMs?: number;
+  /** Lets requests go on without an answer (true unless set); otherwise they get status 503. */
+  failOpen?: boolean;
+}
+
+interface Answer {
+  overall_code: string;
+  response_headers_to_add: { key: string; value: string }[];
+  raw_body: Buffer;
+}
+
+type Call = (request: object, options: grpc.CallOptions, done: (error: Error | null, answer: Answer) => void) => void;
+
+/** A connection that is opened once, kept, and shared by all requests. */
+export class Tidegate {
+  private readonly client: grpc.Client;
+
+  constructor(
+    address: string,
+    private readonly domain: string,
+    private readonly options: Options,
+  ) {
+    const types = loader.loadSync("envoy/service/ratelimit/v3/rls.proto", {
+      includeDirs: [options.protos],
+      keepCase: true,
+      enums: String,
+      longs: Number,
+      defaults: true,
+    });
+    const service = types["envoy.service.ratelimit.v3.RateLimitService"] as grpc.ServiceDefinition;
+    const Client = grpc.makeGenericClientConstructor(service, "RateLimitService");
+    // Milliseconds: back within about a second after a restart, and a dead peer is noticed within 15 s.
+    this.client = new Client(address, grpc.credentials.createInsecure(), {
+      "grpc.initial_reconnect_backoff_ms": 100,
+      "grpc.max_reconnect_backoff_ms": 1_000,
+      "grpc.keepalive_time_ms": 10_000,
+      "grpc.keepalive_timeout_ms": 5_000,
+    });
+    // Connects now, and not at the first request.
+    this.client.getChannel().getConnectivityState(true);
+  }
+
+  /** Asks about a request. Without an answer, `failOpen` decides, and `error` says why; it is never thrown. */
+  async decide(descriptors: Descriptor[], hits = 1): Promise<Decision> {
+    if (descriptors.length === 0) return { status: 200, headers: [], body: Buffer.alloc(0) };
+    const request = { domain: this.domain, hits_addend: hits, descriptors: descriptors.map(toProto) };
+    const deadline = Date.now() + (this.options.timeoutMs ?? 100);
+    try {
+      const answer = await new Promise<Answer>((resolve, reject) => {
+        const call = (this.client as unknown as { ShouldRateLimit: Call }).ShouldRateLimit.bind(this.client);
+        call(request, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));
+      });
+      const headers = answer.response_headers_to_add.map(({ key, value }): [string, string] => [key, value]);
+      const refused = answer.overall_code === "OVER_LIMIT";
+      return { status: refused ? 429 : 200, headers, body: refused ? answer.raw_body : Buffer.alloc(0) };
+    } catch (thrown) {
+      const error = thrown as Error;
+      if (this.options.failOpen ?? true) return { status: 200, headers: [], body: Buffer.alloc(0), error };
+      const body = Buffer.from("The rate limiter is unavailable.\n");
+      return { status: 503, headers: [["retry-after", "1"]], body, error };
+    }
+  }
+
+  close(): void {
+    this.client.close();
+  }
+}
+
+function toProto({ entries, hits, limit }: Descriptor): object {
+  return {
+    entries: entries.map(([key, value]) => ({ key, value })),
+    hits_addend: hits === undefined ? undefined : { value: hits },
+    limit: limit && { requests_per_unit: limit.requests, unit: limit.unit },
+  };
+}
+
+/** A middleware: `app.use(rateLimit(tidegate, describe))`, or of one route. No descriptors: no limit. */
+export function rateLimit(tidegate: Tidegate, describe: (request: Request) => Descriptor[], hits = 1): RequestHandler {
+  return async (request, reply: Reply, next) => {
+    const decision = await tidegate.decide(describe(request), hits);
+    for (const [name, value] of decision.headers) reply.append(name, value);
+    if (decision.status === 200) return next();
+    if (!reply.hasHeader("content-type")) reply.setHeader("content-type", "text/plain; charset=utf-8");
+    reply.status(decision.status).end(decision.body);
+  };
+}
+
+// --- The caller: what to do when an API refuses ---
+
+const sleep = (ms: number) => new Promise((wake) => setTimeout(wake, ms));
+
+/**
+ * Calls `send` until its response is neither 429 nor 503, at most `attempts` times; returns the last response.
+ *
+ * Waits as long as Retry-After says, and then a random time of at most `baseMs`, twice that, and so on up to `longestMs`
+ * (full jitter), so that callers who were refused together do not return together.
+ */
+export async function retry(
+  send: () => Promise<Response>,
+  { attempts = 5, baseMs = 100, longestMs = 10_000 } = {},
+): Promise<Response> {
+  for (let attempt = 0; ; attempt++) {
+    const response = await send();
+    if (![429, 503].includes(response.status) || attempt >= attempts - 1) return response;
+    if (!response.bodyUsed) await response.body?.cancel();
+    await sleep(retryAfterMs(response.headers) + Math.random() * Math.min(longestMs, baseMs * 2 ** attempt));
+  }
+}
+
+/** 0 without the header, or if it is a date, which Tidegate does not send. */
+function retryAfterMs(headers: Headers): number {
+  return (number(headers.get("retry-after")) ?? 0) * 1_000;
+}
+
+function number(text: string | null): number | undefined {
+  return text !== null && /^\d+$/.test(text) ? Number(text) : undefined;
+}
+
+/**
+ * Keeps a caller below the limit that the responses report: `await pacer.call(send)` waits for its turn and sends.
+ *
+ * While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+ */
+export class Pacer {
+  private remaining: number | undefined;
+  private until = 0;
+  private inFlight = 0;
+  private waiting: (() => void)[] = [];
+
+  async call(send: () => Promise<Response>): Promise<Response> {
+    for (let wait = this.waitMs(); wait > 0; wait = this.waitMs()) await this.changed(wait);
+    if (this.remaining !== undefined) this.remaining--;
+    this.inFlight++;
+    let reported: Reported | undefined;
+    try {
+      const response = await send();
+      reported = reportedLimit(response.headers);
+      return response;
+    } finally {
+      this.inFlight--;
+      if (reported) {
+        this.remaining = reported.remaining - this.inFlight;
+        this.until = performance.now() + reported.resetMs;
+      } else if (this.remaining === undefined) {
+        // Without a reported limit, calls are not held back for a second.
+        this.remaining = Infinity;
+        this.until = performance.now() + 1_000;
+      }
+      for (const wake of this.waiting.splice(0)) wake();
+    }
+  }
+
+  /** Until it is worth looking again: 0 for now, Infinity for not before another call is answered. */
+  private waitMs(): number {
+    const now = performance.now();
+    if (now >= this.until) this.remaining = undefined;
+    if (this.remaining === undefined) return this.inFlight > 0 ? Infinity : 0;
+    return this.remaining >= 1 ? 0 : this.until - now;
+  }
+
+  private changed(atMostMs: number): Promise<void> {
+    return new Promise((wake) => {
+      this.waiting.push(wake);
+      // The longest that a timer can be.
+      if (atMostMs !== Infinity) setTimeout(wake, Math.min(Math.ceil(atMostMs), 2 ** 31 - 1));
+    });
+  }
+}
+
+interface Reported {
+  remaining: number;
+  resetMs: number;
+}
+
+/** Calls that remain, and the time until that changes; from RateLimit, RateLimit-* or X-RateLimit-*. */
+function reportedLimit(headers: Headers): Reported | undefined {
+  const wait = retryAfterMs(headers);
+  if (wait > 0) return { remaining: 0, resetMs: wait };
+  // RateLimit: "per-user";r=1;t=46, "all";r=999;t=946. The least remaining counts, for the longest time.
+  const items = [...(headers.get("ratelimit") ?? "").matchAll(/;r=(\d+);t=(\d+)/g)];
+  const reported = items.map(([, r, t]): Reported => ({ remaining: Number(r), resetMs: Number(t) * 1_000 }));
+  reported.sort((a, b) => a.remaining - b.remaining || b.resetMs - a.resetMs);
+  if (reported[0]) return reported[0];
+  for (const prefix of ["ratelimit", "x-ratelimit"]) {
+    const remaining = number(headers.get(`${prefix}-remaining`));
+    const reset = number(headers.get(`${prefix}-reset`));
+    if (remaining === undefined || reset === undefined) continue;
+    // X-RateLimit-Reset of Tidegate is a time in seconds of the epoch.
+    const resetMs = prefix === "ratelimit" ? reset * 1_000 : Math.max(0, reset * 1_000 - Date.now());
+    return { remaining, resetMs };
+  }
+  return undefined;
+}

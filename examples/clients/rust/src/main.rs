@@ -1,0 +1,91 @@
+//! A service with limits and its caller.
+
+mod tidegate;
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Path;
+use axum::routing::get;
+use http::{Request, Response};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tidegate::{Descriptor, Pacer, RateLimit, Tidegate, Unit, retry};
+use tokio::net::TcpListener;
+
+const USAGE: &str = "A service with limits and its caller.
+
+limited serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+limited retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
+limited pace http://127.0.0.1:PORT/feed       six calls, none too early
+
+The callers print a line for each HTTP request: status, Retry-After, and when it began and ended in ms.
+";
+
+type Failed = Box<dyn Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failed> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", address, fail, timeout_ms] => {
+            let timeout = Duration::from_millis(timeout_ms.parse()?);
+            serve(Tidegate::new(address, "shop", timeout, fail == "open")?).await
+        }
+        [how, url] => call(how, url).await,
+        _ => Err(USAGE.into()),
+    }
+}
+
+/// Limits each path for each user. An export costs 5; a trial costs 2 and brings a limit of its own.
+fn describe(request: &Request<Body>) -> (u32, Vec<Descriptor>) {
+    let user = request.headers().get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("anonymous");
+    let path = request.uri().path();
+    let by_path = Descriptor::new([("path", path), ("user", user)]);
+    match path {
+        "/export" => (5, vec![by_path]),
+        "/trial" => (1, vec![Descriptor::new([("trial", user)]).with_hits(2).with_limit(4, Unit::Day)]),
+        _ => (1, vec![by_path]),
+    }
+}
+
+async fn serve(tidegate: Tidegate) -> Result<(), Failed> {
+    let done = async |Path(path): Path<String>| format!("{path}: done\n");
+    let router = Router::new().route("/{path}", get(done)).layer(RateLimit::new(tidegate, describe));
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("http://{}", listener.local_addr()?);
+    Ok(axum::serve(listener, router).await?)
+}
+
+async fn call(how: &str, url: &str) -> Result<(), Failed> {
+    let began = Instant::now();
+    let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+    let send = async || send(&client, how, url, began).await;
+    if how == "retry" {
+        retry(send).await?;
+        retry(send).await?;
+        return Ok(());
+    }
+    let pacer = Pacer::default();
+    let paced = || pacer.call(send);
+    tokio::try_join!(paced(), paced(), paced(), paced(), paced(), paced())?;
+    Ok(())
+}
+
+async fn send(
+    client: &Client<HttpConnector, Body>,
+    how: &str,
+    url: &str,
+    began: Instant,
+) -> Result<Response<()>, Failed> {
+    let start = began.elapsed().as_millis();
+    let request = Request::get(url).header("x-user", how).body(Body::empty())?;
+    let (head, body) = client.request(request).await?.into_parts();
+    axum::body::to_bytes(Body::new(body), 65_536).await?;
+    let retry_after = head.headers.get("retry-after").map_or("-", |value| value.to_str().unwrap_or("-"));
+    println!("{} {retry_after} {start} {}", head.status.as_u16(), began.elapsed().as_millis());
+    Ok(Response::from_parts(head, ()))
+}

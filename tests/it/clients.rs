@@ -1,0 +1,238 @@
+//! The clients of `examples/clients/`, each in front of a real server that refuses, is paused, dies and comes back.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::{Process, Tidegate, eventually, output, repository, said};
+
+/// The toolchains of the languages, and what they build.
+mod toolchains;
+
+use toolchains::Demo;
+
+/// The rules of the demos.
+const RULES: &str = "examples/clients/rules.yaml";
+
+/// Timeout of a demo whose answers are checked, in milliseconds: long enough for a very busy machine.
+const LONG_TIMEOUT: &str = "20000";
+
+/// Timeout of a demo that gets no answers, in milliseconds.
+const SHORT_TIMEOUT: &str = "100";
+
+/// Longest that a demo with `SHORT_TIMEOUT` may take without an answer of Tidegate, on a very busy machine.
+const SOON: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_python_service_and_its_caller_keep_limits_and_deadlines() {
+    if let Some(demo) = toolchains::python().await {
+        keeps_limits_and_deadlines(&demo).await;
+    }
+}
+
+#[tokio::test]
+async fn a_go_service_and_its_caller_keep_limits_and_deadlines() {
+    if let Some(demo) = toolchains::go().await {
+        keeps_limits_and_deadlines(&demo).await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_service_and_its_caller_keep_limits_and_deadlines() {
+    if let Some(demo) = toolchains::node().await {
+        keeps_limits_and_deadlines(&demo).await;
+    }
+}
+
+#[tokio::test]
+async fn a_java_service_and_its_caller_keep_limits_and_deadlines() {
+    if let Some(demo) = toolchains::java().await {
+        keeps_limits_and_deadlines(&demo).await;
+    }
+}
+
+#[tokio::test]
+async fn a_rust_service_and_its_caller_keep_limits_and_deadlines() {
+    keeps_limits_and_deadlines(&toolchains::rust().await).await;
+}
+
+/// Everything that a client promises.
+async fn keeps_limits_and_deadlines(demo: &Demo) {
+    let server = tidegate(0, "ietf").await;
+    let service = Service::start(demo, server.grpc, "open", LONG_TIMEOUT).await;
+    refusals_reach_the_client(&service).await;
+    hits_and_limits_are_counted(&service).await;
+    tokio::join!(
+        retries_wait_for_retry_after(demo, &service),
+        no_call_is_refused(demo, &service),
+        no_call_is_refused_in(demo, "x-ratelimit"),
+        no_call_is_refused_in(demo, "reference"),
+    );
+    drop(service);
+    the_choice_without_an_answer_is_kept(demo, server).await;
+}
+
+/// A server with the rules of the demos; port 0 is any.
+async fn tidegate(port: u16, style: &str) -> Tidegate {
+    let port = port.to_string();
+    let variables = [("GRPC_PORT", port.as_str()), ("RESPONSE_HEADERS", style), ("REFUSAL_BODY", "json")];
+    Tidegate::start(&repository(RULES), &variables).await
+}
+
+/// A demo that answers over HTTP.
+struct Service {
+    at: SocketAddr,
+    _process: Process,
+}
+
+/// An answer of it.
+struct Answer {
+    status: StatusCode,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let fields = self.head.lines().filter_map(|line| line.split_once(':'));
+        let mut values = fields.filter(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim());
+        let value = values.next();
+        assert!(values.next().is_none(), "{name} is there twice: {}", self.head);
+        value
+    }
+}
+
+impl Service {
+    async fn start(demo: &Demo, server: SocketAddr, without_answer: &str, timeout_ms: &str) -> Self {
+        let mut process =
+            Process::start(&mut demo.command(&["serve", &server.to_string(), without_answer, timeout_ms]));
+        let line = process.line().await;
+        let at = line.as_deref().and_then(|line| line.strip_prefix("http://")?.parse().ok());
+        let at = at.unwrap_or_else(|| panic!("{line:?} is no address: {}", process.errors()));
+        Self { at, _process: process }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.at)
+    }
+
+    async fn get(&self, path: &str, user: &str) -> Answer {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nx-user: {user}\r\nconnection: close\r\n\r\n");
+        let answer = said(self.at, &request).await;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// Waits until an answer has Tidegate's headers.
+    async fn is_limited_again(&self) {
+        let limited = async || self.get("/orders", "back").await.header("ratelimit").and(Some(()));
+        eventually("the demo gets answers of Tidegate", limited).await;
+    }
+}
+
+async fn refusals_reach_the_client(service: &Service) {
+    for remaining in ["r=2;", "r=1;", "r=0;"] {
+        let answer = service.get("/orders", "ann").await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.head);
+        let limit = answer.header("ratelimit").expect("the header of Tidegate");
+        assert!(limit.contains(remaining), "{limit}");
+    }
+    let refusal = service.get("/orders", "ann").await;
+    assert_eq!(refusal.status, StatusCode::TOO_MANY_REQUESTS, "{}", refusal.head);
+    assert!(refusal.header("ratelimit").is_some_and(|limit| limit.contains("r=0;")), "{}", refusal.head);
+    assert!(
+        refusal.header("content-type").is_some_and(|kind| kind.starts_with("application/json")),
+        "{}",
+        refusal.head
+    );
+    let json: Value = serde_json::from_str(&refusal.body).expect("JSON");
+    assert_eq!(json["error"], "rate_limited");
+    assert_eq!(json["retry_after"].to_string(), refusal.header("retry-after").expect("when to come back"));
+    assert_eq!(service.get("/orders", "bob").await.status, StatusCode::OK);
+}
+
+async fn hits_and_limits_are_counted(service: &Service) {
+    let first = service.get("/export", "ann").await;
+    assert!(first.header("ratelimit").is_some_and(|limit| limit.contains("r=2;")), "5 of 7 hits: {}", first.head);
+    assert_eq!(service.get("/export", "ann").await.status, StatusCode::TOO_MANY_REQUESTS);
+    for status in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let answer = service.get("/trial", "ann").await;
+        assert_eq!(answer.status, status, "2 hits each, of a limit of 4 that comes with the request: {}", answer.head);
+    }
+}
+
+/// A request of a caller, as it prints it.
+struct Attempt {
+    status: u16,
+    retry_after_s: Option<u64>,
+    began_ms: u64,
+    ended_ms: u64,
+}
+
+async fn attempts(demo: &Demo, how: &str, url: &str) -> Vec<Attempt> {
+    let (status, said, errors) = output(&mut demo.command(&[how, url])).await;
+    assert!(status.success(), "{said}{errors}");
+    let attempts = said.lines().map(|line| {
+        let parts: Vec<_> = line.split(' ').collect();
+        let [status, retry_after, began, ended] = parts[..] else { panic!("{line}") };
+        let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{line}"));
+        let status = status.parse().expect("a status");
+        Attempt { status, retry_after_s: retry_after.parse().ok(), began_ms: number(began), ended_ms: number(ended) }
+    });
+    attempts.collect()
+}
+
+async fn retries_wait_for_retry_after(demo: &Demo, service: &Service) {
+    let attempts = attempts(demo, "retry", &service.url("/search")).await;
+    let answered = attempts.iter().filter(|attempt| attempt.status == 200).count();
+    assert_eq!(answered, 2, "each call is answered in the end");
+    assert!(attempts.len() > answered, "the second call comes too early and is refused");
+    for pair in attempts.windows(2).filter(|pair| pair[0].status == 429) {
+        let waited_ms = pair[1].began_ms - pair[0].ended_ms;
+        let retry_after_s = pair[0].retry_after_s.expect("a refusal says when to come back");
+        // A clock in whole milliseconds may be 1 ms off.
+        assert!(waited_ms + 1 >= retry_after_s * 1_000, "{waited_ms} ms instead of {retry_after_s} s");
+    }
+}
+
+async fn no_call_is_refused(demo: &Demo, service: &Service) {
+    let attempts = attempts(demo, "pace", &service.url("/feed")).await;
+    let statuses: Vec<_> = attempts.iter().map(|attempt| attempt.status).collect();
+    assert_eq!(statuses, [200; 6], "a caller that reads the headers is not refused");
+}
+
+async fn no_call_is_refused_in(demo: &Demo, style: &str) {
+    let server = tidegate(0, style).await;
+    let service = Service::start(demo, server.grpc, "open", LONG_TIMEOUT).await;
+    no_call_is_refused(demo, &service).await;
+}
+
+async fn the_choice_without_an_answer_is_kept(demo: &Demo, mut server: Tidegate) {
+    let open = Service::start(demo, server.grpc, "open", SHORT_TIMEOUT).await;
+    let closed = Service::start(demo, server.grpc, "closed", SHORT_TIMEOUT).await;
+    let both = async || {
+        let began = Instant::now();
+        let (open, closed) = tokio::join!(open.get("/orders", "eve"), closed.get("/orders", "eve"));
+        assert!(began.elapsed() < SOON, "{:?} for a timeout of {SHORT_TIMEOUT} ms", began.elapsed());
+        assert_eq!(open.status, StatusCode::OK, "fails open: {}", open.head);
+        assert_eq!(closed.status, StatusCode::SERVICE_UNAVAILABLE, "fails closed: {}", closed.head);
+        assert!(closed.header("retry-after").is_some(), "{}", closed.head);
+    };
+    tokio::join!(open.is_limited_again(), closed.is_limited_again());
+
+    server.signal(Signal::STOP);
+    both().await;
+    server.signal(Signal::CONT);
+    tokio::join!(open.is_limited_again(), closed.is_limited_again());
+
+    server.kill();
+    let port = server.grpc.port();
+    server.ended().await;
+    both().await;
+    let _server = tidegate(port, "ietf").await;
+    tokio::join!(open.is_limited_again(), closed.is_limited_again());
+}
