@@ -1,5 +1,6 @@
 //! The clients of `examples/clients/`, each in front of a real server that refuses, is paused, dies and comes back.
 
+use std::fs::DirEntry;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -225,6 +226,7 @@ async fn the_choice_without_an_answer_is_kept(demo: &Demo, mut server: Tidegate)
     tokio::join!(open.is_limited_again(), closed.is_limited_again());
 
     server.signal(Signal::STOP);
+    is_paused(&server).await;
     both().await;
     server.signal(Signal::CONT);
     tokio::join!(open.is_limited_again(), closed.is_limited_again());
@@ -235,4 +237,15 @@ async fn the_choice_without_an_answer_is_kept(demo: &Demo, mut server: Tidegate)
     both().await;
     let _server = tidegate(port, "ietf").await;
     tokio::join!(open.is_limited_again(), closed.is_limited_again());
+}
+
+/// Waits until no thread of the server runs, which may be later than the signal.
+async fn is_paused(server: &Tidegate) {
+    let is_stopped = |status: String| status.lines().any(|line| line.starts_with("State:\tT"));
+    eventually("the server is paused", async || {
+        let mut threads = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("the kernel tells");
+        let status = |thread: std::io::Result<DirEntry>| std::fs::read_to_string(thread?.path().join("status"));
+        threads.all(|thread| status(thread).is_ok_and(is_stopped)).then_some(())
+    })
+    .await;
 }
