@@ -40,6 +40,7 @@ const FASTER: &[(&str, &str)] = &[
     ("[30m]", "[2m]"),
     ("[1h]", "[6s]"),
     ("[1d]", "[1m]"),
+    ("offset 10m", "offset 6s"),
     ("offset 1d", "offset 15s"),
     ("offset 1w", "offset 15s"),
 ];
@@ -78,6 +79,7 @@ descriptors:
   - { key: much, rate_limit: { unit: year, requests_per_unit: 4000000000 } }
   - { key: little, rate_limit: { unit: year, requests_per_unit: 1 } }
   - { key: watched, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - { key: steady, rate_limit: { unit: second, requests_per_unit: 100 } }
 ";
 
 /// Calls to one Tidegate, one after the other, so many in a second, until this is dropped.
@@ -243,6 +245,7 @@ async fn a_prometheus_sees_each_thing_go_wrong_and_the_dashboard_shows_it() {
         calls(asked.grpc, 50, one("much")),
         calls(small.grpc, 2, one("much")),
         calls(asked.grpc, 1, one("watched")),
+        calls(asked.grpc, 20, one("steady")),
     ];
 
     // A yesterday, fifteen seconds ago.
@@ -346,7 +349,7 @@ async fn the_metrics_have_a_listener_of_their_own_where_that_is_asked_for() {
     let server = Tidegate::start(rules.path(), &variables).await;
     let (status, own) = get(address, "/of/the/metrics").await.expect("it answers");
     assert_eq!(status, 200);
-    assert!(own.contains("\ntidegate_rules 3\n"), "{own}");
-    assert!(page(server.http).await.contains("\ntidegate_rules 3\n"));
+    assert!(own.contains("\ntidegate_rules 4\n"), "{own}");
+    assert!(page(server.http).await.contains("\ntidegate_rules 4\n"));
     assert_eq!(get(address, "/json").await.expect("it answers").0, 404);
 }
