@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command, value_parser};
 
 use crate::app::read::Given;
 use crate::app::{self, read};
@@ -154,6 +154,16 @@ fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
                 .help("Recorded push of a control plane in place of rule files: the JSON of a DiscoveryResponse with resources of the type ratelimit.config.ratelimit.v3.RateLimitConfig, as grpcurl prints it, or a list of such resources"),
         )
         .arg(files().num_args(1..).required_unless_present_any(others))
+}
+
+/// Returns the argument for the maximum number of rows.
+fn most() -> Arg {
+    Arg::new("most").long("most").value_name("N").value_parser(value_parser!(u32).range(1..)).default_value("20")
+}
+
+/// Returns the maximum number of rows.
+fn most_rows(matches: &ArgMatches) -> u32 {
+    matches.get_one::<u32>("most").copied().unwrap_or(20)
 }
 
 /// Returns the argument for an overlay.

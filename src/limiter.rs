@@ -54,17 +54,14 @@ impl Limiter {
         timeout: impl Into<CallerTime>,
     ) -> Decision<'a> {
         let matched = rules.find(request);
-        let mut decision = match matched.ruling {
+        let decision = match matched.ruling {
             Some(ruling) => ruled(matched, ruling, rules.generation()),
             None => {
                 let verdicts = self.guard.charge(&matched.charges, timeout).await;
                 fold(matched, &verdicts, rules.generation())
             }
         };
-        if decision.is_refused_or_shadowed() {
-            decision.known_good = rules.known_good(request);
-        }
-        decision
+        noting_known_good(decision, rules, request)
     }
 
     /// Decides a request of which only the domain was read, and charges nothing. Refuses if the domain is known, and it enforces
@@ -90,6 +87,12 @@ impl Limiter {
             generation: rules.generation(),
         }
     }
+}
+
+/// Returns `decision` with the known good caller that it refuses, or would without a shadow mode.
+fn noting_known_good<'a>(decision: Decision<'a>, rules: &'a RuleSet, request: &Request) -> Decision<'a> {
+    let known_good = if decision.is_refused_or_shadowed() { rules.known_good(request) } else { None };
+    Decision { known_good, ..decision }
 }
 
 /// Returns the decision for a request that `ruling` decides as a whole.

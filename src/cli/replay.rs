@@ -59,14 +59,7 @@ pub(super) fn command() -> Command {
                 .help("Take every counter as empty at the start of the recording, except where the recording shows that it was not"),
         )
         .args(access_log::arguments())
-        .arg(
-            Arg::new("most")
-                .long("most")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..))
-                .default_value("20")
-                .help("Most rows of each list"),
-        )
+        .arg(super::most().help("Most rows of each list"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the report as JSON"))
         .arg(
             Arg::new("FILE")
@@ -103,7 +96,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(decide_all(recording, &rules, matches.get_flag("from-empty"), &mut tally))?;
-    let most = matches.get_one::<u32>("most").and_then(|most| usize::try_from(*most).ok()).unwrap_or(usize::MAX);
+    let most = usize::try_from(super::most_rows(matches))?;
     super::print(&if matches.get_flag("json") { tally.json(most) } else { tally.text(most) })?;
     Ok(if tally.has_changes() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

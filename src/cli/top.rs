@@ -23,8 +23,8 @@ mod view;
 
 /// Path of the descriptors with the highest counts.
 const PATH: &str = "/v1/top";
-/// Number of descriptors that each instance is asked for, as a multiple of those that are shown: 4. The first of the sum need not be among the
-/// first of each instance.
+/// Each instance is asked for 4 times as many descriptors as are shown. A descriptor with one of the highest sums can have a lower count at
+/// each instance.
 const DEPTH: u32 = 4;
 /// Maximum number that an instance sends.
 const MOST: u32 = 1_000;
@@ -56,14 +56,7 @@ pub(super) fn command() -> Command {
                 .default_value("refused")
                 .help("Order of the table"),
         )
-        .arg(
-            Arg::new("most")
-                .long("most")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..=i64::from(MOST)))
-                .default_value("20")
-                .help("Number of lines"),
-        )
+        .arg(super::most().value_parser(value_parser!(u32).range(1..=i64::from(MOST))).help("Number of lines"))
         .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).help("Print the table once"))
         .arg(server::duration("interval", "2s").help("Time between two tables"))
         .args(admin::arguments())
@@ -126,11 +119,7 @@ async fn ask(matches: &ArgMatches, view: &View) -> anyhow::Result<Answers> {
 
 /// Returns the number of descriptors that each instance is asked for: all of which a filter leaves some.
 fn depth(matches: &ArgMatches, view: &View) -> u32 {
-    if view.filter.is_empty() { most(matches).saturating_mul(DEPTH).min(MOST) } else { MOST }
-}
-
-fn most(matches: &ArgMatches) -> u32 {
-    matches.get_one::<u32>("most").copied().unwrap_or(20)
+    if view.filter.is_empty() { super::most_rows(matches).saturating_mul(DEPTH).min(MOST) } else { MOST }
 }
 
 /// The descriptors of all instances that answered.
@@ -203,7 +192,7 @@ impl<'a> Table<'a> {
             let (refused, asked) = (line.refused.least(), line.asked.least());
             std::cmp::Reverse(if view.is_by_asked { (asked, refused) } else { (refused, asked) })
         });
-        lines.truncate(usize::try_from(most(matches)).unwrap_or(usize::MAX));
+        lines.truncate(usize::try_from(super::most_rows(matches)).unwrap_or(usize::MAX));
         let is_selected = !view.filter.is_empty() || ["domain", "rule"].iter().any(|name| matches.contains_id(name));
         let instances = pages.len();
         let is_partial = is_short && instances > 1;

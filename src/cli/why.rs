@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::ensure;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 
 use super::admin::{self, Ago, Answers, Clock, flag, items, list, number, text};
@@ -38,14 +38,7 @@ pub(super) fn command() -> Command {
                 .required(false)
                 .help("Entries of the refused descriptor. Give a value that is not shown in clear as the digest or network that is shown"),
         )
-        .arg(
-            Arg::new("most")
-                .long("most")
-                .value_name("N")
-                .value_parser(value_parser!(u32).range(1..))
-                .default_value("20")
-                .help("Number of refused descriptors to tell about"),
-        )
+        .arg(super::most().help("Number of refused descriptors to tell about"))
         .args(admin::arguments())
 }
 
@@ -53,8 +46,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let path = path(matches)?;
     let answers = admin::run(admin::ask(matches, &path, &["refusals"]))?;
     answers.name_missing()?;
-    let most = matches.get_one::<u32>("most").copied().unwrap_or(20);
-    let report = Report::of(&answers, usize::try_from(most)?);
+    let report = Report::of(&answers, usize::try_from(super::most_rows(matches))?);
     match matches.get_one::<String>("ID").filter(|_| report.refused.is_empty()) {
         Some(id) => super::print(&format_args!("{}\n", unknown(id, &answers, &report)))?,
         None => super::print(&report)?,

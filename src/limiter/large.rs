@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::notable::Notables;
-use super::{Limiter, asked, fold, origins, ruled};
+use super::{Limiter, asked, fold, noting_known_good, origins, ruled};
 use crate::model::policy::OutcomeCount;
 use crate::model::{Decision, Descriptor, Micros, Outcome, Provenance, Request, UsageWarning, Wait};
 use crate::rules::{Matched, RuleSet, Survey};
@@ -155,7 +155,7 @@ impl<'a> Large<'a> {
         let is_asked = outcome == Outcome::Admitted && !is_shadowed;
         let (wait, warnings) = if is_asked { (wait, warnings) } else { Default::default() };
         let is_refused = outcome.is_refused();
-        let mut decision = Decision {
+        let decision = Decision {
             outcome,
             domain,
             parts,
@@ -171,9 +171,7 @@ impl<'a> Large<'a> {
             is_unread: false,
             generation,
         };
-        if decision.is_refused_or_shadowed() {
-            decision.known_good = survey.rules().known_good(&request);
-        }
+        let decision = noting_known_good(decision, survey.rules(), &request);
         (request, decision)
     }
 

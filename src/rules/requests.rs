@@ -185,7 +185,7 @@ impl HttpRequests {
             Source::ClientIp => self.client(check)?.to_string(),
             Source::Path => self.path(check)?,
             Source::Method => match self.gateway.headers() {
-                Some((_, name)) => text(one(check.headers, &name)?.ok_or(Unreadable::Missing(name))?).into_owned(),
+                Some((_, name)) => required(check.headers, name)?.into_owned(),
                 None => check.method.as_str().to_owned(),
             },
             Source::Header(name, missing) => match (one(check.headers, name)?, missing) {
@@ -219,7 +219,7 @@ impl HttpRequests {
 
     fn path(&self, check: Check<'_>) -> Result<String, Unreadable> {
         let path = match self.gateway.headers() {
-            Some((name, _)) => text(one(check.headers, &name)?.ok_or(Unreadable::Missing(name))?),
+            Some((name, _)) => required(check.headers, name)?,
             None => check.path.into(),
         };
         // Of an absolute form (RFC 9112, 3.2.2), the path is what stands behind the host.
@@ -252,6 +252,11 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Heade
         Some(_) => Err(Unreadable::Repeated(name.clone())),
         None => Ok(first.filter(|value| !value.as_bytes().trim_ascii().is_empty())),
     }
+}
+
+/// Returns the value of a header that has to be there, as text.
+fn required(headers: &HeaderMap, name: HeaderName) -> Result<Cow<'_, str>, Unreadable> {
+    one(headers, &name)?.map(text).ok_or(Unreadable::Missing(name))
 }
 
 /// Returns a header's value as text. Bytes that are none are replaced, so that they still are one value.

@@ -35,9 +35,12 @@ pub(super) struct Headroom {
 struct Seen {
     /// Keys whose windows are open, by digest.
     open: HashMap<u64, Peak>,
-    /// Peaks of windows that are over, by the domain and the path of the rule.
-    rules: BTreeMap<(String, String), Histogram>,
+    rules: Peaks,
 }
+
+/// Peaks of windows that are over, by the domain and the path of the rule.
+#[derive(Debug, Default)]
+struct Peaks(BTreeMap<(String, String), Histogram>);
 
 /// The highest share that was seen of a key in its window.
 #[derive(Debug)]
@@ -56,46 +59,48 @@ impl Headroom {
         let length = window.min(LONGEST).get();
         let ends = Micros::new((now.get() / length).saturating_add(1).saturating_mul(length));
         let peak = Peak { rule: Arc::clone(&rule.path), ends, millionths: share(tightest) };
-        let mut seen = self.seen.lock();
-        let is_full = seen.open.len() >= MOST_KEYS;
-        match seen.open.get_mut(&digest) {
+        let Seen { open, rules } = &mut *self.seen.lock();
+        let is_full = open.len() >= MOST_KEYS;
+        match open.get_mut(&digest) {
             Some(open) if open.ends == ends => open.millionths = open.millionths.max(peak.millionths),
             Some(open) => {
                 let before = mem::replace(open, peak);
-                seen.close(&before);
+                rules.close(&before);
             }
             None if is_full => {}
             None => {
-                seen.open.insert(digest, peak);
+                open.insert(digest, peak);
             }
         }
     }
 
     /// Counts the peaks of windows that are over at `now`.
     pub(super) fn close_windows(&self, now: Micros) {
-        let mut seen = self.seen.lock();
-        let open = mem::take(&mut seen.open);
-        let (over, open) = open.into_iter().partition(|(_, peak)| peak.ends <= now);
-        seen.open = open;
-        let over: HashMap<u64, Peak> = over;
-        over.values().for_each(|peak| seen.close(peak));
+        let Seen { open, rules } = &mut *self.seen.lock();
+        open.retain(|_, peak| {
+            let is_over = peak.ends <= now;
+            if is_over {
+                rules.close(peak);
+            }
+            !is_over
+        });
     }
 
     /// Writes the metric.
     pub(super) fn write_to(&self, page: &mut Page) {
         page.family(&KEY_PEAK_SHARE, |family| {
-            for ((domain, rule), shares) in &self.seen.lock().rules {
+            for ((domain, rule), shares) in &self.seen.lock().rules.0 {
                 family.histogram(&[domain, rule], shares);
             }
         });
     }
 }
 
-impl Seen {
+impl Peaks {
     fn close(&mut self, peak: &Peak) {
         let rule = (peak.rule.domain().to_owned(), peak.rule.to_string());
-        if self.rules.len() < MOST_RULES || self.rules.contains_key(&rule) {
-            self.rules.entry(rule).or_insert_with(|| Histogram::new(BOUNDS)).record_millionths(peak.millionths);
+        if self.0.len() < MOST_RULES || self.0.contains_key(&rule) {
+            self.0.entry(rule).or_insert_with(|| Histogram::new(BOUNDS)).record_millionths(peak.millionths);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Debug listener: the rules in force, in the reference's format, the log level, who was refused lately, and what met no rule.
 //!
-//! What is below `/v1/` is about users and addresses: [`Access`] decides who may read it.
+//! Paths below `/v1/` are about users and addresses. [`Access`] decides who may read them.
 
 use std::fmt::Write;
 use std::sync::Arc;

@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use http_body::Body as _;
 use prost::Message;
 
-use self::room::{Permitted, Room, SMALL_BODY_BYTES};
+use self::room::{Permitted, Room, RoomPermit, SMALL_BODY_BYTES};
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
 use super::metrics;
@@ -108,13 +108,11 @@ struct JsonAnswer {
 
 async fn json(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    // A peer that has already left has no address.
-    let address = head.extensions.get().map_or(Ipv4Addr::UNSPECIFIED.into(), |PeerAddress(address)| *address);
-    if !(door.admits)(address) {
+    if !(door.admits)(peer(&head)) {
         return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
             .into_response();
     }
-    if head.extensions.get::<Arc<ConnectionCaller>>().is_some_and(|caller| caller.is_granted_nothing()) {
+    if caller(&head).is_some_and(|caller| caller.is_granted_nothing()) {
         return (
             StatusCode::FORBIDDEN,
             "The request was not decided: CALLERS_FILE grants nothing to `anonymous`, so /json is closed.\n",
@@ -133,13 +131,9 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
 impl Door {
     /// Answers a small request at once.
     async fn answer_small(&self, head: &Parts, body: Body) -> Response {
-        let body = match self.whole(body).await {
-            Ok(body) => body,
-            Err(unread) => return self.unread(head, unread).await,
-        };
-        let message = match read::read(&body) {
+        let message = match self.small_message(head, body).await {
             Ok(message) => message,
-            Err(error) => return not_json(&error),
+            Err(response) => return response,
         };
         let mut span = self.span(head);
         let response = match self.decide(head, message, &mut span).await {
@@ -151,21 +145,9 @@ impl Door {
 
     /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
     async fn answer_large(&self, head: &Parts, body: Body) -> Response {
-        let permit = self.room.permit().await;
-        let body = match self.whole(body).await {
-            Ok(body) => body,
-            Err(unread) => {
-                drop(permit);
-                return self.unread(head, unread).await;
-            }
-        };
-        let turn = self.room.turn().await;
-        // The work continues when the caller has left, so it keeps the turn.
-        let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return broken() };
-        drop(turn);
-        let message = match message {
-            Ok(message) => message,
-            Err(error) => return not_json(&error),
+        let (message, permit) = match self.large_message(head, body).await {
+            Ok(read) => read,
+            Err(response) => return response,
         };
         let mut span = self.span(head);
         let response = match self.decide(head, message, &mut span).await {
@@ -184,15 +166,39 @@ impl Door {
         end_span(span, response)
     }
 
+    /// Reads a small request at once, and returns it encoded.
+    async fn small_message(&self, head: &Parts, body: Body) -> Result<Bytes, Response> {
+        match self.whole(body).await {
+            Ok(body) => read::read(&body).map_err(|error| not_json(&error)),
+            Err(unread) => Err(self.unread(head, unread).await),
+        }
+    }
+
+    /// Reads a large request: decodes it off the workers, one at a time, and others wait in order. Returns it encoded, and the permit for its
+    /// memory.
+    async fn large_message(&self, head: &Parts, body: Body) -> Result<(Bytes, RoomPermit), Response> {
+        let permit = self.room.permit().await;
+        let body = match self.whole(body).await {
+            Ok(body) => body,
+            Err(unread) => {
+                drop(permit);
+                return Err(self.unread(head, unread).await);
+            }
+        };
+        let turn = self.room.turn().await;
+        // The work continues when the caller has left, so it keeps the turn.
+        let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return Err(broken()) };
+        drop(turn);
+        Ok((message.map_err(|error| not_json(&error))?, permit))
+    }
+
     /// Decides an encoded request. A request of many descriptors is decided slice by slice.
     async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
-        let caller = head.extensions.get::<Arc<ConnectionCaller>>().cloned();
+        let caller = caller(head).cloned();
         if !is_large(&message) {
             let mut request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
             Edge::restrict(caller.as_deref(), &mut request).map_err(|undecided| failed(&undecided))?;
-            let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
-            let timeout = CallerTime { timeout: None, waited };
-            let response = self.edge.decide(request, timeout, span.as_mut()).await;
+            let response = self.edge.decide(request, caller_time(head, None), span.as_mut()).await;
             return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.
@@ -269,6 +275,22 @@ impl JsonAnswer {
     fn with(self, body: impl FnOnce(Vec<u8>) -> Body) -> Response {
         (self.status, [(header::CONTENT_TYPE, "application/json")], body(self.text)).into_response()
     }
+}
+
+/// Returns the address of the peer. One that has already left has none.
+fn peer(head: &Parts) -> IpAddr {
+    head.extensions.get().map_or(Ipv4Addr::UNSPECIFIED.into(), |PeerAddress(address)| *address)
+}
+
+/// Returns the caller, if callers have rights.
+fn caller(head: &Parts) -> Option<&Arc<ConnectionCaller>> {
+    head.extensions.get()
+}
+
+/// Returns the time of a caller that waits for `timeout`.
+fn caller_time(head: &Parts, timeout: Option<Duration>) -> CallerTime {
+    let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
+    CallerTime { timeout, waited }
 }
 
 /// Ends the span of a request with the status of its answer, and returns the answer.

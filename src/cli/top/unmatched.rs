@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use serde_json::Value;
 
-use super::most;
 use crate::cli::admin::{self, Ago, Answers, flag, list, number, text};
+use crate::cli::most_rows;
 
 /// Path of what no rule matches.
 const PATH: &str = "/v1/unmatched";
@@ -17,7 +17,7 @@ pub(super) async fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let answers = admin::ask(matches, PATH, &["shapes", "absent_keys"]).await?;
     answers.name_missing()?;
     let domain = matches.get_one::<String>("domain").map(String::as_str);
-    crate::cli::print(&Report::of(&answers, domain, usize::try_from(most(matches))?))?;
+    crate::cli::print(&Report::of(&answers, domain, usize::try_from(most_rows(matches))?))?;
     Ok(ExitCode::SUCCESS)
 }
 

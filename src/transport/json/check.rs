@@ -1,7 +1,5 @@
 //! `/check/DOMAIN`: the HTTP check, for gateways that ask by a subrequest. The status is the answer.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -12,19 +10,14 @@ use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use prost::Message;
 
-use super::read;
 use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, broken, failed, not_json};
-use crate::limiter::CallerTime;
+use super::{Decided, Door, caller, caller_time, failed, peer};
 use crate::model::{Descriptor, Entry as ReadEntry};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use crate::transport::callers::ConnectionCaller;
 use crate::transport::grpc::Edge;
-use crate::transport::protocol::PeerAddress;
-use crate::transport::waiting::ReadEmpty;
 
 /// The time that a gateway waits for an answer, as far as is known: 200 ms, less than the 250 ms of the examples. A delay with `delivery: hold` is
 /// not longer.
@@ -36,19 +29,16 @@ enum Asked {
     Body,
 }
 
-/// A check that is not decided by a limit.
-type Other = Box<Response>;
-
 pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let mut response = door.check(&head, body).await.unwrap_or_else(|other| *other);
+    let mut response = door.check(&head, body).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
 impl Door {
-    async fn check(&self, head: &Parts, body: Body) -> Result<Response, Other> {
-        let caller = head.extensions.get::<Arc<ConnectionCaller>>();
+    async fn check(&self, head: &Parts, body: Body) -> Result<Response, Response> {
+        let caller = caller(head);
         if caller.is_some_and(|caller| caller.is_granted_nothing()) {
             return Err(refused(
                 StatusCode::FORBIDDEN,
@@ -56,17 +46,15 @@ impl Door {
             ));
         }
         let (domain, path) = target(head);
-        let (refusal, asked) = self.asked(head, domain, path)?;
+        let (refusal, asked) = self.asked(head, domain, path).map_err(|response| *response)?;
         let decided = match asked {
             Asked::Descriptors(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
             Asked::Descriptors(descriptors) => {
                 let descriptors = descriptors.into_iter().map(wire).collect();
                 let mut request = RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 };
-                Edge::restrict(caller.map(AsRef::as_ref), &mut request)
-                    .map_err(|undecided| Box::new(failed(&undecided)))?;
-                let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
-                let timeout = CallerTime { timeout: Some(GATEWAY_WAITS), waited };
-                self.edge.decide(request, timeout, None).await.map_err(|undecided| Box::new(failed(&undecided)))?
+                Edge::restrict(caller.map(AsRef::as_ref), &mut request).map_err(|undecided| failed(&undecided))?;
+                let timeout = caller_time(head, Some(GATEWAY_WAITS));
+                self.edge.decide(request, timeout, None).await.map_err(|undecided| failed(&undecided))?
             }
             Asked::Body => self.of_body(head, domain, body).await?,
         };
@@ -74,9 +62,9 @@ impl Door {
     }
 
     /// Returns the status of a refusal, and what is asked about `domain`.
-    fn asked(&self, head: &Parts, domain: &str, path: &str) -> Result<(StatusCode, Asked), Other> {
-        // A peer that has already left has no address.
-        let peer = head.extensions.get().map_or(IpAddr::from(Ipv4Addr::UNSPECIFIED), |PeerAddress(address)| *address);
+    fn asked(&self, head: &Parts, domain: &str, path: &str) -> Result<(StatusCode, Asked), Box<Response>> {
+        let refused = |status, why: &str| Box::new(refused(status, why));
+        let peer = peer(head);
         let rules = self.edge.limiter().rules();
         let Some(requests) = rules.requests(domain) else {
             let why = "no rule file with `requests` has this domain: the path is /check/DOMAIN";
@@ -100,23 +88,15 @@ impl Door {
     }
 
     /// Decides on the descriptors in the body.
-    async fn of_body(&self, head: &Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Other> {
+    async fn of_body(&self, head: &Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Response> {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64);
-        let _permit = if is_small { None } else { Some(self.room.permit().await) };
-        let body = match self.whole(body).await {
-            Ok(body) => body,
-            Err(unread) => return Err(Box::new(self.unread(head, unread).await)),
-        };
-        let message = if is_small {
-            read::read(&body)
+        let (message, _permit) = if is_small {
+            (self.small_message(head, body).await?, None)
         } else {
-            let turn = self.room.turn().await;
-            // The work continues when the caller has left, so it keeps the turn.
-            let read = self.room.run(move || (read::read(&body), turn)).await;
-            read.map_err(|_| Box::new(broken()))?.0
+            let (message, permit) = self.large_message(head, body).await?;
+            (message, Some(permit))
         };
-        let message = of_domain(&message.map_err(|error| Box::new(not_json(&error)))?, domain);
-        let Decided { response, .. } = self.decide(head, message, &mut None).await.map_err(Box::new)?;
+        let Decided { response, .. } = self.decide(head, of_domain(&message, domain), &mut None).await?;
         Ok(response)
     }
 }
@@ -161,6 +141,6 @@ fn answer(response: RateLimitResponse, refusal: StatusCode) -> Response {
 }
 
 /// Returns the answer to a check that no limit decides, with the reason. It is a refusal.
-fn refused(status: StatusCode, why: &str) -> Other {
-    Box::new((status, format!("The request was not decided: {why}.\n")).into_response())
+fn refused(status: StatusCode, why: &str) -> Response {
+    (status, format!("The request was not decided: {why}.\n")).into_response()
 }

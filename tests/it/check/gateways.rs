@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use super::ask;
+use crate::redis::Port;
 use crate::support::{Process, Tidegate, eventually, repository};
 
 /// Addresses in the examples: the door, the application, and Tidegate.
@@ -22,11 +23,6 @@ struct Asking {
     _directory: TempDir,
 }
 
-fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address")
-}
-
 impl Asking {
     /// Starts `example` with the file `configuration`, changed by `change`.
     async fn start(
@@ -37,7 +33,8 @@ impl Asking {
     ) -> Self {
         let variables = [("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")];
         let tidegate = Tidegate::start(&repository(&format!("examples/{example}/rules.yaml")), &variables).await;
-        let (at, application, directory) = (free_address(), free_address(), tempfile::tempdir().expect("a directory"));
+        let (at, application, directory) =
+            (Port::free().address(), Port::free().address(), tempfile::tempdir().expect("a directory"));
         let text =
             std::fs::read_to_string(repository(&format!("examples/{example}/{configuration}"))).expect("the example");
         let addresses = [(DOOR, at), (APPLICATION, application), (TIDEGATE, tidegate.http)];
