@@ -18,10 +18,11 @@ use self::signals::Signals;
 use self::sockets::Sockets;
 use self::summary::Summary;
 use crate::file;
-use crate::model::{Clock, Micros};
+use crate::model::Micros;
 use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::SourceChoice;
 use crate::source::file::find::Location;
+use crate::store::clock::SystemClock;
 use crate::telemetry::records::Records;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};
@@ -189,16 +190,4 @@ fn unless_zero(length: Micros) -> Duration {
 
 fn duration(length: Micros) -> Duration {
     Duration::from_micros(length.get())
-}
-
-/// The system's wall clock.
-struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Micros {
-        #[expect(clippy::disallowed_methods, reason = "the one clock of the process")]
-        let now = std::time::SystemTime::now();
-        let since_epoch = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        since_epoch.into()
-    }
 }

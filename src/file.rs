@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 use thiserror::Error;
 
 mod apart;
+#[cfg(feature = "server")]
 pub mod pem;
 
 pub use apart::apart;

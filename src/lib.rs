@@ -1,30 +1,18 @@
 //! Tidegate decides rate limits: it answers Envoy's `ShouldRateLimit` from exact counters.
 //!
-//! ```
-//! use std::sync::Arc;
+//! As a library it decides in the process that asks ([`embedded`]), with counters in memory:
 //!
-//! use tidegate::limiter::Limiter;
-//! use tidegate::model::{Descriptor, Entry, Micros, Outcome, Request};
-//! use tidegate::rulefile::{File, Options, load};
-//! use tidegate::rules::live::LiveRules;
-//! use tidegate::store::guard::Guard;
-//!
-//! let text = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]\n";
-//! let file = File { name: "rules.yaml".into(), bytes: text.into() };
-//! let rules = LiveRules::new(load(&[file], Options::default())?.rules);
-//! let clock = || Micros::from_secs(1_700_000_000);
-//! let limiter = Limiter::new(Arc::new(rules), Arc::new(Guard::in_memory(1_000, Arc::new(clock))));
-//!
-//! let user = Descriptor { entries: vec![Entry::new("user", "alice")], ..Descriptor::default() };
-//! let request = Request::new("edge".to_owned(), vec![user], 0)?;
-//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-//! # runtime.block_on(async {
-//! let rules = limiter.rules();
-//! assert_eq!(limiter.decide(&rules, &request, None).await.outcome, Outcome::Admitted);
-//! assert_eq!(limiter.decide(&rules, &request, None).await.outcome, Outcome::Refused);
-//! # });
+//! ```no_run
+//! let limiter = tidegate::embedded::RateLimiter::from_files(["rules.yaml"])?;
+//! let answer = limiter.decide("edge", [[("user", "alice")]])?;
+//! if answer.is_refused() {
+//!     println!("again after {:?}", answer.retry_after);
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! With `default-features = false` the crate has neither gRPC nor Redis. What [`embedded`] shows is the library; the other modules are
+//! the service's own, and change with any version.
 //!
 //! Each floor uses only the floors above it in this table:
 //!
@@ -35,31 +23,49 @@
 //! | seeing | [`telemetry`] | metrics, spans and log lines of decisions and stores |
 //! | memory and hearing | [`mod@file`], [`dial`], [`store`], [`source`] | file reading, connections to servers, counters, rule sources |
 //! | the path | [`limiter`] | request to decision |
-//! | edges | [`transport`] | gRPC, JSON, the debug page |
+//! | edges | [`transport`], [`embedded`] | gRPC, JSON, the debug page; decisions within the calling process |
 //! | roof | [`settings`], [`app`], [`cli`] | settings, wiring and the command line |
 //!
 //! [`proto`] is the generated protocol.
 
+#[cfg(feature = "server")]
 pub mod proto;
 
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod model;
 
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod algorithm;
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod normalize;
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod rulefile;
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod rules;
 
+#[cfg(feature = "server")]
 pub mod telemetry;
 
+#[cfg(feature = "server")]
 pub mod dial;
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod file;
+#[cfg(feature = "server")]
 pub mod source;
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod store;
 
+#[cfg_attr(not(feature = "server"), doc(hidden))]
 pub mod limiter;
 
+pub mod embedded;
+
+#[cfg(feature = "server")]
 pub mod transport;
 
+#[cfg(feature = "server")]
 pub mod app;
+#[cfg(feature = "server")]
 pub mod cli;
+#[cfg(feature = "server")]
 pub mod settings;

@@ -12,12 +12,15 @@ use crate::algorithm::Charge;
 #[cfg(doc)]
 use crate::model::Charging;
 use crate::model::{Micros, Verdict};
+#[cfg(feature = "server")]
 use crate::telemetry::servers::FailureReason;
 
+pub mod clock;
 pub mod deadline;
 pub mod guard;
 pub mod known;
 pub mod memory;
+#[cfg(feature = "server")]
 pub mod redis;
 pub mod replicas;
 
@@ -218,6 +221,7 @@ impl StoreError {
     const UNKNOWN_RETRY: Micros = Micros::from_secs(1);
 
     /// Returns the reason for the metrics of the server; `None` if the server is not to blame.
+    #[cfg(feature = "server")]
     pub const fn reason(self) -> Option<FailureReason> {
         match self {
             Self::TimedOut => Some(FailureReason::TimedOut),

@@ -8,11 +8,11 @@ use std::time::Duration;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::time::sleep;
 
-use super::SystemClock;
 use crate::file::pem::{Certificates, Validity, certificates, private_key};
 use crate::file::{Unusable, apart};
 use crate::model::Clock;
 use crate::settings::ListenerTlsSettings;
+use crate::store::clock::SystemClock;
 use crate::telemetry::throttle::LogThrottle;
 use crate::transport::tls::InvalidTls;
 use crate::transport::{Alpn, Clients, Identity, ListenerTls};

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::watch;
 
-use super::SystemClock;
 use super::inputs::OverlayState;
 use super::listener_tls::{Expiry, Tls as ListenersTls};
 use crate::dial::tls::Tls;
@@ -14,6 +13,7 @@ use crate::rulefile::OverlayEffect;
 use crate::rules::{Rule, RuleSet};
 use crate::settings::Settings;
 use crate::source::xds::status::{StreamState, XdsStatus};
+use crate::store::clock::SystemClock;
 use crate::store::guard::Guard;
 use crate::store::known::LeaseHits;
 use crate::store::memory::Memory;

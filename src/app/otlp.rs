@@ -23,11 +23,11 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
 
-use super::SystemClock;
 use super::authorities::system_authorities;
 use super::traces::{https_connector, resource};
 use crate::model::Clock;
 use crate::settings::{ExportProtocol, OtlpSettings, Settings};
+use crate::store::clock::SystemClock;
 use crate::telemetry::Telemetry;
 use crate::telemetry::throttle::LogThrottle;
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use super::authorities::system_authorities;
-use super::{SystemClock, duration};
+use super::duration;
 use crate::dial::tls::{Tls, TlsFiles};
 use crate::model::{Clock, Micros};
 use crate::settings::{Auth, RedisSettings, Settings, StoreChoice};
 use crate::store::Store;
+use crate::store::clock::SystemClock;
 use crate::store::deadline::Deadline;
 use crate::store::guard::Guard;
 use crate::store::memory::Memory;

@@ -19,9 +19,9 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanExp
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::SystemClock;
 use super::authorities::system_authorities;
 use crate::settings::{ExportProtocol, Settings, TraceSettings};
+use crate::store::clock::SystemClock;
 use crate::telemetry::throttle::LogThrottle;
 use crate::telemetry::traces::{Sampler, Traces};
 

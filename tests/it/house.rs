@@ -18,6 +18,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("store", &["model", "algorithm", "telemetry", "file", "dial"]),
     ("source", &["model", "rules", "rulefile", "proto", "file", "dial"]),
     ("limiter", &["model", "algorithm", "rules", "store"]),
+    ("embedded", &["model", "file", "rules", "rulefile", "store", "limiter"]),
     ("transport", &["model", "proto", "limiter", "telemetry"]),
     ("settings", &["model", "file", "dial", "store", "source", "telemetry"]),
     (

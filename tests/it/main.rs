@@ -55,6 +55,8 @@ mod large;
 mod laws;
 /// Leases, in many instances on a virtual clock and network.
 mod leases;
+/// The library: decisions in the process that asks.
+mod library;
 /// Worked examples of the literature, number by number, in this process and on a real Redis.
 mod literature;
 /// What is logged, for people and for programs, and what becomes of it where nobody reads.

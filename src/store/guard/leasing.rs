@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+#[cfg(not(feature = "server"))]
+use tokio::task::spawn as spawn_in_span;
 use tokio::time::{Instant, sleep};
 
 use super::Guard;
@@ -14,7 +16,8 @@ use crate::model::{Micros, Role};
 use crate::store::deadline::CallerTime;
 use crate::store::known::{Known, Paid, Spent, Unspent};
 use crate::store::{ChargeResults, Charged, StoreError, Verdicts};
-use crate::telemetry::traces;
+#[cfg(feature = "server")]
+use crate::telemetry::traces::spawn as spawn_in_span;
 
 /// The pause between two commands that ask for leases: 5 ms. In it, the wants of many counters come together in one command.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
@@ -96,7 +99,7 @@ impl Guard {
         // The caller's time passes also while the task waits for its turn.
         let until = Instant::now() + budget;
         // A task of its own: hits that are granted are kept even if the caller goes away.
-        traces::spawn(async move {
+        spawn_in_span(async move {
             let budget = until.saturating_duration_since(Instant::now());
             let charged = store.charge(&charges, budget).await;
             known.carried(&charges, &charged, sent, clock.now());
