@@ -51,7 +51,7 @@ mod traces;
 mod xds;
 
 /// Warning for response headers that Envoy can also build itself.
-const SENT_TWICE: &str = "warning: RESPONSE_HEADERS=x-ratelimit sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
+const SENT_TWICE: &str = "warning: x-ratelimit in RESPONSE_HEADERS sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
 
 /// Returns the environment variable `name` if it is set and valid UTF-8.
 pub fn environment(name: &str) -> Option<String> {
@@ -167,6 +167,7 @@ fn answers(settings: &Settings, records: Option<Arc<Records>>) -> anyhow::Result
         HeaderStyle::Reference => Headers::Reference(names),
         HeaderStyle::XRateLimit => Headers::XRateLimit(Arc::new(SystemClock)),
         HeaderStyle::Ietf => Headers::Ietf,
+        HeaderStyle::XRateLimitAndIetf => Headers::XRateLimitAndIetf(Arc::new(SystemClock)),
     };
     let refusal_body = match settings.refusal_body {
         BodyStyle::Unset => RefusalBody::Own,

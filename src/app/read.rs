@@ -92,7 +92,7 @@ impl Read {
         });
         // An overlay without rules of its own waits for the source.
         let rules = rules.filter(|rules| !rules.awaits_source || !rules.is_empty());
-        if settings.response_headers == HeaderStyle::XRateLimit {
+        if matches!(settings.response_headers, HeaderStyle::XRateLimit | HeaderStyle::XRateLimitAndIetf) {
             eprintln!("{SENT_TWICE}");
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);

@@ -249,16 +249,19 @@ pub enum HeaderStyle {
     XRateLimit,
     /// RateLimit-Policy and RateLimit.
     Ietf,
+    /// Both of these.
+    XRateLimitAndIetf,
 }
 
 impl Setting for HeaderStyle {
-    const TAKES: &'static str = "reference, x-ratelimit, ietf, or empty for none of them";
+    const TAKES: &'static str = "reference, x-ratelimit, ietf, both as `x-ratelimit,ietf`, or empty for none of them";
     fn parse(text: &str) -> Option<Self> {
         match text {
             "" => Some(Self::Unset),
             "reference" => Some(Self::Reference),
             "x-ratelimit" => Some(Self::XRateLimit),
             "ietf" => Some(Self::Ietf),
+            "x-ratelimit,ietf" | "ietf,x-ratelimit" => Some(Self::XRateLimitAndIetf),
             _ => None,
         }
     }

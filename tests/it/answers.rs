@@ -151,6 +151,18 @@ async fn the_reset_of_x_ratelimit_is_a_moment_and_the_start_says_that_envoy_send
 }
 
 #[tokio::test]
+async fn both_styles_come_together_in_either_order_with_one_retry_after() {
+    for style in ["x-ratelimit,ietf", "ietf,x-ratelimit"] {
+        let mut served = Served::with(&[("RESPONSE_HEADERS", style)]).await;
+        let answer = served.refused().await;
+        let names: Vec<_> = answer.response_headers_to_add.iter().map(|header| header.key.as_str()).collect();
+        let x_rate_limit = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"];
+        assert_eq!(names, [&x_rate_limit[..], &["RateLimit-Policy", "RateLimit", "retry-after"]].concat(), "{style}");
+        assert!(served.tidegate.log().contains("enable_x_ratelimit_headers"), "{style}");
+    }
+}
+
+#[tokio::test]
 async fn retry_after_comes_with_the_style_and_not_with_the_references_own_variable() {
     let names = [("LIMIT_LIMIT_HEADER", "My-Limit")];
     for (variable, value, has_retry_after) in

@@ -42,6 +42,8 @@ pub enum Headers {
     XRateLimit(Arc<dyn Clock>),
     /// RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11, and Retry-After.
     Ietf,
+    /// Those of both styles, and one Retry-After.
+    XRateLimitAndIetf(Arc<dyn Clock>),
 }
 
 /// Names of the three headers: valid, and in the operator's spelling.
@@ -66,13 +68,13 @@ impl Headers {
                 let names = [names.limit.as_str(), &names.remaining, &names.reset];
                 chosen.map(|chosen| three(names, chosen, until_reset(chosen))).unwrap_or_default()
             }
-            Self::XRateLimit(clock) => {
-                let chosen = refusing(decision).or_else(|| described(exposed(decision)));
-                chosen
-                    .map(|chosen| three(X_RATE_LIMIT, chosen, moment_of_reset(clock.now(), chosen)))
-                    .unwrap_or_default()
-            }
+            Self::XRateLimit(clock) => x_rate_limit(decision, clock.now()),
             Self::Ietf => policies(decision),
+            Self::XRateLimitAndIetf(clock) => {
+                let mut headers = x_rate_limit(decision, clock.now());
+                headers.extend(policies(decision));
+                headers
+            }
         };
         if let Some(wait) = self.retry_after(decision) {
             headers.push(header("retry-after", wait.ceil_secs().max(1).to_string()));
@@ -157,6 +159,12 @@ pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<LimitedPart
 fn three(names: [&str; 3], (_, tightest): LimitedPart<'_, '_>, reset: u64) -> Vec<HeaderValue> {
     let values = [u64::from(tightest.quota.limit()), u64::from(tightest.verdict.remaining), reset];
     names.into_iter().zip(values).map(|(name, value)| header(name, value.to_string())).collect()
+}
+
+/// Returns X-RateLimit-Limit, -Remaining and -Reset at `now`.
+fn x_rate_limit(decision: &Decision<'_>, now: Micros) -> Vec<HeaderValue> {
+    let chosen = refusing(decision).or_else(|| described(exposed(decision)));
+    chosen.map(|chosen| three(X_RATE_LIMIT, chosen, moment_of_reset(now, chosen))).unwrap_or_default()
 }
 
 fn until_reset((_, tightest): LimitedPart<'_, '_>) -> u64 {

@@ -144,9 +144,14 @@ fn lines(answer: &RateLimitResponse) -> Vec<String> {
     answer.response_headers_to_add.iter().map(|header| format!("{}: {}", header.key, header.value)).collect()
 }
 
-/// Returns the headers of each style.
+/// Returns the headers of each style. Both styles together are the one after the other, with one Retry-After.
 fn told(decision: &Decision<'_>) -> [Vec<String>; 5] {
-    styles().map(|style| lines(&answer(&styled(style), decision)))
+    let of = |style| lines(&answer(&styled(style), decision));
+    let each = styles().map(of);
+    let is_own = |line: &&String| line.starts_with("X-RateLimit-");
+    let both: Vec<String> = each[3].iter().filter(is_own).chain(&each[4]).cloned().collect();
+    assert_eq!(of(Headers::XRateLimitAndIetf(Arc::new(Standing))), both);
+    each
 }
 
 fn body(refusal_body: RefusalBody, decision: &Decision<'_>) -> String {
