@@ -314,6 +314,45 @@ async fn a_refusal_says_what_a_client_can_act_on() {
     );
 }
 
+/// The settings that `examples/run` exports, with the values that an empty environment gets.
+fn settings_of_the_first_contact() -> Vec<(String, String)> {
+    let script = std::fs::read_to_string(repository("examples/run")).expect("it reads");
+    let words = script.lines().filter_map(|line| line.strip_prefix("export ")).flat_map(str::split_whitespace);
+    let setting = |word: &str| {
+        let (variable, value) = word.split_once('=').expect("VARIABLE=VALUE");
+        let (_, value) = value.trim_end_matches("}\"").split_once('-').expect("a default");
+        (variable.to_owned(), value.to_owned())
+    };
+    words.map(setting).collect()
+}
+
+#[tokio::test]
+async fn a_person_who_tries_the_examples_sees_headers_and_a_body() {
+    let settings = settings_of_the_first_contact();
+    let settings: Vec<_> = settings.iter().map(|(variable, value)| (variable.as_str(), value.as_str())).collect();
+    let served = serve_text(&rules_of_the_example(), &settings).await;
+    let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
+    let edge = envoy.listener("fail_open").await;
+    for left in [4, 3, 2, 1, 0] {
+        let answer = get(edge, "/", "alice").await;
+        assert_eq!((answer.status, answer.remaining()), (200, left), "{answer:?}");
+        assert!(answer.header("ratelimit").contains(&format!("\"per-user\";r={left};")), "{answer:?}");
+    }
+    let answer = get(edge, "/", "alice").await;
+    assert_eq!((answer.status, answer.header("content-type")), (429, "application/json"), "{answer:?}");
+    let body: Value = serde_json::from_str(&answer.body).expect("JSON");
+    assert_eq!((&body["error"], &body["limit"]), (&"rate_limited".into(), &5.into()), "{body}");
+    let printed = format!("{answer:?}").to_ascii_lowercase();
+    for once in ["retry-after: ", "ratelimit-policy: ", "x-ratelimit-limit: "] {
+        assert_eq!(printed.matches(once).count(), 1, "{once}{answer:?}");
+    }
+}
+
+/// The rules of the example, whose minutes last a week.
+fn rules_of_the_example() -> String {
+    std::fs::read_to_string(repository("examples/rules.yaml")).expect("it reads").replace("unit: minute", "unit: week")
+}
+
 #[tokio::test]
 async fn a_grpc_client_gets_a_message_that_it_can_read() {
     for (kind, begins) in [("json", "{\"error\":\"rate_limited\""), ("text", "Too many requests")] {
