@@ -53,6 +53,10 @@ const READERS: &[&str] = &["src/file.rs", "src/transport/limits.rs", "src/cli/be
 const LONGEST_FILE: usize = 500;
 const LONGEST_DECISION: usize = 40;
 
+/// Directories below `examples/` that a test builds or reads as a whole.
+const TRIED_AS_A_WHOLE: &[&str] =
+    &["gateways", "library", "clients/go", "clients/java", "clients/node", "clients/python", "clients/rust"];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -533,4 +537,41 @@ fn links(text: &str) -> Vec<(String, String)> {
     let targets = starts.filter_map(|rest| rest.split(')').next());
     let local = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
     local.map(|target| (format!("]({target})"), target.to_owned())).collect()
+}
+
+/// An example that nothing runs stops working, and nobody notices.
+#[test]
+fn every_example_is_named_by_a_test_and_by_the_table_of_examples() {
+    let tests = files("tests/it", "rs").into_iter().filter(|path| !path.ends_with("house.rs"));
+    let tests: Vec<String> = tests.map(|path| read(&path)).collect();
+    let is_named = |text: &str| tests.iter().any(|test| test.contains(text));
+    let table = read(&root().join("examples/README.md"));
+    for example in examples() {
+        let (directory, own) = example.rsplit_once('/').unwrap_or(("", example.as_str()));
+        let top = example.split('/').next().expect("a first part");
+        assert!(table.contains(&format!("({top}")) || table.contains(&format!("/{top}/")), "examples/README.md: {top}");
+        let by_path = is_named(&format!("examples/{example}\"")) || is_named(&format!("\"{example}\""));
+        let names_directory = is_named(&format!("\"{directory}\"")) || is_named(&format!("examples/{directory}"));
+        let by_parts = names_directory && (is_named(&format!("\"{own}\"")) || is_named(&format!("/{own}\"")));
+        assert!(by_path || by_parts, "examples/{example}: no test in tests/it names it; let one run it");
+    }
+}
+
+/// The files below `examples/`, and the directories that are tried as a whole, without pages.
+fn examples() -> Vec<String> {
+    let (mut found, mut directories) = (Vec::new(), vec![root().join("examples")]);
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            let example = path.strip_prefix(root().join("examples")).expect("below it").display().to_string();
+            let is_page = example.ends_with("README.md");
+            if path.is_dir() && !TRIED_AS_A_WHOLE.contains(&example.as_str()) {
+                directories.push(path);
+            } else if !is_page {
+                found.push(example);
+            }
+        }
+    }
+    found.sort();
+    found
 }
