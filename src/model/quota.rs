@@ -240,9 +240,13 @@ impl Quota {
     }
 }
 
-/// Writes the quota: `20 per second`.
+/// Writes the quota: `20 per second`. The alternate form (`{:#}`) also names a burst that differs from the limit:
+/// `5 at once, 20 per second`.
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if f.alternate() && self.burst != self.limit {
+            write!(f, "{} at once, ", self.burst)?;
+        }
         write!(f, "{} per {}", self.limit, self.window)
     }
 }

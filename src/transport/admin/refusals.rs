@@ -117,7 +117,7 @@ fn shown(refusal: &Refusal) -> Value {
         "domain": domain,
         "rule": rule.as_ref().map(ToString::to_string),
         "limit": limit,
-        "quota": quota.map(|quota| quota.to_string()),
+        "quota": quota.map(|quota| format!("{quota:#}")),
         "refused": refused,
         "descriptors": descriptors.iter().map(descriptor).collect::<Vec<_>>(),
         "is_cut": is_cut,

@@ -103,8 +103,8 @@ impl<'d, 'a> RefusalText<'d, 'a> {
             RefusalReason::TooLarge => "This request is too large.".to_owned(),
             RefusalReason::Denied => "This request is not allowed.".to_owned(),
             RefusalReason::Limit(Tightest { quota, .. }) => {
-                let are = if quota.limit() == 1 { "is" } else { "are" };
-                format!("Too many requests: {quota} {are} allowed.")
+                let are = if quota.limit() == 1 && quota.burst() == 1 { "is" } else { "are" };
+                format!("Too many requests: {quota:#} {are} allowed.")
             }
             RefusalReason::Untold => "Too many requests.".to_owned(),
         };

@@ -440,6 +440,18 @@ fn a_refusal_is_said_in_the_words_of_its_rule_or_in_plain_ones() {
 }
 
 #[test]
+fn a_refusal_names_a_burst_that_differs_from_the_limit() {
+    let user = rule(&["user"]);
+    let said = |quota| {
+        let part = limited(&user, None, quota, refused(None));
+        body(RefusalBody::Text, &decision(Outcome::Refused, None, [part]))
+    };
+    assert_eq!(said(per_minute(100).with_burst(20)), "Too many requests: 20 at once, 100 per minute are allowed.");
+    assert_eq!(said(per_minute(1).with_burst(3)), "Too many requests: 3 at once, 1 per minute are allowed.");
+    assert_eq!(said(per_minute(1)), "Too many requests: 1 per minute is allowed.");
+}
+
+#[test]
 fn that_nobody_could_be_asked_is_told_in_every_style() {
     let user = rule(&["user"]);
     let decision = unavailable(&user);
