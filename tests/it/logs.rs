@@ -252,8 +252,13 @@ async fn connections_that_end_by_an_error_are_one_warning_and_a_count_by_cause()
     })
     .await;
     assert!(page.contains("{listener=\"gRPC\",how=\"failed\"} 0\n"), "{page}");
-    let warnings: Vec<_> =
-        objects(&tidegate.log()).into_iter().filter(|line| line["how"] == "protocol_error").collect();
+    // A connection is counted before its line is written.
+    let warnings = eventually("the first is logged", async || {
+        let lines = objects(&tidegate.log()).into_iter();
+        let warnings: Vec<_> = lines.filter(|line| line["how"] == "protocol_error").collect();
+        (!warnings.is_empty()).then_some(warnings)
+    })
+    .await;
     assert_eq!(warnings.len(), 1, "one in ten seconds: {warnings:?}");
     let [level, listener] = ["level", "listener"].map(|key| warnings[0][key].as_str().unwrap_or_default());
     assert_eq!((level, listener, warnings[0]["count"].as_u64()), ("warning", "gRPC", Some(1)));
