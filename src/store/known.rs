@@ -173,7 +173,7 @@ impl Known {
         if let Some(terms) = leasable(charge).filter(|_| !verdict.outcome.is_refused())
             && replies.get(fingerprint).is_some_and(|before| before.is_younger(at, terms.ttl()))
         {
-            self.want(leases, charge, terms, at);
+            self.want(leases, charge, terms, verdict.remaining, at);
         }
         let refunded_until = match hits.given_back() {
             0 => replies.get(fingerprint).and_then(|before| before.refunded_until(at)),

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::BELIEVED;
 use super::parcel::{Parcel, Parts, Unspent};
-use crate::algorithm::{Algorithm, Charge};
+use crate::algorithm::{Algorithm, Charge, Limit};
 use crate::model::{Charging, LeaseTerms, Micros};
 use crate::store::Granted;
 
@@ -36,6 +36,11 @@ const SPARE: u64 = 4;
 /// The time in which hits drain that are not given back while at least half of the limit remains: 100 ms. To give them back costs the store as
 /// much as a call, and changes no decision.
 const DRAINED: Micros = Micros::from_millis(100);
+/// The time in which the hits drain that a lease asks for at least, while at least half of the limit remains: 10 ms, with leases of a second
+/// a hundredth of the limit for each instance. Calls of a counter come unevenly, and each beyond the lease would be one in the store.
+const AT_EASE: Micros = Micros::from_millis(10);
+/// The most of these hits: 16. A counter that needs more in a length of its lease shows it, and its size follows.
+const MOST_AT_EASE: u64 = 16;
 /// The most parcels of a lease: 32. Further hits go with those of the last parcel, as if they were as old.
 const MOST_PARCELS: usize = 32;
 
@@ -84,13 +89,14 @@ pub(super) enum Asking {
 }
 
 impl CounterLease {
-    /// Returns that of the counter of `charge`, which needs its first hits at `now`.
-    pub(super) fn new(charge: &Charge, terms: LeaseTerms, now: Micros) -> Self {
+    /// Returns that of the counter of `charge`, which needs its first hits at `now`. After its last reply, `remaining` hits remained.
+    pub(super) fn new(charge: &Charge, terms: LeaseTerms, remaining: u32, now: Micros) -> Self {
+        let size = charge.hits.taken().saturating_mul(2).max(LEAST_SIZE);
         Self {
             charge: Charge { charging: Charging::AllOrNothing, ..charge.clone() },
             terms,
             parcels: SmallVec::new(),
-            size: charge.hits.taken().saturating_mul(2).max(LEAST_SIZE),
+            size: size.max(at_ease(&charge.limit, remaining)),
             most: u64::MAX,
             remaining: u32::MAX,
             replied_at: now,
@@ -172,17 +178,6 @@ impl CounterLease {
         }
     }
 
-    /// Returns true if so many hits need not be given back: they drain soon, and the limit is far from used up.
-    fn drain_soon(&self, hits: u64) -> bool {
-        let drains = match self.charge.limit.algorithm() {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => true,
-            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
-        };
-        drains
-            && self.remaining >= self.charge.limit.capacity() / 2
-            && self.time_of(hits.into()) <= DRAINED.get().into()
-    }
-
     /// Returns true if three quarters of the lease are spent, or if it will be spent before the store has granted more.
     fn is_low(&self, left: u64, now: Micros) -> bool {
         left <= self.size / 4 || left < self.needed(now)
@@ -253,11 +248,12 @@ impl CounterLease {
         while let Some(place) = self.parcels.iter().position(|parcel| !parcel.is_live(now)) {
             let parcel = self.parcels.remove(place);
             if parcel.left > 0 {
-                self.size = self.size.min(parcel.granted.saturating_sub(parcel.left)).max(1);
+                let spent = parcel.granted.saturating_sub(parcel.left);
+                self.size = self.size.min(spent).max(at_ease(&self.charge.limit, self.remaining)).max(1);
             }
             ended.push(parcel);
         }
-        if !self.drain_soon(ended.iter().map(|parcel| parcel.left).sum()) {
+        if !drain_soon(&self.charge.limit, self.remaining, ended.iter().map(|parcel| parcel.left).sum()) {
             unspent.extend(ended.into_iter().filter_map(|parcel| parcel.unspent(&self.charge, now)));
         }
     }
@@ -332,15 +328,9 @@ impl CounterLease {
         hits <= self.most && (!is_far || self.charge.limit.algorithm() == Algorithm::FixedWindow)
     }
 
-    /// Returns the microseconds in which so many hits drain.
-    fn time_of(&self, hits: i128) -> i128 {
-        let quota = self.charge.limit.quota();
-        hits * i128::from(quota.window().length().get()) / i128::from(quota.limit().max(1))
-    }
-
     /// Returns the microseconds from the last reply until a charge of so many hits fits, negative if it fitted then.
     fn time_until(&self, hits: u64, now: Micros) -> i128 {
-        self.time_of(i128::from(hits) - i128::from(self.remaining) - i128::from(self.left(now)))
+        time_of(&self.charge.limit, i128::from(hits) - i128::from(self.remaining) - i128::from(self.left(now)))
     }
 
     /// Returns the time until a charge of so many hits gets its next answer. `None` if the store is to decide it: it may fit, or it does not
@@ -348,7 +338,7 @@ impl CounterLease {
     pub(super) fn wait(&self, hits: u64, now: Micros) -> Option<Micros> {
         let is_known = self.replied_at <= now && now < self.replied_at.saturating_add(BELIEVED);
         let is_awaited = self.asking != Asking::No || now < self.ask_at;
-        let fill = self.time_of(self.charge.limit.capacity().into());
+        let fill = time_of(&self.charge.limit, self.charge.limit.capacity().into());
         let can_wait = self.grants_last_hits() && fill >= LEAST_FILL.get().into() && self.can_gather(hits, now);
         if !is_known || !is_awaited || !can_wait {
             return None;
@@ -373,4 +363,26 @@ impl CounterLease {
         self.spent = self.spent.saturating_add(hits);
         parts
     }
+}
+
+/// Returns the microseconds in which so many hits drain.
+fn time_of(limit: &Limit, hits: i128) -> i128 {
+    let quota = limit.quota();
+    hits * i128::from(quota.window().length().get()) / i128::from(quota.limit().max(1))
+}
+
+/// Returns true if so many hits need not be given back: they drain soon, and the limit is far from used up.
+fn drain_soon(limit: &Limit, remaining: u32, hits: u64) -> bool {
+    let drains = match limit.algorithm() {
+        Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::Gcra => true,
+        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
+    };
+    drains && remaining >= limit.capacity() / 2 && time_of(limit, hits.into()) <= DRAINED.get().into()
+}
+
+/// Returns the least hits that a lease asks for where they need not be given back; 0 elsewhere.
+fn at_ease(limit: &Limit, remaining: u32) -> u64 {
+    let quota = limit.quota();
+    let hits = AT_EASE.get().saturating_mul(quota.limit().into()) / quota.window().length().get().max(1);
+    if drain_soon(limit, remaining, hits) { hits.min(MOST_AT_EASE) } else { 0 }
 }

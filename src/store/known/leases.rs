@@ -99,13 +99,14 @@ impl Leases {
         }
     }
 
-    /// Notes that a request at `now` needs the counter of `charge`, which has no lease, and that the store decides it.
-    pub(super) fn want(&mut self, charge: &Charge, terms: LeaseTerms, now: Micros) {
+    /// Notes that a request at `now` needs the counter of `charge`, which has no lease, and that the store decides it. After its last reply,
+    /// `remaining` hits remained.
+    pub(super) fn want(&mut self, charge: &Charge, terms: LeaseTerms, remaining: u32, now: Micros) {
         let is_too_small = terms.most(charge.limit.quota().limit(), NonZeroU32::MIN) == 0;
         if is_too_small || self.counters.contains(&charge.key) {
             return;
         }
-        let lease = CounterLease::new(charge, terms, now);
+        let lease = CounterLease::new(charge, terms, remaining, now);
         self.due.push_back(charge.key.clone());
         if let Some((key, evicted)) = self.counters.push(charge.key.clone(), lease)
             && key != charge.key

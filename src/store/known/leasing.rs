@@ -95,8 +95,8 @@ impl Known {
             let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
             let KnownShard { leases, replies, .. } = &mut *shard.lock();
             leases.leave_other_limit(charge, false);
-            if replies.get(fingerprint).is_some() {
-                self.want(leases, charge, terms, now);
+            if let Some(before) = replies.get(fingerprint) {
+                self.want(leases, charge, terms, before.remaining(), now);
             } else {
                 // A counter that one call needs gets no lease.
                 replies.put(fingerprint, LastReply::unknown(now));
@@ -104,11 +104,11 @@ impl Known {
         }
     }
 
-    pub(super) fn want(&self, leases: &mut Leases, charge: &Charge, terms: LeaseTerms, now: Micros) {
+    pub(super) fn want(&self, leases: &mut Leases, charge: &Charge, terms: LeaseTerms, remaining: u32, now: Micros) {
         if self.leased.is_closed.load(Ordering::Relaxed) {
             return;
         }
-        self.leased.telling_due(leases, |leases| leases.want(charge, terms, now));
+        self.leased.telling_due(leases, |leases| leases.want(charge, terms, remaining, now));
     }
 
     /// Waits until a counter needs a lease.
@@ -139,8 +139,8 @@ impl Known {
             let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
             let KnownShard { leases, replies, .. } = &mut *shard.lock();
             let lately = Micros::new(terms.ttl().get().saturating_mul(LATELY));
-            if replies.get(fingerprint).is_some_and(|before| before.was_admitted_within(now, lately)) {
-                self.want(leases, charge, terms, now);
+            if let Some(before) = replies.get(fingerprint).filter(|before| before.was_admitted_within(now, lately)) {
+                self.want(leases, charge, terms, before.remaining(), now);
             }
             let hits = leases.carry(charge, now, replicas);
             if hits > 0 {

@@ -101,6 +101,11 @@ impl LastReply {
         self.outcome == Outcome::Admitted && self.is_younger(now, length)
     }
 
+    /// Returns the remaining hits; 0 where the charge got no reply.
+    pub const fn remaining(&self) -> u32 {
+        self.remaining
+    }
+
     /// Returns the time at which the call was sent that it answers.
     pub const fn at(&self) -> Micros {
         self.at

@@ -76,7 +76,7 @@ fn unspent(known: &Known, now: Micros) -> Vec<(u64, Micros)> {
 #[test]
 fn a_lease_is_asked_for_when_a_second_call_needs_it_within_its_length() {
     let one = leased(Algorithm::Gcra);
-    for (second, asked) in [(999, Some(2)), (1_000, None)] {
+    for (second, asked) in [(999, Some(10)), (1_000, None)] {
         let known = Known::default();
         known.learn(&one, &admitted(999), NOON);
         assert_eq!(grant(&known, 0, NOON), None);
@@ -151,7 +151,7 @@ fn a_lease_is_given_back_when_its_limit_changes_and_not_for_a_few_charges_under_
     assert_eq!(unspent(&known, NOON), []);
     (0..8).for_each(|_| assert_eq!(known.learn(&raised, &admitted(1_999), NOON), 1));
     assert_eq!(unspent(&known, NOON), [(1, NOON)], "the limit has changed");
-    assert_eq!(grant(&known, 0, NOON), Some(2), "a lease under the other limit");
+    assert_eq!(grant(&known, 0, NOON), Some(16), "a lease under the other limit");
     let known = with_lease(&one, 10);
     known.learn(&lowered, &refused(), NOON);
     assert_eq!(unspent(&known, NOON), [(10, NOON)], "which would fit");
@@ -591,5 +591,41 @@ fn hits_of_several_parcels_are_given_back_where_they_do_not_drain_soon_together(
             known.grant(&asks[0], Some(granted), sent, sent);
         }
         assert_eq!(unspent(&known, at(2_000)), rest);
+    }
+}
+
+#[test]
+fn a_counter_far_from_its_limit_asks_for_what_drains_in_ten_milliseconds_and_keeps_that_size() {
+    // Of 1,000 a second, ten hits drain in 10 ms; of 100, one; of 4,000, forty. The share of a lease is 5 %.
+    for (algorithm, limit, remaining, asked) in [
+        (Algorithm::Gcra, 1_000, 500, 10),
+        (Algorithm::TokenBucket, 1_000, 500, 10),
+        (Algorithm::TokenBucket, 1_000, 499, 2),
+        (Algorithm::Gcra, 100, 100, 2),
+        (Algorithm::LeakyBucket, 4_000, 4_000, 16),
+        (Algorithm::SlidingWindow, 1_000, 1_000, 2),
+        (Algorithm::FixedWindow, 1_000, 1_000, 2),
+    ] {
+        let limit = Limit::new(algorithm, Quota::new(limit, Window::of_unit(Unit::Second))).unwrap();
+        let one = Charge { limit, ..leased(algorithm) };
+        let known = Known::default();
+        known.learn(&one, &admitted(remaining), NOON);
+        let carried = known.carry(std::slice::from_ref(&one), at(1), ONE).expect("the second call asks");
+        assert_eq!(carried[0].ask, asked, "{algorithm:?} {remaining}");
+        if asked > 2 {
+            let reset = Micros::from_millis(500);
+            let granted = Granted { at: at(1), hits: asked.into(), remaining, reset, retry: None };
+            known.grant(&Charge { ask: asked, ..one.clone() }, Some(granted), at(1), at(1));
+            assert!(spend(&known, &one, at(2)).is_some());
+            // All but one go unused, and need not be given back.
+            assert_eq!(unspent(&known, at(1_001)), []);
+            assert!(spend(&known, &one, at(1_002)).is_none());
+            let carried = known.carry(std::slice::from_ref(&one), at(1_002), ONE).expect("it asks again");
+            assert_eq!(
+                carried[0].ask,
+                2 * asked,
+                "{algorithm:?}: its size did not fall, and a call without hits doubles it"
+            );
+        }
     }
 }

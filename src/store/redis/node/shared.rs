@@ -1,14 +1,13 @@
 //! Calls that one thread makes to one server at the same moment: they share a call of the script.
 //!
-//! The first call of a moment takes the others along. If no other call is in flight, it does not wait for them and is sent at once.
-//! Otherwise it lets the other tasks of the thread run that can run now, and is sent then: nobody waits for a call that is not made yet.
+//! The first call of a moment takes the others along. It lets the other tasks of the thread run that can run now, and is sent then:
+//! nobody waits for a call that is not made yet.
 //! Each call keeps its own deadline, permit and reply, as if it had been sent alone.
 
 use std::io;
 use std::iter::Peekable;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -27,7 +26,6 @@ const MOST_CHARGES: usize = 64;
 pub struct Sharing {
     /// The calls that wait for the first one of them to be sent.
     open: Mutex<Option<Arc<Group>>>,
-    in_flight: AtomicUsize,
 }
 
 /// Calls that are sent together, on the connection of the first.
@@ -129,11 +127,8 @@ impl SharedCall {
 
 impl First {
     async fn send(self) -> RedisResult<Replies> {
-        if self.sharing.in_flight.load(Ordering::Relaxed) > 0 {
-            yield_now().await;
-        }
+        yield_now().await;
         let waiting = self.close();
-        let _in_flight = InFlight::new(&self.sharing);
         match self.group.connection.clone().send(&waiting.command()).await {
             Ok(reply) => {
                 let mut replies = script::split(reply, waiting.count).into_iter();
@@ -165,22 +160,6 @@ impl Drop for First {
         for (_, other) in self.close().others {
             let _ = other.send(Err(unsent()));
         }
-    }
-}
-
-/// A call in flight.
-struct InFlight<'a>(&'a Sharing);
-
-impl<'a> InFlight<'a> {
-    fn new(sharing: &'a Sharing) -> Self {
-        sharing.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self(sharing)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
