@@ -90,6 +90,9 @@ pub fn routes(shown: Shown, access: &Access) -> Router {
 /// Description of the routes below `/v1/`.
 const OPENAPI: &str = include_str!("admin/openapi.json");
 
+/// Maximum number of parameters `entry` of a filter: 16, more than descriptors have. Every decision is compared with them.
+const MOST_ENTRIES: usize = 16;
+
 /// Returns the routes below `/v1/`. They name users and addresses, so only readers that `access` admits may read them.
 fn details(shown: &Shown, access: &Access) -> Router {
     let Shown { limiter, records, stopped, .. } = shown;
@@ -128,6 +131,15 @@ fn wrong(why: String) -> Response {
 fn entry(value: &str) -> Result<(String, String), String> {
     let parsed = value.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     parsed.ok_or_else(|| format!("entry={value} has no value: write entry=KEY=VALUE"))
+}
+
+/// Adds the value of a parameter `entry` to those of a filter.
+fn add_entry(entries: &mut Vec<(String, String)>, value: &str) -> Result<(), String> {
+    if entries.len() >= MOST_ENTRIES {
+        return Err(format!("entry is repeated more than {MOST_ENTRIES} times"));
+    }
+    entries.push(entry(value)?);
+    Ok(())
 }
 
 /// Returns the error for the parameter `name`, which a path does not have; `expected` are those that it has.
@@ -204,4 +216,18 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MOST_ENTRIES, add_entry};
+
+    #[test]
+    fn a_filter_takes_sixteen_entries_and_says_so() {
+        let mut entries = Vec::new();
+        assert!((0..MOST_ENTRIES).all(|_| add_entry(&mut entries, "user=ann").is_ok()));
+        assert_eq!(add_entry(&mut entries, "user=ann").unwrap_err(), "entry is repeated more than 16 times");
+        assert!(add_entry(&mut Vec::new(), "user").unwrap_err().contains("entry=KEY=VALUE"));
+        assert_eq!(entries.len(), MOST_ENTRIES);
+    }
 }

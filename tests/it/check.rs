@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 
-use crate::support::{Tidegate, rule_file, said};
+use crate::support::{Tidegate, repository, rule_file, said};
 
+mod ext_authz;
 mod gateways;
+mod smuggling;
 
 /// Rules whose gateway is `GATEWAY`; five requests of an address, two of a path, three of a key.
 const RULES: &str = "domain: edge
@@ -31,6 +33,12 @@ descriptors:
 async fn server(gateway: &str, variables: &[(&str, &str)]) -> Tidegate {
     let rules = rule_file(&RULES.replace("GATEWAY", gateway).replace("STATUS", "403"));
     Tidegate::start(rules.path(), variables).await
+}
+
+/// The rules of an example, whose minutes last a week, so that none ends while a test runs.
+fn example(name: &str) -> tempfile::NamedTempFile {
+    let text = std::fs::read_to_string(repository(&format!("examples/{name}/rules.yaml"))).expect("it reads");
+    rule_file(&text.replace("unit: minute", "unit: week"))
 }
 
 /// The status, the headers in lower case and the body of the answer to a check with these headers.

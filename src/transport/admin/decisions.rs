@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::access::Reader;
 use super::mask::Mask;
-use super::{entry, unknown, wrong};
+use super::{add_entry, unknown, wrong};
 use crate::model::{Origin, Outcome};
 use crate::telemetry::records::Records;
 use crate::telemetry::tap::TapFilter;
@@ -104,7 +104,7 @@ fn parsed(query: &str) -> Result<(TapFilter, u64), String> {
                 rate =
                     number.ok_or_else(|| format!("rate is a number of decisions a second, from 1 to {MOST_RATE}"))?;
             }
-            "entry" => filter.entries.push(entry(&value)?),
+            "entry" => add_entry(&mut filter.entries, &value)?,
             other => return Err(unknown(other, EXPECTED)),
         }
     }

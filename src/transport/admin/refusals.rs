@@ -9,7 +9,7 @@ use axum::{Extension, Router};
 use serde_json::{Value, json};
 
 use super::access::Reader;
-use super::{entry, millis, page_for, unknown, wrong};
+use super::{add_entry, millis, page_for, unknown, wrong};
 use crate::model::Micros;
 use crate::telemetry::decision_id::{DecisionId, Meaning};
 use crate::telemetry::recent::{MOST_OF_RULE, RecentRefusals, Refusal, RefusalFilter, ShownDescriptor};
@@ -101,7 +101,7 @@ fn filter(query: &str) -> Result<RefusalFilter, String> {
         match &*name {
             "domain" => filter.domain = Some(value.into_owned()),
             "rule" => filter.rule = Some(value.into_owned()),
-            "entry" => filter.entries.push(entry(&value)?),
+            "entry" => add_entry(&mut filter.entries, &value)?,
             other => return Err(unknown(other, EXPECTED)),
         }
     }

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use super::ask;
+use super::smuggling::finds_none_admitted;
 use crate::redis::Port;
 use crate::support::{Process, Tidegate, eventually, repository};
 
@@ -32,7 +33,7 @@ impl Asking {
         command: impl FnOnce(&Path) -> Command,
     ) -> Self {
         let variables = [("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")];
-        let tidegate = Tidegate::start(&repository(&format!("examples/{example}/rules.yaml")), &variables).await;
+        let tidegate = Tidegate::start(super::example(example).path(), &variables).await;
         let (at, application, directory) =
             (Port::free().address(), Port::free().address(), tempfile::tempdir().expect("a directory"));
         let text =
@@ -92,6 +93,7 @@ impl Asking {
             assert!(head.contains("\r\nretry-after: ") && head.contains("\r\nratelimit: "), "{head}");
         }
         assert_eq!(ask(self.at, "GET", "/login", &[]).await.0, 200, "another method is not limited");
+        finds_none_admitted(self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
     }
 
     /// The status while Tidegate is away.

@@ -36,7 +36,9 @@ impl Proxy {
         let upstream = reserved_port();
         let upstream_port = port(upstream.local_addr().expect("it has an address"));
         let mut text = std::fs::read_to_string(repository("examples").join(example)).expect("it reads");
-        let ports = [("8081", port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
+        // Envoy asks over gRPC at 8081, or over HTTP at 8080.
+        let asked = if text.contains("port_value: 8080 ") { "8080" } else { "8081" };
+        let ports = [(asked, port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
         let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
         let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
         let patient =

@@ -1,0 +1,51 @@
+//! A real Envoy that asks by `ext_authz`, with the files of `examples/`.
+
+use std::net::SocketAddr;
+
+use super::ask;
+use super::smuggling::finds_none_admitted;
+use crate::envoy::proxy::Proxy;
+use crate::support::Tidegate;
+
+/// A Tidegate, an Envoy that asks it, with these changes to the example, and where Envoy listens.
+async fn asking(changes: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAddr) {
+    let variables = [("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")];
+    let tidegate = Tidegate::start(super::example("ext-authz").path(), &variables).await;
+    let envoy = Proxy::start("ext-authz/envoy.yaml", tidegate.http, changes).await;
+    let edge = envoy.listener("edge").await;
+    (tidegate, envoy, edge)
+}
+
+#[tokio::test]
+async fn envoy_asks_by_ext_authz_as_its_example_says_and_fails_closed_or_open() {
+    for (mode, without) in [("failure_mode_allow: false", 503), ("failure_mode_allow: true", 200)] {
+        let (mut tidegate, _envoy, edge) = asking(&[("failure_mode_allow: false", mode)]).await;
+        let forged = [("x-forwarded-for", "198.51.100.1"), ("x-original-uri", "/free"), ("x-forwarded-uri", "/free")];
+        for target in ["/login", "/login?next=/", "/%6cogin"] {
+            let (status, head, body) = ask(edge, "POST", target, &forged).await;
+            assert!(status == 200 && body.contains("hello"), "{head} {body}");
+            assert!(head.contains("\r\nratelimit: \"remote_address\";r="), "{head}");
+        }
+        for target in ["/login", "//login", "/a/../login", "http://elsewhere/login"] {
+            let (status, head, body) = ask(edge, "POST", target, &[]).await;
+            assert!(status == 429 && body.contains("rate_limited"), "{target}: {head} {body}");
+            assert!(head.contains("\r\nretry-after: ") && head.contains("\r\nratelimit: "), "{head}");
+        }
+        assert_eq!(ask(edge, "GET", "/login", &[]).await.0, 200, "another method is not limited");
+        finds_none_admitted(edge, "POST /login HTTP/1.1\r\nhost: a\r\n").await;
+        tidegate.kill();
+        tidegate.ended().await;
+        assert_eq!(ask(edge, "GET", "/", &[]).await.0, without, "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_is_limited_behind_ext_authz_whatever_it_says_of_itself() {
+    let (_tidegate, _envoy, edge) = asking(&[]).await;
+    let mut admitted = 0;
+    for number in 0..30 {
+        let forged = format!("198.51.100.{number}");
+        admitted += u32::from(ask(edge, "GET", &format!("/{number}"), &[("x-forwarded-for", &forged)]).await.0 == 200);
+    }
+    assert_eq!(admitted, 20, "as many as at once");
+}
