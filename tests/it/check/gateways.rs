@@ -136,3 +136,22 @@ async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
     open.limits_logins("rate_limited").await;
     assert_eq!(open.without_tidegate().await, 200);
 }
+
+/// `benches/traefik` tries a real Traefik. Here its rules get the headers that it sends.
+#[tokio::test]
+async fn the_rules_for_traefik_limit_logins_that_it_asks_about_through_itself() {
+    let tidegate = Tidegate::start(super::example("traefik").path(), &[]).await;
+    let chain = "198.51.100.1, 127.0.0.1";
+    let login = [("x-forwarded-for", chain), ("x-forwarded-uri", "/login"), ("x-forwarded-method", "POST")];
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(ask(tidegate.http, "GET", "/check/edge", &login).await.0);
+    }
+    assert_eq!(statuses, [200, 200, 200, 429]);
+    for (file, addresses) in [("traefik.yaml", [DOOR, APPLICATION]), ("dynamic.yaml", [APPLICATION, TIDEGATE])] {
+        let text = std::fs::read_to_string(repository("examples/traefik").join(file)).expect("the example");
+        for address in addresses {
+            assert!(text.contains(address), "examples/traefik/{file} has no {address}");
+        }
+    }
+}
