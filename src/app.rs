@@ -180,6 +180,7 @@ fn answers(settings: &Settings, records: Option<Arc<Records>>) -> anyhow::Result
         dynamic_metadata: settings.response_dynamic_metadata,
         decision_metadata: settings.decision_metadata,
         explains: false,
+        decision_id_header: settings.decision_id_header,
         records,
     })
 }

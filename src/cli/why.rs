@@ -24,12 +24,12 @@ pub(super) fn command() -> Command {
             "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\n(REFUSALS_KEEP) after their last refusal. Reads no counter and changes nothing.",
         )
         .after_help(
-            "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why one request was refused, by the id in Envoy's access log:\n    tidegate why 3v8k2m9c4q7r1t6x5z0d8f2h4j\n  Why user 42 is refused, by two instances, whose debug listeners are forwarded to this machine:\n    tidegate why --domain edge --descriptor user=42 --instance 127.0.0.1:6070 --instance 127.0.0.1:6071\n  The same by all pods of a headless Service, over TLS with a token (ADMIN_TOKEN_FILE):\n    tidegate why --descriptor user=42 --instance https://tidegate-headless:6070 --ca ca.crt --token-file token",
+            "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why one request was refused, by the id in Envoy's access log or in the refusal:\n    tidegate why 3v8k2m9c4q7r1t6x5z0d8f2h4j\n  Why user 42 is refused, by two instances, whose debug listeners are forwarded to this machine:\n    tidegate why --domain edge --descriptor user=42 --instance 127.0.0.1:6070 --instance 127.0.0.1:6071\n  The same by all pods of a headless Service, over TLS with a token (ADMIN_TOKEN_FILE):\n    tidegate why --descriptor user=42 --instance https://tidegate-headless:6070 --ca ca.crt --token-file token",
         )
         .arg(
             Arg::new("ID")
                 .conflicts_with_all(["domain", "rule", "descriptor", "most"])
-                .help("Id of a decision, as it stands in the dynamic metadata of its answer (DECISION_METADATA)"),
+                .help("Id of a decision, as it stands in the dynamic metadata of its answer (DECISION_METADATA), or in the header x-tidegate-decision-id of a refusal (DECISION_ID_HEADER)"),
         )
         .arg(admin::domain())
         .arg(admin::rule())

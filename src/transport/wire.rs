@@ -34,6 +34,8 @@ const UNAVAILABLE: &str = "rate_limiter_unavailable";
 
 /// Error in body and metadata if a request is refused because its message is too large to be read.
 const TOO_LARGE: &str = "too_large";
+/// Header with the id of a decision, on refusals only.
+const DECISION_ID_HEADER: &str = "x-tidegate-decision-id";
 /// Number of the field `statuses` in `RateLimitResponse`.
 const STATUSES: u32 = 2;
 
@@ -86,7 +88,9 @@ pub struct Answers {
     pub decision_metadata: bool,
     /// True if that decision also has the rule and the origin of each descriptor's answer.
     pub explains: bool,
-    /// Records of decisions, which give these their ids in dynamic metadata.
+    /// True if a refused client gets the id of the decision: in a header, and in the body if that is JSON.
+    pub decision_id_header: bool,
+    /// Records of decisions, which give these their ids.
     pub records: Option<Arc<Records>>,
 }
 
@@ -99,19 +103,35 @@ impl Answers {
         if decision.outcome.is_failed() {
             return Err(StoreUnavailable);
         }
+        let id = self.id(request, decision);
+        let id_of_refusal = id.as_deref().filter(|_| self.is_id_for_client(decision));
         let mut response = RateLimitResponse {
             overall_code: code(decision.outcome).into(),
             statuses: decision.parts.iter().map(status).collect(),
             response_headers_to_add: self.headers.response(decision),
             request_headers_to_add: headers::request(decision),
-            dynamic_metadata: metadata::of(self, request, decision),
+            dynamic_metadata: metadata::of(self, request, decision, id.as_deref()),
             ..RateLimitResponse::default()
         };
-        if let Some(Body { content_type, text }) = self.refusal_body.of(decision) {
+        if let Some(Body { content_type, text }) = self.refusal_body.of(decision, id_of_refusal) {
             response.response_headers_to_add.push(header("content-type", content_type.to_owned()));
             response.raw_body = text.into_bytes();
         }
+        response.response_headers_to_add.extend(id_of_refusal.map(|id| header(DECISION_ID_HEADER, id.to_owned())));
         Ok(response)
+    }
+
+    /// Returns the id of `decision`, if the answer has it anywhere.
+    fn id(&self, request: &Request, decision: &Decision<'_>) -> Option<String> {
+        if !self.decision_metadata && !self.is_id_for_client(decision) {
+            return None;
+        }
+        self.records.as_ref()?.id(request, decision).map(|id| id.to_string())
+    }
+
+    /// Returns true if the client of `decision` gets its id.
+    fn is_id_for_client(&self, decision: &Decision<'_>) -> bool {
+        self.decision_id_header && decision.outcome.is_refused()
     }
 }
 

@@ -59,6 +59,7 @@ fn edge() -> Edge {
         dynamic_metadata: true,
         decision_metadata: true,
         explains: true,
+        decision_id_header: true,
         records: None,
     };
     Edge::new(Arc::new(limiter), Arc::new(answers), Arc::new(Telemetry::off(Micros::ZERO)), 8)

@@ -193,6 +193,7 @@ fn edge_with(manner: &Manner, clock: &Arc<HandClock>, store: Arc<dyn Store>) -> 
         dynamic_metadata: false,
         decision_metadata: true,
         explains: false,
+        decision_id_header: true,
         records: None,
     };
     Edge::new(limiter, Arc::new(answers), Arc::new(Telemetry::new(0.8, Micros::ZERO)), 0).slicing(manner.slice)

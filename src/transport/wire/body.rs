@@ -46,19 +46,19 @@ struct RefusalText<'d, 'a> {
 }
 
 impl RefusalBody {
-    /// Returns the body for the client of `decision`, if it has one.
-    pub(super) fn of(self, decision: &Decision<'_>) -> Option<Body> {
+    /// Returns the body for the client of `decision`, if it has one. A JSON object has `id`, if there is one.
+    pub(super) fn of(self, decision: &Decision<'_>, id: Option<&str>) -> Option<Body> {
         if !decision.outcome.is_refused() {
             return None;
         }
         let refusal = RefusalText::of(decision);
         Some(match (self, &refusal) {
             (Self::Own, RefusalText { reason: RefusalReason::Unavailable, .. }) => {
-                Body::json(format!("{{\"error\":\"{UNAVAILABLE}\"}}\n"))
+                Body::json(format!("{}\n", Value::Object(fields(UNAVAILABLE, id))))
             }
             (Self::Own, RefusalText { own, .. }) => Body::text(own.clone()?),
             (Self::Text, _) => Body::text(refusal.message()),
-            (Self::Json, _) => Body::json(refusal.json()),
+            (Self::Json, _) => Body::json(refusal.json(id)),
         })
     }
 }
@@ -117,15 +117,14 @@ impl<'d, 'a> RefusalText<'d, 'a> {
         }
     }
 
-    fn json(&self) -> String {
+    fn json(&self, id: Option<&str>) -> String {
         let error = match self.reason {
             RefusalReason::Unavailable => UNAVAILABLE,
             RefusalReason::TooLarge => TOO_LARGE,
             RefusalReason::Denied => "denied",
             RefusalReason::Limit(_) | RefusalReason::Untold => "rate_limited",
         };
-        let mut fields = Map::new();
-        fields.insert("error".to_owned(), error.into());
+        let mut fields = fields(error, id);
         fields.insert("message".to_owned(), self.message().into());
         if let RefusalReason::Limit(Tightest { quota, .. }) = self.reason {
             fields.insert("limit".to_owned(), quota.limit().into());
@@ -136,6 +135,12 @@ impl<'d, 'a> RefusalText<'d, 'a> {
         }
         Value::Object(fields).to_string()
     }
+}
+
+/// Returns the fields of every JSON body: the error, and the `id` of the decision, if there is one.
+fn fields(error: &str, id: Option<&str>) -> Map<String, Value> {
+    let id = id.map(|id| ("decision_id".to_owned(), id.into()));
+    [("error".to_owned(), error.into())].into_iter().chain(id).collect()
 }
 
 /// Returns the rule's own message on one line, because Envoy makes a header of it for gRPC clients.

@@ -15,15 +15,15 @@ const MOST_TEXT: usize = 1 << 20;
 /// Maximum number of descriptors that are explained: 64. A person asks about one or a few.
 const MOST_EXPLAINED: usize = 64;
 
-/// Returns the metadata of an answer, if it has any.
-pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Option<Struct> {
+/// Returns the metadata of an answer, if it has any. `id` is that of the decision.
+pub(super) fn of(answers: &Answers, request: &Request, decision: &Decision<'_>, id: Option<&str>) -> Option<Struct> {
     // Added even if metadata is off: an answer without a count must not pass for a counted one.
     let mut fields = unasked(decision);
     if decision.is_unread && decision.outcome.is_refused() {
         fields.push((TOO_LARGE, value(Kind::BoolValue(true))));
     }
     if answers.decision_metadata {
-        fields.push(("decision", decided(answers, request, decision)));
+        fields.push(("decision", decided(answers, decision, id)));
     }
     if answers.dynamic_metadata {
         fields.extend(asked(request, decision));
@@ -52,7 +52,7 @@ fn unasked(decision: &Decision<'_>) -> Vec<(&'static str, Value)> {
 }
 
 /// Returns the outcome, the rule, limit and origin behind it, and the id of the decision.
-fn decided(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Value {
+fn decided(answers: &Answers, decision: &Decision<'_>, id: Option<&str>) -> Value {
     let Deciding { rule, limit, origin, .. } = decision.deciding();
     let outcome = match (decision.ruling, decision.outcome) {
         (Some(ruling), _) => outcome_of_ruling(decision, ruling.is_denied),
@@ -64,8 +64,7 @@ fn decided(answers: &Answers, request: &Request, decision: &Decision<'_>) -> Val
     fields.push(("generation", number(decision.generation)));
     fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
     fields.extend(limit.map(|name| ("limit", text(name))));
-    let id = answers.records.as_ref().and_then(|records| records.id(request, decision));
-    fields.extend(id.map(|id| ("id", text(&id.to_string()))));
+    fields.extend(id.map(|id| ("id", text(id))));
     if answers.explains {
         fields.push(("known_domain", value(Kind::BoolValue(decision.domain.is_some()))));
         let parts = decision.parts.iter().take(MOST_EXPLAINED);

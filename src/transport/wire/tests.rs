@@ -10,6 +10,7 @@ use super::*;
 use crate::model::{
     About, Clock, Hidden, Path, Role, RuleId, Ruling, Series, Shown, Tightest, UsageWarning, Verdict, Wait, Window,
 };
+use crate::telemetry::decision_id::DecisionIds;
 
 /// Clock that stands a quarter of a second after a whole one.
 struct Standing;
@@ -558,6 +559,54 @@ fn metadata_says_how_it_was_decided_and_by_which_rule() {
     let free = decision(Outcome::Admitted, None, [Part::UNMATCHED]);
     assert_eq!(decided(&free), "generation=3 outcome=admitted provenance=none");
     assert_eq!(answer(&Answers::default(), &passed).dynamic_metadata, None, "unless it is asked for");
+}
+
+/// Returns the id in the header for the client, and the id in the metadata.
+fn ids(answer: &RateLimitResponse) -> (Option<&str>, String) {
+    let header = answer.response_headers_to_add.iter().find(|header| header.key == "x-tidegate-decision-id");
+    let decision = &answer.dynamic_metadata.as_ref().unwrap().fields["decision"];
+    let Some(Kind::StructValue(decision)) = &decision.kind else { panic!("{decision:?}") };
+    (header.map(|header| &*header.value), plain(&decision.fields["id"]))
+}
+
+#[test]
+fn a_refused_client_gets_the_id_of_the_metadata_if_that_is_asked_for_and_an_admitted_one_never() {
+    let user = rule(&["user"]);
+    let records = Records::new(Arc::new(Standing), Micros::from_secs(60), Some(DecisionIds::new([7; 32], [1; 6])));
+    let json = Answers {
+        refusal_body: RefusalBody::Json,
+        decision_metadata: true,
+        decision_id_header: true,
+        records: Some(Arc::new(records)),
+        ..Answers::default()
+    };
+    let text = Answers { refusal_body: RefusalBody::Text, ..json.clone() };
+    let own = Answers { refusal_body: RefusalBody::Own, ..json.clone() };
+    let refusal = limited(&user, None, per_minute(5), refused(Some(Micros::from_secs(1))));
+    let over = decision(Outcome::Refused, Some(Micros::from_secs(1)), [refusal.clone()]);
+    for (answers, decision, is_in_body) in [
+        (&json, &over, true),
+        (&json, &denied(&user), true),
+        (&json, &unavailable(&user), true),
+        (&own, &unavailable(&user), true),
+        (&own, &over, false),
+        (&text, &over, false),
+    ] {
+        let answer = answer(answers, decision);
+        let (header, id) = ids(&answer);
+        assert_eq!(header, Some(&*id), "it is the same id");
+        let body = String::from_utf8(answer.raw_body.clone()).unwrap();
+        assert_eq!(body.contains(&format!("\"decision_id\":\"{id}\"")), is_in_body, "{body}");
+        assert!(is_in_body || !body.contains(&id), "{body}");
+    }
+    let shadowed = Decision { is_refusal_shadowed: true, ..decision(Outcome::Admitted, None, [refusal]) };
+    for admitted in [decision(Outcome::Admitted, None, [Part::UNMATCHED]), shadowed] {
+        assert_eq!(ids(&answer(&json, &admitted)).0, None);
+    }
+    let off = answer(&Answers { decision_id_header: false, ..json.clone() }, &over);
+    assert_eq!((ids(&off).0, String::from_utf8_lossy(&off.raw_body).contains("decision_id")), (None, false));
+    let alone = answer(&Answers { decision_metadata: false, ..json }, &over);
+    assert!(lines(&alone).iter().any(|line| line.starts_with("x-tidegate-decision-id: ")), "without metadata too");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
 use super::{call_with, over, path, rule_file};
 use crate::redis::Single;
@@ -138,12 +138,13 @@ async fn refusals_stay_known_after_a_reload() {
 
 /// The id of the decision on a user, as the dynamic metadata of the answer has it.
 async fn decided(server: &Tidegate, user: &str) -> String {
-    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
-    let entries = vec![Entry { key: "user".into(), value: user.into() }];
-    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
-    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();
-    let metadata = format!("{:?}", answer.dynamic_metadata.expect("it is asked for"));
+    let (_, _, id) = called(server, user).await;
+    id
+}
+
+/// The id in the dynamic metadata of an answer.
+fn id_in_metadata(answer: &RateLimitResponse) -> String {
+    let metadata = format!("{:?}", answer.dynamic_metadata.as_ref().expect("it is asked for"));
     let (_, id) =
         metadata.split_once("\"id\": Value { kind: Some(StringValue(\"").unwrap_or_else(|| panic!("{metadata}"));
     id.split_once('"').expect("it ends").0.to_owned()
@@ -179,4 +180,100 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     assert!(code == Some(2) && errors.contains("write --descriptor user=ann"), "{errors}");
     let (code, _, errors) = why(&both[..1], &["abc"]);
     assert!(code == Some(2) && errors.contains("26 digits and letters"), "{errors}");
+}
+
+const CHECKED: &str = "domain: edge
+requests:
+  from_gateway: nginx
+  trusted_proxies: [127.0.0.0/8]
+  descriptors: [[{ key: user, from: header, name: x-user-id, missing: skip }]]
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 1, name: yearly } }
+";
+
+/// The value of a header of an HTTP answer; `None` if there is none.
+fn header_of(answer: &str, name: &str) -> Option<String> {
+    let (head, _) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
+    let lines = head.lines().filter_map(|line| line.split_once(": "));
+    lines.filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned()).next()
+}
+
+/// The JSON in the body of an HTTP answer.
+fn body_of(answer: &str) -> serde_json::Value {
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer}"));
+    serde_json::from_str(body).unwrap_or_else(|_| panic!("{answer}"))
+}
+
+/// The answer of `/json` about a user.
+async fn json(server: &Tidegate, user: &str) -> String {
+    let body = format!(
+        "{{\"domain\":\"edge\",\"descriptors\":[{{\"entries\":[{{\"key\":\"user\",\"value\":\"{user}\"}}]}}]}}"
+    );
+    let length = body.len();
+    said(
+        server.http,
+        &format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"),
+    )
+    .await
+}
+
+/// The answer of `/check` about a user.
+async fn check(server: &Tidegate, user: &str) -> String {
+    let own =
+        format!("x-forwarded-for: 192.0.2.1\r\nx-original-method: GET\r\nx-original-uri: /\r\nx-user-id: {user}\r\n");
+    said(server.http, &format!("GET /check/edge HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{own}\r\n")).await
+}
+
+/// The answer to a call about a user: the value of a header for the client, the body, and the id in the metadata.
+async fn called(server: &Tidegate, user: &str) -> (Option<String>, String, String) {
+    let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
+    let entries = vec![Entry { key: "user".into(), value: user.into() }];
+    let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
+    let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
+    let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();
+    let headers = &answer.response_headers_to_add;
+    let id = headers.iter().find(|header| header.key == "x-tidegate-decision-id").map(|header| header.value.clone());
+    (id, String::from_utf8(answer.raw_body.clone()).expect("text"), id_in_metadata(&answer))
+}
+
+#[tokio::test]
+async fn a_refused_client_can_quote_an_id_whatever_way_it_asked() {
+    let rules = rule_file(CHECKED);
+    let variables = [("DECISION_ID_HEADER", "true"), ("DECISION_METADATA", "true"), ("REFUSAL_BODY", "json")];
+    let server = Tidegate::start(rules.path(), &variables).await;
+    let (none, _, _) = called(&server, "ann").await;
+    let (id, body, in_metadata) = called(&server, "ann").await;
+    let of_call = id.expect("a refusal has one");
+    assert_eq!((none, &in_metadata), (None, &of_call), "an admission has none");
+    let body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!(body["decision_id"], *of_call);
+
+    assert!(!json(&server, "bob").await.contains("x-tidegate-decision-id"));
+    let answer = json(&server, "bob").await;
+    let header = body_of(&answer)["responseHeadersToAdd"].as_array().expect("a list").iter().find_map(|header| {
+        (header["key"] == "x-tidegate-decision-id").then(|| header["value"].as_str().expect("text").to_owned())
+    });
+    let of_json = header.unwrap_or_else(|| panic!("{answer}"));
+
+    assert_eq!(header_of(&check(&server, "eve").await, "x-tidegate-decision-id"), None);
+    let answer = check(&server, "eve").await;
+    let of_check = header_of(&answer, "x-tidegate-decision-id").unwrap_or_else(|| panic!("{answer}"));
+    assert_eq!(body_of(&answer)["decision_id"], *of_check);
+
+    for (id, user) in [(of_call, "ann"), (of_json, "bob"), (of_check, "eve")] {
+        let (code, told, _) = why(&[server.debug], &[&id]);
+        assert_eq!(code, Some(0), "{told}");
+        assert!(told.starts_with(&format!("edge  user={user}\n  refused once")), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn an_id_is_sent_to_nobody_unless_it_is_asked_for() {
+    let rules = rule_file(CHECKED);
+    let server = Tidegate::start(rules.path(), &[("DECISION_METADATA", "true"), ("REFUSAL_BODY", "json")]).await;
+    called(&server, "ann").await;
+    let (id, body, _) = called(&server, "ann").await;
+    assert!(id.is_none() && body.contains("rate_limited") && !body.contains("decision_id"), "{body}");
+    let answer = check(&server, "ann").await;
+    assert!(answer.contains("rate_limited") && !answer.contains("decision"), "{answer}");
 }
