@@ -18,7 +18,7 @@ use crate::model::{Descriptor, Micros};
 
 mod client;
 
-pub(super) use client::{Client, Instance};
+pub(super) use client::{Client, Instance, is_declined};
 
 /// Maximum size of an answer: 16 MiB, more than an instance keeps.
 const MOST: usize = 16 << 20;

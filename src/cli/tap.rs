@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::admin::{self, Ago, Clock, Instances, list, number, text};
 use super::{descriptor, server};
@@ -25,12 +25,21 @@ const PATH: &str = "/v1/decisions";
 const MOST: usize = 1 << 20;
 /// Number of lines that wait to be written.
 const WAITING: usize = 64;
+/// Pause before the first attempt to connect again: 1 s. Each further one doubles it.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause: 10 s, so that an instance that is back is seen soon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Reason for the end of a stream that was cut.
+const LOST: &str = "its connection was lost, or has reached GRPC_MAX_CONNECTION_AGE";
+
+/// Name of an instance, and a line of its stream.
+type NamedLine = (String, String);
 
 pub(super) fn command() -> Command {
     Command::new("tap")
         .about("Show decisions as they are made; exit code 2: no instance answered")
         .long_about(
-            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.",
+            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, tap connects to its address again: after 1 s, then 2 s,\nup to 10 s. It says so once for each instance, on standard error. An instance that does not answer at the start is named and left out.",
         )
         .after_help(
             "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
@@ -75,7 +84,7 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the decisions of all instances until all have ended.
+/// Prints the decisions of all instances until none of them can send any more.
 async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     let Instances { client, found, missing } = admin::instances(matches).await?;
     let client = &client;
@@ -85,17 +94,8 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     let following = found.into_iter().map(|(address, (instance, name))| {
         let (sender, path) = (sender.clone(), path.as_str());
         async move {
-            let ended = match admin::within(wait, client.open(&instance, address, path)).await {
-                Ok(body) => follow(body, &name, &sender).await,
-                Err(why) => Err(why),
-            };
-            let is_served = ended.is_ok();
-            let why = ended.err().map_or_else(
-                || "it closed the stream: it stops, the token was removed, or the connection has reached GRPC_MAX_CONNECTION_AGE".to_owned(),
-                |why| format!("{why:#}"),
-            );
-            eprintln!("{name}: no more decisions from here on: {why}");
-            is_served
+            let open = async || admin::within(wait, client.open(&instance, address, path)).await;
+            follow(open, &name, &sender).await
         }
     });
     for (name, why) in &missing {
@@ -125,24 +125,55 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     }
 }
 
-/// Sends the lines of one instance. Returns when it has stopped.
+/// Sends the lines of the instance `name`, which `open` connects to, again after each end of its stream. Returns when that does not
+/// help: true if it has served decisions.
+async fn follow(open: impl AsyncFn() -> anyhow::Result<Body>, name: &str, lines: &mpsc::Sender<NamedLine>) -> bool {
+    let (mut is_served, mut pause) = (false, SHORTEST_PAUSE);
+    loop {
+        let ended = match open().await {
+            Ok(body) => forward(body, name, lines).await.map(Some),
+            // It restarts, or all places for listeners are taken.
+            Err(why) if is_served && !admin::is_declined(&why) => Ok(None),
+            Err(why) => Err(why),
+        };
+        match ended {
+            Ok(Some(why)) => {
+                if !is_served {
+                    eprintln!(
+                        "{name}: {why}. Connecting again, now and after each later end; decisions in between are missing"
+                    );
+                }
+                (is_served, pause) = (true, SHORTEST_PAUSE);
+            }
+            Ok(None) => {}
+            Err(why) => {
+                eprintln!("{name}: no more decisions from here on: {why:#}");
+                return is_served;
+            }
+        }
+        sleep(pause).await;
+        pause = LONGEST_PAUSE.min(pause * 2);
+    }
+}
+
+/// Sends the lines of a stream. Returns the reason for its end.
 ///
 /// # Errors
-/// If it does not answer as a debug listener, or its connection is lost.
-async fn follow(body: Body, name: &str, lines: &mpsc::Sender<(String, String)>) -> anyhow::Result<()> {
+/// If it is not the stream of a debug listener.
+async fn forward(body: Body, name: &str, lines: &mpsc::Sender<NamedLine>) -> anyhow::Result<&'static str> {
     let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
     while let Some(some) = data.next().await {
-        rest.extend_from_slice(&some.context("its connection was lost")?);
+        let Ok(some) = some else { return Ok(LOST) };
+        rest.extend_from_slice(&some);
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();
             let line = admin::printable(String::from_utf8_lossy(&line).trim_end());
-            if lines.send((name.to_owned(), line)).await.is_err() {
-                return Ok(());
-            }
+            // Without a reader, the command ends.
+            let _ = lines.send((name.to_owned(), line)).await;
         }
         ensure!(rest.len() <= MOST, admin::FOREIGN);
     }
-    Ok(())
+    Ok("it closed the stream, because it stops or the token was removed")
 }
 
 /// Returns the path and query to ask for.

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::{CertificateError, ClientConfig};
+use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{CUT, MOST, printable};
@@ -37,6 +38,20 @@ pub(in crate::cli) struct Instance {
     /// Host and port.
     pub(super) authority: String,
     is_tls: bool,
+}
+
+/// Error of an instance that answers with an error.
+#[derive(Debug, Error)]
+#[error("it answered {status}: {text:.1000}{advice}")]
+struct Declined {
+    status: StatusCode,
+    text: String,
+    advice: &'static str,
+}
+
+/// Returns true if the instance would answer the same request with the same error again, such as for a token that was removed.
+pub(in crate::cli) fn is_declined(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|declined: &Declined| declined.status.is_client_error())
 }
 
 /// Access to instances: the token, and the TLS settings.
@@ -136,7 +151,7 @@ impl Client {
             (StatusCode::UNAUTHORIZED, None) => "; set --token-file, or the variable TIDEGATE_TOKEN",
             _ => "",
         };
-        bail!("it answered {status}: {:.1000}{advice}", printable(String::from_utf8_lossy(&text).trim()))
+        bail!(Declined { status, text: printable(String::from_utf8_lossy(&text).trim()), advice })
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::NamedTempFile;
 
-use super::{call_with, rule_file};
+use super::{call_with, over, rule_file};
 use crate::support::{Tidegate, eventually, said};
 
 const RULES: &str = "domain: edge
@@ -93,10 +93,72 @@ async fn decisions_of_all_instances_are_shown_as_they_are_made_and_who_does_not_
     other.terminate();
     assert!(other.ended().await.success());
     println!("it stopped within {:?}", began.elapsed());
-    let stopped = format!("{}: no more decisions from here on: it closed the stream", other.debug);
+    let stopped = format!("{}: it closed the stream", other.debug);
     eventually("the one that has stopped is named", async || all.errors().contains(&stopped).then_some(())).await;
     call(&one, "1", &["user=after"]);
     eventually("the other one goes on", async || is_seen(&all, &one, "user=after").then_some(())).await;
+}
+
+/// Number of the streams that a tap with `--json` has begun.
+fn streams(tap: &Tap) -> usize {
+    tap.told().matches("\"since_us\"").count()
+}
+
+#[tokio::test]
+async fn a_tap_outlives_the_age_of_its_connections_and_says_so_once() {
+    let rules = rule_file(RULES);
+    let ages = [("GRPC_MAX_CONNECTION_AGE", "1s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "1s")];
+    let server = Tidegate::start(rules.path(), &ages).await;
+    let began = Instant::now();
+    // A connection may be silent for 5 s at first, so each lasts 7 s.
+    let mut in_time = Tap::start(&[server.debug], &["--json", "--duration", "15s"]);
+    let tap = Tap::start(&[server.debug], &["--json"]);
+    eventually("it connects for the third time", async || (streams(&tap) >= 3).then_some(())).await;
+    eventually("decisions are shown still", async || {
+        call(&server, "1", &["user=late"]);
+        tap.told().contains("late").then_some(())
+    })
+    .await;
+    let errors = tap.errors();
+    assert_eq!((errors.lines().count(), errors.matches("Connecting again").count()), (1, 1), "{errors}");
+    let expected = format!("{}: its connection was lost, or has reached GRPC_MAX_CONNECTION_AGE. ", server.debug);
+    assert!(errors.contains(&expected), "{errors}");
+
+    let status = in_time.process.wait().expect("it ends");
+    assert!(status.success() && began.elapsed() >= Duration::from_secs(15), "{status}: {:?}", began.elapsed());
+    assert!(streams(&in_time) > 1, "its time goes on over the ends: {}", in_time.told());
+}
+
+#[tokio::test]
+async fn a_tap_connects_again_to_an_instance_that_restarts() {
+    let rules = rule_file(RULES);
+    let mut server = Tidegate::start(rules.path(), &[]).await;
+    let debug = server.debug;
+    let tap = Tap::start(&[debug], &[]);
+    for (number, is_killed) in [false, true, false].into_iter().enumerate() {
+        let user = format!("user=ann{number}");
+        eventually("decisions are shown", async || {
+            call(&server, "1", &[&user]);
+            tap.told().contains(&user).then_some(())
+        })
+        .await;
+        if is_killed {
+            server.kill();
+        } else {
+            server.terminate();
+        }
+        server.ended().await;
+        eventually("the end is told", async || tap.errors().contains("Connecting again").then_some(())).await;
+        // It is away for longer than the first pause.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        let port = debug.port().to_string();
+        server = Tidegate::start(rules.path(), &[("DEBUG_PORT", &port)]).await;
+    }
+    assert_eq!(tap.errors().lines().count(), 1, "{}", tap.errors());
+    server.terminate();
+    server.ended().await;
+    let (_, _, errors) = over(&[debug], &["tap", "--duration", "10s", "--timeout", "500ms"]);
+    assert!(errors.contains("no more decisions from here on") && errors.contains("no instance answered"), "{errors}");
 }
 
 #[tokio::test]
