@@ -1,6 +1,7 @@
 //! File of the tokens of the debug listener: read at the start, and again while the service runs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -20,6 +21,7 @@ pub(super) struct TokenFile {
     file: Named,
     tokens: AdminTokens,
     gate: Arc<TokenGate>,
+    is_rejected: Arc<AtomicBool>,
 }
 
 impl TokenFile {
@@ -32,12 +34,17 @@ impl TokenFile {
         let Some(file) = settings.tokens.clone() else { return Ok(None) };
         let tokens = tokens(&file)?;
         let gate = TokenGate::new(tokens.clone(), Arc::clone(&settings.hosts), value_digest(secret)?);
-        Ok(Some(Self { file, tokens, gate: Arc::new(gate) }))
+        Ok(Some(Self { file, tokens, gate: Arc::new(gate), is_rejected: Arc::default() }))
     }
 
     /// Returns the gate, which has the last valid content.
     pub(super) fn gate(&self) -> Arc<TokenGate> {
         Arc::clone(&self.gate)
+    }
+
+    /// Returns a flag that is true while the content of the file is not in force.
+    pub(super) fn is_rejected(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_rejected)
     }
 
     /// Reads the file again and again, for ever. What is invalid changes nothing.
@@ -62,13 +69,17 @@ impl TokenFile {
             match read {
                 Ok(tokens) if tokens == last => {
                     was_wrong = false;
+                    self.is_rejected.store(false, Ordering::Relaxed);
                     self.take(tokens);
                 }
                 // It may be in the middle of a write, as below.
                 Ok(tokens) => last = tokens,
                 Err(error) => {
-                    if was_wrong && complaints.is_due() {
-                        tracing::error!(event = "admin.tokens.unusable", %error, "ADMIN_TOKEN_FILE has changed and cannot be used; the last valid tokens stay in force");
+                    if was_wrong {
+                        self.is_rejected.store(true, Ordering::Relaxed);
+                        if complaints.is_due() {
+                            tracing::error!(event = "admin.tokens.unusable", %error, "ADMIN_TOKEN_FILE has changed and cannot be used; the last valid tokens stay in force");
+                        }
                     }
                     was_wrong = true;
                 }

@@ -24,11 +24,11 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::decision_id::DecisionIds;
 use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
-    CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED, HELD_CALLS, KNOWN_REFUSALS,
-    LATER_BACKLOG, LATER_DROPPED, LEASE_HITS, LEASES, LOG_LINES_DROPPED, MEMORY_COUNTERS, MEMORY_EVICTED,
-    OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED, STORE_CONNECTED,
-    STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES,
-    XDS_RESTORED_AGE,
+    ADMIN_TOKENS_REJECTED, CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED,
+    HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LEASE_HITS, LEASES, LOG_LINES_DROPPED, MEMORY_COUNTERS,
+    MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED,
+    STORE_CONNECTED, STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
+    XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::records::Records;
 use crate::telemetry::traces::Traces;
@@ -221,6 +221,14 @@ pub(super) fn certificates(
             redis.iter().for_each(|(of, tls)| sample(of, tls.client_expiry()));
             sample("xds", xds.as_ref().and_then(|status| status.get().client_expiry));
         });
+    });
+}
+
+/// Adds the metric of a rejected file of tokens, which is 0 without a file: its flag.
+pub(super) fn admin_tokens(telemetry: &Telemetry, is_rejected: Option<Arc<AtomicBool>>) {
+    telemetry.also(move |page| {
+        let is_rejected = is_rejected.as_ref().is_some_and(|is_rejected| is_rejected.load(Ordering::Relaxed));
+        page.single(&ADMIN_TOKENS_REJECTED, u64::from(is_rejected));
     });
 }
 

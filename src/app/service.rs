@@ -208,6 +208,7 @@ impl Service {
         metrics::callers(&self.telemetry, gate.clone().zip(callers.as_ref().map(CallersFile::is_rejected)));
         let following = files.zip(tls.clone()).map(|(files, tls)| tokio::spawn(files.follow(tls)));
         let following = following.into_iter().chain(callers.map(|callers| tokio::spawn(callers.follow())));
+        metrics::admin_tokens(&self.telemetry, self.admin_tokens.as_ref().map(TokenFile::is_rejected));
         let tokens = self.admin_tokens.take().map(|tokens| tokio::spawn(tokens.follow()));
         let tasks = following.chain(tokens).collect();
         Ok(Security { tls, callers: gate, tasks })

@@ -101,6 +101,7 @@ metrics! {
     TLS_HANDSHAKES: Counter "tidegate_tls_handshakes_total" ["outcome"] "TLS handshakes on the gRPC listener, by outcome; full and resumed succeeded";
     CALLER_DENIALS: Counter "tidegate_caller_denials_total" ["what"] "Requests of which a part was denied to their caller by CALLERS_FILE; domain: answered with PERMISSION_DENIED; override and refund: ignored";
     CALLERS_REJECTED: Gauge "tidegate_callers_rejected" [] "1 while the current CALLERS_FILE is invalid or unreadable and an older one stays in force, else 0";
+    ADMIN_TOKENS_REJECTED: Gauge "tidegate_admin_tokens_rejected" [] "1 while the current ADMIN_TOKEN_FILE is invalid or unreadable and older tokens stay in force, else 0";
     CERTIFICATE_EXPIRY: Gauge "tidegate_certificate_expiry_seconds" ["use"] "Time until which a certificate in use is valid, in seconds since 1970; the earliest time if a file has several";
     SPANS_DROPPED: Counter "tidegate_spans_dropped_total" [] "Spans that were recorded but not exported, because the queue was full or the receiver did not accept them";
     LOG_LINES_DROPPED: Counter "tidegate_log_lines_dropped_total" [] "Log lines that were dropped because standard error accepted no more";

@@ -406,6 +406,19 @@ async fn a_file_with_an_error_changes_no_token_and_a_change_of_the_level_is_logg
     assert!(log.contains("line 2: RIGHT is expected to be read, read-clear or write"), "{log}");
     assert!(!log.contains(&READ[..8]) && !log.contains(&CLEAR[..8]), "{log}");
     assert!(far.get("/v1/rules", CLEAR).await.starts_with("HTTP/1.1 200 "));
+    assert_eq!(far.secured.metric("tidegate_admin_tokens_rejected").await, 1);
+    let becomes = async |expected| {
+        let what = format!("the metric becomes {expected}");
+        let metric = async || far.secured.metric("tidegate_admin_tokens_rejected").await;
+        eventually(&what, async || (metric().await == expected).then_some(())).await;
+    };
+    std::fs::write(far.tokens.path(), tokens()).expect("it is written");
+    becomes(0).await;
+    std::fs::remove_file(far.tokens.path()).expect("it was there");
+    becomes(1).await;
+    assert!(far.get("/v1/rules", READ).await.starts_with("HTTP/1.1 200 "), "the last tokens stay in force");
+    std::fs::write(far.tokens.path(), tokens()).expect("it is written");
+    becomes(0).await;
 
     let headers = format!("host: tidegate.edge\r\nauthorization: Bearer {WRITE}\r\n");
     let mut client = far.secured.client();
