@@ -101,7 +101,13 @@ async fn watch(matches: &ArgMatches, mut view: View, interval: Duration) -> anyh
             ended = tokio::signal::ctrl_c() => ended.map(|()| Effect::Quit)?,
         };
         match effect {
-            Effect::Quit => return Ok(ExitCode::SUCCESS),
+            Effect::Quit => {
+                // What follows begins on a line of its own.
+                if keys.is_some() {
+                    super::print(&"\n")?;
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
             Effect::Ask => {
                 answers = ask(matches, &view).await?;
                 due = Instant::now() + interval;

@@ -5,6 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 use super::{call_with, over, rule_file};
 use crate::support::{Tidegate, eventually, said};
 
+mod terminal;
+
+/// Text before each table in a terminal: it moves to the first place, and erases what is there.
+const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
+
 const RULES: &str = "domain: edge
 descriptors:
   - { key: user, rate_limit: { unit: year, requests_per_unit: 3 } }
