@@ -1,6 +1,5 @@
 //! `tidegate top`: who is refused, or asks, most, over several instances; and `--unmatched`: what met no rule.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -8,16 +7,18 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
 use self::keys::Keys;
+use self::sums::{Bounds, Line, Sums};
 use self::view::{Effect, View};
-use super::admin::{self, Answers, flag, list, number, text};
+use super::admin::{self, Answers};
 use super::server;
 use crate::model::Micros;
 
 mod keys;
+mod sums;
 mod unmatched;
 mod view;
 
@@ -35,16 +36,16 @@ pub(super) fn command() -> Command {
     Command::new("top")
         .about("Show who is refused most, or what no rule matches, over several instances")
         .long_about(
-            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720. What is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720: a count may have begun too high, or an instance may not have listed the descriptor. What is asked is estimated from\none request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
         )
         .after_help(
-            "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  Why a limit does nothing:\n    tidegate top --unmatched",
+            "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  The same for a program, with the bounds of each number:\n    tidegate top --sort asked --rule edge.user --json\n  Why a limit does nothing:\n    tidegate top --unmatched",
         )
         .arg(
             Arg::new("unmatched")
                 .long("unmatched")
                 .action(ArgAction::SetTrue)
-                .conflicts_with_all(["rule", "sort", "once", "interval"])
+                .conflicts_with_all(["rule", "sort", "once", "json", "interval"])
                 .help("Show what no rule matches, with the nearest rule"),
         )
         .arg(admin::domain())
@@ -58,6 +59,7 @@ pub(super) fn command() -> Command {
         )
         .arg(super::most().value_parser(value_parser!(u32).range(1..=i64::from(MOST))).help("Number of lines"))
         .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).help("Print the table once"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the table once, as one line of JSON"))
         .arg(server::duration("interval", "2s").help("Time between two tables"))
         .args(admin::arguments())
 }
@@ -66,7 +68,8 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if matches.get_flag("unmatched") {
         return admin::run(unmatched::run(matches));
     }
-    let is_live = !matches.get_flag("once") && std::io::stdout().is_terminal();
+    let is_json = matches.get_flag("json");
+    let is_live = !matches.get_flag("once") && !is_json && std::io::stdout().is_terminal();
     let interval = matches.get_one::<Micros>("interval").copied().unwrap_or(Micros::from_secs(2));
     let is_by_asked = matches.get_one::<String>("sort").is_some_and(|sort| sort == "asked");
     let view = View::new(is_by_asked);
@@ -76,7 +79,12 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     admin::run(async {
         let answers = ask(matches, &view).await?;
         answers.name_missing()?;
-        super::print(&Table::of(&answers, matches, &view, false))?;
+        let table = Table::of(&answers, matches, &view, false);
+        if is_json {
+            super::print(&format_args!("{}\n", table.json()))?;
+        } else {
+            super::print(&table)?;
+        }
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -130,127 +138,67 @@ fn depth(matches: &ArgMatches, view: &View) -> u32 {
 
 /// The descriptors of all instances that answered.
 struct Table<'a> {
-    lines: Vec<Line>,
-    instances: usize,
-    missed: u64,
+    sums: Sums,
+    instances: Vec<&'a str>,
     /// Instances that did not answer, each with the reason.
     missing: &'a [(String, String)],
+    sort: &'static str,
     is_live: bool,
     /// True if only one domain or rule is asked about.
     is_selected: bool,
-    /// True if an instance may have more than it sent.
-    is_partial: bool,
-}
-
-/// Counts of what is shown as one line.
-#[derive(Default)]
-struct Merged<'a> {
-    refused: Estimate,
-    asked: Estimate,
-    /// Descriptors of each instance that are shown the same.
-    alike: BTreeMap<&'a str, u64>,
-}
-
-/// A descriptor under a rule, and its counts of the last minute.
-struct Line {
-    rule: String,
-    descriptor: String,
-    refused: Estimate,
-    asked: Estimate,
-    /// Number of descriptors of an instance that are shown the same.
-    alike: u64,
-}
-
-/// A number, and by how much it may be too large.
-#[derive(Clone, Copy, Default)]
-struct Estimate {
-    most: u64,
-    error: u64,
 }
 
 impl<'a> Table<'a> {
     fn of(answers: &'a Answers, matches: &ArgMatches, view: &View, is_live: bool) -> Self {
         let Answers { pages, missing } = answers;
-        let mut merged: BTreeMap<(String, String), Merged> = BTreeMap::new();
-        let (mut missed, mut is_short) = (0_u64, false);
-        for (instance, page) in pages {
-            let top = list(page, "top");
-            missed = missed.saturating_add(number(page, "missed").unwrap_or_default());
-            is_short |= top.len() >= usize::try_from(depth(matches, view)).unwrap_or(usize::MAX);
-            for heavy in top {
-                let mut descriptor = admin::descriptor(list(heavy, "entries"));
-                if flag(heavy, "is_cut") {
-                    descriptor.push_str(",…");
-                }
-                let Merged { refused, asked, alike } = merged.entry((text(heavy, "rule"), descriptor)).or_default();
-                refused.add(heavy.get("refused"));
-                asked.add(heavy.get("asked"));
-                *alike.entry(instance).or_default() += 1;
-            }
-        }
-        let line = |((rule, descriptor), Merged { refused, asked, alike }): (_, Merged<'_>)| {
-            let alike = alike.into_values().max().unwrap_or(1);
-            Line { rule, descriptor, refused, asked, alike }
-        };
-        let mut lines: Vec<Line> = merged.into_iter().map(line).collect();
-        lines.retain(|line| line.rule.contains(&view.filter) || line.descriptor.contains(&view.filter));
-        lines.sort_by_key(|line| {
-            let (refused, asked) = (line.refused.least(), line.asked.least());
-            std::cmp::Reverse(if view.is_by_asked { (asked, refused) } else { (refused, asked) })
-        });
-        lines.truncate(usize::try_from(super::most_rows(matches)).unwrap_or(usize::MAX));
+        let mut sums = Sums::of(pages.iter().map(|(_, page)| page));
+        let most = usize::try_from(super::most_rows(matches)).unwrap_or(usize::MAX);
+        sums.select(&view.filter, view.is_by_asked, most);
         let is_selected = !view.filter.is_empty() || ["domain", "rule"].iter().any(|name| matches.contains_id(name));
-        let instances = pages.len();
-        let is_partial = is_short && instances > 1;
-        Self { lines, instances, missed, missing, is_live, is_selected, is_partial }
-    }
-}
-
-impl Estimate {
-    fn add(&mut self, value: Option<&Value>) {
-        let number = |name: &str| value.and_then(|value| number(value, name)).unwrap_or_default();
-        self.most = self.most.saturating_add(number("most"));
-        self.error = self.error.saturating_add(number("error"));
+        let instances = pages.iter().map(|(instance, _)| instance.as_str()).collect();
+        Self { sums, instances, missing, sort: view.sort(), is_live, is_selected }
     }
 
-    fn least(self) -> u64 {
-        self.most.saturating_sub(self.error)
-    }
-}
-
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.error {
-            0 => f.pad(&self.most.to_string()),
-            _ => f.pad(&format!("{}-{}", self.least(), self.most)),
-        }
+    /// Returns the table for programs, on one line.
+    fn json(&self) -> Value {
+        let Sums { lines, others, missed } = &self.sums;
+        let missing = self.missing.iter().map(|(instance, why)| json!({ "instance": instance, "why": why }));
+        json!({
+            "sort": self.sort,
+            "instances": self.instances,
+            "missing": missing.collect::<Vec<_>>(),
+            "top": lines.iter().map(Line::json).collect::<Vec<_>>(),
+            "others": { "refused": others.refused, "asked": others.asked },
+            "missed": missed,
+        })
     }
 }
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>16} {:>16}  rule  descriptor", "refused/min", "asked/min")?;
-        for Line { rule, descriptor, refused, asked, alike } in &self.lines {
+        let Sums { lines, others, missed } = &self.sums;
+        for Line { rule, descriptor, refused, asked, alike } in lines {
             let alike = if *alike > 1 { format!("  ({alike} descriptors look like this)") } else { String::new() };
             writeln!(f, "{refused:>16} {asked:>16}  {rule}  {descriptor}{alike}")?;
         }
-        if self.lines.is_empty() && self.is_selected {
+        if lines.is_empty() && self.is_selected {
             writeln!(f, "No such request of the last minute is known.")?;
-        } else if self.lines.is_empty() && self.missing.is_empty() {
+        } else if lines.is_empty() && self.missing.is_empty() {
             writeln!(f, "No request of the last minute met a rule, or those that did were too few to be sampled.")?;
         }
-        if self.is_partial {
-            writeln!(f, "Each instance sent only its first descriptors, so a sum over instances may be too small.")?;
+        if *others != Bounds::default() {
+            let Bounds { refused, asked } = others;
+            writeln!(f, "{refused:>16} {asked:>16}  at most, for each other descriptor")?;
         }
-        if self.missed > 0 {
+        if *missed > 0 {
             writeln!(
                 f,
-                "{} events since the start are not counted, because threads used the list at the same time; real counts may be higher.",
-                self.missed
+                "{missed} events since the start are not counted, because threads used the list at the same time; real counts may be higher."
             )?;
         }
         if self.is_live {
-            let (of, all) = (self.instances, self.instances + self.missing.len());
+            let (of, all) = (self.instances.len(), self.instances.len() + self.missing.len());
             writeln!(f, "{of} of {all} instances answered.")?;
             for (instance, why) in self.missing {
                 writeln!(f, "{instance} is missing: {why}")?;

@@ -87,6 +87,24 @@ pub struct Heavy {
     pub asked: Estimate,
 }
 
+/// The descriptors that are kept, and the bound of all others.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// Descriptors, in no order.
+    pub heavy: Vec<Heavy>,
+    /// Highest counts that a descriptor can have which is not among them.
+    pub unlisted: Unlisted,
+}
+
+/// Upper bounds of the counts of a descriptor that is not listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unlisted {
+    /// Refusals in the last minute.
+    pub refused: u64,
+    /// Requests in the last minute, admitted or not.
+    pub asked: u64,
+}
+
 /// A number that is at most `most`, and at least `most` less `error`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
@@ -158,19 +176,22 @@ impl Top {
         }
     }
 
-    /// Returns the descriptors that `is_selected` selects, in no order.
-    pub fn select(&self, is_selected: impl Fn(&Path) -> bool) -> Vec<Heavy> {
+    /// Returns the descriptors that `is_selected` selects.
+    pub fn select(&self, is_selected: impl Fn(&Path) -> bool) -> Listed {
         let now = self.clock.now().get();
         let (window, passed) = (now / WINDOW.get(), now % WINDOW.get());
-        let mut heavy = Vec::new();
+        let mut listed = Listed::default();
         for stripe in &self.stripes {
             for bucket in &mut *stripe.lock() {
                 bucket.move_to(window);
                 let places = bucket.places.iter();
-                heavy.extend(places.filter_map(|place| place.heavy(&is_selected, passed)));
+                listed.heavy.extend(places.filter_map(|place| place.heavy(&is_selected, passed)));
+                // A descriptor that was replaced had at most these counts, and was not counted since.
+                let [refused, asked] = [bucket.lost_refused, bucket.lost_asked].map(|lost| lost.last_minute(passed));
+                listed.unlisted.raise(refused, asked);
             }
         }
-        heavy
+        listed
     }
 
     /// Returns the number of counts that are missing because another thread was in the way.
@@ -211,6 +232,17 @@ impl Bucket {
     fn lightest(&self) -> usize {
         let weights = self.places.iter().map(|place| place.refused.sum() + place.asked.sum());
         weights.enumerate().min_by_key(|(_, weight)| *weight).map_or(0, |(index, _)| index)
+    }
+}
+
+impl Unlisted {
+    /// Includes a descriptor that is left out of a list.
+    pub fn include(&mut self, heavy: &Heavy) {
+        self.raise(heavy.refused.most, heavy.asked.most);
+    }
+
+    fn raise(&mut self, refused: u64, asked: u64) {
+        (self.refused, self.asked) = (self.refused.max(refused), self.asked.max(asked));
     }
 }
 

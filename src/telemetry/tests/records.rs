@@ -1,9 +1,12 @@
 //! Tests of what an instance remembers of its decisions.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
 use crate::telemetry::records::Records;
-use crate::telemetry::top::Heavy;
+use crate::telemetry::sample::SAMPLE;
+use crate::telemetry::top::{Heavy, Listed, Top, WINDOW};
 
 /// Telemetry that keeps refusals, and its clock.
 fn keeping() -> (Telemetry, Arc<AtomicU64>) {
@@ -101,7 +104,7 @@ fn the_most_refused_of_a_million_are_found_although_they_come_late() {
             heavy += 1;
         }
     }
-    let mut found = telemetry.records().expect("kept").top.select(|_| true);
+    let mut found = telemetry.records().expect("kept").top.select(|_| true).heavy;
     found.sort_by_key(|found| std::cmp::Reverse(found.refused.most - found.refused.error));
     let is_heavy = |found: &&Heavy| found.entries[0].1.starts_with("heavy");
     let first: Vec<_> = found.iter().take(100).filter(is_heavy).collect();
@@ -120,7 +123,7 @@ fn counts_of_the_top_are_those_of_the_last_minute() {
     let (telemetry, time) = keeping();
     let user = plain(0, "user");
     let counts = |telemetry: &Telemetry| -> Vec<(u64, u64)> {
-        let found = telemetry.records().expect("kept").top.select(|_| true);
+        let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
         found.iter().map(|found| (found.refused.most, found.asked.most)).collect()
     };
     (0..160).for_each(|_| refuse(&telemetry, &user, "one"));
@@ -147,11 +150,91 @@ fn a_count_of_the_top_is_never_too_small_and_too_large_by_at_most_its_error() {
             time.store(59, Ordering::Relaxed);
         }
     }
-    let found = telemetry.records().expect("kept").top.select(|_| true);
+    let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
     assert!(found.len() > 4_000, "{}", found.len());
     for heavy in found {
         let (true_count, refused) = (counts[&*heavy.entries[0].1], heavy.refused);
         assert!(refused.most >= true_count && refused.most - refused.error <= true_count, "{true_count}: {heavy:?}");
+    }
+}
+
+/// Events of a descriptor by window, counted exactly.
+#[derive(Clone, Copy, Default)]
+struct Exact {
+    window: u64,
+    now: u64,
+    before: u64,
+}
+
+impl Exact {
+    fn move_to(&mut self, window: u64) {
+        self.before = match window - self.window {
+            0 => return,
+            1 => self.now,
+            _ => 0,
+        };
+        (self.window, self.now) = (window, 0);
+    }
+
+    /// Returns the events of the last minute, as the top has them.
+    fn last_minute(mut self, now: Micros) -> u64 {
+        self.move_to(now.get() / WINDOW.get());
+        let left = WINDOW.get() - now.get() % WINDOW.get();
+        self.now + (self.before * left).div_ceil(WINDOW.get())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn each_descriptor_is_within_the_bounds_of_the_top_whether_it_is_listed_or_not(
+        seed: u64,
+        // More than the 8,192 places.
+        descriptors in 9_000_usize..20_000,
+        pauses in prop::collection::vec(0_u64..70, 4),
+        shown in prop::sample::select(vec![5, 1_000, usize::MAX]),
+    ) {
+        let time = Arc::new(AtomicU64::new(0));
+        let clock = Arc::clone(&time);
+        let top = Top::new(Arc::new(move || Micros::from_secs(clock.load(Ordering::Relaxed))));
+        let user = plain(0, "user");
+        let decision = decision(&[asked(Some(&user), 5, 5, 1)]);
+        let mut exact = vec![[Exact::default(); 2]; descriptors];
+        let mut random = fastrand::Rng::with_seed(seed);
+        for pause in pauses {
+            time.fetch_add(pause, Ordering::Relaxed);
+            let now = Micros::from_secs(time.load(Ordering::Relaxed));
+            for _ in 0..20_000 {
+                let number = random.usize(..descriptors).min(random.usize(..descriptors));
+                let request = request(&[("k", &number.to_string())]);
+                let is_asked = random.u8(..4) == 0;
+                let (counted, events) = match is_asked {
+                    true => (&mut exact[number][1], u64::from(SAMPLE)),
+                    false => (&mut exact[number][0], 1),
+                };
+                counted.move_to(now.get() / WINDOW.get());
+                counted.now += events;
+                let count = if is_asked { Top::asked } else { Top::refused };
+                count(&top, (&request, &decision, 0), &user.path, number as u64, now);
+            }
+        }
+        let now = Micros::from_secs(time.load(Ordering::Relaxed));
+        let Listed { mut heavy, mut unlisted } = top.select(|_| true);
+        let cut = heavy.split_off(shown.min(heavy.len()));
+        cut.iter().for_each(|heavy| unlisted.include(heavy));
+        let mut is_listed = vec![false; descriptors];
+        for Heavy { entries, refused, asked, .. } in heavy {
+            let number: usize = entries[0].1.parse().unwrap();
+            is_listed[number] = true;
+            for (estimate, exact) in [refused, asked].iter().zip(exact[number].map(|exact| exact.last_minute(now))) {
+                prop_assert!(estimate.most - estimate.error <= exact && exact <= estimate.most, "{}: {:?}", exact, estimate);
+            }
+        }
+        for (number, [refused, asked]) in exact.into_iter().enumerate().filter(|(number, _)| !is_listed[*number]) {
+            let (refused, asked) = (refused.last_minute(now), asked.last_minute(now));
+            prop_assert!(refused <= unlisted.refused && asked <= unlisted.asked, "{}: {} {} {:?}", number, refused, asked, unlisted);
+        }
     }
 }
 

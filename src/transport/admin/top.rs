@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::{millis, page_for, unknown, wrong};
 use crate::model::Path;
 use crate::telemetry::records::Records;
-use crate::telemetry::top::{Estimate, Heavy, WINDOW};
+use crate::telemetry::top::{Estimate, Heavy, Listed, WINDOW};
 
 /// Path of the route.
 pub const PATH: &str = "/v1/top";
@@ -46,7 +46,7 @@ async fn top(
         Ok(selection) => selection,
         Err(why) => return wrong(why),
     };
-    let mut found = records.top.select(|rule| selection.selects(rule));
+    let Listed { heavy: mut found, mut unlisted } = records.top.select(|rule| selection.selects(rule));
     // What is certain decides the order.
     let least = |estimate: Estimate| estimate.most.saturating_sub(estimate.error);
     let weight = |heavy: &Heavy| match selection.is_by_asked {
@@ -54,11 +54,13 @@ async fn top(
         false => (least(heavy.refused), least(heavy.asked)),
     };
     found.sort_by_key(|heavy| Reverse(weight(heavy)));
+    found.iter().skip(selection.most).for_each(|heavy| unlisted.include(heavy));
     let shown: Vec<Value> = found.iter().take(selection.most).map(shown).collect();
     let page = json!({
         "window_ms": millis(WINDOW),
         "missed": records.top.missed(),
         "top": shown,
+        "unlisted": { "refused": unlisted.refused, "asked": unlisted.asked },
     });
     page_for(&reader, page)
 }

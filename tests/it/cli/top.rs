@@ -73,6 +73,36 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
 }
 
 #[tokio::test]
+async fn a_sum_over_instances_that_do_not_list_the_same_descriptors_has_bounds() {
+    let rules = rule_files();
+    let one = Tidegate::start(rules.path(), &[]).await;
+    let other = Tidegate::start(rules.path(), &[]).await;
+    let both = [one.debug, other.debug];
+    for number in 0..10_u32 {
+        // Each is refused eleven times in all. The rule admits the first three calls.
+        call_with(&one, "edge", &(3 + number + 1).to_string(), &[&format!("user=u{number}")]);
+        call_with(&other, "edge", &(3 + 10 - number).to_string(), &[&format!("user=u{number}")]);
+    }
+    let (code, told, errors) = top(&both, &["--most", "1", "--json"]);
+    assert_eq!(code, Some(0), "{errors}");
+    let page: serde_json::Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}"));
+    // Each lists four: those with 10, 9, 8 and 7. Any other has 6 at most.
+    assert_eq!(page["top"][0]["refused"], serde_json::json!({ "least": 10, "most": 16 }), "{told}");
+    assert_eq!((page["top"].as_array().map(Vec::len), &page["others"]["refused"]), (Some(1), &16.into()), "{told}");
+    let instances: Vec<String> = both.iter().map(ToString::to_string).collect();
+    assert_eq!((&page["instances"], &page["missing"]), (&serde_json::json!(instances), &serde_json::json!([])));
+    let (_, told, _) = top(&both, &["--most", "1"]);
+    let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines[1][0], lines[2][0], &lines[2][2..4]), ("10-16", "16", &["at", "most,"][..]), "{told}");
+
+    let (_, told, _) = top(&both, &["--most", "10"]);
+    assert_eq!(told.matches("\n              11 ").count(), 10, "{told}");
+    assert!(!told.contains("each other descriptor"), "{told}");
+    let (code, _, errors) = top(&both, &["--json", "--unmatched"]);
+    assert!(code == Some(2) && errors.contains("--unmatched"), "{errors}");
+}
+
+#[tokio::test]
 async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
     let rules = rule_files();
     let one = Tidegate::start(rules.path(), &[]).await;
