@@ -43,7 +43,7 @@ use crate::transport::callers::CallerGate;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::Readiness;
 use crate::transport::{
-    self, ConnectionLimits, Drained, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
+    self, ConnectionLimits, Drained, Http, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
 };
 
 mod debug;
@@ -366,18 +366,22 @@ fn listeners(
     };
     let tcp = NetListener::Tcp;
     let http = listener("HTTP", tcp(http), slots.of_other()).with_tls(tls_if(|tls| tls.is_http_too));
+    let http = http.with_most_idle(bounds::below(slots.other, slots.other));
     let debug = listener("debug", tcp(debug), slots.of_other()).with_tls(tls_if(|tls| tls.is_debug_too));
     let metrics = metrics.map(|socket| listener("metrics", tcp(socket), slots.of_other()));
     metrics::connections(telemetry, tallies);
     let process = Arc::new(ProcessAccount::new(memory_bytes));
-    let calls = Http2::new(routes.services, &limits)
-        .counting(telemetry.limited_calls())
-        .within(process)
-        .of_callers(callers.clone());
+    let http_limits = ConnectionLimits { keep_alive: bounds::GATEWAY_KEEP_ALIVE, ..limits };
+    let calls = Http2::new(routes.services, &limits).within(Arc::clone(&process));
+    let requests = Http2::new(routes.json, &http_limits).within(process);
+    let (calls, requests) = (
+        calls.counting(telemetry.limited_calls()).of_callers(callers.clone()),
+        requests.counting(telemetry.limited_calls()).of_callers(callers),
+    );
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
-    serving.spawn(http.serve(http1(routes.json).of_callers(callers), workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(Http::new(requests), workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
     if let Some(metrics) = metrics {
         let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::sync::oneshot;
 
+use super::activity::InFlight;
 use super::budget::{self, Hold};
 
 /// Bytes up to which an answer part does not count: 8 KiB, the buffer that tonic allocates for each answer anyway. A
@@ -23,6 +24,8 @@ pub struct AnswerBody<B> {
     body: B,
     rest: Bytes,
     taken: Option<oneshot::Receiver<()>>,
+    /// Makes the connection busy until the end of the answer.
+    _in_flight: Option<InFlight>,
 }
 
 /// Bytes of an answer that the peer has not taken. Dropping them releases their room in the account.
@@ -40,8 +43,9 @@ impl AsRef<[u8]> for Untaken {
 }
 
 impl<B> AnswerBody<B> {
-    pub(super) fn new(body: B) -> Self {
-        Self { body, rest: Bytes::new(), taken: None }
+    /// Wraps `body`. `in_flight` counts its call, if nothing else does.
+    pub(super) fn new(body: B, in_flight: Option<InFlight>) -> Self {
+        Self { body, rest: Bytes::new(), taken: None, _in_flight: in_flight }
     }
 
     /// Returns the next piece of `rest`.

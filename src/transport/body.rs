@@ -167,13 +167,7 @@ impl RequestBody {
     pub(super) fn of_account(body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
         let mut body = Self { body, early: None, has_arrived: false, slow: None };
         let mut messages = Messages::default();
-        // A small request that has arrived is decided at once, even if many large ones wait for room. No waker is
-        // needed, because the call's own task polls again. An error then comes again. Trailers without data have no
-        // reader.
-        let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body.body).poll_frame(&mut cx)
-            && let Ok(bytes) = frame.into_data()
-        {
+        if let Some(bytes) = arrived(&mut body.body) {
             messages.pass(&bytes);
             body.early = Some(bytes);
         }
@@ -194,6 +188,24 @@ impl RequestBody {
             ..Slow::default()
         }));
         body
+    }
+
+    /// Creates a body of any content over HTTP/2. Until it has arrived it counts as open in `account`, the one of its connection, and `allowed`
+    /// is the same as for [`RequestBody::new`]. Its handler bounds what it keeps of it.
+    pub(super) fn of_http2(mut body: Incoming, allowed: Option<Duration>, account: &Arc<Account>) -> Self {
+        let early = arrived(&mut body);
+        let has_arrived = body.is_end_stream();
+        if has_arrived {
+            return Self { body, early, has_arrived, slow: None };
+        }
+        let slow = Slow {
+            allowed,
+            account: Some(Arc::clone(account)),
+            unread: Some(Hold::open_body(Arc::clone(account))),
+            ..Slow::default()
+        };
+        let early = early.map(|bytes| Bytes::copy_from_slice(&bytes));
+        Self { body, early, has_arrived, slow: Some(Box::new(slow)) }
     }
 
     /// Returns true if the whole body was received and read.
@@ -316,6 +328,16 @@ impl Slow {
     }
 }
 
+/// Returns the part of a body that has arrived with its head. A small request that has arrived is decided at once, even if many large ones
+/// wait for room. No waker is needed, because the call's own task polls again. An error then comes again. Trailers without data have no reader.
+fn arrived(body: &mut Incoming) -> Option<Bytes> {
+    let mut cx = Context::from_waker(Waker::noop());
+    match Pin::new(body).poll_frame(&mut cx) {
+        Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
+        _ => None,
+    }
+}
+
 fn poll_data(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Bytes, End>> {
     Pin::new(body).poll_frame(cx).map(|frame| match frame {
         Some(Ok(frame)) => frame.into_data().map_err(|trailers| Some(Ok(trailers))),
@@ -391,6 +413,9 @@ impl Body for RequestBody {
         let kept = self.slow.as_ref().map_or(0, |slow| slow.kept.bytes);
         let read = kept + self.early.as_ref().map_or(0, Bytes::len);
         let read = u64::try_from(read).unwrap_or(u64::MAX);
+        if self.has_arrived {
+            return SizeHint::with_exact(read);
+        }
         let mut hint = self.body.size_hint();
         if let Some(upper) = hint.upper() {
             hint.set_upper(upper.saturating_add(read));

@@ -60,6 +60,8 @@ pub(super) struct Account {
     now: AtomicUsize,
     /// Turn of the large requests of this connection: a semaphore with one permit.
     large: OnceLock<Arc<Semaphore>>,
+    /// Turn of the large bodies of `/json` and `/check` on this connection, in the same way.
+    bodies: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
     read_empty: Arc<ReadEmpty>,
@@ -143,8 +145,8 @@ impl Account {
         read_empty: Arc<ReadEmpty>,
     ) -> Self {
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
-        let (queue, around, now, large) = Default::default();
-        Self { held, begun, all, queue, around, now, large, limited, process, read_empty }
+        let (queue, around, now, large, bodies) = Default::default();
+        Self { held, begun, all, queue, around, now, large, bodies, limited, process, read_empty }
     }
 
     /// Returns true while requests must arrive soon, because all connections together hold far too much memory.
@@ -386,6 +388,11 @@ pub(super) fn keeps(bytes: usize) {
 /// Returns the turn of the large requests of the running call's connection. `None` outside of a call.
 pub(super) fn large() -> Option<Arc<Semaphore>> {
     running(|call| Arc::clone(call.account.large.get_or_init(|| Arc::new(Semaphore::new(1)))))
+}
+
+/// Returns the turn of the large bodies of the running call's connection. `None` outside of a call, as in HTTP/1.
+pub(super) fn bodies() -> Option<Arc<Semaphore>> {
+    running(|call| Arc::clone(call.account.bodies.get_or_init(|| Arc::new(Semaphore::new(1)))))
 }
 
 /// Returns the longest time for which the running call can have waited for its thread; zero outside of a call.

@@ -17,7 +17,7 @@ const HEAD_ALLOWED: Duration = Duration::from_secs(5);
 const HEAD_BYTE_COST: usize = 90;
 
 /// Text that a client sends before its first frame (RFC 9113, 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of the head of a frame: length, type, flags and stream (RFC 9113, 4.1).
 const FRAME_HEAD_BYTES: usize = 9;
 /// Type of the frames that carry a body (RFC 9113, 6.1).

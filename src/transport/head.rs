@@ -3,7 +3,7 @@
 //! h2 decodes up to 7,700 fields for a call, which take 600 KB of memory and 7.5 KB on the wire. A call whose request
 //! has arrived drops them at once. A call that waits for its body would hold them as long as it waits.
 
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, TE};
+use http::header::{CONTENT_TYPE, EXPECT, HOST, HeaderName, HeaderValue, TE};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri};
 
@@ -23,7 +23,8 @@ static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-e
 /// [`proto::EXPLAIN`] as a header name.
 pub(super) static EXPLAIN: HeaderName = HeaderName::from_static(proto::EXPLAIN);
 /// Headers that the services read, besides [`CALLER_HEADERS`].
-static NEEDED: [&HeaderName; 6] = [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING, &EXPLAIN];
+static NEEDED: [&HeaderName; 7] =
+    [&CONTENT_TYPE, &TE, &GRPC_TIMEOUT, &GRPC_ENCODING, &GRPC_ACCEPT_ENCODING, &EXPLAIN, &EXPECT];
 
 /// Drops the parts of `head` that no service reads. Copies the rest, because h2's values are slices of whole read
 /// buffers.
@@ -45,6 +46,14 @@ pub(super) fn reduce(head: &mut Parts) {
     head.uri = Uri::try_from(path).unwrap_or_default();
     if head.method.as_str().len() > LONGEST_METHOD {
         head.method = Method::default();
+    }
+}
+
+/// Adds the authority of an HTTP/2 request as the header `host`, which HTTP/1 has in its place (RFC 9113, 8.3.1).
+pub(super) fn add_host(head: &mut Parts) {
+    let authority = head.uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+    if let Some(authority) = authority.filter(|_| !head.headers.contains_key(HOST)) {
+        head.headers.insert(HOST, authority);
     }
 }
 
@@ -77,6 +86,18 @@ mod tests {
         assert_eq!(head.headers.get_all("tracestate").iter().count(), 2, "several are none to who reads them");
         assert_eq!(head.headers["tidegate-explain"], "1");
         assert_eq!(head.headers.len(), 4);
+    }
+
+    #[test]
+    fn the_authority_is_the_host_of_a_request_that_names_none() {
+        let host = |request: http::request::Builder| {
+            let (mut head, ()) = request.body(()).unwrap().into_parts();
+            add_host(&mut head);
+            head.headers.get_all(HOST).iter().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(host(Request::get("http://edge:80/check")), ["edge:80"]);
+        assert_eq!(host(Request::get("http://edge/check").header("host", "other")), ["other"]);
+        assert!(host(Request::get("/check")).is_empty());
     }
 
     #[test]

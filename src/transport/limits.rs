@@ -24,13 +24,18 @@ pub const LEAST_IDLE: usize = 1_024;
 /// Memory that is assumed if the kernel reports none: 512 MiB, the chart's default.
 const UNKNOWN_MEMORY: u64 = 512 << 20;
 
+/// Value of [`ConnectionLimits::keep_alive`] where gateways ask: 75 s. NGINX keeps its idle connections for 60 s
+/// (`keepalive_timeout` of an `upstream`), so that no check of it meets a connection that Tidegate is closing.
+pub const GATEWAY_KEEP_ALIVE: Duration = Duration::from_secs(75);
+
 /// Timeouts of one connection. Every value is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Time from accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s. An HTTP/1
-    /// connection that is kept alive may be idle as long, because hyper starts the timeout of a head at the answer
-    /// before it.
+    /// Time from accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s. Later heads of
+    /// HTTP/1 have the same time from their first byte.
     pub handshake: Duration,
+    /// Time without a request on an HTTP/1 connection that had one: 5 s, and [`GATEWAY_KEEP_ALIVE`] on the HTTP listener.
+    pub keep_alive: Duration,
     /// Time from the first wait for a request's body to the body's end, or from 64 KiB of it to the next: 10 s, as for
     /// a stall. With less, a Tidegate with more calls than it can decide would fail those whose bodies its own windows
     /// delay, and an error is an admission to Envoy.
@@ -53,6 +58,7 @@ impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {
             handshake: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(5),
             body: Duration::from_secs(10),
             stall: Duration::from_secs(10),
             ping_after: Duration::from_secs(30),

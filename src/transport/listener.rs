@@ -73,7 +73,7 @@ impl Listener {
     }
 
     /// Bounds the open connections: while there are more than `most`, those that are idle longest are closed.
-    /// Connections with a call in flight stay. This needs a protocol that counts its calls, which is [`super::Http2`].
+    /// Connections with a call in flight stay.
     #[must_use]
     pub fn with_most_idle(self, most: usize) -> Self {
         Self { most_idle: most, ..self }

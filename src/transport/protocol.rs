@@ -1,4 +1,4 @@
-//! Protocols of connections: HTTP/2 for gRPC, HTTP/1.1 for JSON and the admin's pages.
+//! Protocols of connections: HTTP/2 for gRPC, HTTP/1.1 for the debug and metrics pages. The HTTP listener has both (`opening`).
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -20,7 +20,7 @@ use hyper::service::Service as HyperService;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tower::Service;
 
-use super::activity::Activity;
+use super::activity::{Activity, InFlight};
 use super::answer::AnswerBody;
 use super::body::RequestBody;
 use super::budget::process::ProcessAccount;
@@ -29,6 +29,7 @@ use super::budget::{self, Account};
 use super::callers::{CallerGate, ConnectionCaller};
 use super::head;
 use super::limits::ConnectionLimits;
+use super::rest::HeadTimer;
 use super::socket::Socket;
 use super::tls::Peer;
 use super::waiting::ReadEmpty;
@@ -75,7 +76,7 @@ pub trait Protocol: Clone + Send + 'static {
     /// Connection that is being served.
     type Connection: Connection;
 
-    /// Serves `socket` of `peer` when polled. Counts the calls in flight in `activity` if the protocol can.
+    /// Serves `socket` of `peer` when polled. Counts the calls in flight in `activity`.
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection;
 }
 
@@ -151,6 +152,28 @@ impl<S: Answering> Protocol for Http2<S> {
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
+        let (body, caller) = (self.limits.body, caller(self.callers.as_ref(), peer));
+        let service = self.service.clone();
+        self.serve(socket, activity, |account| Calls {
+            service,
+            body,
+            content: Content::Grpc(account),
+            read_empty: None,
+            peer: None,
+            activity: None,
+            caller,
+        })
+    }
+}
+
+impl<S: Answering> Http2<S> {
+    /// Serves `socket` when polled, by what `calls` makes of the memory account of the connection.
+    fn serve(
+        &self,
+        socket: Socket,
+        activity: &Activity,
+        calls: impl FnOnce(Arc<Account>) -> Calls<S>,
+    ) -> <Self as Protocol>::Connection {
         let limits = &self.limits;
         let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
         let account = Arc::new(account);
@@ -166,18 +189,42 @@ impl<S: Answering> Protocol for Http2<S> {
             .keep_alive_interval(limits.ping_after)
             .keep_alive_timeout(limits.ping_answer)
             .auto_date_header(false)
-            .serve_connection(
-                TokioIo::new(socket.within(Arc::clone(&account))),
-                Calls {
-                    service: self.service.clone(),
-                    body: limits.body,
-                    account: Some(account),
-                    read_empty: None,
-                    peer: None,
-                    caller: self.callers.as_ref().map(|callers| Arc::new(callers.caller(peer.names()))),
-                },
-            )
+            .serve_connection(TokioIo::new(socket.within(Arc::clone(&account))), calls(account))
     }
+
+    /// Serves `socket` when polled, as a connection with HTTP requests in place of gRPC calls.
+    pub(super) fn serve_http(
+        &self,
+        socket: Socket,
+        activity: &Activity,
+        caller: Option<Arc<ConnectionCaller>>,
+    ) -> <Self as Protocol>::Connection {
+        let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
+        let (service, body) = (self.service.clone(), self.limits.body);
+        self.serve(socket, activity, |account| Calls {
+            service,
+            body,
+            content: Content::Http2(account),
+            read_empty,
+            peer,
+            activity: None,
+            caller,
+        })
+    }
+
+    /// Returns the protocol HTTP/1.1 with the same service, limits and callers.
+    pub(super) fn as_http1(&self) -> Http1<S> {
+        Http1::new(self.service.clone(), &self.limits).of_callers(self.callers.clone())
+    }
+
+    /// Returns the caller of a connection of `peer`, if callers have rights.
+    pub(super) fn caller(&self, peer: &Peer) -> Option<Arc<ConnectionCaller>> {
+        caller(self.callers.as_ref(), peer)
+    }
+}
+
+fn caller(callers: Option<&Arc<CallerGate>>, peer: &Peer) -> Option<Arc<ConnectionCaller>> {
+    callers.map(|callers| Arc::new(callers.caller(peer.names())))
 }
 
 /// Timer of a connection whose time stands still during a turn. hyper asks for the time at each frame, to know for how long a peer has
@@ -213,6 +260,8 @@ impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, R
 pub struct Http1<S> {
     builder: http1::Builder,
     calls: Calls<S>,
+    /// Time for a head that has begun.
+    head: Duration,
     callers: Option<Arc<CallerGate>>,
 }
 
@@ -221,10 +270,18 @@ impl<S> Http1<S> {
     /// called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(limits.handshake);
+        builder.header_read_timeout(limits.keep_alive);
         builder.max_buf_size(HTTP1_BUFFER_BYTES).max_headers(HTTP1_HEADERS);
-        let calls = Calls { service, body: limits.body, account: None, read_empty: None, peer: None, caller: None };
-        Self { builder, calls, callers: None }
+        let calls = Calls {
+            service,
+            body: limits.body,
+            content: Content::Http1,
+            read_empty: None,
+            peer: None,
+            activity: None,
+            caller: None,
+        };
+        Self { builder, calls, head: limits.handshake, callers: None }
     }
 
     /// Gives each request its caller, whose rights are those of `callers`.
@@ -239,12 +296,24 @@ impl<S: Answering> Protocol for Http1<S> {
     const OPENING_BYTES: usize = 1;
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
 
-    /// Ignores the activity: an HTTP/1 connection closes after `ConnectionLimits::handshake` without a request.
-    fn connect(&self, socket: Socket, _: &Activity, peer: &Peer) -> Self::Connection {
-        let caller = self.callers.as_ref().map(|callers| Arc::new(callers.caller(peer.names())));
+    fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
+        self.serve(socket, activity, caller(self.callers.as_ref(), peer))
+    }
+}
+
+impl<S: Answering> Http1<S> {
+    /// Serves `socket` of `caller` when polled.
+    pub(super) fn serve(
+        &self,
+        socket: Socket,
+        activity: &Activity,
+        caller: Option<Arc<ConnectionCaller>>,
+    ) -> <Self as Protocol>::Connection {
         let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
-        let calls = Calls { read_empty, peer, caller, ..self.calls.clone() };
-        self.builder.serve_connection(TokioIo::new(socket), calls)
+        let calls = Calls { read_empty, peer, activity: Some(activity.clone()), caller, ..self.calls.clone() };
+        let mut builder = self.builder.clone();
+        builder.timer(HeadTimer::new(socket.state(), self.head));
+        builder.serve_connection(TokioIo::new(socket), calls)
     }
 }
 
@@ -259,14 +328,26 @@ impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
 pub struct Calls<S> {
     service: S,
     body: Duration,
-    /// Memory account of the connection, if it may have many calls at once.
-    account: Option<Arc<Account>>,
-    /// Passed to requests of HTTP/1 to measure their wait; requests of HTTP/2 use their account.
+    content: Content,
+    /// Passed to HTTP requests to measure their wait; gRPC calls use their account.
     read_empty: Option<Arc<ReadEmpty>>,
-    /// Passed to requests of HTTP/1.
+    /// Passed to HTTP requests.
     peer: Option<PeerAddress>,
+    /// Counts the requests in flight of HTTP/1. Those of HTTP/2 are counted by their tasks.
+    activity: Option<Activity>,
     /// Caller of the connection, if callers have rights.
     caller: Option<Arc<ConnectionCaller>>,
+}
+
+/// Content of a connection, with its memory account if it may have many calls at once.
+#[derive(Clone, Debug)]
+enum Content {
+    /// gRPC calls.
+    Grpc(Arc<Account>),
+    /// HTTP requests over HTTP/2.
+    Http2(Arc<Account>),
+    /// HTTP requests over HTTP/1, one at a time.
+    Http1,
 }
 
 /// Address of the peer of a connection.
@@ -279,6 +360,8 @@ pub struct Answered<F> {
     answer: F,
     /// True until the first poll if the call is endless, so that it does not make its connection busy.
     is_endless: bool,
+    /// Makes an HTTP/1 connection busy until the end of the answer.
+    in_flight: Option<InFlight>,
 }
 
 impl<S> HyperService<Request<Incoming>> for Calls<S>
@@ -295,13 +378,20 @@ where
         let is_endless = is_open_ended || path == WATCH;
         let allowed = (!is_open_ended).then_some(self.body);
         let (mut head, body) = request.into_parts();
-        let body = match &self.account {
-            None => RequestBody::new(body, allowed),
-            Some(account) => RequestBody::of_account(body, allowed, account),
+        let body = match &self.content {
+            Content::Grpc(account) => {
+                let body = RequestBody::of_account(body, allowed, account);
+                if !body.has_arrived() {
+                    head::reduce(&mut head);
+                }
+                body
+            }
+            Content::Http2(account) => {
+                head::add_host(&mut head);
+                RequestBody::of_http2(body, allowed, account)
+            }
+            Content::Http1 => RequestBody::new(body, allowed),
         };
-        if self.account.is_some() && !body.has_arrived() {
-            head::reduce(&mut head);
-        }
         if let Some(read_empty) = &self.read_empty {
             head.extensions.insert(Arc::clone(read_empty));
         }
@@ -311,7 +401,8 @@ where
         if let Some(caller) = &self.caller {
             head.extensions.insert(Arc::clone(caller));
         }
-        Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless }
+        let in_flight = self.activity.as_ref().map(Activity::call);
+        Answered { answer: self.service.clone().call(Request::from_parts(head, body)), is_endless, in_flight }
     }
 }
 
@@ -325,6 +416,7 @@ where
         if mem::take(&mut self.is_endless) {
             budget::need_not_end();
         }
-        Pin::new(&mut self.answer).poll(cx).map_ok(|response| response.map(AnswerBody::new))
+        let answered = Pin::new(&mut self.answer).poll(cx);
+        answered.map_ok(|response| response.map(|body| AnswerBody::new(body, self.in_flight.take())))
     }
 }

@@ -48,7 +48,7 @@ endings! {
     /// Dropped because a request had trailers of more than 64 bytes. gRPC requests have none.
     Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 64 bytes";
     /// Closed without a call in flight, because more connections were open than their memory allows.
-    Idle "idle" warn "idle connections were closed: more were open than GRPC_MAX_IDLE_CONNECTIONS";
+    Idle "idle" warn "idle connections were closed: more were open than GRPC_MAX_IDLE_CONNECTIONS, or than fit on the HTTP listener";
     /// Dropped with calls in flight, or because the peer did not let it finish in time.
     Cut "cut" warn "connections were cut, because their calls did not end in time";
     /// Dropped because the peer took no byte for too long while there was something to write.

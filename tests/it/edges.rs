@@ -21,6 +21,7 @@ mod idle;
 mod memory;
 mod served;
 pub mod support;
+mod versions;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -30,25 +31,27 @@ fn limits() -> ConnectionLimits {
 
 #[tokio::test]
 async fn a_client_is_told_the_bounds_of_its_connection() {
-    let edge = Edge::grpc(ConnectionLimits { handshake: 300 * MS, ..limits() }, 10).await;
-    let mut peer = edge.peer().await;
-    let mut said = Vec::new();
-    while frames(&said).iter().filter(|(kind, _)| [SETTINGS, WINDOW_UPDATE].contains(kind)).count() < 2 {
-        assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
+    let limits = ConnectionLimits { handshake: 300 * MS, ..limits() };
+    for edge in [Edge::grpc(limits, 10).await, Edge::http(limits, axum::Router::new()).await] {
+        let mut peer = edge.peer().await;
+        let mut said = Vec::new();
+        while frames(&said).iter().filter(|(kind, _)| [SETTINGS, WINDOW_UPDATE].contains(kind)).count() < 2 {
+            assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
+        }
+        let said = frames(&said);
+        let settings = &said.iter().find(|(kind, _)| *kind == SETTINGS).unwrap().1;
+        let settings: Vec<_> = settings
+            .chunks(6)
+            .map(|entry| {
+                (u16::from_be_bytes([entry[0], entry[1]]), u32::from_be_bytes([entry[2], entry[3], entry[4], entry[5]]))
+            })
+            .collect();
+        assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
+        assert!(settings.contains(&(4, 8_183)), "stream window: {settings:?}");
+        assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
+        let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
+        assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 8_183, "connection window");
     }
-    let said = frames(&said);
-    let settings = &said.iter().find(|(kind, _)| *kind == SETTINGS).unwrap().1;
-    let settings: Vec<_> = settings
-        .chunks(6)
-        .map(|entry| {
-            (u16::from_be_bytes([entry[0], entry[1]]), u32::from_be_bytes([entry[2], entry[3], entry[4], entry[5]]))
-        })
-        .collect();
-    assert!(settings.contains(&(3, 1_024)), "streams: {settings:?}");
-    assert!(settings.contains(&(4, 8_183)), "stream window: {settings:?}");
-    assert!(settings.contains(&(6, 262_144)), "header list: {settings:?}");
-    let window = &said.iter().find(|(kind, _)| *kind == WINDOW_UPDATE).unwrap().1;
-    assert_eq!(65_535 + u32::from_be_bytes(window[..4].try_into().unwrap()), 1_024 * 8_183, "connection window");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use http_body::Body as _;
 use prost::Message;
 
 use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, caller, caller_time, failed, peer};
+use super::{Decided, Door, caller, caller_time, failed, keep_little, peer};
 use crate::model::{Descriptor, Entry as ReadEntry};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -31,32 +31,35 @@ enum Asked {
 
 pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let mut response = door.check(&head, body).await.unwrap_or_else(std::convert::identity);
+    let mut response = door.check(head, body).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
 impl Door {
-    async fn check(&self, head: &Parts, body: Body) -> Result<Response, Response> {
-        let caller = caller(head);
-        if caller.is_some_and(|caller| caller.is_granted_nothing()) {
+    async fn check(&self, head: Parts, body: Body) -> Result<Response, Response> {
+        let caller = caller(&head).cloned();
+        if caller.as_ref().is_some_and(|caller| caller.is_granted_nothing()) {
             return Err(refused(
                 StatusCode::FORBIDDEN,
                 "CALLERS_FILE grants nothing to `anonymous`, so /check is closed",
             ));
         }
-        let (domain, path) = target(head);
-        let (refusal, asked) = self.asked(head, domain, path).map_err(|response| *response)?;
+        let (domain, path) = target(&head);
+        let (refusal, asked) = self.asked(&head, domain, path).map_err(|response| *response)?;
+        let domain = domain.to_owned();
         let decided = match asked {
             Asked::Descriptors(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
             Asked::Descriptors(descriptors) => {
                 let descriptors = descriptors.into_iter().map(wire).collect();
-                let mut request = RateLimitRequest { domain: domain.to_owned(), descriptors, hits_addend: 0 };
-                Edge::restrict(caller.map(AsRef::as_ref), &mut request).map_err(|undecided| failed(&undecided))?;
-                let timeout = caller_time(head, Some(GATEWAY_WAITS));
+                let mut request = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+                Edge::restrict(caller.as_deref(), &mut request).map_err(|undecided| failed(&undecided))?;
+                let timeout = caller_time(&head, Some(GATEWAY_WAITS));
+                // What else the client sent would be kept while the decision waits for the store.
+                drop(head);
                 self.edge.decide(request, timeout, None).await.map_err(|undecided| failed(&undecided))?
             }
-            Asked::Body => self.of_body(head, domain, body).await?,
+            Asked::Body => self.of_body(head, &domain, body).await?,
         };
         Ok(answer(decided, refusal))
     }
@@ -88,15 +91,16 @@ impl Door {
     }
 
     /// Decides on the descriptors in the body.
-    async fn of_body(&self, head: &Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Response> {
+    async fn of_body(&self, mut head: Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Response> {
+        keep_little(&mut head);
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64);
         let (message, _permit) = if is_small {
-            (self.small_message(head, body).await?, None)
+            (self.small_message(&head, body).await?, None)
         } else {
-            let (message, permit) = self.large_message(head, body).await?;
+            let (message, permit) = self.large_message(&head, body).await?;
             (message, Some(permit))
         };
-        let Decided { response, .. } = self.decide(head, of_domain(&message, domain), &mut None).await?;
+        let Decided { response, .. } = self.decide(&head, of_domain(&message, domain), &mut None).await?;
         Ok(response)
     }
 }

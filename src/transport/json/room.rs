@@ -11,6 +11,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 
+use crate::transport::budget;
+
 /// Largest body that needs no room: 4 KiB, some forty descriptors of a usual size. It is read and decided at once.
 pub(super) const SMALL_BODY_BYTES: usize = 4 << 10;
 /// Maximum number of larger requests with a body or an answer in memory: 4. A body has up to `JSON_MAX_BODY` bytes (256
@@ -34,6 +36,8 @@ pub(super) struct Room {
 #[derive(Debug)]
 pub(super) struct RoomPermit {
     _permit: Option<OwnedSemaphorePermit>,
+    /// Turn of its connection.
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 /// Turn of one large request to be decoded, decided and encoded. The next one begins when this is dropped.
@@ -62,10 +66,15 @@ impl Room {
         self.runtime.spawn_blocking(work)
     }
 
-    /// Waits for a permit.
+    /// Waits for a permit. The requests of an HTTP/2 connection take turns, so that it has one permit at most, and one place among those
+    /// that wait.
     pub(super) async fn permit(&self) -> RoomPermit {
-        // The semaphore is never closed.
-        RoomPermit { _permit: Arc::clone(&self.permits).acquire_owned().await.ok() }
+        // The semaphores are never closed.
+        let turn = match budget::bodies() {
+            Some(turn) => turn.acquire_owned().await.ok(),
+            None => None,
+        };
+        RoomPermit { _permit: Arc::clone(&self.permits).acquire_owned().await.ok(), _turn: turn }
     }
 
     /// Waits for the turn.
