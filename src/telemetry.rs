@@ -207,7 +207,7 @@ impl Telemetry {
     }
 
     /// Starts the span of a request that arrived by `way` with these headers. Returns `None` if the request is not recorded.
-    pub fn request(&self, way: Way, headers: &HeaderMap) -> Option<Span> {
+    pub fn request(&self, way: Way<'_>, headers: &HeaderMap) -> Option<Span> {
         self.traces.as_ref()?.request(way, headers)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
@@ -65,15 +65,30 @@ struct Parent {
 
 /// Way by which a request arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Way<'a> {
     /// `ShouldRateLimit` over gRPC.
     Grpc,
-    /// `/json` over HTTP, by POST or another method.
-    Json {
-        /// True if the method is POST.
-        is_post: bool,
+    /// A route of the HTTP listener, such as `/json`.
+    Http {
+        /// Method of the request.
+        method: &'a Method,
+        /// Route, with a name in place of each part of the path that may vary.
+        route: &'static str,
     },
 }
+
+/// Methods whose names are recorded (RFC 9110, 9.3, and PATCH). The others are any text of a client.
+static KNOWN_METHODS: [Method; 9] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::DELETE,
+    Method::CONNECT,
+    Method::OPTIONS,
+    Method::TRACE,
+    Method::PATCH,
+];
 
 /// Value of `rpc.method`, and name of the spans of calls.
 const RPC: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -111,7 +126,7 @@ impl Traces {
     }
 
     /// Starts the span of a request. Returns `None` if the request is not recorded.
-    pub(super) fn request(self: &Arc<Self>, way: Way, headers: &HeaderMap) -> Option<Span> {
+    pub(super) fn request(self: &Arc<Self>, way: Way<'_>, headers: &HeaderMap) -> Option<Span> {
         let caller = CallerTrace::read(headers);
         let is_wanted = caller.is_sampled.filter(|_| self.sampler.follows_caller);
         if is_wanted == Some(false) || (is_wanted.is_none() && self.sampler.ratio <= 0.0) {
@@ -124,13 +139,14 @@ impl Traces {
         }
         let state = parent.map(|_| incoming::state(headers)).unwrap_or_default();
         let (name, attributes) = match way {
-            Way::Grpc => (RPC, [("rpc.system.name", "grpc"), ("rpc.method", RPC)]),
-            Way::Json { is_post } => {
-                let (name, method) = if is_post { ("POST /json", "POST") } else { ("HTTP /json", "_OTHER") };
-                (name, [("http.request.method", method), ("http.route", "/json")])
+            Way::Grpc => (RPC.into(), [("rpc.system.name", "grpc"), ("rpc.method", RPC)]),
+            Way::Http { method, route } => {
+                let known = KNOWN_METHODS.iter().find(|known| *known == method).map(Method::as_str);
+                let name = format!("{} {route}", known.unwrap_or("HTTP"));
+                (name.into(), [("http.request.method", known.unwrap_or("_OTHER")), ("http.route", route)])
             }
         };
-        let mut span = self.begin(name.into(), SpanKind::Server, trace, parent, state);
+        let mut span = self.begin(name, SpanKind::Server, trace, parent, state);
         attributes.into_iter().for_each(|(key, value)| span.set(key, value));
         Some(span)
     }

@@ -210,7 +210,7 @@ impl Door {
     }
 
     fn span(&self, head: &Parts) -> Option<Span> {
-        self.edge.telemetry().request(Way::Json { is_post: head.method == Method::POST }, &head.headers)
+        self.edge.telemetry().request(Way::Http { method: &head.method, route: "/json" }, &head.headers)
     }
 
     /// Reads a body whole.

@@ -190,6 +190,61 @@ async fn a_request_over_http_is_recorded_as_one() {
     stop(tidegate).await;
 }
 
+/// Rules with a request of two descriptors, which NGINX asks about.
+const CHECKED: &str = "domain: edge
+requests:
+  from_gateway: nginx
+  trusted_proxies: [127.0.0.1]
+  refusal_status: 403
+  descriptors: [[{ key: user, from: header, name: x-user, missing: skip }], [{ key: path, from: path }]]
+descriptors:
+  - { key: user, rate_limit: { unit: week, requests_per_unit: 1 } }
+";
+
+#[tokio::test]
+async fn a_check_is_recorded_with_its_decision_and_its_calls_of_the_store() {
+    let (receiver, rules, redis) = (Receiver::http().await, rules(CHECKED), Single::start(&[]).await);
+    let tidegate = serve(&rules, &receiver.url(), &[("REDIS_URL", &redis.url()), ("STORE_DEADLINE", "5s")]).await;
+    let parent = parent("01");
+    let ask = async |domain: &str, headers: &str| {
+        let head = format!("GET /check/{domain} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntraceparent: {parent}\r\n");
+        let answer = said(tidegate.http, &format!("{head}{headers}\r\n")).await;
+        answer.get(9..12).map(str::to_owned).unwrap_or_default()
+    };
+    let alice = "x-user: alice\r\nx-original-uri: /a\r\n";
+    assert_eq!([ask("edge", alice).await, ask("edge", alice).await], ["200", "403"]);
+    assert_eq!([ask("edge", "x-user: alice\r\n").await, ask("other", alice).await], ["403", "404"]);
+    let spans = receiver.of_kind(SERVER, 4).await;
+    let keys = [
+        "http.request.method",
+        "http.route",
+        "http.response.status_code",
+        "tidegate.descriptors",
+        "tidegate.domain",
+        "tidegate.rule",
+        "tidegate.outcome",
+        "tidegate.provenance",
+    ];
+    let of = |status: &'static str, decided: &[&'static str]| {
+        let values = [&["GET", "/check/{domain}", status], decided].concat();
+        keys.into_iter().zip(values.into_iter().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    assert_eq!(attributes(&spans[0], &keys), of("200", &["2", "edge", "edge.user", "admitted", "store"]));
+    assert_eq!(attributes(&spans[1], &keys), of("403", &["2", "edge", "edge.user", "refused", "store"]));
+    assert_eq!(attributes(&spans[2], &keys), of("403", &[]), "it cannot be read");
+    assert_eq!(attributes(&spans[3], &keys), of("404", &[]));
+    for Received { span, .. } in &spans {
+        let (trace, above) = (hex(&span.trace_id), hex(&span.parent_span_id));
+        assert_eq!((span.name.as_str(), trace.as_str(), above.as_str()), ("GET /check/{domain}", TRACE, SPAN));
+    }
+    eventually("the call of the store is its child", async || {
+        let calls = receiver.spans().into_iter().filter(|received| received.span.kind == CLIENT);
+        calls.into_iter().find(|call| call.span.parent_span_id == spans[0].span.span_id)
+    })
+    .await;
+    stop(tidegate).await;
+}
+
 #[tokio::test]
 async fn a_callers_trace_goes_on_by_b3_in_one_header_or_many() {
     let (receiver, rules) = (Receiver::grpc().await, rules(RULES));

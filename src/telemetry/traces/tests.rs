@@ -136,3 +136,23 @@ fn a_span_whose_caller_went_away_before_its_end_says_so() {
     assert!(!has(&answered, "error.type", "cancelled") && answered.status == Status::Unset, "{answered:?}");
     assert!(has(&cancelled, "error.type", "cancelled") && cancelled.status == Status::error(""), "{cancelled:?}");
 }
+
+#[test]
+fn a_span_of_http_has_the_method_if_it_is_a_known_one_and_the_route() {
+    let mut world = World::new(1.0, true);
+    for (method, name, recorded) in [
+        ("GET", "GET /check/{domain}", "GET"),
+        ("get", "HTTP /check/{domain}", "_OTHER"),
+        ("X", "HTTP /check/{domain}", "_OTHER"),
+    ] {
+        let method = Method::from_bytes(method.as_bytes()).unwrap();
+        let way = Way::Http { method: &method, route: "/check/{domain}" };
+        let mut span = world.traces.request(way, &HeaderMap::new()).unwrap();
+        span.answered_http(503);
+        drop(span);
+        let span = world.spans.try_recv().unwrap();
+        assert_eq!((span.name.as_ref(), span.span_kind.clone()), (name, SpanKind::Server));
+        assert!(has(&span, "http.request.method", recorded) && has(&span, "http.route", "/check/{domain}"), "{span:?}");
+        assert!(has(&span, "error.type", "503") && matches!(span.status, Status::Error { .. }), "{span:?}");
+    }
+}

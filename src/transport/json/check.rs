@@ -11,12 +11,13 @@ use http_body::Body as _;
 use prost::Message;
 
 use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, caller, caller_time, failed, keep_little, peer};
+use super::{Decided, Door, caller, caller_time, end_span, failed, keep_little, peer};
 use crate::model::{Descriptor, Entry as ReadEntry};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::traces::{Span, Way};
 use crate::transport::grpc::Edge;
 
 /// The time that a gateway waits for an answer, as far as is known: 200 ms, less than the 250 ms of the examples. A delay with `delivery: hold` is
@@ -31,13 +32,15 @@ enum Asked {
 
 pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let mut response = door.check(head, body).await.unwrap_or_else(std::convert::identity);
+    let way = Way::Http { method: &head.method, route: "/check/{domain}" };
+    let mut span = door.edge.telemetry().request(way, &head.headers);
+    let mut response = door.check(head, body, &mut span).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+    end_span(span, response)
 }
 
 impl Door {
-    async fn check(&self, head: Parts, body: Body) -> Result<Response, Response> {
+    async fn check(&self, head: Parts, body: Body, span: &mut Option<Span>) -> Result<Response, Response> {
         let caller = caller(&head).cloned();
         if caller.as_ref().is_some_and(|caller| caller.is_granted_nothing()) {
             return Err(refused(
@@ -57,9 +60,9 @@ impl Door {
                 let timeout = caller_time(&head, Some(GATEWAY_WAITS));
                 // What else the client sent would be kept while the decision waits for the store.
                 drop(head);
-                self.edge.decide(request, timeout, None).await.map_err(|undecided| failed(&undecided))?
+                self.edge.decide(request, timeout, span.as_mut()).await.map_err(|undecided| failed(&undecided))?
             }
-            Asked::Body => self.of_body(head, &domain, body).await?,
+            Asked::Body => self.of_body(head, &domain, body, span).await?,
         };
         Ok(answer(decided, refusal))
     }
@@ -91,7 +94,13 @@ impl Door {
     }
 
     /// Decides on the descriptors in the body.
-    async fn of_body(&self, mut head: Parts, domain: &str, body: Body) -> Result<RateLimitResponse, Response> {
+    async fn of_body(
+        &self,
+        mut head: Parts,
+        domain: &str,
+        body: Body,
+        span: &mut Option<Span>,
+    ) -> Result<RateLimitResponse, Response> {
         keep_little(&mut head);
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64);
         let (message, _permit) = if is_small {
@@ -100,7 +109,7 @@ impl Door {
             let (message, permit) = self.large_message(&head, body).await?;
             (message, Some(permit))
         };
-        let Decided { response, .. } = self.decide(&head, of_domain(&message, domain), &mut None).await?;
+        let Decided { response, .. } = self.decide(&head, of_domain(&message, domain), span).await?;
         Ok(response)
     }
 }
