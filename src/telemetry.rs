@@ -13,12 +13,13 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use self::door::{HttpDoor, HttpRequests};
 use self::histogram::Histogram;
 use self::known_good::KnownGoodRefusals;
 use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
-    BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, RESPONSE_TIME, RULES, RULES_GENERATION,
-    RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
+    BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, REQUESTS, RESPONSE_TIME, RULES,
+    RULES_GENERATION, RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
 };
 use self::page::Page;
 use self::records::Records;
@@ -32,6 +33,7 @@ use self::value::seconds;
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
 pub mod decision_id;
+pub mod door;
 pub mod escape;
 mod headroom;
 mod histogram;
@@ -75,6 +77,7 @@ pub struct Telemetry {
     refusals: Refusals,
     records: Option<Arc<Records>>,
     calls: AtomicU64,
+    http_requests: HttpRequests,
     response_time: Histogram,
     /// Times of calls for statsd, if that is on.
     times: Option<Times>,
@@ -130,6 +133,7 @@ impl Telemetry {
             refusals: Refusals::new(),
             records: None,
             calls: AtomicU64::new(0),
+            http_requests: HttpRequests::default(),
             response_time: Histogram::default(),
             times: None,
             invalid: AtomicU64::new(0),
@@ -204,6 +208,13 @@ impl Telemetry {
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         CallTimer(Some((self, Instant::now())))
+    }
+
+    /// Counts a request that has arrived at `door`.
+    pub fn arrived(&self, door: HttpDoor) {
+        if self.is_on {
+            self.http_requests.count(door);
+        }
     }
 
     /// Starts the span of a request that arrived by `way` with these headers. Returns `None` if the request is not recorded.
@@ -382,6 +393,10 @@ impl Telemetry {
             family.sample(&["service_error"], read(&self.invalid));
         });
         page.family(&TOTAL_REQUESTS, |family| family.sample(&[METHOD], read(&self.calls)));
+        page.family(&REQUESTS, |family| {
+            family.sample(&["grpc"], read(&self.calls));
+            HttpDoor::ALL.into_iter().for_each(|door| family.sample(&[door.name()], self.http_requests.of(door)));
+        });
         self.limited.write_to(page);
         page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
         let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;

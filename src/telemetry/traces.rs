@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 pub use self::incoming::CALLER_HEADERS;
 use self::incoming::CallerTrace;
+use super::door::HttpDoor;
 use crate::model::{Clock, Deciding, Decision};
 
 mod incoming;
@@ -68,12 +69,12 @@ struct Parent {
 pub enum Way<'a> {
     /// `ShouldRateLimit` over gRPC.
     Grpc,
-    /// A route of the HTTP listener, such as `/json`.
+    /// A door of the HTTP listener.
     Http {
+        /// Door at which the request arrived.
+        door: HttpDoor,
         /// Method of the request.
         method: &'a Method,
-        /// Route, with a name in place of each part of the path that may vary.
-        route: &'static str,
     },
 }
 
@@ -140,7 +141,8 @@ impl Traces {
         let state = parent.map(|_| incoming::state(headers)).unwrap_or_default();
         let (name, attributes) = match way {
             Way::Grpc => (RPC.into(), [("rpc.system.name", "grpc"), ("rpc.method", RPC)]),
-            Way::Http { method, route } => {
+            Way::Http { door, method } => {
+                let route = door.route();
                 let known = KNOWN_METHODS.iter().find(|known| *known == method).map(Method::as_str);
                 let name = format!("{} {route}", known.unwrap_or("HTTP"));
                 (name.into(), [("http.request.method", known.unwrap_or("_OTHER")), ("http.route", route)])

@@ -27,6 +27,7 @@ use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::proto::large::is_large;
+use crate::telemetry::door::HttpDoor;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
@@ -108,6 +109,7 @@ struct JsonAnswer {
 
 async fn json(State(door): State<Door>, request: Request) -> Response {
     let (mut head, body) = request.into_parts();
+    door.edge.telemetry().arrived(HttpDoor::Json);
     if !(door.admits)(peer(&head)) {
         return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
             .into_response();
@@ -210,7 +212,7 @@ impl Door {
     }
 
     fn span(&self, head: &Parts) -> Option<Span> {
-        self.edge.telemetry().request(Way::Http { method: &head.method, route: "/json" }, &head.headers)
+        self.edge.telemetry().request(Way::Http { door: HttpDoor::Json, method: &head.method }, &head.headers)
     }
 
     /// Reads a body whole.

@@ -2,6 +2,9 @@
 
 use std::net::SocketAddr;
 
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+
 use crate::support::{Tidegate, repository, rule_file, said};
 
 mod ext_authz;
@@ -206,4 +209,22 @@ async fn a_check_that_the_store_cannot_decide_is_503_with_the_policy_error() {
     let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1"), ("ON_STORE_FAILURE", "error")]).await;
     let (status, head, _) = ask(tidegate.http, "GET", "/check/edge/", &[("x-forwarded-for", "192.0.2.1")]).await;
     assert!(status == 503 && head.contains("cache-control: no-store"), "{head}");
+}
+
+#[tokio::test]
+async fn each_door_counts_its_requests() {
+    let tidegate = server("nginx", &[]).await;
+    for _ in 0..3 {
+        nginx(&tidegate, "192.0.2.1", "GET", "/", &[]).await;
+    }
+    ask(tidegate.http, "GET", "/check/nothing", &[]).await;
+    ask(tidegate.http, "POST", "/json", &[]).await;
+    for _ in 0..2 {
+        let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await;
+        let _ = client.expect("it answers").should_rate_limit(RateLimitRequest::default()).await;
+    }
+    let page = tidegate.metrics().await;
+    for (door, count) in [("grpc", 2), ("json", 1), ("check", 4)] {
+        assert!(page.contains(&format!("\ntidegate_requests_total{{door=\"{door}\"}} {count}\n")), "{door}: {page}");
+    }
 }

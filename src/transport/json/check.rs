@@ -17,6 +17,7 @@ use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::telemetry::door::HttpDoor;
 use crate::telemetry::traces::{Span, Way};
 use crate::transport::grpc::Edge;
 
@@ -32,8 +33,9 @@ enum Asked {
 
 pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
     let (head, body) = request.into_parts();
-    let way = Way::Http { method: &head.method, route: "/check/{domain}" };
-    let mut span = door.edge.telemetry().request(way, &head.headers);
+    let telemetry = door.edge.telemetry();
+    telemetry.arrived(HttpDoor::Check);
+    let mut span = telemetry.request(Way::Http { door: HttpDoor::Check, method: &head.method }, &head.headers);
     let mut response = door.check(head, body, &mut span).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     end_span(span, response)
