@@ -55,11 +55,21 @@ impl Asking {
     }
 
     async fn nginx(change: impl Fn(String) -> String) -> Self {
-        Self::start("nginx", "nginx.conf", change, |directory| {
-            let mut command = Command::new("nginx");
-            command.arg("-p").arg(directory).args(["-c", "nginx.conf", "-e", "stderr"]);
-            command
-        })
+        // In one process: workers would outlive a master that is killed.
+        let alone = |text: String| {
+            assert!(text.contains("daemon off;"), "{text}");
+            text.replace("daemon off;", "daemon off;\nmaster_process off;")
+        };
+        Self::start(
+            "nginx",
+            "nginx.conf",
+            |text| change(alone(text)),
+            |directory| {
+                let mut command = Command::new("nginx");
+                command.arg("-p").arg(directory).args(["-c", "nginx.conf", "-e", "stderr"]);
+                command
+            },
+        )
         .await
     }
 
