@@ -17,6 +17,7 @@ use super::{FAILED, descriptor, server, with_braces};
 use crate::model::{Descriptor, Micros};
 
 mod client;
+mod http;
 mod json;
 mod load;
 mod plot;
@@ -31,12 +32,13 @@ pub(super) fn command() -> Command {
     Command::new("bench")
         .about("Measure a running server under load: calls a second, latencies, and how they were decided")
         .long_about(
-            "Measures a running server under load: calls a second, latencies, and how they were decided.\n\nWithout --rate it is a closed loop: --in-flight calls at a time on each connection, each followed by the next, so a\nslow server is asked less. With --rate it is an open loop, like callers who do not wait for each other: calls are made\nat that rate whatever the server does, and the latency of a call counts from the moment at which it was due.\n\nWrites a line for each second to standard error, and the results to standard output. Ctrl-C ends it early, with the\nresults so far. Any server of envoy.service.ratelimit.v3 can be measured.",
+            "Measures a running server under load: calls a second, latencies, and how they were decided.\n\nWithout --rate it is a closed loop: --in-flight calls at a time on each connection, each followed by the next, so a\nslow server is asked less. With --rate it is an open loop, like callers who do not wait for each other: calls are made\nat that rate whatever the server does, and the latency of a call counts from the moment at which it was due.\n\nWrites a line for each second to standard error, and the results to standard output. Ctrl-C ends it early, with the\nresults so far. Any server of envoy.service.ratelimit.v3 can be measured, and with --http the HTTP check of Tidegate.",
         )
         .after_help(with_braces(
-            "Examples:\n  As fast as 32 callers can, over 1,000 users:\n    tidegate bench --domain edge --descriptor user=u{n}\n  5,000 calls a second of a few busy users among 100,000, with a picture of the latencies:\n    tidegate bench --domain edge --descriptor user=u{n} --rate 5000 --keys 100000 --distribution zipf --plot latency.svg\n  One call for each of 1,000 users in 10 tenants, for a script, with the CPU time of the server:\n    tidegate bench --domain edge --descriptor tenant=t{n%10},user=u{n} --distribution in-turn --calls 1000 --json --process server=$(pidof tidegate)",
+            "Examples:\n  As fast as 32 callers can, over 1,000 users:\n    tidegate bench --domain edge --descriptor user=u{n}\n  5,000 calls a second of a few busy users among 100,000, with a picture of the latencies:\n    tidegate bench --domain edge --descriptor user=u{n} --rate 5000 --keys 100000 --distribution zipf --plot latency.svg\n  One call for each of 1,000 users in 10 tenants, for a script, with the CPU time of the server:\n    tidegate bench --domain edge --descriptor tenant=t{n%10},user=u{n} --distribution in-turn --calls 1000 --json --process server=$(pidof tidegate)\n  128 callers of the HTTP check, each on its connection:\n    tidegate bench --http --address 127.0.0.1:8080 --domain jobs --descriptor user=u{n} --connections 4 --in-flight 32",
         ))
         .arg(server::address())
+        .arg(http())
         .args(server::arguments())
         .args(requests())
         .args(pace())
@@ -47,6 +49,15 @@ pub(super) fn command() -> Command {
 
 fn count(name: &'static str, default: &'static str, most: i64) -> Arg {
     Arg::new(name).long(name).value_name("N").default_value(default).value_parser(value_parser!(u32).range(1..=most))
+}
+
+fn http() -> Arg {
+    Arg::new("http")
+        .long("http")
+        .action(ArgAction::SetTrue)
+        .requires("address")
+        .conflicts_with("provenance")
+        .help("Ask at /check/DOMAIN over HTTP/1.1, for a domain with `from_gateway: none`. --address is the HTTP port then, and each call in flight has a connection of its own, of which Tidegate takes 128")
 }
 
 /// Returns the arguments for the requests.
@@ -176,11 +187,14 @@ fn read(matches: &ArgMatches) -> anyhow::Result<Load> {
     let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
     let hits = matches.get_one::<u64>("hits").copied();
     let keys = number("keys")?;
-    let requests = requests::encoded(domain, &descriptors, hits, keys);
+    let is_http = matches.get_flag("http");
+    let encode = if is_http { requests::json } else { requests::framed };
+    let requests = requests::encoded(domain, &descriptors, hits, keys, encode);
     let requests = requests.map_err(|error| anyhow!("--descriptor: {error}"))?;
     let calls = matches.get_one::<u64>("calls").copied();
     Ok(Load {
         address: matches.get_one::<String>("address").context("no --address")?.clone(),
+        http: is_http.then(|| domain.clone()),
         requests,
         distribution: match matches.get_one::<String>("distribution").map(String::as_str) {
             Some("zipf") => Distribution::zipf(keys),

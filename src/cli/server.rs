@@ -85,7 +85,8 @@ pub(super) async fn connect(address: &str, matches: &ArgMatches, timeout: Durati
     connected.map_err(|error| not_connected(address, &error, matches))
 }
 
-/// Opens a connection for HTTP/2 to the server at `address` within `timeout`. Returns it and its origin, as in a URL.
+/// Opens a connection to the server at `address` within `timeout`, for the protocol `alpn` (`h2` or `http/1.1`). Returns it and its origin, as
+/// in a URL.
 ///
 /// # Errors
 /// As [`connect`].
@@ -93,6 +94,7 @@ pub(super) async fn stream(
     address: &str,
     matches: &ArgMatches,
     timeout: Duration,
+    alpn: &[u8],
 ) -> anyhow::Result<(Box<dyn Stream>, String)> {
     let place = place(address)?;
     let host = match &place {
@@ -100,7 +102,7 @@ pub(super) async fn stream(
         Place::Tcp { host, .. } => Some(&**host),
     };
     let tls = tls(matches, host)?.map(|(mut config, name)| {
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![alpn.to_vec()];
         (config, name)
     });
     let scheme = if tls.is_some() { "https" } else { "http" };

@@ -13,7 +13,7 @@ use h2::client::{Builder, SendRequest};
 use http::{HeaderMap, HeaderValue, header};
 use prost::Message;
 use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 use tonic::Code;
 
 use super::results::Ended;
@@ -24,13 +24,13 @@ use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 /// Method that is called.
 const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Least timeout of connecting: 5 s. That of a call may be much shorter.
-const CONNECTING: Duration = Duration::from_secs(5);
+pub(super) const CONNECTING: Duration = Duration::from_secs(5);
 /// Flow-control windows for answers, 1 MiB for a call and 16 MiB for a connection: above what the calls in flight can fill, so that no answer
 /// waits for the window.
 const CALL_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 1 << 24;
 /// Largest answer: 4 MiB, the default of gRPC clients.
-const LARGEST_ANSWER: usize = 4 << 20;
+pub(super) const LARGEST_ANSWER: usize = 4 << 20;
 /// Bytes in front of a message of gRPC: its compression flag and its length.
 const PREFIX_BYTES: usize = 5;
 
@@ -78,24 +78,11 @@ impl<'l> Client<'l> {
         Ok(Self { address, matches, timeout: calls.timeout, sender, reopening, head })
     }
 
-    /// Sends a message. Returns the end of the call, and the time since it was `due`.
-    pub(super) async fn call(&self, message: Bytes, due: Instant) -> (Ended, Duration) {
-        let answered = timeout_at(due + self.timeout, self.answer(message)).await;
-        let took = due.elapsed();
-        let ended = match answered {
-            Ok(Ok(Ended::Failed(Code::DeadlineExceeded))) | Err(_) => Ended::TimedOut,
-            Ok(_) if took >= self.timeout => Ended::TimedOut,
-            Ok(Ok(ended)) => ended,
-            Ok(Err(_)) => Ended::Disconnected,
-        };
-        (ended, took)
-    }
-
     /// Sends a message and returns the end of the call.
     ///
     /// # Errors
     /// If the connection or the call was reset.
-    async fn answer(&self, message: Bytes) -> anyhow::Result<Ended> {
+    pub(super) async fn answer(&self, message: Bytes) -> anyhow::Result<Ended> {
         let (response, mut sending) = self.sender().await?.send_request(self.head.clone(), false)?;
         sending.send_data(message, true)?;
         let (head, mut body) = response.await?.into_parts();
@@ -144,7 +131,7 @@ async fn open(
     call_timeout: Duration,
 ) -> anyhow::Result<(SendRequest<Bytes>, String)> {
     let connecting = call_timeout.max(CONNECTING);
-    let (stream, origin) = server::stream(address, matches, connecting).await?;
+    let (stream, origin) = server::stream(address, matches, connecting, b"h2").await?;
     match timeout(connecting, handshake(stream)).await {
         Ok(Ok(sender)) => Ok((sender, origin)),
         Ok(Err(error)) => Err(anyhow!(server::unanswered(address, &error, matches))),

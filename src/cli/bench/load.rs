@@ -14,9 +14,11 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, interval_at, sleep, sleep_until};
+use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout_at};
+use tonic::Code;
 
 use super::client::{Calls, Client};
+use super::http::HttpClient;
 use super::process::{Process, Usage, Used};
 use super::requests::Distribution;
 use super::results::{Ended, Interval, Tally};
@@ -32,7 +34,9 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Calls to make: to whom, how often, and for how long.
 pub(super) struct Load {
     pub(super) address: String,
-    /// Encoded request of each key, as gRPC frames it.
+    /// Domain that is asked about at `/check`; `None` for gRPC.
+    pub(super) http: Option<String>,
+    /// Encoded request of each key: as gRPC frames it, or as JSON.
     pub(super) requests: Vec<Bytes>,
     pub(super) distribution: Distribution,
     pub(super) connections: u32,
@@ -88,11 +92,49 @@ struct Course<'l> {
     is_stopped: watch::Receiver<bool>,
 }
 
+/// Connection of gRPC, or connections of HTTP.
+enum AnyClient<'l> {
+    Grpc(Client<'l>),
+    Http(HttpClient<'l>),
+}
+
 /// A connection that waits for its start.
 struct Ready<'l> {
-    client: Client<'l>,
+    client: AnyClient<'l>,
     tally: &'l Mutex<Tally>,
     times: Times,
+}
+
+impl<'l> AnyClient<'l> {
+    /// Connects to the server of `load`.
+    ///
+    /// # Errors
+    /// If no server is there.
+    async fn connect(load: &'l Load, matches: &'l ArgMatches) -> anyhow::Result<Self> {
+        Ok(match &load.http {
+            None => Self::Grpc(Client::connect(&load.address, matches, load.calls).await?),
+            Some(domain) => Self::Http(HttpClient::connect(&load.address, matches, load.calls.timeout, domain).await?),
+        })
+    }
+
+    /// Sends a request, and waits for the answer until `timeout` after it was `due`. Returns the end of the call, and the time since then.
+    async fn call(&self, request: Bytes, due: Instant, timeout: Duration) -> (Ended, Duration) {
+        let answer = async {
+            match self {
+                Self::Grpc(client) => client.answer(request).await,
+                Self::Http(client) => client.answer(request).await,
+            }
+        };
+        let answered = timeout_at(due + timeout, answer).await;
+        let took = due.elapsed();
+        let ended = match answered {
+            Ok(Ok(Ended::Failed(Code::DeadlineExceeded))) | Err(_) => Ended::TimedOut,
+            Ok(_) if took >= timeout => Ended::TimedOut,
+            Ok(Ok(ended)) => ended,
+            Ok(Err(_)) => Ended::Disconnected,
+        };
+        (ended, took)
+    }
 }
 
 impl Times {
@@ -104,12 +146,16 @@ impl Times {
 impl Load {
     /// Returns what was measured for so long, in a line.
     pub(super) fn title(&self, measured: Duration) -> String {
-        let Self { requests, distribution, connections, pace, .. } = self;
+        let Self { requests, distribution, connections, pace, http, .. } = self;
         let kind = distribution.name();
         let how = match pace {
+            Pace::InFlight(count) if http.is_some() => {
+                format!("closed loop, {} calls in flight over HTTP/1.1, each on its connection", count * connections)
+            }
             Pace::InFlight(count) => {
                 format!("closed loop, {count} calls in flight on each of {connections} connections")
             }
+            Pace::Rate(rate) if http.is_some() => format!("open loop, {rate} calls a second over HTTP/1.1"),
             Pace::Rate(rate) => format!("open loop, {rate} calls a second on {connections} connections"),
         };
         format!("{how}, {} keys ({kind}), {:.1} s", requests.len(), measured.as_secs_f64())
@@ -241,7 +287,7 @@ impl<'l> Course<'l> {
             }
         };
         runtime.block_on(async {
-            let client = match Client::connect(&load.address, matches, load.calls).await {
+            let client = match AnyClient::connect(load, matches).await {
                 Ok(client) => client,
                 Err(error) => {
                     let _ = connected.send(Err(error));
@@ -347,7 +393,7 @@ impl<'l> Course<'l> {
     /// Makes a call that is due. Returns true if the server did not answer.
     async fn call(&self, ready: &Ready<'_>, request: Bytes, due: Instant) -> bool {
         let is_late = due.elapsed() > LATE;
-        let (ended, took) = ready.client.call(request, due).await;
+        let (ended, took) = ready.client.call(request, due, self.load.calls.timeout).await;
         let is_unanswered = !matches!(ended, Ended::Answered(_));
         let is_measured = due >= ready.times.measured_from;
         let mut tally = ready.tally.lock();

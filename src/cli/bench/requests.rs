@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
+use serde_json::{Value, json};
 
 use crate::cli::call::wire;
 use crate::model::{Descriptor, Entry};
@@ -69,7 +70,7 @@ impl Distribution {
     }
 }
 
-/// Returns the requests of `keys` keys, encoded and framed. One request is as many as any number of equal ones.
+/// Returns the requests of `keys` keys, each as `encode` writes it. One request is as many as any number of equal ones.
 ///
 /// # Errors
 /// If a key or a value has a place for the number that cannot be read.
@@ -78,6 +79,7 @@ pub(super) fn encoded(
     descriptors: &[&Descriptor],
     hits: Option<u64>,
     keys: u32,
+    encode: fn(&RateLimitRequest) -> Bytes,
 ) -> Result<Vec<Bytes>, String> {
     let mut has_place = false;
     for entry in descriptors.iter().flat_map(|descriptor| &descriptor.entries) {
@@ -86,11 +88,28 @@ pub(super) fn encoded(
         }
     }
     let keys = if has_place { keys } else { 1 };
-    (0..keys).map(|key| Ok(framed(&request(domain, descriptors, hits, key)?))).collect()
+    (0..keys).map(|key| Ok(encode(&request(domain, descriptors, hits, key)?))).collect()
+}
+
+/// Returns the descriptors of a request as JSON, for `/check`.
+pub(super) fn json(request: &RateLimitRequest) -> Bytes {
+    let descriptors = request.descriptors.iter().map(|descriptor| {
+        let entries = descriptor.entries.iter().map(|entry| {
+            let [key, value] = [&entry.key, &entry.value].map(|text| String::from_utf8_lossy(text));
+            json!({ "key": key, "value": value })
+        });
+        let entries: Vec<Value> = entries.collect();
+        match descriptor.hits_addend {
+            Some(hits) => json!({ "entries": entries, "hitsAddend": hits }),
+            None => json!({ "entries": entries }),
+        }
+    });
+    let descriptors: Vec<Value> = descriptors.collect();
+    json!({ "descriptors": descriptors }).to_string().into()
 }
 
 /// Returns a message as gRPC frames it: no compression, its length, itself.
-fn framed(request: &RateLimitRequest) -> Bytes {
+pub(super) fn framed(request: &RateLimitRequest) -> Bytes {
     let length = request.encoded_len();
     let mut framed = BytesMut::with_capacity(length + 5);
     framed.put_u8(0);
@@ -203,7 +222,19 @@ mod tests {
             entries: vec![Entry::new("user".to_owned(), value.to_owned())],
             ..Descriptor::default()
         };
-        let count = |value: &str| encoded("d", &[&descriptor(value)], None, 20).expect("they are read").len();
+        let count = |value: &str| encoded("d", &[&descriptor(value)], None, 20, framed).expect("they are read").len();
         assert_eq!((count("u"), count("u{n}"), count("u{n%2}")), (1, 20, 20));
+    }
+
+    #[test]
+    fn a_body_for_the_check_has_the_descriptors_and_their_hits() {
+        let entries = vec![Entry::new("user".to_owned(), "u{n}".to_owned())];
+        let descriptor = Descriptor { entries, ..Descriptor::default() };
+        let body = |hits| {
+            let body = encoded("d", &[&descriptor], hits, 2, json).expect("it is read").swap_remove(1);
+            String::from_utf8(body.into()).expect("text")
+        };
+        assert_eq!(body(None), r#"{"descriptors":[{"entries":[{"key":"user","value":"u1"}]}]}"#);
+        assert_eq!(body(Some(3)), r#"{"descriptors":[{"entries":[{"key":"user","value":"u1"}],"hitsAddend":3}]}"#);
     }
 }

@@ -87,6 +87,37 @@ async fn answers_of_a_policy_and_errors_are_told_from_those_of_counters() {
     assert!(results.contains(", 1 keys"), "without {{n}} all requests are equal: {results}");
 }
 
+const CHECKED: &str = "domain: d
+requests: { from_gateway: none, trusted_proxies: [PEER] }
+descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 10 } }]
+";
+
+#[tokio::test]
+async fn a_load_over_http_asks_the_check_and_tells_refusals_from_errors() {
+    let rules = rule_file(&CHECKED.replace("PEER", "127.0.0.1"));
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let address = server.http.to_string();
+    let load = ["--http", "-d", "user=u{n}", "--keys", "7", "--distribution", "in-turn", "--calls", "200"];
+    let (code, results, course) = bench(&address, &load).await;
+    assert_eq!(code, Some(0), "{course}");
+    assert_eq!((number(&results, "OK"), number(&results, "OVER_LIMIT")), (70, 130), "{results}");
+    assert!(results.starts_with("closed loop, 32 calls in flight over HTTP/1.1, each on its connection"), "{results}");
+    assert_eq!(metric(&server, "tidegate_requests_total", "door=\"check\"").await, 200);
+    let open = ["--http", "-d", "user=u{n}", "--hits", "0", "--rate", "100", "--duration", "1s"];
+    let (code, results, _) = bench(&address, &open).await;
+    assert_eq!((code, number(&results, "OK")), (Some(0), 100), "{results}");
+
+    let rules = rule_file(&CHECKED.replace("PEER", "192.0.2.1"));
+    let strict = Tidegate::start(rules.path(), &[]).await;
+    let (code, results, _) = bench(&strict.http.to_string(), &load).await;
+    assert_eq!((code, number(&results, "PermissionDenied")), (Some(2), 200), "{results}");
+    let (code, _, errors) = bench("127.0.0.1:1", &load).await;
+    assert!(code == Some(2) && errors.contains("127.0.0.1:1"), "{errors}");
+    let without = tokio::task::spawn_blocking(|| tidegate(&["bench", "--http", "--domain", "d", "-d", "user=u"]));
+    let without = stderr(&without.await.expect("it ends"));
+    assert!(without.contains("--address"), "the port of gRPC would be asked: {without}");
+}
+
 /// Runs a load that succeeds. Returns its results as JSON.
 async fn bench_json(address: &str, more: &[&str]) -> Value {
     let own = ["bench", "--address", address, "--json"];

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::support::{Tidegate, rule_file, said};
+use crate::support::{Tidegate, said};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The memory that one connection may take, as over gRPC.
@@ -89,7 +89,7 @@ async fn an_idle_connection_leaves_for_a_new_one_and_a_busy_one_stays() {
         "slow"
     };
     let router = Router::new().route("/", get(|| async { "ok" })).route("/slow", get(slow));
-    let edge = Edge::http_with_most_idle(ConnectionLimits { keep_alive: 10 * PATIENCE, ..limits() }, router, 2).await;
+    let edge = Edge::http_with_most_idle(ConnectionLimits { keep_alive: 10 * PATIENCE, ..limits() }, router, 1).await;
     let ask = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
     let mut busy = edge.socket().await;
     busy.write_all(ask("/slow").as_bytes()).await.unwrap();
