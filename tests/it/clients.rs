@@ -1,12 +1,14 @@
 //! The clients of `examples/clients/`, each in front of a real server that refuses, is paused, dies and comes back.
 
 use std::fs::DirEntry;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use rustix::process::Signal;
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use crate::support::{Process, Tidegate, eventually, output, repository, said};
 
@@ -68,6 +70,7 @@ async fn keeps_limits_and_deadlines(demo: &Demo) {
     hits_and_limits_are_counted(&service).await;
     tokio::join!(
         retries_wait_for_retry_after(demo, &service),
+        callers_who_wait_for_the_same_moment_spread(demo),
         no_call_is_refused(demo, &service),
         no_call_is_refused_in(demo, "x-ratelimit"),
         no_call_is_refused_in(demo, "reference"),
@@ -198,6 +201,42 @@ async fn retries_wait_for_retry_after(demo: &Demo, service: &Service) {
         // A clock in whole milliseconds may be 1 ms off.
         assert!(waited_ms + 1 >= retry_after_s * 1_000, "{waited_ms} ms instead of {retry_after_s} s");
     }
+}
+
+async fn callers_who_wait_for_the_same_moment_spread(demo: &Demo) {
+    let refuses = api("429 Too Many Requests\r\nretry-after: 1").await;
+    let leaves_none = api("200 OK\r\nratelimit: \"all\";r=0;t=1").await;
+    let (refused, paced) = tokio::join!(attempts(demo, "retry", &refuses), attempts(demo, "pace", &leaves_none));
+    assert_eq!(refused.len(), 10, "two calls of five attempts each");
+    // Jitter of up to 1, 2, 4 and 8 s for each call: at most 3 s in all, 4 times in 100,000.
+    assert!(waited_ms(&refused) > 8 * 1_000 + 3_000, "{} ms", waited_ms(&refused));
+    assert_eq!(paced.len(), 6);
+    // Jitter of up to 1 s for each of five waits: at most 250 ms in all, 8 times in a million.
+    assert!(waited_ms(&paced) > 5 * 1_000 + 250, "{} ms", waited_ms(&paced));
+}
+
+/// An API that gives every request the same answer: a status and headers. Returns its URL.
+async fn api(answer: &str) -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let url = format!("http://{}/", listener.local_addr().expect("it is bound"));
+    let answer = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                if stream.read(&mut [0; 4_096]).await.is_ok_and(|bytes| bytes > 0) {
+                    stream.write_all(answer.as_bytes()).await.expect("the caller waits");
+                }
+            });
+        }
+    });
+    url
+}
+
+/// From the first request to the last.
+fn waited_ms(attempts: &[Attempt]) -> u64 {
+    let began = attempts.iter().map(|attempt| attempt.began_ms);
+    began.clone().max().unwrap_or_default() - began.min().unwrap_or_default()
 }
 
 async fn no_call_is_refused(demo: &Demo, service: &Service) {

@@ -151,12 +151,14 @@ func (t *Tidegate) Limit(describe func(*http.Request) (uint32, []Descriptor), ne
 
 // --- The caller: what to do when an API refuses ---
 
+const longestJitter = 10 * time.Second
+
 // Retry calls send until its response is neither 429 nor 503, at most 5 times; it returns the last response.
 //
-// It waits as long as Retry-After says, and then a random time of at most 100 ms, twice that, and so on up to 10 s (full
-// jitter), so that callers who were refused together do not return together. An error of send ends it.
+// It waits as long as Retry-After says, and then a random time of at most as long again (at least 100 ms), twice that, and so on
+// up to 10 s (full jitter), so that callers who were refused together do not return together. An error of send ends it.
 func Retry(ctx context.Context, send func() (*http.Response, error)) (*http.Response, error) {
-	const attempts, base, longest = 5, 100 * time.Millisecond, 10 * time.Second
+	const attempts, base = 5, 100 * time.Millisecond
 	for attempt := 0; ; attempt++ {
 		response, err := send()
 		if err != nil || attempt == attempts-1 {
@@ -166,9 +168,10 @@ func Retry(ctx context.Context, send func() (*http.Response, error)) (*http.Resp
 			return response, nil
 		}
 		response.Body.Close()
-		jitter := rand.N(min(longest, base<<attempt))
+		wait := retryAfter(response.Header)
+		jitter := rand.N(min(longestJitter, min(longestJitter, max(base, wait))<<attempt))
 		select {
-		case <-time.After(retryAfter(response.Header) + jitter):
+		case <-time.After(wait + jitter):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -186,7 +189,8 @@ func retryAfter(header http.Header) time.Duration {
 
 // Pacer keeps a caller below the limit that the responses report. Its zero value is ready.
 //
-// While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+// While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight. Without any
+// left it waits until the reset, and a random time of at most as long again (10 s at most): others may wait for the same reset.
 type Pacer struct {
 	mutex     sync.Mutex
 	isKnown   bool
@@ -254,6 +258,9 @@ func (p *Pacer) leave(remaining int, reset time.Duration, isReported bool) {
 	defer p.mutex.Unlock()
 	p.inFlight--
 	if isReported {
+		if remaining == 0 && reset > 0 {
+			reset += rand.N(min(longestJitter, reset))
+		}
 		p.isKnown, p.remaining, p.until = true, remaining-p.inFlight, time.Now().Add(reset)
 	} else if !p.isKnown {
 		// Without a reported limit, calls are not held back for a second.

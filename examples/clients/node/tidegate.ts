@@ -117,23 +117,26 @@ export function rateLimit(tidegate: Tidegate, describe: (request: Request) => De
 
 // --- The caller: what to do when an API refuses ---
 
+const longestJitterMs = 10_000;
+
 const sleep = (ms: number) => new Promise((wake) => setTimeout(wake, ms));
 
 /**
  * Calls `send` until its response is neither 429 nor 503, at most `attempts` times; returns the last response.
  *
- * Waits as long as Retry-After says, and then a random time of at most `baseMs`, twice that, and so on up to `longestMs`
- * (full jitter), so that callers who were refused together do not return together.
+ * Waits as long as Retry-After says, and then a random time of at most as long again (at least `baseMs`), twice that, and so on
+ * up to `longestMs` (full jitter), so that callers who were refused together do not return together.
  */
 export async function retry(
   send: () => Promise<Response>,
-  { attempts = 5, baseMs = 100, longestMs = 10_000 } = {},
+  { attempts = 5, baseMs = 100, longestMs = longestJitterMs } = {},
 ): Promise<Response> {
   for (let attempt = 0; ; attempt++) {
     const response = await send();
     if (![429, 503].includes(response.status) || attempt >= attempts - 1) return response;
     if (!response.bodyUsed) await response.body?.cancel();
-    await sleep(retryAfterMs(response.headers) + Math.random() * Math.min(longestMs, baseMs * 2 ** attempt));
+    const waitMs = retryAfterMs(response.headers);
+    await sleep(waitMs + Math.random() * Math.min(longestMs, Math.max(baseMs, waitMs) * 2 ** attempt));
   }
 }
 
@@ -149,7 +152,8 @@ function number(text: string | null): number | undefined {
 /**
  * Keeps a caller below the limit that the responses report: `await pacer.call(send)` waits for its turn and sends.
  *
- * While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+ * While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight. Without any
+ * left it waits until the reset, and a random time of at most as long again (10 s at most): others may wait for the same reset.
  */
 export class Pacer {
   private remaining: number | undefined;
@@ -169,8 +173,10 @@ export class Pacer {
     } finally {
       this.inFlight--;
       if (reported) {
-        this.remaining = reported.remaining - this.inFlight;
-        this.until = performance.now() + reported.resetMs;
+        const { remaining, resetMs } = reported;
+        const jitterMs = remaining > 0 ? 0 : Math.random() * Math.min(longestJitterMs, resetMs);
+        this.remaining = remaining - this.inFlight;
+        this.until = performance.now() + resetMs + jitterMs;
       } else if (this.remaining === undefined) {
         // Without a reported limit, calls are not held back for a second.
         this.remaining = Infinity;

@@ -169,17 +169,21 @@ def rate_limit(tidegate: Tidegate, describe: Describe, hits: int = 1):
 # --- The caller: what to do when an API refuses ---
 
 
-async def retry(send: Callable[[], Awaitable], attempts: int = 5, base: float = 0.1, longest: float = 10.0):
+LONGEST_JITTER = 10.0  # seconds
+
+
+async def retry(send: Callable[[], Awaitable], attempts: int = 5, base: float = 0.1, longest: float = LONGEST_JITTER):
     """Calls `send` until its response is neither 429 nor 503, at most `attempts` times; returns the last response.
 
-    Waits as long as Retry-After says, and then a random time of at most `base`, twice that, and so on up to `longest` (seconds;
-    full jitter), so that callers who were refused together do not return together.
+    Waits as long as Retry-After says, and then a random time of at most as long again (at least `base`), twice that, and so on
+    up to `longest` (seconds; full jitter), so that callers who were refused together do not return together.
     """
     for attempt in range(attempts):
         response = await send()
         if response.status_code not in (429, 503) or attempt == attempts - 1:
             return response
-        await asyncio.sleep(retry_after(response.headers) + random.uniform(0, min(longest, base * 2**attempt)))
+        wait = retry_after(response.headers)
+        await asyncio.sleep(wait + random.uniform(0, min(longest, max(base, wait) * 2**attempt)))
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -191,7 +195,8 @@ def retry_after(headers: Mapping[str, str]) -> float:
 class Pacer:
     """Keeps a caller below the limit that the responses report. `await pacer.call(send)` waits for its turn and sends.
 
-    While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+    While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight. Without any
+    left it waits until the reset, and a random time of at most as long again (10 s at most): others may wait for the same reset.
     """
 
     def __init__(self):
@@ -220,7 +225,9 @@ class Pacer:
             async with self.changed:
                 self.in_flight -= 1
                 if reported:
-                    self.remaining, self.until = reported[0] - self.in_flight, time.monotonic() + reported[1]
+                    remaining, reset = reported
+                    jitter = 0.0 if remaining else random.uniform(0, min(LONGEST_JITTER, reset))
+                    self.remaining, self.until = remaining - self.in_flight, time.monotonic() + reset + jitter
                 elif self.remaining is None:
                     self.remaining, self.until = float("inf"), time.monotonic() + 1.0
                 self.changed.notify_all()

@@ -287,22 +287,26 @@ mod message {
 
 const ATTEMPTS: u32 = 5;
 const BASE: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(10);
+const LONGEST_JITTER: Duration = Duration::from_secs(10);
 
 /// Calls `send` until its response is neither 429 nor 503, at most 5 times; returns the last response.
 ///
-/// Waits as long as Retry-After says, and then a random time of at most 100 ms, twice that, and so on up to 10 s (full jitter),
-/// so that callers who were refused together do not return together. An error of `send` ends it.
+/// Waits as long as Retry-After says, and then a random time of at most as long again (at least 100 ms), twice that, and so on up
+/// to 10 s (full jitter), so that callers who were refused together do not return together. An error of `send` ends it.
 pub async fn retry<B, E>(mut send: impl AsyncFnMut() -> Result<http::Response<B>, E>) -> Result<http::Response<B>, E> {
     for attempt in 0..ATTEMPTS - 1 {
         let response = send().await?;
         if ![StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status()) {
             return Ok(response);
         }
-        let jitter = LONGEST.min(BASE * 2_u32.pow(attempt)).mul_f64(fastrand::f64());
-        tokio::time::sleep(retry_after(response.headers()) + jitter).await;
+        let wait = retry_after(response.headers());
+        tokio::time::sleep(wait + jitter(wait.max(BASE) * 2_u32.pow(attempt))).await;
     }
     send().await
+}
+
+fn jitter(most: Duration) -> Duration {
+    LONGEST_JITTER.min(most).mul_f64(fastrand::f64())
 }
 
 /// 0 without the header, or if it is a date, which Tidegate does not send.
@@ -316,7 +320,8 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
 
 /// Keeps a caller below the limit that the responses report.
 ///
-/// While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+/// While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight. Without any
+/// left it waits until the reset, and a random time of at most as long again (10 s at most): others may wait for the same reset.
 #[derive(Default)]
 pub struct Pacer {
     state: Mutex<State>,
@@ -390,7 +395,8 @@ impl Drop for Turn<'_> {
         let mut state = self.pacer.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.in_flight -= 1;
         if let Some((remaining, reset)) = self.reported {
-            state.known = Some((i64::from(remaining) - state.in_flight, Instant::now() + reset));
+            let jitter = if remaining == 0 { jitter(reset) } else { Duration::ZERO };
+            state.known = Some((i64::from(remaining) - state.in_flight, Instant::now() + reset + jitter));
         } else if state.known.is_none() {
             // Without a reported limit, calls are not held back for a second.
             state.known = Some((i64::MAX, Instant::now() + Duration::from_secs(1)));

@@ -173,13 +173,13 @@ public final class Tidegate implements AutoCloseable {
 
     private static final int ATTEMPTS = 5;
     private static final long BASE_MS = 100;
-    private static final long LONGEST_MS = 10_000;
+    private static final long LONGEST_JITTER_MS = 10_000;
 
     /**
      * Calls {@code send} until its response is neither 429 nor 503, at most 5 times; returns the last response.
      *
-     * <p>It waits as long as Retry-After says, and then a random time of at most 100 ms, twice that, and so on up to 10 s (full
-     * jitter), so that callers who were refused together do not return together.
+     * <p>It waits as long as Retry-After says, and then a random time of at most as long again (at least 100 ms), twice that, and
+     * so on up to 10 s (full jitter), so that callers who were refused together do not return together.
      */
     public static <T> HttpResponse<T> retry(Callable<HttpResponse<T>> send) throws Exception {
         for (int attempt = 0; ; attempt++) {
@@ -188,9 +188,13 @@ public final class Tidegate implements AutoCloseable {
             if (!isRefused || attempt == ATTEMPTS - 1) {
                 return response;
             }
-            long jitter = ThreadLocalRandom.current().nextLong(Math.min(LONGEST_MS, BASE_MS << attempt) + 1);
-            Thread.sleep(retryAfter(response.headers()).toMillis() + jitter);
+            long wait = retryAfter(response.headers()).toMillis();
+            Thread.sleep(wait + jitter(Math.max(BASE_MS, wait) << attempt));
         }
+    }
+
+    private static long jitter(long mostMs) {
+        return ThreadLocalRandom.current().nextLong(Math.min(LONGEST_JITTER_MS, mostMs) + 1);
     }
 
     /** Zero without the header, or if it is a date, which Tidegate does not send. */
@@ -206,6 +210,8 @@ public final class Tidegate implements AutoCloseable {
      * Keeps a caller below the limit that the responses report.
      *
      * <p>While no limit is known, one call is in flight; afterwards as many as the last response left, less those in flight.
+     * Without any left it waits until the reset, and a random time of at most as long again (10 s at most): others may wait for
+     * the same reset.
      */
     public static final class Pacer {
         private boolean isKnown;
@@ -246,9 +252,11 @@ public final class Tidegate implements AutoCloseable {
         private synchronized void leave(Optional<Reported> reported) {
             inFlight--;
             if (reported.isPresent()) {
+                var reset = reported.get().reset();
+                long jitter = reported.get().remaining() > 0 || reset.isNegative() ? 0 : jitter(reset.toMillis());
                 isKnown = true;
                 remaining = reported.get().remaining() - inFlight;
-                until = System.nanoTime() + reported.get().reset().toNanos();
+                until = System.nanoTime() + reset.plusMillis(jitter).toNanos();
             } else if (!isKnown) {
                 // Without a reported limit, calls are not held back for a second.
                 isKnown = true;
