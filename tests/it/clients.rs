@@ -255,10 +255,9 @@ async fn api(answer: &str) -> String {
     url
 }
 
-/// From the first request to the last.
+/// Time between the requests: from the end of each to the begin of the next.
 fn waited_ms(attempts: &[Attempt]) -> u64 {
-    let began = attempts.iter().map(|attempt| attempt.began_ms);
-    began.clone().max().unwrap_or_default() - began.min().unwrap_or_default()
+    attempts.windows(2).map(|pair| pair[1].began_ms.saturating_sub(pair[0].ended_ms)).sum()
 }
 
 async fn no_call_is_refused(demo: &Demo, service: &Service) {
