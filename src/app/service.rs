@@ -381,7 +381,7 @@ fn listeners(
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();
     serving.spawn(grpc.serve(calls, workers.clone(), stopped.clone()));
-    serving.spawn(http.serve(Http::new(requests), workers.clone(), stopped.clone()));
+    serving.spawn(http.serve(Http::new(requests, settings.http_h2c), workers.clone(), stopped.clone()));
     serving.spawn(debug.serve(http1(routes.admin), Workers::here(), stopped.clone()));
     if let Some(metrics) = metrics {
         let page = transport::metrics::routes(&settings.prometheus_path.0, Arc::clone(telemetry));

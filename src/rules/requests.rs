@@ -147,6 +147,11 @@ impl HttpRequests {
         self.gateway == Gateway::None
     }
 
+    /// Returns true if the path of the check itself has the path of the request.
+    pub fn are_in_path(&self) -> bool {
+        self.gateway == Gateway::Envoy
+    }
+
     /// Returns the status of a refusal.
     pub const fn refusal_status(&self) -> u16 {
         self.refusal_status

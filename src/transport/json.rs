@@ -66,10 +66,12 @@ pub fn routes(
 ) -> Router {
     let metrics = metrics::routes("/metrics", edge.telemetry());
     let door = Door { edge, most_bytes, admits: Arc::new(admits), room: Room::new() };
+    // Callers of /json cannot take the room of /check.
+    let check = Door { room: Room::new(), ..door.clone() };
     Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
-        .route("/json", any(json).with_state(door.clone()))
-        .route("/check/{*target}", any(check::check).with_state(door))
+        .route("/json", any(json).with_state(door))
+        .route("/check/{*target}", any(check::check).with_state(check))
         .merge(metrics)
 }
 

@@ -25,14 +25,14 @@ pub const LEAST_IDLE: usize = 1_024;
 const UNKNOWN_MEMORY: u64 = 512 << 20;
 
 /// Value of [`ConnectionLimits::keep_alive`] where gateways ask: 75 s. NGINX keeps its idle connections for 60 s
-/// (`keepalive_timeout` of an `upstream`), so that no check of it meets a connection that Tidegate is closing.
+/// (`keepalive_timeout` of an `upstream`), and so do the other examples, so that no check meets a connection that Tidegate is closing.
 pub const GATEWAY_KEEP_ALIVE: Duration = Duration::from_secs(75);
 
 /// Timeouts of one connection. Every value is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Time from accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s. Later heads of
-    /// HTTP/1 have the same time from their first byte.
+    /// HTTP/1, and on the HTTP listener the first one too, have the same time from their first byte.
     pub handshake: Duration,
     /// Time without a request on an HTTP/1 connection that had one: 5 s, and [`GATEWAY_KEEP_ALIVE`] on the HTTP listener.
     pub keep_alive: Duration,

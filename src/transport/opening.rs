@@ -21,6 +21,8 @@ use super::tls::Peer;
 pub struct Http<S> {
     http1: Http1<S>,
     http2: Http2<S>,
+    /// False if only HTTP/1.1 is served.
+    has_http2: bool,
 }
 
 /// Connection whose first bytes choose the version of HTTP.
@@ -45,9 +47,9 @@ pub struct Opening<S> {
 }
 
 impl<S: Answering> Http<S> {
-    /// Serves what `http2` serves, by either version of HTTP and within the same limits.
-    pub fn new(http2: Http2<S>) -> Self {
-        Self { http1: http2.as_http1(), http2 }
+    /// Serves what `http2` serves, over HTTP/1.1 and, with `has_http2`, over HTTP/2, within the same limits.
+    pub fn new(http2: Http2<S>, has_http2: bool) -> Self {
+        Self { http1: http2.as_http1(), http2, has_http2 }
     }
 }
 
@@ -72,7 +74,8 @@ impl<S: Answering> Opening<S> {
             let bytes = buffer.filled().len();
             self.bytes += bytes;
             // HTTP/1 reads the same end or error again.
-            if read.is_err() || bytes == 0 || !PREFACE.starts_with(self.begun()) {
+            let is_http1 = !self.http.has_http2 || !PREFACE.starts_with(self.begun());
+            if read.is_err() || bytes == 0 || is_http1 {
                 return Poll::Ready(false);
             }
             if self.bytes == PREFACE.len() {

@@ -387,7 +387,7 @@ where
                 body
             }
             Content::Http2(account) => {
-                head::add_host(&mut head);
+                head::as_of_http1(&mut head);
                 RequestBody::of_http2(body, allowed, account)
             }
             Content::Http1 => RequestBody::new(body, allowed),

@@ -244,11 +244,13 @@ async fn behind_envoy(variables: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAdd
 
 #[tokio::test]
 async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
-    let (_tidegate, _envoy, edge) = behind_envoy(&[("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")]).await;
+    let variables = [("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json"), ("DECISION_ID_HEADER", "true")];
+    let (_tidegate, _envoy, edge) = behind_envoy(&variables).await;
     for _ in 0..5 {
         let answer = get(edge, "/", "alice").await;
         assert_eq!(answer.status, 200, "{answer:?}");
         assert!(answer.header("ratelimit").contains(r#""per-user";r="#), "{answer:?}");
+        assert_eq!(answer.find("x-tidegate-decision-id"), None, "{answer:?}");
     }
     let answer = get(edge, "/", "alice").await;
     assert_eq!((answer.status, answer.header("content-type")), (429, "application/json"), "{answer:?}");
@@ -257,6 +259,7 @@ async fn through_envoy_a_refused_client_reads_what_it_can_act_on() {
     let body: Value = serde_json::from_str(&answer.body).expect("JSON");
     assert_eq!((&body["error"], &body["limit"], &body["window"]), (&json!("rate_limited"), &json!(5), &json!("7d")));
     assert_eq!(answer.header("retry-after").parse(), Ok(body["retry_after"].as_u64().expect("seconds")));
+    assert_eq!(body["decision_id"], answer.header("x-tidegate-decision-id"));
 }
 
 #[tokio::test]

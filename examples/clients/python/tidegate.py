@@ -70,16 +70,20 @@ class Decision:
 
 
 class Tidegate:
-    """A connection that is opened once, kept, and shared by all requests. Make it where the event loop runs.
+    """A connection that is opened at the first request, kept, and shared by all of one event loop. It can be made at the top of a module.
 
     `timeout` is the longest that a request waits for an answer, in seconds. Without an answer a request goes on if `fail_open`,
     and otherwise gets status 503.
     """
 
     def __init__(self, address: str, domain: str, timeout: float = 0.1, fail_open: bool = True):
-        self.domain, self.timeout, self.fail_open = domain, timeout, fail_open
+        self.address, self.domain, self.timeout, self.fail_open = address, domain, timeout, fail_open
+        self.channel: grpc.aio.Channel | None = None
+
+    def _connect(self) -> None:
+        """Opens the connection in the event loop that runs. gRPC ties it to that loop."""
         self.channel = grpc.aio.insecure_channel(
-            address,
+            self.address,
             # Milliseconds: back within about a second after a restart, and a dead peer is noticed within 15 s.
             options=[
                 ("grpc.initial_reconnect_backoff_ms", 100),
@@ -89,8 +93,6 @@ class Tidegate:
                 ("grpc.keepalive_timeout_ms", 5_000),
             ],
         )
-        # Connects now, and not at the first request.
-        self.channel.get_state(try_to_connect=True)
         self.stub = RateLimitServiceStub(self.channel)
 
     async def decide(self, descriptors: Sequence[Descriptor], hits: int = 1) -> Decision:
@@ -98,6 +100,8 @@ class Tidegate:
         if not descriptors:
             return Decision()
         request = RateLimitRequest(domain=self.domain, descriptors=[d.to_proto() for d in descriptors], hits_addend=hits)
+        if self.channel is None:
+            self._connect()
         try:
             answer = await self.stub.ShouldRateLimit(request, timeout=self.timeout)
         except grpc.RpcError as error:
@@ -110,7 +114,8 @@ class Tidegate:
         return Decision(headers=headers)
 
     async def close(self) -> None:
-        await self.channel.close()
+        if self.channel is not None:
+            await self.channel.close()
 
 
 Describe = Callable[[Request], Sequence[Descriptor]]

@@ -39,7 +39,12 @@ impl Compiler<'_> {
             self.error(file, place, message.to_owned());
         }
         let trusted_proxies = node.trusted_proxies.iter().filter_map(|text| self.proxy(file, text)).collect();
+        let refusal_place = node.refusal_status.as_ref().map_or(place, |status| status.place);
         let refusal_status = self.refusal_status(file, node.refusal_status.as_ref());
+        if gateway.value == Gateway::Nginx && !matches!(refusal_status, 401 | 403) {
+            let message = "NGINX' `auth_request` takes only 401 and 403 for a refusal, and answers 500 for any other status: write `refusal_status: 403`";
+            self.warning(file, refusal_place, message.to_owned());
+        }
         let descriptors = match (gateway.value, node.descriptors) {
             (Gateway::None, Some((place, _))) => {
                 let message =

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use prost::Message;
@@ -80,6 +80,12 @@ impl Door {
         };
         if !requests.trusts(peer) {
             return Err(refused(StatusCode::FORBIDDEN, "`trusted_proxies` of the domain does not name this peer"));
+        }
+        if requests.are_in_path() && head.version == Version::HTTP_2 {
+            // A path or a host that HTTP/2 does not allow ends in an error of the stream, before any code here sees it.
+            let why = "Envoy has to ask over HTTP/1.1, since an error of HTTP/2 by what a client wrote could admit it: \
+                 remove http2_protocol_options from its cluster";
+            return Err(refused(StatusCode::FORBIDDEN, why));
         }
         let refusal = StatusCode::from_u16(requests.refusal_status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
         if requests.are_in_body() {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::ask;
 use super::smuggling::finds_none_admitted;
 use crate::envoy::proxy::Proxy;
-use crate::support::Tidegate;
+use crate::support::{Tidegate, said};
 
 /// A Tidegate, an Envoy that asks it, with these changes to the example, and where Envoy listens.
 async fn asking(changes: &[(&str, &str)]) -> (Tidegate, Proxy, SocketAddr) {
@@ -25,6 +25,16 @@ async fn envoy_asks_by_ext_authz_as_its_example_says_and_fails_closed_or_open() 
             let (status, head, body) = ask(edge, "POST", target, &forged).await;
             assert!(status == 200 && body.contains("hello"), "{head} {body}");
             assert!(head.contains("\r\nratelimit: \"remote_address\";r="), "{head}");
+        }
+        // What HTTP/2 would make an error is a refusal over HTTP/1.1.
+        for target in ["/login?<", "/login?\""] {
+            assert!(ask(edge, "POST", target, &[]).await.0 >= 400, "{target}");
+        }
+        for host in ["a:b:c", "[", "@", "a%41"] {
+            let line =
+                format!("POST /login HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+            let answer = said(edge, &line).await;
+            assert!(!answer.contains(" 200 "), "{host}: {answer}");
         }
         for target in ["/login", "//login", "/a/../login", "http://elsewhere/login"] {
             let (status, head, body) = ask(edge, "POST", target, &[]).await;

@@ -97,15 +97,17 @@ async fn a_load_over_http_asks_the_check_and_tells_refusals_from_errors() {
     let rules = rule_file(&CHECKED.replace("PEER", "127.0.0.1"));
     let server = Tidegate::start(rules.path(), &[]).await;
     let address = server.http.to_string();
-    let load = ["--http", "-d", "user=u{n}", "--keys", "7", "--distribution", "in-turn", "--calls", "200"];
+    let each = ["--http", "-d", "user=u{n}", "--keys", "7", "--distribution", "in-turn"];
+    let load = [&each[..], &["--rate", "200", "--duration", "1s"]].concat();
     let (code, results, course) = bench(&address, &load).await;
     assert_eq!(code, Some(0), "{course}");
     assert_eq!((number(&results, "OK"), number(&results, "OVER_LIMIT")), (70, 130), "{results}");
-    assert!(results.starts_with("closed loop, 32 calls in flight over HTTP/1.1, each on its connection"), "{results}");
+    assert!(results.starts_with("open loop, 200 calls a second over HTTP/1.1"), "{results}");
     assert_eq!(metric(&server, "tidegate_requests_total", "door=\"check\"").await, 200);
-    let open = ["--http", "-d", "user=u{n}", "--hits", "0", "--rate", "100", "--duration", "1s"];
-    let (code, results, _) = bench(&address, &open).await;
-    assert_eq!((code, number(&results, "OK")), (Some(0), 100), "{results}");
+    let closed = ["--http", "-d", "user=new{n}", "--hits", "0", "--duration", "300ms"];
+    let (code, results, _) = bench(&address, &closed).await;
+    assert_eq!((code, number(&results, "OVER_LIMIT"), number(&results, "failed")), (Some(0), 0, 0), "{results}");
+    assert!(results.starts_with("closed loop, 32 calls in flight over HTTP/1.1, each on its connection"), "{results}");
 
     let rules = rule_file(&CHECKED.replace("PEER", "192.0.2.1"));
     let strict = Tidegate::start(rules.path(), &[]).await;

@@ -93,7 +93,7 @@ impl Edge {
     pub async fn http_with_most_idle(limits: ConnectionLimits, router: axum::Router, most_idle: usize) -> Self {
         let (listener, stop, stopped, workers) = Self::parts(limits, 100).await;
         let (address, tally) = (listener.1, listener.0.tally());
-        let http = Http::new(Http2::new(router, &limits));
+        let http = Http::new(Http2::new(router, &limits), true);
         let served = tokio::spawn(listener.0.with_most_idle(most_idle).serve(http, workers.clone(), stopped));
         Self { address, tally, stop, served, workers }
     }

@@ -125,7 +125,12 @@ requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
 descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
 ";
     std::fs::write(directory.path().join("jobs.yaml"), rules).unwrap();
-    (Tidegate::start(directory.path(), &[]).await, directory)
+    let rules = "domain: paths
+requests: { from_gateway: envoy, trusted_proxies: [127.0.0.1], descriptors: [[{ key: path, from: path }]] }
+descriptors: [{ key: path, rate_limit: { unit: year, requests_per_unit: 2 } }]
+";
+    std::fs::write(directory.path().join("paths.yaml"), rules).unwrap();
+    (Tidegate::start(directory.path(), &[("HTTP_H2C", "true")]).await, directory)
 }
 
 const JOB: &str = r#"{"domain":"jobs","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
@@ -137,7 +142,7 @@ async fn every_path_of_the_http_listener_answers_over_http2_too() {
     let url = |path: &str| format!("http://edge{path}");
     assert_eq!(answer(at, http::Request::get(url("/healthcheck")), "").await, (200, "OK".to_owned()));
     let (status, page) = answer(at, http::Request::get(url("/metrics")), "").await;
-    assert!(status == 200 && page.contains("\ntidegate_rules 2\n"), "{page}");
+    assert!(status == 200 && page.contains("\ntidegate_rules 3\n"), "{page}");
     let (status, text) = answer(at, http::Request::post(url("/json")), JOB).await;
     assert!(status == 200 && text.contains("\"limitRemaining\":1"), "{text}");
     // Both versions share a counter.
@@ -168,6 +173,24 @@ async fn every_path_of_the_http_listener_answers_over_http2_too() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_copies_the_path_of_a_client_cannot_ask_over_http2_and_nobody_can_unless_it_is_set() {
+    let (server, _rules) = server().await;
+    let (status, why) = answer(server.http, http::Request::get("http://edge/check/paths/a"), "").await;
+    assert!(status == 403 && why.contains("HTTP/1.1"), "{why}");
+    let get = |path: &str| format!("GET /check/paths{path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    assert!(said(server.http, &get("/a")).await.starts_with("HTTP/1.1 200"));
+    // What HTTP/2 makes an error is an answer, and a refusal.
+    for path in ["/a?<", "/a?\"", "/a?\u{7f}"] {
+        let answer = said(server.http, &get(path)).await;
+        assert!(answer.starts_with("HTTP/1.1 4"), "{path}: {answer}");
+    }
+    let rules = crate::support::rule_file("domain: jobs\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]\n");
+    let closed = Tidegate::start(rules.path(), &[]).await;
+    let preface = String::from_utf8(PREFACE.to_vec()).expect("text");
+    assert!(said(closed.http, &preface).await.starts_with("HTTP/1.1 400"));
+}
+
+#[tokio::test]
 async fn hostile_headers_over_http2_are_refused_and_fail_nobody_else() {
     let (server, _rules) = server().await;
     let check = || http::Request::get("http://edge/check/edge").header("x-original-uri", "/b");
@@ -188,18 +211,13 @@ async fn hostile_headers_over_http2_are_refused_and_fail_nobody_else() {
     let many = (0..2_000).fold(check(), |more, number| more.header(format!("x{number}"), "y"));
     assert_eq!(answer(server.http, many, "").await.0, 200, "a gateway hands on all headers");
 
-    // Frames that no client library sends: a name in upper case, a header of a connection, no path, and trailers.
+    // Frames that no client library sends: a name in upper case, a header of a connection, two paths, and trailers.
     let literal = |name: &str, value: &str| {
         let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
         [vec![0x00], text(name), text(value)].concat()
     };
     let get = |more: &[u8]| [&[0x82, 0x86][..], &literal(":path", "/check/edge"), more].concat();
-    for head in [
-        get(&literal("Upper", "x")),
-        get(&literal("connection", "close")),
-        vec![0x82, 0x86],
-        get(&literal(":path", "/json")),
-    ] {
+    for head in [get(&literal("Upper", "x")), get(&literal("connection", "close")), get(&literal(":path", "/json"))] {
         let mut peer = Peer::connect(server.http).await;
         peer.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &head)).await.unwrap();
         peer.send(&frame(GOAWAY, 0, 0, &[0; 8])).await.unwrap();
