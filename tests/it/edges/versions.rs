@@ -184,10 +184,13 @@ async fn a_gateway_that_copies_the_path_of_a_client_cannot_ask_over_http2_and_no
         let answer = said(server.http, &get(path)).await;
         assert!(answer.starts_with("HTTP/1.1 4"), "{path}: {answer}");
     }
-    let rules = crate::support::rule_file("domain: jobs\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]\n");
+    let rules = crate::support::rule_file(
+        "domain: jobs\ndescriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]\n",
+    );
     let closed = Tidegate::start(rules.path(), &[]).await;
     let preface = String::from_utf8(PREFACE.to_vec()).expect("text");
-    assert!(said(closed.http, &preface).await.starts_with("HTTP/1.1 400"));
+    // hyper ends a connection of HTTP/1.1 that begins so; over HTTP/2 it would send its settings first.
+    assert_eq!(said(closed.http, &preface).await, "");
 }
 
 #[tokio::test]
