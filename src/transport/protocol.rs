@@ -152,17 +152,9 @@ impl<S: Answering> Protocol for Http2<S> {
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
-        let (body, caller) = (self.limits.body, caller(self.callers.as_ref(), peer));
-        let service = self.service.clone();
-        self.serve(socket, activity, |account| Calls {
-            service,
-            body,
-            content: Content::Grpc(account),
-            read_empty: None,
-            peer: None,
-            activity: None,
-            caller,
-        })
+        let (service, caller) = (self.service.clone(), self.caller(peer));
+        let body = self.limits.body;
+        self.serve(socket, activity, |account| Calls { caller, ..Calls::new(service, body, Content::Grpc(account)) })
     }
 }
 
@@ -199,17 +191,9 @@ impl<S: Answering> Http2<S> {
         activity: &Activity,
         caller: Option<Arc<ConnectionCaller>>,
     ) -> <Self as Protocol>::Connection {
-        let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
-        let (service, body) = (self.service.clone(), self.limits.body);
-        self.serve(socket, activity, |account| Calls {
-            service,
-            body,
-            content: Content::Http2(account),
-            read_empty,
-            peer,
-            activity: None,
-            caller,
-        })
+        // Their memory account is known only when the socket is given away.
+        let calls = Calls::new(self.service.clone(), self.limits.body, Content::Http1).of_http(&socket, caller);
+        self.serve(socket, activity, |account| Calls { content: Content::Http2(account), ..calls })
     }
 
     /// Returns the protocol HTTP/1.1 with the same service, limits and callers.
@@ -272,15 +256,7 @@ impl<S> Http1<S> {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(limits.keep_alive);
         builder.max_buf_size(HTTP1_BUFFER_BYTES).max_headers(HTTP1_HEADERS);
-        let calls = Calls {
-            service,
-            body: limits.body,
-            content: Content::Http1,
-            read_empty: None,
-            peer: None,
-            activity: None,
-            caller: None,
-        };
+        let calls = Calls::new(service, limits.body, Content::Http1);
         Self { builder, calls, head: limits.handshake, callers: None }
     }
 
@@ -309,8 +285,8 @@ impl<S: Answering> Http1<S> {
         activity: &Activity,
         caller: Option<Arc<ConnectionCaller>>,
     ) -> <Self as Protocol>::Connection {
-        let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
-        let calls = Calls { read_empty, peer, activity: Some(activity.clone()), caller, ..self.calls.clone() };
+        let calls = self.calls.clone().of_http(&socket, caller);
+        let calls = Calls { activity: Some(activity.clone()), ..calls };
         let mut builder = self.builder.clone();
         builder.timer(HeadTimer::new(socket.state(), self.head));
         builder.serve_connection(TokioIo::new(socket), calls)
@@ -337,6 +313,18 @@ pub struct Calls<S> {
     activity: Option<Activity>,
     /// Caller of the connection, if callers have rights.
     caller: Option<Arc<ConnectionCaller>>,
+}
+
+impl<S> Calls<S> {
+    fn new(service: S, body: Duration, content: Content) -> Self {
+        Self { service, body, content, read_empty: None, peer: None, activity: None, caller: None }
+    }
+
+    /// Passes to HTTP requests what is known of their connection.
+    fn of_http(self, socket: &Socket, caller: Option<Arc<ConnectionCaller>>) -> Self {
+        let (read_empty, peer) = (Some(socket.read_empty()), socket.peer_address().map(PeerAddress));
+        Self { read_empty, peer, caller, ..self }
+    }
 }
 
 /// Content of a connection, with its memory account if it may have many calls at once.

@@ -1,7 +1,7 @@
 //! Sums over instances, each with its bounds.
 //!
-//! An instance that does not list a descriptor says the most that it can have. So a sum is too large by at most its error,
-//! and never too small.
+//! An instance that does not list a descriptor says the most that it can have. So a sum is too large by at most its error.
+//! It can be too small where an instance lists one of several descriptors that look the same, or is of an older version.
 
 use std::collections::BTreeMap;
 use std::fmt;
