@@ -1,6 +1,6 @@
 //! Leases: hits that were charged in the store ahead of the requests that spend them here.
 //!
-//! A counter gets a lease once two requests need it within three lengths of a lease. A lease is a few parcels, each from one reply of the
+//! A counter gets a lease once two requests need it within six lengths of a lease. A lease is a few parcels, each from one reply of the
 //! store. The size of a lease follows the demand: it doubles while three quarters of it are spent in less than half of its length, and
 //! shrinks to what was spent when a parcel ends before it is used up. The store grants at most a quarter of what remains, so leases
 //! shrink to nothing as a counter runs out, and the store decides each charge.

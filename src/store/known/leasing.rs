@@ -14,9 +14,9 @@ use crate::algorithm::Charge;
 use crate::model::{Charging, LeaseTerms, Micros, Outcome, Provenance, Verdict};
 use crate::store::{Charged, Granted, StoreError};
 
-/// The lengths of a lease within which two requests of a counter get it one: 3. The second of two requests with more time between them is
+/// The lengths of a lease within which two requests of a counter get it one: 6. The second of two requests with more time between them is
 /// seldom followed by a third before its lease ends.
-const LATELY: u64 = 3;
+const LATELY: u64 = 6;
 
 /// Leases as a whole. Those of each counter are in its shard.
 #[derive(Default)]

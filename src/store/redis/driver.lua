@@ -262,7 +262,19 @@ while start <= #packed do
             end
           elseif a then
             local is_decided
-            if pass == 3 then
+            local wanted = mode == 'lease' and hits or ask
+            if wanted and hits > 0 and not max then
+              -- Most of what is leased fits at once: what is charged then is the same as in two steps.
+              code, remaining, reset, wait, room, x, y, z =
+                decide(a, b, c, ask and hits + ask or hits, back, limit, burst, window, tick, false)
+              is_decided = code == 0 and remaining >= 3 * wanted
+              if is_decided then
+                room = wanted
+              end
+            end
+            if is_decided then
+              ask = nil
+            elseif pass == 3 then
               hits, back = 0, 0
             elseif mode == 'later' or mode == 'lease' then
               -- As many of the hits that were decided without this server, or will be, as are charged now.
