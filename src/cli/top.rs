@@ -36,7 +36,7 @@ pub(super) fn command() -> Command {
     Command::new("top")
         .about("Show who is refused most, or what no rule matches, over several instances")
         .long_about(
-            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720: a count may have begun too high, or an instance may not have listed the descriptor. What is asked is estimated from\none request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720: a count may have begun too high, or an instance may not have listed the descriptor. `704+` means 704 or more: an\ninstance is of an older version, or values are masked or cut, so that others that are not listed look the same.\nWhat is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
         )
         .after_help(
             "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  The same for a program, with the bounds of each number:\n    tidegate top --sort asked --rule edge.user --json\n  Why a limit does nothing:\n    tidegate top --unmatched",
@@ -168,7 +168,7 @@ impl<'a> Table<'a> {
             "instances": self.instances,
             "missing": missing.collect::<Vec<_>>(),
             "top": lines.iter().map(Line::json).collect::<Vec<_>>(),
-            "others": { "refused": others.refused, "asked": others.asked },
+            "others": { "refused": others.refused.0, "asked": others.asked.0 },
             "missed": missed,
         })
     }
@@ -178,7 +178,7 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:>16} {:>16}  rule  descriptor", "refused/min", "asked/min")?;
         let Sums { lines, others, missed } = &self.sums;
-        for Line { rule, descriptor, refused, asked, alike } in lines {
+        for Line { rule, descriptor, refused, asked, alike, .. } in lines {
             let alike = if *alike > 1 { format!("  ({alike} descriptors look like this)") } else { String::new() };
             writeln!(f, "{refused:>16} {asked:>16}  {rule}  {descriptor}{alike}")?;
         }

@@ -1,7 +1,10 @@
 //! Description of a rule for answers, metrics and logs.
 
 use std::fmt;
+use std::hash::BuildHasher;
 use std::sync::Arc;
+
+use foldhash::fast::FixedState;
 
 /// Dense number of a rule within its rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,6 +51,8 @@ pub struct Path {
     /// Number of bytes at the beginning of the word that are the key.
     key: usize,
     shown: Shown,
+    /// Hash of all levels.
+    digest: u64,
 }
 
 /// Prefix of the first word of an overlay's rules: `edge.overlay+user`. The source may have a rule at the same place.
@@ -68,13 +73,18 @@ pub enum Shown {
 impl Path {
     /// Returns the path of a domain.
     pub fn of_domain(domain: &str) -> Self {
-        Self { above: None, word: domain.to_owned(), key: domain.len(), shown: Shown::Pattern }
+        Self::level(None, domain.to_owned(), domain.len(), Shown::Pattern)
     }
 
     /// Returns the path of a level below `above`. `value` is the text for the value of the level, if any.
     pub fn below(above: &Arc<Self>, key: &str, value: Option<&str>, shown: Shown) -> Self {
         let word = value.map_or_else(|| key.to_owned(), |value| format!("{key}_{value}"));
-        Self { above: Some(Arc::clone(above)), word, key: key.len(), shown }
+        Self::level(Some(Arc::clone(above)), word, key.len(), shown)
+    }
+
+    fn level(above: Option<Arc<Self>>, word: String, key: usize, shown: Shown) -> Self {
+        let digest = FixedState::default().hash_one((above.as_ref().map(|above| above.digest), &word, key));
+        Self { above, word, key, shown, digest }
     }
 
     /// Returns the path of a first level in an overlay. `domain` is the path of its domain.
@@ -102,6 +112,11 @@ impl Path {
     /// Returns the key of the last level: `plan`.
     pub fn key(&self) -> &str {
         self.word.get(..self.key).unwrap_or_default()
+    }
+
+    /// Returns a hash of all levels. It is the same for an equal path of another load of the rules in this process.
+    pub fn digest(&self) -> u64 {
+        self.digest
     }
 
     /// Returns the text of the last level in metrics.

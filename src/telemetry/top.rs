@@ -3,6 +3,8 @@
 //! A Space-Saving sketch in buckets of eight places. A new descriptor replaces the one with the lowest count in its bucket. It may have had a
 //! place before, so it starts with the highest counts that were ever replaced there. These are its possible error: a count is never too
 //! small, and too large by at most its error.
+//!
+//! The path of the rule and the entries are the identity of a descriptor, so its counts stay when the rules are reloaded.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -141,7 +143,7 @@ impl Top {
         add: fn(&mut Place),
     ) {
         let Some(entries) = request.descriptors().get(descriptor).map(|descriptor| &descriptor.entries) else { return };
-        let digest = self.hasher.hash_one((decision.generation, Arc::as_ptr(rule), entries_hash));
+        let digest = self.hasher.hash_one((rule.digest(), entries_hash));
         let window = now.get() / WINDOW.get();
         let index = usize::try_from(digest % (STRIPES * BUCKETS) as u64).unwrap_or_default();
         let Some(mut stripe) = self.stripes.get(index / BUCKETS).and_then(Mutex::try_lock) else {
@@ -156,9 +158,13 @@ impl Top {
         if known.is_none() {
             bucket.lost_refused = bucket.lost_refused.max(place.refused);
             bucket.lost_asked = bucket.lost_asked.max(place.asked);
-            (place.digest, place.rule) = (digest, Some(Arc::clone(rule)));
+            place.digest = digest;
             (place.refused, place.refused_error) = (bucket.lost_refused, bucket.lost_refused);
             (place.asked, place.asked_error) = (bucket.lost_asked, bucket.lost_asked);
+        }
+        // After a reload, other values can be sensitive.
+        if known.is_none() || !place.rule.as_ref().is_some_and(|own| Arc::ptr_eq(own, rule)) {
+            place.rule = Some(Arc::clone(rule));
             place.describe(entries, decision, descriptor);
         }
         add(place);

@@ -136,6 +136,26 @@ fn counts_of_the_top_are_those_of_the_last_minute() {
 }
 
 #[test]
+fn a_descriptor_keeps_its_count_when_the_rules_are_reloaded_and_is_shown_as_the_new_rules_say() {
+    let (telemetry, _) = keeping();
+    let path = |value| about(0, &[("k", value, Shown::Word)], Series::Rule);
+    refuse(&telemetry, &path(None), "one");
+    let reloaded = path(None);
+    let answers = [asked(Some(&reloaded), 5, 5, 1)];
+    let digest = Hidden { descriptor: 0, entry: 0, digest: "f00d".into() };
+    let decision = Decision { generation: 2, hidden: vec![digest], ..decision(&answers) };
+    telemetry.observe(&request(&[("k", "one")]), &decision, None);
+    // Two other rules, whose paths are written the same.
+    for levels in [&[("k_one", None, Shown::Word)][..], &[("k", Some("one"), Shown::Word)]] {
+        refuse(&telemetry, &about(1, levels, Series::Rule), "two");
+    }
+    let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
+    let mut found: Vec<_> = found.iter().map(|heavy| (&*heavy.entries[0].1, heavy.refused.most)).collect();
+    found.sort_unstable();
+    assert_eq!(found, [("f00d", 2), ("two", 1), ("two", 1)]);
+}
+
+#[test]
 fn a_count_of_the_top_is_never_too_small_and_too_large_by_at_most_its_error() {
     let (telemetry, time) = keeping();
     let user = plain(0, "user");
