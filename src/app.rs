@@ -23,6 +23,7 @@ use crate::settings::{BodyStyle, HeaderStyle, Settings};
 use crate::source::SourceChoice;
 use crate::source::file::find::Location;
 use crate::store::clock::SystemClock;
+pub use crate::telemetry::decision_id::DecisionId;
 use crate::telemetry::records::Records;
 use crate::transport::use_small_pages;
 use crate::transport::wire::{Answers, HeaderNames, Headers, RefusalBody};

@@ -30,6 +30,10 @@ const CUT: &str = "its answer was cut off";
 /// Error if all instances are missing.
 pub(super) const NOBODY: &str = "no instance answered: set --instance to a debug listener (DEBUG_HOST, DEBUG_PORT)";
 
+/// Advice where no rule matches, or nothing is known.
+pub(super) const SEE_UNMATCHED: &str =
+    "See also `tidegate top --unmatched`: it lists requests that no rule matches, with the nearest rule.";
+
 /// Answers of the instances.
 pub(super) struct Answers {
     /// Instances that answered, each with its answer.

@@ -79,7 +79,7 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let channel = server::connect(address, matches, timeout).await?;
     let mut client = RateLimitServiceClient::new(channel);
     let request = RateLimitRequest { domain: domain.clone(), descriptors: sent.collect(), hits_addend: 0 };
-    let mut refused = false;
+    let (mut refused, mut is_unmatched) = (false, false);
     for _ in 0..times {
         let mut call = Request::new(request.clone());
         call.set_timeout(timeout);
@@ -98,6 +98,10 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             anyhow::bail!("{address} answered with a code that is neither OK nor OVER_LIMIT");
         }
         refused = response.overall_code() == Code::OverLimit;
+        is_unmatched |= metadata::decision(&response).is_some_and(has_unmatched);
+    }
+    if is_unmatched {
+        eprintln!("{}", admin::SEE_UNMATCHED);
     }
     Ok(if refused { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
 }
@@ -175,6 +179,13 @@ fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
         let _ = writeln!(shown, "  {:10}  {}  {limit}", word(status.code()), entries.join(","));
     }
     shown
+}
+
+/// Returns true if no rule matches one of the descriptors.
+fn has_unmatched(decision: &Struct) -> bool {
+    let descriptors = metadata::descriptors(decision).iter().filter_map(metadata::object);
+    let mut unmatched = descriptors.filter(|descriptor| metadata::text(descriptor, "rule").is_none());
+    unmatched.any(|descriptor| metadata::text(descriptor, "provenance") == Some("none"))
 }
 
 /// Returns the reason why the status of descriptor `index` has no limit.

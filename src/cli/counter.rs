@@ -33,7 +33,11 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     answers.name_missing()?;
     let shown = answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string());
     super::print(&shown.collect::<String>())?;
-    let is_limited = answers.pages.iter().any(|(_, page)| text(page, "finding") == "limited");
+    let is_any = |finding: &str| answers.pages.iter().any(|(_, page)| text(page, "finding") == finding);
+    if is_any("unmatched") {
+        eprintln!("{}", admin::SEE_UNMATCHED);
+    }
+    let is_limited = is_any("limited");
     Ok(if is_limited { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
 }
 

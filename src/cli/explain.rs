@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Arg, ArgMatches, Command};
 
-use super::{descriptor, with_rules};
+use super::{admin, descriptor, with_rules};
 use crate::model::Descriptor;
 use crate::rulefile::CompiledRules;
 use crate::rules;
@@ -25,6 +25,10 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     warnings.iter().for_each(|warning| eprintln!("{warning}"));
     let domain = matches.get_one::<String>("domain").context("no domain")?;
     let descriptor = matches.get_one::<Descriptor>("descriptor").context("no descriptor")?;
-    super::print(&rules::explain(&rules, domain, descriptor))?;
+    let explanation = rules::explain(&rules, domain, descriptor);
+    super::print(&explanation)?;
+    if !explanation.is_matched() {
+        eprintln!("{}", admin::SEE_UNMATCHED);
+    }
     Ok(ExitCode::SUCCESS)
 }

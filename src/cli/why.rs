@@ -1,15 +1,16 @@
 //! `tidegate why`: tells who was refused lately, and why, over several instances.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::ensure;
+use anyhow::anyhow;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 
 use super::admin::{self, Ago, Answers, Clock, flag, items, list, number, text};
 use super::{REFUSED, descriptor};
+use crate::app::DecisionId;
 use crate::model::{Descriptor, Micros};
 
 /// Path of the last refusals.
@@ -51,7 +52,29 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Some(id) => super::print(&format_args!("{}\n", unknown(id, &answers, &report)))?,
         None => super::print(&report)?,
     }
+    if report.refused.is_empty() {
+        let elsewhere: Vec<String> = other_domains(matches)?.into_iter().collect();
+        if !elsewhere.is_empty() {
+            let domains = elsewhere.join(", ");
+            super::print(&format_args!("A descriptor with these entries was refused in other domains: {domains}.\n"))?;
+        }
+        eprintln!("{}", admin::SEE_UNMATCHED);
+    }
     Ok(if report.refused.is_empty() { ExitCode::from(REFUSED) } else { ExitCode::SUCCESS })
+}
+
+/// Returns the domains in which the descriptor was refused, if the command asks for another one.
+fn other_domains(matches: &ArgMatches) -> anyhow::Result<BTreeSet<String>> {
+    let descriptor = matches.get_one::<Descriptor>("descriptor");
+    if descriptor.is_none() || !matches.contains_id("domain") {
+        return Ok(BTreeSet::new());
+    }
+    let mut query = admin::query(matches, &[]);
+    admin::append_entries(&mut query, descriptor);
+    let path = format!("{PATH}?{}", query.finish());
+    let Answers { pages, .. } = admin::run(admin::ask(matches, &path, &["refusals"]))?;
+    let refusals = pages.iter().flat_map(|(_, page)| list(page, "refusals"));
+    Ok(refusals.map(|refusal| text(refusal, "domain")).filter(|domain| !domain.is_empty()).collect())
 }
 
 /// Returns the reason for which no instance has a refusal of the decision `id`.
@@ -72,11 +95,11 @@ fn unknown(id: &str, answers: &Answers, report: &Report) -> String {
 /// Returns the path and query to ask for.
 fn path(matches: &ArgMatches) -> anyhow::Result<String> {
     if let Some(id) = matches.get_one::<String>("ID") {
-        ensure!(
-            !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric()),
-            "'{id}' is no id of a decision: it has digits and letters only; for a descriptor, write --descriptor {id}"
-        );
-        return Ok(format!("{PATH}/{id}"));
+        let entry = if id.contains('=') { id.clone() } else { format!("KEY={id}") };
+        let known = id.parse::<DecisionId>();
+        let known = known
+            .map_err(|why| anyhow!("'{id}' is no decision id: {why}; for a descriptor, write --descriptor {entry}"))?;
+        return Ok(format!("{PATH}/{known}"));
     }
     let mut query = admin::query(matches, &["domain", "rule"]);
     admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));

@@ -9,11 +9,21 @@ use crate::normalize::{NormalizedValue, Normalizers};
 
 /// Maximum number of listed items per level that do not match: 20. Levels can have thousands.
 const MOST_OTHERS: usize = 20;
+/// Maximum number of other keys that are named per level: 8, about a line.
+const MOST_KEYS: usize = 8;
 
 /// The walk of one descriptor down the rule tree of its domain, as text for people.
 #[derive(Debug)]
 pub struct Explanation {
     text: String,
+    is_matched: bool,
+}
+
+impl Explanation {
+    /// Returns true if a rule matches the descriptor.
+    pub fn is_matched(&self) -> bool {
+        self.is_matched
+    }
 }
 
 impl fmt::Display for Explanation {
@@ -24,14 +34,15 @@ impl fmt::Display for Explanation {
 
 /// Explains which rule matches `descriptor`, which counter it charges, and why the other rules do not match.
 pub fn explain(rules: &RuleSet, domain: &str, descriptor: &Descriptor) -> Explanation {
-    let mut explainer = Explainer { rules, text: String::new() };
+    let mut explainer = Explainer { rules, text: String::new(), is_matched: false };
     explainer.explain(domain, descriptor);
-    Explanation { text: explainer.text }
+    Explanation { text: explainer.text, is_matched: explainer.is_matched }
 }
 
 struct Explainer<'a> {
     rules: &'a RuleSet,
     text: String,
+    is_matched: bool,
 }
 
 /// A tree of a domain: that of the source, or that of an overlay.
@@ -136,18 +147,20 @@ impl Explainer<'_> {
             self.line(depth, format_args!("✗ {}  {why}  ({})", other.label(), self.place(other)));
             shown += 1;
         }
-        let (all, same) = (others.clone().count(), others.filter(same_key).count());
+        let (all, same) = (others.clone().count(), others.clone().filter(same_key).count());
         if same > shown {
             self.line(depth, format_args!("✗ {} more with this key and another value", same - shown));
         }
         if all > same {
-            self.line(depth, format_args!("✗ {} with another key", all - same));
+            let keys = keys(others.filter(|child| !same_key(child)));
+            self.line(depth, format_args!("✗ {} with another key: {keys}", all - same));
         }
     }
 
     /// Explains the rule of `found`, if it has one. `mark` is that of its counters.
     fn rule(&mut self, Called { name, domain, descriptor }: Called<'_>, found: &TreeMatch<'_>, mark: &str) {
         let Some(rule) = found.rule else { return };
+        self.is_matched = true;
         self.line(0, format_args!("=> rule {}", rule.path()));
         if rule.changes.is_some() {
             self.line(1, format_args!("from     {}", self.rules.places(rule)));
@@ -305,6 +318,22 @@ fn why_not(other: &Child, entry: &Entry, normalized: &NormalizedValue<'_>, chose
         }
         _ => "would match, but an earlier wildcard comes first",
     }
+}
+
+/// Returns the keys of these items, each once.
+fn keys<'a>(items: impl Iterator<Item = &'a Child>) -> String {
+    let mut keys: Vec<&str> = Vec::new();
+    for key in items.map(|item| item.key.text()) {
+        if keys.contains(&key) {
+            continue;
+        }
+        if keys.len() == MOST_KEYS {
+            keys.push("…");
+            break;
+        }
+        keys.push(key);
+    }
+    keys.join(", ")
 }
 
 /// Returns `key=value`, with the normalised value if it differs. Shows the digest of a sensitive value instead.

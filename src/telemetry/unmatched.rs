@@ -226,10 +226,10 @@ impl Unmatched {
         }
         if *unlogged > 0 && self.line.is_due() {
             let shape = seen.peek(last).cloned();
-            let shapes_since = std::mem::take(unlogged);
+            let (shapes_since, others) = (std::mem::take(unlogged), seen.len().saturating_sub(1));
             drop(shapes);
             if let Some(shape) = shape {
-                log(&shape, shapes_since);
+                log(&shape, shapes_since, others);
             }
         }
     }
@@ -263,8 +263,8 @@ impl KeysOfDomain {
     }
 }
 
-/// Writes the log line about new shapes; `shape` is the last of them.
-fn log(shape: &Shape, shapes: u64) {
+/// Writes the log line about new shapes; `shape` is the last of them, and `others` the number of all others since the rules were loaded.
+fn log(shape: &Shape, shapes: u64, others: usize) {
     let Shape { domain, keys, .. } = shape;
     let keys = keys.join(", ");
     tracing::warn!(
@@ -272,7 +272,8 @@ fn log(shape: &Shape, shapes: u64) {
         shapes,
         domain = &**domain,
         keys,
-        "requests have descriptors or domains that no rule matches, so they are not limited; domain and keys are those of the last one; `tidegate top --unmatched` shows all and the nearest rule"
+        others,
+        "requests have descriptors or domains that no rule matches, so they are not limited; domain and keys are those of the last one, and there are {others} others since the rules were loaded; `tidegate top --unmatched` lists all with the nearest rule"
     );
 }
 

@@ -288,6 +288,8 @@ fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     let explain = |descriptor: &str| {
         let output = tidegate(&["explain", "--domain", "edge", "--descriptor", descriptor, path(&file)]);
         assert!(output.status.success(), "{}", stderr(&output));
+        let is_unmatched = stdout(&output).contains("=> not limited");
+        assert_eq!(stderr(&output).contains("tidegate top --unmatched"), is_unmatched, "{}", stderr(&output));
         stdout(&output)
     };
     let text = explain("plan=free,user=alice");
@@ -309,6 +311,7 @@ fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     assert!(explain("plan=gold,user=alice").contains("the rules end one level above"));
     let output = tidegate(&["explain", "--domain", "nowhere", "-d", "a=b", path(&file)]);
     assert!(stdout(&output).contains("no rule file has this domain; known domains: edge"));
+    assert!(stderr(&output).contains("tidegate top --unmatched"), "{}", stderr(&output));
     let file = rule_file(&RULES.replace("domain: edge", "domain: edge\ncolocate: domain"));
     let output = tidegate(&["explain", "--domain", "edge", "-d", "plan=free,user=alice", path(&file)]);
     assert!(stdout(&output).contains("counter  {edge}|plan=free|user=alice}gcra:1s"), "{}", stdout(&output));

@@ -742,7 +742,7 @@ domain d
     ✓ ip=[10.0.0.0/8]  in its list  (rules.yaml:5)
     ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
     ✗ ip  would match, but a list comes first  (rules.yaml:7)
-    ✗ 3 with another key
+    ✗ 3 with another key: base, both, free
 => rule d.ip_[10.0.0.0/8]
   deny     refuses the whole request and charges nothing
   message  Go away.
@@ -753,7 +753,7 @@ domain d
     ✓ ip=[192.0.2.1]  in its list  (rules.yaml:6)
     ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
     ✗ ip  would match, but a list comes first  (rules.yaml:7)
-    ✗ 3 with another key
+    ✗ 3 with another key: base, both, free
 => rule d.ip_[192.0.2.1]
   exempt   admits the whole request and charges nothing, unless another rule denies the request
   mode     SHADOW_MODE: refusals are not enforced
@@ -763,7 +763,7 @@ domain d
     ✓ ip  any value of this key  (rules.yaml:7)
     ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
     ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
-    ✗ 3 with another key
+    ✗ 3 with another key: base, both, free
 => rule d.ip
   limit    4 per minute, gcra, burst 4, called fast
   counter  {d|ip=8.8.8.8}gcra:1m
@@ -783,7 +783,7 @@ domain d
 domain d
   base=1
     ✓ base  any value of this key  (rules.yaml:16)
-    ✗ 5 with another key
+    ✗ 5 with another key: ip, both, free
 => rule d.base
   limit    4 per minute, fixed_window, called base
   counter  {d|base=1}fixed_window:1m
@@ -795,7 +795,7 @@ domain d
 domain d
   both=1
     ✓ both  any value of this key  (rules.yaml:17)
-    ✗ 5 with another key
+    ✗ 5 with another key: ip, base, free
 => rule d.both
   limit    4 per minute, fixed_window
   counter  {d|both=1}fixed_window:1m
@@ -807,7 +807,7 @@ domain d
 domain d
   free=1
     ✓ free  any value of this key  (rules.yaml:18)
-    ✗ 5 with another key
+    ✗ 5 with another key: ip, base, both
 => rule d.free
   unlimited: admitted without counting
   replaces base in requests that match both
@@ -820,14 +820,14 @@ domain d
     ✓ ip  any value of this key  (rules.yaml:7)
     ✗ ip=[10.0.0.0/8]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:5)
     ✗ ip=[192.0.2.1]  the value is not in this list, or another list has a smaller network for it  (rules.yaml:6)
-    ✗ 3 with another key
+    ✗ 3 with another key: base, both, free
     a=b
       ✗ the rules end one level above: a rule matches only descriptors of its own depth
 => not limited
 
 domain d
   none=1
-    ✗ 6 with another key
+    ✗ 6 with another key: ip, base, both, free
 => not limited
 
 domain e

@@ -37,11 +37,30 @@ struct Report {
 struct Shape {
     domain: String,
     keys: String,
-    nearest: Option<String>,
+    nearest: Nearest,
     count: u64,
     /// Milliseconds since the last one.
     ago: u64,
     instances: Vec<String>,
+}
+
+/// Relation between a shape and the nearest rule.
+struct Nearest {
+    rank: Rank,
+    /// What is wrong, in a word or two.
+    word: &'static str,
+    text: String,
+}
+
+/// Order of the shapes: mistakes come first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// Usually a mistake in the rules or in what is sent.
+    Mistake,
+    /// No rule is similar, or an instance of a later version says something else.
+    Unknown,
+    /// Usually intended.
+    Intended,
 }
 
 impl Report {
@@ -58,8 +77,7 @@ impl Report {
             for shape in list(page, "shapes").iter().filter(is_shown) {
                 let (domain, keys) = (text(shape, "domain"), keys(shape));
                 let ago = now.saturating_sub(number(shape, "last_ms"));
-                let nearest = shape.get("nearest").filter(|nearest| nearest.is_object());
-                let nearest = nearest.map(|nearest| text(nearest, "text"));
+                let nearest = Nearest::of(shape.get("nearest"));
                 let known = shapes.entry((domain.clone(), keys.clone())).or_insert_with(|| Shape {
                     domain,
                     keys,
@@ -79,11 +97,37 @@ impl Report {
             }
         }
         let mut shapes: Vec<Shape> = shapes.into_values().collect();
-        shapes.sort_by_key(|shape| std::cmp::Reverse(shape.count));
+        shapes.sort_by_key(|shape| (shape.nearest.rank, std::cmp::Reverse(shape.count)));
         let left_out = shapes.len().saturating_sub(most);
         shapes.truncate(most);
         let is_all = domain.is_none() && missed == 0 && answers.missing.is_empty();
         Self { shapes, left_out, absent, http1, missed, is_all }
+    }
+}
+
+impl Nearest {
+    /// Returns the relation that an instance names.
+    fn of(nearest: Option<&Value>) -> Self {
+        let Some(nearest) = nearest.filter(|nearest| nearest.is_object()) else {
+            return Self { rank: Rank::Unknown, word: "no rule", text: "no similar rule is known".to_owned() };
+        };
+        let (rank, word) = match &*text(nearest, "kind") {
+            "unknown_domain" => (Rank::Mistake, "unknown domain"),
+            "other_domain" => (Rank::Mistake, "other domain"),
+            "misspelt" => (Rank::Mistake, "other key"),
+            "other_order" => (Rank::Mistake, "other order"),
+            "too_deep" => (Rank::Mistake, "too many keys"),
+            "too_short" => (Rank::Mistake, "missing keys"),
+            "other_values" => (Rank::Intended, "other value, usually intended"),
+            _ => (Rank::Unknown, "no rule"),
+        };
+        Self { rank, word, text: text(nearest, "text") }
+    }
+}
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.word, self.text)
     }
 }
 
@@ -103,11 +147,7 @@ impl fmt::Display for Report {
             let (what, last) = (if keys.is_empty() { "requests" } else { "descriptors" }, Ago(*ago));
             let keys = if keys.is_empty() { "any descriptor" } else { keys };
             writeln!(f, "{domain}  {keys}\n  not limited: {count} {what}, the last {last} ago")?;
-            match nearest {
-                Some(nearest) => writeln!(f, "  {nearest}")?,
-                None => writeln!(f, "  no similar rule is known")?,
-            }
-            writeln!(f, "  at {}", instances.join(", "))?;
+            writeln!(f, "  {nearest}\n  at {}", instances.join(", "))?;
             writeln!(f)?;
         }
         if self.shapes.is_empty() && self.is_all {

@@ -202,7 +202,10 @@ async fn call_names_the_reason_why_an_answer_has_no_limit() {
     let address = server.grpc.to_string();
     let call = |domain: &str, descriptor: &str| {
         let output = tidegate(&["call", "--address", &address, "--domain", domain, "-d", descriptor]);
-        stdout(&output).lines().nth(1).unwrap_or_default().trim().to_owned()
+        let answer = stdout(&output).lines().nth(1).unwrap_or_default().trim().to_owned();
+        let is_unmatched = ["  no rule", "  unknown domain"].iter().any(|reason| answer.ends_with(reason));
+        assert_eq!(stderr(&output).matches("tidegate top --unmatched").count(), usize::from(is_unmatched), "{answer}");
+        answer
     };
     for (descriptor, expected) in [
         ("free=1", "OK          free=1  exempt by d.free"),

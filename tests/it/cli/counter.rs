@@ -55,8 +55,10 @@ async fn what_is_left_of_each_limit_is_read_at_every_instance_and_nothing_is_spe
         ("edge", "usr=ann", "no rule matches"),
         ("egde", "user=ann", "no rule file has this domain"),
     ] {
-        let (code, told, _) = counter(&both[..1], domain, descriptor);
+        let (code, told, errors) = counter(&both[..1], domain, descriptor);
         assert_eq!((code, told.contains(why)), (Some(1), true), "{told}");
+        let is_unmatched = told.contains("not limited");
+        assert_eq!(errors.matches("tidegate top --unmatched").count(), usize::from(is_unmatched), "{errors}");
     }
 
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");

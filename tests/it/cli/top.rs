@@ -144,15 +144,18 @@ async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
     let (code, told, _) = top(&both, &["--unmatched"]);
     assert_eq!(code, Some(0));
     for (shape, nearest) in [
-        ("edge  usr", "the rule edge.user has the key user where this descriptor has usr"),
+        ("edge  usr", "other key: the rule edge.user has the key user where this descriptor has usr"),
         ("edge  user, path", "the rule edge.user has no level for path"),
         ("edge  plan", "the rule edge.plan_gold.path also needs path"),
         ("edge  path", "the rule edge.plan_gold.path also needs plan"),
         ("edge  tenant, user", "the rule edge.user has no level for tenant"),
-        ("edge  plan, path", "the rule edge.plan_gold.path has these keys, and matches other values"),
+        (
+            "edge  plan, path",
+            "other value, usually intended: the rule edge.plan_gold.path has these keys, and matches other values",
+        ),
         ("edge  path, plan", "the rule edge.plan_gold.path has these keys in another order: plan, path"),
         ("edge  source, destination", "a rule of another domain has these keys: mesh.source.destination"),
-        ("edge  colour", "no similar rule is known"),
+        ("edge  colour", "no rule: no similar rule is known"),
         ("egde  any descriptor", "no rule file has this domain; did you mean edge?"),
     ] {
         let found = told.split("\n\n").find(|found| found.lines().next() == Some(shape));
@@ -160,12 +163,19 @@ async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
         assert!(found.contains("not limited: 3 ") && found.contains(nearest), "{found}");
         assert!(found.contains(&both[0].to_string()) && found.contains(&both[1].to_string()), "{found}");
     }
+    let shapes: Vec<&str> = told.split("\n\n").filter_map(|found| found.lines().next()).take(10).collect();
+    assert_eq!(shapes[8..], ["edge  colour", "edge  plan, path"], "mistakes come first: {told}");
     assert!(told.contains("edge  api_key  missing in 27 of 31 examined requests (87%)"), "{told}");
     assert!(!told.contains("ann") && !told.contains("gold,"), "no value is shown: {told}");
     let (_, told, _) = top(&both, &["--unmatched", "--domain", "egde"]);
     assert!(told.contains("egde  any") && !told.contains("edge  usr"), "{told}");
     let log = one.log();
-    assert!(log.contains("requests.unmatched") && log.contains("tidegate top --unmatched"), "{log}");
+    assert!(
+        log.contains("requests.unmatched")
+            && log.contains("there are 0 others")
+            && log.contains("tidegate top --unmatched"),
+        "{log}"
+    );
     assert_eq!(log.matches("requests.unmatched").count(), 1, "one line a minute: {log}");
 }
 

@@ -67,6 +67,10 @@ async fn refusals_of_all_instances_are_explained_together_and_a_missing_instance
     let (code, told, _) = why(&both, &["-d", "user=43"]);
     assert_eq!(code, Some(1));
     assert!(told.contains("the last 128 refused descriptors of each rule, for 15m"), "{told}");
+    let (code, told, errors) = why(&both, &["--domain", "egde", "-d", "user=42"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("A descriptor with these entries was refused in other domains: edge.\n"), "{told}");
+    assert!(errors.contains("tidegate top --unmatched"), "{errors}");
 
     // One that is gone, and one that accepts connections and never answers.
     other.kill();
@@ -178,8 +182,9 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     assert!(errors.contains("is missing below"), "{errors}");
     let (code, _, errors) = why(&both[..1], &["user=ann"]);
     assert!(code == Some(2) && errors.contains("write --descriptor user=ann"), "{errors}");
-    let (code, _, errors) = why(&both[..1], &["abc"]);
+    let (code, _, errors) = why(&both[..1], &["42"]);
     assert!(code == Some(2) && errors.contains("26 digits and letters"), "{errors}");
+    assert!(errors.contains("write --descriptor KEY=42") && !errors.contains("answered"), "{errors}");
 }
 
 const CHECKED: &str = "domain: edge
