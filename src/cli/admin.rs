@@ -60,10 +60,20 @@ impl Answers {
 pub(super) struct Instances {
     /// Client of all of them.
     pub(super) client: Client,
-    /// Each address, its instance, and the name to show.
-    pub(super) found: BTreeMap<SocketAddr, (Instance, String)>,
+    /// Each address, and its instance.
+    pub(super) found: BTreeMap<SocketAddr, Named>,
     /// Instances whose names have no address, with the reason.
     pub(super) missing: Vec<(String, String)>,
+}
+
+/// An instance at one of the addresses of a name.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    pub(super) instance: Instance,
+    /// Name on the command line.
+    pub(super) name: String,
+    /// Name to show, with the address if the name has several.
+    pub(super) label: String,
 }
 
 /// Returns the arguments for the instances, for access to them, and for how long to wait.
@@ -96,18 +106,15 @@ pub(super) async fn instances(matches: &ArgMatches) -> anyhow::Result<Instances>
     let wait = wait(matches);
     let names = || matches.get_many::<String>("instance").into_iter().flatten();
     let client = Client::of(matches, names())?;
-    let resolved = join_all(names().map(|name| async move {
-        match timeout(wait, addresses(name)).await {
-            Ok(found) => found.map_err(|why| (name.clone(), format!("{why:#}"))),
-            Err(_) => Err((name.clone(), format!("its name was not resolved within {wait:?}"))),
-        }
-    }));
+    let resolved = join_all(
+        names().map(|name| async move { resolve(name, wait).await.map_err(|why| (name.clone(), format!("{why:#}"))) }),
+    );
     let (mut found, mut missing) = (BTreeMap::new(), Vec::new());
     for resolved in resolved.await {
         match resolved {
-            Ok((instance, addresses)) => {
-                for (label, address) in addresses {
-                    found.entry(address).or_insert_with(|| (instance.clone(), label));
+            Ok(addresses) => {
+                for (address, named) in addresses {
+                    found.entry(address).or_insert(named);
                 }
             }
             Err(unresolved) => missing.push(unresolved),
@@ -124,7 +131,7 @@ pub(super) async fn ask(matches: &ArgMatches, path: &str, lists: &[&str]) -> any
     let wait = wait(matches);
     let Instances { client, found, mut missing } = instances(matches).await?;
     let client = &client;
-    let asked = found.into_iter().map(|(address, (instance, label))| async move {
+    let asked = found.into_iter().map(|(address, Named { instance, label, .. })| async move {
         let answer = within(wait, get(client, &instance, address, path)).await;
         (label, answer.and_then(|page| if has(&page, lists) { Ok(page) } else { Err(anyhow!(FOREIGN)) }))
     });
@@ -187,8 +194,16 @@ pub(super) fn append_entries(query: &mut Serializer<'_, String>, descriptor: Opt
     }
 }
 
-/// Returns an instance and its addresses, each with its label.
-async fn addresses(name: &str) -> anyhow::Result<(Instance, Vec<(String, SocketAddr)>)> {
+/// Returns the addresses of a name, each with its instance.
+///
+/// # Errors
+/// If the name has none, or is not resolved within `wait`.
+pub(super) async fn resolve(name: &str, wait: Duration) -> anyhow::Result<Vec<(SocketAddr, Named)>> {
+    let resolved = timeout(wait, addresses(name)).await;
+    resolved.unwrap_or_else(|_| Err(anyhow!("its name was not resolved within {wait:?}")))
+}
+
+async fn addresses(name: &str) -> anyhow::Result<Vec<(SocketAddr, Named)>> {
     let instance = Instance::parse(name)?;
     let found: Vec<SocketAddr> = tokio::net::lookup_host(&instance.authority)
         .await
@@ -203,8 +218,9 @@ async fn addresses(name: &str) -> anyhow::Result<(Instance, Vec<(String, SocketA
         1 => name.to_owned(),
         _ => format!("{name} ({address})"),
     };
-    let labelled = found.iter().map(|address| (label(address), *address)).collect();
-    Ok((instance, labelled))
+    let named =
+        |address: &SocketAddr| Named { instance: instance.clone(), name: name.to_owned(), label: label(address) };
+    Ok(found.iter().map(|address| (*address, named(address))).collect())
 }
 
 async fn get(client: &Client, instance: &Instance, address: SocketAddr, path: &str) -> anyhow::Result<Value> {

@@ -6,40 +6,31 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use axum::body::Body;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use futures_util::StreamExt;
-use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::admin::{self, Ago, Clock, Instances, list, number, text};
+use self::follow::follow;
+use super::admin::{self, Ago, Clock, Instance, Instances, list, number, text};
 use super::{descriptor, server};
 use crate::model::{Descriptor, Micros};
 
+mod follow;
+
 /// Path of the decisions.
 const PATH: &str = "/v1/decisions";
-/// Maximum size of a line: 1 MiB, more than an instance sends.
-const MOST: usize = 1 << 20;
 /// Number of lines that wait to be written.
 const WAITING: usize = 64;
-/// Pause before the first attempt to connect again: 1 s. Each further one doubles it.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause: 10 s, so that an instance that is back is seen soon.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// Reason for the end of a stream that was cut.
-const LOST: &str = "its connection was lost, or has reached GRPC_MAX_CONNECTION_AGE";
-
-/// Name of an instance, and a line of its stream.
-type NamedLine = (String, String);
+/// Exit code if all instances have ended that were shown: 1.
+const ENDED: u8 = 1;
 
 pub(super) fn command() -> Command {
     Command::new("tap")
-        .about("Show decisions as they are made; exit code 2: no instance answered")
+        .about("Show decisions as they are made; exit code 0: until its end, 1: no instance is left, 2: no instance answered")
         .long_about(
-            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, tap connects to its address again: after 1 s, then 2 s,\nup to 10 s. It says so once for each instance, on standard error. An instance that does not answer at the start is named and left out.",
+            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, tap resolves its name and connects again: after 1 s,\nthen 2 s, up to 10 s. It says so once for each instance, on standard error. An address that the name no longer has is given up, and its new\naddresses are shown too. An instance that does not answer at the start is named and left out.",
         )
         .after_help(
             "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
@@ -78,31 +69,25 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         match length {
             None => listening.await,
             // To end in time is what was asked for.
-            Some(length) => timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(())),
+            Some(length) => {
+                timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(ExitCode::SUCCESS))
+            }
         }
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// Prints the decisions of all instances until none of them can send any more.
-async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
+async fn listen(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let Instances { client, found, missing } = admin::instances(matches).await?;
-    let client = &client;
     let (path, wait) = (path(matches), admin::wait(matches));
     let (sender, mut lines) = mpsc::channel(WAITING);
     let is_json = matches.get_flag("json");
-    let following = found.into_iter().map(|(address, (instance, name))| {
-        let (sender, path) = (sender.clone(), path.as_str());
-        async move {
-            let open = async || admin::within(wait, client.open(&instance, address, path)).await;
-            follow(open, &name, &sender).await
-        }
-    });
     for (name, why) in &missing {
         eprintln!("{name} is missing: {why}");
     }
-    let following = join_all(following.collect::<Vec<_>>());
-    drop(sender);
+    let open = async |instance: Instance, address| admin::within(wait, client.open(&instance, address, &path)).await;
+    let resolve = async |name: String| admin::resolve(&name, wait).await;
+    let following = follow(open, resolve, sender, found);
     let print = async {
         while let Some((name, line)) = lines.recv().await {
             let Some(line) = (if is_json { Some(line) } else { shown(&name, &line) }) else { continue };
@@ -116,64 +101,15 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let (mut following, mut print) = (pin!(following), pin!(print));
     tokio::select! {
-        printed = &mut print => printed,
-        served = &mut following => {
-            ensure!(served.contains(&true), admin::NOBODY);
+        printed = &mut print => printed.map(|()| ExitCode::SUCCESS),
+        is_served = &mut following => {
+            ensure!(is_served, admin::NOBODY);
             // The last lines.
-            print.await
+            print.await?;
+            eprintln!("no instance is left, so there are no more decisions");
+            Ok(ExitCode::from(ENDED))
         }
     }
-}
-
-/// Sends the lines of the instance `name`, which `open` connects to, again after each end of its stream. Returns when that does not
-/// help: true if it has served decisions.
-async fn follow(open: impl AsyncFn() -> anyhow::Result<Body>, name: &str, lines: &mpsc::Sender<NamedLine>) -> bool {
-    let (mut is_served, mut pause) = (false, SHORTEST_PAUSE);
-    loop {
-        let ended = match open().await {
-            Ok(body) => forward(body, name, lines).await.map(Some),
-            // It restarts, or all places for listeners are taken.
-            Err(why) if is_served && !admin::is_declined(&why) => Ok(None),
-            Err(why) => Err(why),
-        };
-        match ended {
-            Ok(Some(why)) => {
-                if !is_served {
-                    eprintln!(
-                        "{name}: {why}. Connecting again, now and after each later end; decisions in between are missing"
-                    );
-                }
-                (is_served, pause) = (true, SHORTEST_PAUSE);
-            }
-            Ok(None) => {}
-            Err(why) => {
-                eprintln!("{name}: no more decisions from here on: {why:#}");
-                return is_served;
-            }
-        }
-        sleep(pause).await;
-        pause = LONGEST_PAUSE.min(pause * 2);
-    }
-}
-
-/// Sends the lines of a stream. Returns the reason for its end.
-///
-/// # Errors
-/// If it is not the stream of a debug listener.
-async fn forward(body: Body, name: &str, lines: &mpsc::Sender<NamedLine>) -> anyhow::Result<&'static str> {
-    let (mut data, mut rest) = (body.into_data_stream(), Vec::new());
-    while let Some(some) = data.next().await {
-        let Ok(some) = some else { return Ok(LOST) };
-        rest.extend_from_slice(&some);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            let line = admin::printable(String::from_utf8_lossy(&line).trim_end());
-            // Without a reader, the command ends.
-            let _ = lines.send((name.to_owned(), line)).await;
-        }
-        ensure!(rest.len() <= MOST, admin::FOREIGN);
-    }
-    Ok("it closed the stream, because it stops or the token was removed")
 }
 
 /// Returns the path and query to ask for.

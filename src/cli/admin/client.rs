@@ -68,7 +68,7 @@ impl Instance {
     ///
     /// # Errors
     /// If it has no host or no port.
-    pub(super) fn parse(name: &str) -> anyhow::Result<Self> {
+    pub(in crate::cli) fn parse(name: &str) -> anyhow::Result<Self> {
         let (is_tls, authority) = match name.strip_prefix(OVER_TLS) {
             Some(rest) => (true, rest),
             None => (false, name.strip_prefix("http://").unwrap_or(name)),
