@@ -76,8 +76,8 @@ pub fn routes(shown: Shown, access: &Access) -> Router {
     let details = details(&shown, access);
     let Shown { limiter, loaded, source, level, .. } = shown;
     let about = get(index).with_state((Arc::clone(&limiter), loaded, source));
-    let set_level = process::sets_level().layer(middleware::from_fn_with_state(access.clone(), enter));
-    let log_level = process::reads_level().merge(set_level).with_state(level);
+    let log_level = process::reads_level().merge(process::sets_level());
+    let log_level = log_level.layer(middleware::from_fn_with_state(access.clone(), enter)).with_state(level);
     let rlconfig = get(rlconfig).with_state(limiter);
     let routes = Router::new().route("/", about).route("/rlconfig", rlconfig).route("/log_level", log_level);
     let routes = details.merge(routes);
@@ -190,18 +190,26 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
     for rule in rules.rules() {
         // A line without an overlay is that of the reference.
         let from = if rules.is_overlaid(rule) { format!(", from: {}", rules.places(rule)) } else { String::new() };
-        let flags = |is_shadow: bool| {
+        let flags = |is_shadow: bool, more: &str| {
             format!(
-                "shadow_mode: {}, quota_mode: {}{from}",
+                "shadow_mode: {}, quota_mode: {}{more}{from}",
                 rule.role().is_shadow() || is_shadow,
                 rule.role().is_quota()
             )
         };
         if rule.is_unlimited() {
-            let _ = writeln!(text, "{}: unit=UNKNOWN requests_per_unit=0, {}", rule.path(), flags(false));
+            let _ = writeln!(text, "{}: unit=UNKNOWN requests_per_unit=0, {}", rule.path(), flags(false, ""));
         }
         for limit in rule.limits() {
-            let quota = limit.limit.quota();
+            let (quota, algorithm) = (limit.limit.quota(), limit.limit.algorithm());
+            let mut more = String::new();
+            // The reference has no other algorithm than the default.
+            if algorithm != Default::default() {
+                let _ = write!(more, ", algorithm: {}", algorithm.name());
+            }
+            if algorithm.has_burst() {
+                let _ = write!(more, ", burst: {}", quota.burst());
+            }
             let unit = match quota.window().unit() {
                 Some((unit, 1)) => unit.name().to_uppercase(),
                 _ => quota.window().length().to_string(),
@@ -211,7 +219,7 @@ async fn rlconfig(State(limiter): State<Arc<Limiter>>) -> String {
                 "{}: unit={unit} requests_per_unit={}, {}",
                 rule.path(),
                 quota.limit(),
-                flags(limit.is_shadow)
+                flags(limit.is_shadow, &more)
             );
         }
     }

@@ -196,7 +196,9 @@ async fn where_others_reach_the_debug_listener_the_level_stays() {
     let tidegate = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
     let answer = said(tidegate.debug, &put("127.0.0.1", "debug", "close")).await;
     assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("DEBUG_HOST"), "{answer}");
-    assert_eq!(level(&tidegate).await, "warn\n");
+    babble(&tidegate).await;
+    assert!(level(&tidegate).await.contains("DEBUG_HOST"), "it is not read either");
+    assert!(!tidegate.log().contains("a connection failed"), "{}", tidegate.log());
 }
 
 #[tokio::test]
@@ -217,7 +219,7 @@ async fn the_pages_of_the_debug_listener_are_read_by_address_unless_others_reach
         }
     }
     let shared = Tidegate::start(rules.path(), &[("DEBUG_HOST", "0.0.0.0")]).await;
-    for path in paths {
+    for path in &paths[..2] {
         let answer = said(shared.debug, &get(path, "host: tidegate.example\r\n")).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }

@@ -15,6 +15,8 @@ use super::{RulesStatus, Shown, json_page};
 use crate::limiter::Limiter;
 use crate::transport::json::Readiness;
 
+/// Path of the health.
+pub(super) const HEALTH: &str = "/v1/health";
 /// Maximum bytes of a log level in a request: 1 KiB. A wrong word of this length still gets the error that explains it.
 const LONGEST_WORD: usize = 1 << 10;
 
@@ -36,7 +38,7 @@ pub(super) fn routes(shown: &Shown) -> Router {
     let level = reads_level().merge(sets_level()).with_state(Arc::clone(&shown.level));
     Router::new()
         .route("/v1/rules", rules)
-        .route("/v1/health", get(health).with_state(shown.readiness.clone()))
+        .route(HEALTH, get(health).with_state(shown.readiness.clone()))
         .route("/v1/log-level", level)
 }
 

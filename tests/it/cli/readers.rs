@@ -111,7 +111,7 @@ const OF_ID: &str = "/v1/refusals/00000000000000000000000000";
 const NEAR: Cells<7> = [
     ("/", ["200", "405", "405", "403", "200", "200", "405"]),
     ("/rlconfig", ["200", "405", "405", "403", "200", "200", "405"]),
-    ("/log_level", ["200", "405", "400", "403", "200", "200", "403"]),
+    ("/log_level", ["200", "405", "400", "403", "403", "403", "403"]),
     ("/v1/rules", ["200", "405", "405", "403", "403", "403", "403"]),
     ("/v1/explain?domain=edge&entry=user=ann", ["200", "405", "405", "403", "403", "403", "403"]),
     ("/v1/health", ["200", "405", "405", "403", "403", "403", "403"]),
@@ -161,7 +161,7 @@ async fn each_path_answers_whom_it_may_on_this_machine_and_nobody_else_without_t
 const FAR: Cells<11> = [
     ("/", ["200", "200", "200", "405", "200", "405", "200", "405", "200", "200", "405"]),
     ("/rlconfig", ["200", "200", "200", "405", "200", "405", "200", "405", "200", "200", "405"]),
-    ("/log_level", ["200", "200", "200", "403", "200", "403", "200", "400", "200", "200", "403"]),
+    ("/log_level", ["401", "401", "200", "403", "200", "403", "200", "400", "403", "403", "403"]),
     ("/v1/rules", ["401", "401", "200", "403", "200", "403", "200", "405", "403", "403", "403"]),
     (
         "/v1/explain?domain=edge&entry=user=ann",
@@ -215,6 +215,27 @@ async fn each_path_answers_readers_on_other_machines_by_the_right_of_their_token
     assert_eq!(answered, NEAR.map(|(path, _)| path), "the two tables are about the same paths");
     let plain = said(far.at, "GET /v1/rules HTTP/1.1\r\nhost: tidegate.edge\r\n\r\n").await;
     assert!(!plain.contains("HTTP/1.1 2"), "nothing is served in plaintext: {plain}");
+}
+
+#[tokio::test]
+async fn the_limits_in_force_have_their_algorithm_and_burst_unless_they_are_those_of_the_reference() {
+    let rules = rule_file(
+        "domain: edge
+descriptors:
+  - { key: plain, rate_limit: { unit: minute, requests_per_unit: 5 } }
+  - { key: smooth, rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window } }
+  - { key: burst, rate_limit: { unit: minute, requests_per_unit: 5, algorithm: gcra, burst: 20 } }
+",
+    );
+    let tidegate = Tidegate::start(rules.path(), &[]).await;
+    let page = said(tidegate.debug, "GET /rlconfig HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
+    let lines =
+        ["plain", "smooth", "burst"].iter().zip(["", ", algorithm: sliding_window", ", algorithm: gcra, burst: 20"]);
+    for (key, more) in lines {
+        let line =
+            format!("edge.{key}: unit=MINUTE requests_per_unit=5, shadow_mode: false, quota_mode: false{more}\n");
+        assert!(page.contains(&line), "{line}: {page}");
+    }
 }
 
 #[tokio::test]
@@ -277,10 +298,13 @@ async fn values_are_masked_for_a_reader_unless_its_token_may_see_them_which_is_l
         assert!(page.contains("canary-ann") && page.contains("203.0.113.77"), "{path}: {page}");
         assert!(!page.contains("canary-1234"), "a sensitive value is a digest: {page}");
     }
-    far.secured.logs("path=\"/v1/top\"").await;
+    // A probe is not in the log.
+    assert_eq!(status(&far.get("/v1/health", CLEAR).await), "200");
+    assert_eq!(status(&far.get("/v1/rules", CLEAR).await), "200");
+    far.secured.logs("path=\"/v1/rules\"").await;
     let log = far.secured.tidegate.log();
     let audited: Vec<_> = log.lines().filter(|line| line.contains("admin.read_clear")).collect();
-    assert_eq!(audited.len(), 2, "one line per request: {log}");
+    assert_eq!(audited.len(), 3, "one line per request: {log}");
     assert!(audited.iter().all(|line| line.contains("token=\"oncall\"")), "{log}");
     for secret in [READ, CLEAR, WRITE] {
         assert!(!log.contains(&secret[..8]), "{log}");
