@@ -2,6 +2,7 @@
 
 use std::fs::DirEntry;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,9 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::redis::certificates::Authority;
 use crate::support::{Process, Tidegate, eventually, output, repository, said};
+use crate::tls::{MUTUAL, Secured};
 
 /// The toolchains of the languages, and what they build.
 mod toolchains;
@@ -78,6 +81,7 @@ async fn keeps_limits_and_deadlines(demo: &Demo) {
         no_call_is_refused(demo, &service),
         no_call_is_refused_in(demo, "x-ratelimit"),
         no_call_is_refused_in(demo, "reference"),
+        files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo),
     );
     drop(service);
     the_choice_without_an_answer_is_kept(demo, server).await;
@@ -133,8 +137,20 @@ impl Answer {
 
 impl Service {
     async fn start(demo: &Demo, server: SocketAddr, without_answer: &str, timeout_ms: &str) -> Self {
-        let mut process =
-            Process::start(&mut demo.command(&["serve", &server.to_string(), without_answer, timeout_ms]));
+        Self::start_with(demo, server, without_answer, timeout_ms, &[]).await
+    }
+
+    /// The same with these files of TLS.
+    async fn start_with(
+        demo: &Demo,
+        server: SocketAddr,
+        without_answer: &str,
+        timeout_ms: &str,
+        files: &[&str],
+    ) -> Self {
+        let server = server.to_string();
+        let arguments = [&["serve", &server, without_answer, timeout_ms], files].concat();
+        let mut process = Process::start(&mut demo.command(&arguments));
         let line = process.line().await;
         let at = line.as_deref().and_then(|line| line.strip_prefix("http://")?.parse().ok());
         let at = at.unwrap_or_else(|| panic!("{line:?} is no address: {}", process.errors()));
@@ -270,6 +286,35 @@ async fn no_call_is_refused_in(demo: &Demo, style: &str) {
     let server = tidegate(0, style).await;
     let service = Service::start(demo, server.grpc, "open", LONG_TIMEOUT).await;
     no_call_is_refused(demo, &service).await;
+}
+
+async fn files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo: &Demo) {
+    let path = |path: &Path| path.display().to_string();
+    let stranger = Authority::new();
+    for is_mutual in [false, true] {
+        let mut variables = vec![("RESPONSE_HEADERS", "ietf")];
+        variables.extend(is_mutual.then_some(MUTUAL));
+        let authority = Authority::new();
+        let own = authority.issue("127.0.0.1");
+        let server = Secured::start_of(repository(RULES), authority, &own, &variables).await;
+        let client = server.authority.issue("client");
+        let (ca, certificate, key) = (path(&server.file("ca.crt")), path(&client.certificate), path(&client.key));
+        let other = path(&stranger.certificate());
+        let (accepted, refused) = if is_mutual {
+            ([&*ca, &*certificate, &*key].to_vec(), [[&*ca].to_vec(), vec![]])
+        } else {
+            ([&*ca].to_vec(), [[&*other].to_vec(), vec![]])
+        };
+        let service = Service::start_with(demo, server.tidegate.grpc, "closed", LONG_TIMEOUT, &accepted).await;
+        let answer = service.get("/orders", "ann").await;
+        assert_eq!(answer.status, StatusCode::OK, "{accepted:?}: {}", answer.head);
+        assert!(answer.header("ratelimit").is_some(), "{accepted:?}: {}", answer.head);
+        for files in refused {
+            let service = Service::start_with(demo, server.tidegate.grpc, "closed", SHORT_TIMEOUT, &files).await;
+            let answer = service.get("/orders", "ann").await;
+            assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{files:?}: {}", answer.head);
+        }
+    }
 }
 
 async fn the_choice_without_an_answer_is_kept(demo: &Demo, mut server: Tidegate) {

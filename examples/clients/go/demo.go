@@ -13,11 +13,13 @@ import (
 	"time"
 
 	unit "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc"
 )
 
 const usage = `A service with limits and its caller.
 
 demo serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+       ... open 100 CA [CERT KEY]          the same over TLS, with these PEM files
 demo retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
 demo pace http://127.0.0.1:PORT/feed       six calls, none too early
 
@@ -26,12 +28,12 @@ The callers print a line for each HTTP request: status, Retry-After, and when it
 
 func main() {
 	switch {
-	case len(os.Args) == 5 && os.Args[1] == "serve":
+	case len(os.Args) >= 5 && os.Args[1] == "serve":
 		timeout, err := strconv.Atoi(os.Args[4])
 		if err != nil {
 			log.Fatalf("the timeout %q is no number of milliseconds", os.Args[4])
 		}
-		log.Fatal(serve(os.Args[2], os.Args[3] == "open", time.Duration(timeout)*time.Millisecond))
+		log.Fatal(serve(os.Args[2], os.Args[3] == "open", time.Duration(timeout)*time.Millisecond, os.Args[5:]))
 	case len(os.Args) == 3:
 		call(os.Args[1], os.Args[2])
 	default:
@@ -57,8 +59,17 @@ func describe(r *http.Request) (uint32, []Descriptor) {
 	return 1, byPath
 }
 
-func serve(address string, failOpen bool, timeout time.Duration) error {
-	tidegate, err := New(address, "shop")
+func serve(address string, failOpen bool, timeout time.Duration, files []string) error {
+	var options []grpc.DialOption
+	if len(files) > 0 {
+		files = append(files, "", "")
+		secured, err := TLS(files[0], files[1], files[2])
+		if err != nil {
+			return err
+		}
+		options = append(options, secured)
+	}
+	tidegate, err := New(address, "shop", options...)
 	if err != nil {
 		return err
 	}

@@ -4,9 +4,13 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"regexp"
 	"strconv"
 	"sync"
@@ -17,6 +21,7 @@ import (
 	unit "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -83,14 +88,37 @@ type Tidegate struct {
 	client     rls.RateLimitServiceClient
 }
 
-// New starts to connect, with a timeout of 100 ms and failing open.
-func New(address, domain string) (*Tidegate, error) {
+// TLS is an option of New for a Tidegate with TLS, from PEM files: its CA, and a client certificate with its key where Tidegate asks
+// for one, or "".
+func TLS(ca, certificate, key string) (grpc.DialOption, error) {
+	pem, err := os.ReadFile(ca)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{RootCAs: x509.NewCertPool()}
+	if !config.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", ca)
+	}
+	if certificate != "" {
+		pair, err := tls.LoadX509KeyPair(certificate, key)
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return grpc.WithTransportCredentials(credentials.NewTLS(config)), nil
+}
+
+// New starts to connect, with a timeout of 100 ms and failing open. Without the option TLS, the connection is not encrypted.
+func New(address, domain string, options ...grpc.DialOption) (*Tidegate, error) {
 	// Back within about a second after a restart, and a dead peer is noticed within 15 s.
 	retries := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
-	connection, err := grpc.NewClient(address,
+	defaults := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retries, MinConnectTimeout: time.Second}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}))
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+	}
+	connection, err := grpc.NewClient(address, append(defaults, options...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -2,11 +2,12 @@ import type { AddressInfo } from "node:net";
 
 import express, { type Request } from "express";
 
-import { type Descriptor, Pacer, rateLimit, retry, Tidegate } from "./tidegate.js";
+import { type Descriptor, Pacer, rateLimit, retry, Tidegate, tls } from "./tidegate.js";
 
 const usage = `A service with limits and its caller.
 
 node dist/demo.js serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+                          ... open 100 CA [CERT KEY]    the same over TLS, with these PEM files
 node dist/demo.js retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
 node dist/demo.js pace http://127.0.0.1:PORT/feed       six calls, none too early
 
@@ -19,9 +20,11 @@ const trial = (request: Request): Descriptor[] => [
   { entries: [["trial", user(request)]], hits: 2, limit: { requests: 4, unit: "DAY" } },
 ];
 
-function serve(address: string, fail: string, timeout: string): void {
+function serve(address: string, fail: string, timeout: string, [ca, certificate, key]: string[]): void {
   const protos = process.env["PROTOS"] ?? "../../../proto";
-  const tidegate = new Tidegate(address, "shop", { protos, timeoutMs: Number(timeout), failOpen: fail === "open" });
+  const credentials = ca === undefined ? undefined : tls(ca, certificate, key);
+  const options = { protos, timeoutMs: Number(timeout), failOpen: fail === "open", credentials };
+  const tidegate = new Tidegate(address, "shop", options);
   const app = express();
   app.get("/export", rateLimit(tidegate, byPathAndUser, 5), (_, reply) => void reply.json({ export: "done" }));
   app.get("/trial", rateLimit(tidegate, trial), (_, reply) => void reply.json({ trial: "done" }));
@@ -50,7 +53,7 @@ async function call(how: string, url: string): Promise<void> {
   }
 }
 
-const [command, target, fail, timeout] = process.argv.slice(2);
-if (command === "serve" && target && fail && timeout) serve(target, fail, timeout);
+const [command, target, fail, timeout, ...files] = process.argv.slice(2);
+if (command === "serve" && target && fail && timeout) serve(target, fail, timeout, files);
 else if (command && target) await call(command, target);
 else console.error(usage);

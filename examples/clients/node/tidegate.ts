@@ -1,5 +1,7 @@
 // Rate limits of Tidegate for Express, and for callers of an API that is limited. Copy this file and the directory proto/.
 
+import { readFileSync } from "node:fs";
+
 import * as grpc from "@grpc/grpc-js";
 import * as loader from "@grpc/proto-loader";
 import type { Request, RequestHandler, Response as Reply } from "express";
@@ -31,6 +33,14 @@ export interface Options {
   timeoutMs?: number;
   /** Lets requests go on without an answer (true unless set); otherwise they get status 503. */
   failOpen?: boolean;
+  /** Encrypts the connection, such as `tls("ca.crt")`. */
+  credentials?: grpc.ChannelCredentials;
+}
+
+/** Credentials for a Tidegate with TLS, from PEM files: its CA, and a client certificate with its key where Tidegate asks for one. */
+export function tls(ca: string, certificate?: string, key?: string): grpc.ChannelCredentials {
+  const read = (path?: string) => (path === undefined ? null : readFileSync(path));
+  return grpc.credentials.createSsl(read(ca), read(key), read(certificate));
 }
 
 interface Answer {
@@ -60,7 +70,7 @@ export class Tidegate {
     const service = types["envoy.service.ratelimit.v3.RateLimitService"] as grpc.ServiceDefinition;
     const Client = grpc.makeGenericClientConstructor(service, "RateLimitService");
     // Milliseconds: back within about a second after a restart, and a dead peer is noticed within 15 s.
-    this.client = new Client(address, grpc.credentials.createInsecure(), {
+    this.client = new Client(address, options.credentials ?? grpc.credentials.createInsecure(), {
       "grpc.initial_reconnect_backoff_ms": 100,
       "grpc.max_reconnect_backoff_ms": 1_000,
       "grpc.keepalive_time_ms": 10_000,

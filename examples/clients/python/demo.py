@@ -1,6 +1,7 @@
 """A service with limits and its caller.
 
 python demo.py serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; `closed`: fail closed
+                     ... open 100 CA [CERT KEY]      the same over TLS, with these PEM files
 python demo.py retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
 python demo.py pace http://127.0.0.1:PORT/feed       six calls, none too early
 
@@ -15,7 +16,7 @@ import time
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request
-from tidegate import Descriptor, Pacer, RateLimitMiddleware, Tidegate, rate_limit, retry
+from tidegate import Descriptor, Pacer, RateLimitMiddleware, Tidegate, rate_limit, retry, tls
 
 
 def user(request: Request) -> str:
@@ -59,9 +60,10 @@ def service(tidegate: Tidegate) -> FastAPI:
     return app
 
 
-async def serve(address: str, fail: str, timeout_ms: str) -> None:
+async def serve(address: str, fail: str, timeout_ms: str, *files: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    app = service(Tidegate(address, "shop", timeout=int(timeout_ms) / 1000, fail_open=fail == "open"))
+    credentials = tls(*files) if files else None
+    app = service(Tidegate(address, "shop", int(timeout_ms) / 1000, fail == "open", credentials))
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([listener])
 
@@ -88,8 +90,8 @@ async def call(how: str, url: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", address, fail, timeout_ms]:
-            asyncio.run(serve(address, fail, timeout_ms))
+        case ["serve", address, fail, timeout_ms, *files]:
+            asyncio.run(serve(address, fail, timeout_ms, *files))
         case ["retry" | "pace" as how, url]:
             asyncio.run(call(how, url))
         case _:

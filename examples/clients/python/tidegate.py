@@ -7,6 +7,7 @@ import random
 import re
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Awaitable, Callable, Mapping, Sequence
 
 import grpc
@@ -69,30 +70,45 @@ class Decision:
         return response
 
 
+def tls(ca: str, certificate: str | None = None, key: str | None = None) -> grpc.ChannelCredentials:
+    """Credentials for a Tidegate with TLS, from PEM files: its CA, and a client certificate with its key where Tidegate asks for one."""
+    read = lambda path: Path(path).read_bytes() if path else None
+    return grpc.ssl_channel_credentials(read(ca), read(key), read(certificate))
+
+
 class Tidegate:
     """A connection that is opened at the first request, kept, and shared by all of one event loop. It can be made at the top of a module.
 
     `timeout` is the longest that a request waits for an answer, in seconds. Without an answer a request goes on if `fail_open`,
-    and otherwise gets status 503.
+    and otherwise gets status 503. With `credentials`, such as `tls("ca.crt")`, the connection is encrypted.
     """
 
-    def __init__(self, address: str, domain: str, timeout: float = 0.1, fail_open: bool = True):
+    def __init__(
+        self,
+        address: str,
+        domain: str,
+        timeout: float = 0.1,
+        fail_open: bool = True,
+        credentials: grpc.ChannelCredentials | None = None,
+    ):
         self.address, self.domain, self.timeout, self.fail_open = address, domain, timeout, fail_open
+        self.credentials = credentials
         self.channel: grpc.aio.Channel | None = None
 
     def _connect(self) -> None:
         """Opens the connection in the event loop that runs. gRPC ties it to that loop."""
-        self.channel = grpc.aio.insecure_channel(
-            self.address,
-            # Milliseconds: back within about a second after a restart, and a dead peer is noticed within 15 s.
-            options=[
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.min_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1_000),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-            ],
-        )
+        # Milliseconds: back within about a second after a restart, and a dead peer is noticed within 15 s.
+        options = [
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
+        ]
+        if self.credentials is None:
+            self.channel = grpc.aio.insecure_channel(self.address, options)
+        else:
+            self.channel = grpc.aio.secure_channel(self.address, self.credentials, options)
         self.stub = RateLimitServiceStub(self.channel)
 
     async def decide(self, descriptors: Sequence[Descriptor], hits: int = 1) -> Decision:

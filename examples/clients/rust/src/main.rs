@@ -15,10 +15,12 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tidegate::{Descriptor, Pacer, RateLimit, Tidegate, Unit, retry};
 use tokio::net::TcpListener;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 const USAGE: &str = "A service with limits and its caller.
 
 limited serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+          ... open 100 CA [CERT KEY]          the same over TLS, with these PEM files
 limited retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
 limited pace http://127.0.0.1:PORT/feed       six calls, none too early
 
@@ -35,9 +37,22 @@ async fn main() -> Result<(), Failed> {
             let timeout = Duration::from_millis(timeout_ms.parse()?);
             serve(Tidegate::new(address, "shop", timeout, fail == "open")?).await
         }
+        ["serve", address, fail, timeout_ms, ref files @ ..] => {
+            let timeout = Duration::from_millis(timeout_ms.parse()?);
+            serve(Tidegate::with_tls(address, "shop", timeout, fail == "open", tls(files)?)?).await
+        }
         [how, url] => call(how, url).await,
         _ => Err(USAGE.into()),
     }
+}
+
+/// Reads the files of a CA, and of a client certificate and its key if there is one.
+fn tls(files: &[&str]) -> Result<ClientTlsConfig, Failed> {
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(std::fs::read(files[0])?));
+    Ok(match files[1..] {
+        [certificate, key] => tls.identity(Identity::from_pem(std::fs::read(certificate)?, std::fs::read(key)?)),
+        _ => tls,
+    })
 }
 
 /// Limits each path for each user. An export costs 5; a trial costs 2 and brings a limit of its own.

@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use tokio::sync::Notify;
 use tonic::Status;
 use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint, Error};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Error};
 use tonic_prost::ProstCodec;
 use tower::{Layer, Service};
 
@@ -90,12 +90,30 @@ impl Tidegate {
     /// `timeout` is the longest that a request waits for an answer. Without an answer a request goes on if `fail_open`, and
     /// otherwise gets status 503.
     pub fn new(address: &str, domain: &str, timeout: Duration, fail_open: bool) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+        Ok(Self::of(endpoint, domain, timeout, fail_open))
+    }
+
+    /// The same over TLS, with what `tls` trusts: `ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca))`, and with
+    /// `.identity(Identity::from_pem(certificate, key))` a client certificate where Tidegate asks for one.
+    pub fn with_tls(
+        address: &str,
+        domain: &str,
+        timeout: Duration,
+        fail_open: bool,
+        tls: ClientTlsConfig,
+    ) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls)?;
+        Ok(Self::of(endpoint, domain, timeout, fail_open))
+    }
+
+    fn of(endpoint: Endpoint, domain: &str, timeout: Duration, fail_open: bool) -> Self {
         // A dead peer is noticed within 15 s. A connection that is lost is made again at the next request.
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+        let endpoint = endpoint
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        Ok(Self { grpc: Grpc::new(endpoint.connect_lazy()), domain: domain.into(), timeout, fail_open })
+        Self { grpc: Grpc::new(endpoint.connect_lazy()), domain: domain.into(), timeout, fail_open }
     }
 
     /// Asks about a request. Without an answer, `fail_open` decides, and `Decision::error` says why. 0 hits mean 1.

@@ -1,9 +1,14 @@
 package tidegate;
 
+import static tidegate.Tidegate.tls;
+
 import envoy.type.v3.RatelimitUnit.RateLimitUnit;
+import io.grpc.ChannelCredentials;
+import io.grpc.InsecureChannelCredentials;
 import jakarta.servlet.http.HttpServlet;
 import jakarta.servlet.http.HttpServletRequest;
 import jakarta.servlet.http.HttpServletResponse;
+import java.io.File;
 import java.io.IOException;
 import java.net.URI;
 import java.net.http.HttpClient;
@@ -18,6 +23,7 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.Executors;
 import java.util.logging.Level;
 import java.util.logging.Logger;
+import java.util.stream.Stream;
 import org.apache.catalina.startup.Tomcat;
 import org.apache.tomcat.util.descriptor.web.FilterDef;
 import org.apache.tomcat.util.descriptor.web.FilterMap;
@@ -32,6 +38,7 @@ public final class Demo {
             A service with limits and its caller.
 
             Demo serve 127.0.0.1:8081 open 100         a service on a free port, with 100 ms for Tidegate; closed: fail closed
+                   ... open 100 CA [CERT KEY]          the same over TLS, with these PEM files
             Demo retry http://127.0.0.1:PORT/search    two calls; each is repeated while it is refused
             Demo pace http://127.0.0.1:PORT/feed       six calls, none too early
 
@@ -43,15 +50,23 @@ public final class Demo {
     private Demo() {}
 
     public static void main(String[] arguments) throws Exception {
-        if (arguments.length == 4 && arguments[0].equals("serve")) {
+        if (arguments.length >= 4 && arguments[0].equals("serve")) {
             var timeout = Duration.ofMillis(Long.parseLong(arguments[3]));
-            serve(new Tidegate(arguments[1], "shop", timeout, arguments[2].equals("open")));
+            serve(new Tidegate(arguments[1], "shop", timeout, arguments[2].equals("open"), credentials(arguments)));
         } else if (arguments.length == 2) {
             call(arguments[0], URI.create(arguments[1]));
         } else {
             System.err.print(USAGE);
             System.exit(2);
         }
+    }
+
+    private static ChannelCredentials credentials(String[] arguments) throws IOException {
+        if (arguments.length == 4) {
+            return InsecureChannelCredentials.create();
+        }
+        var files = Stream.of(arguments).skip(4).map(File::new).toList();
+        return files.size() == 1 ? tls(files.get(0), null, null) : tls(files.get(0), files.get(1), files.get(2));
     }
 
     /** Limits each path for each user. An export costs 5; a trial costs 2 and brings a limit of its own. */

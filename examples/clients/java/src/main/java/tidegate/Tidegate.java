@@ -7,10 +7,13 @@ import envoy.service.ratelimit.v3.Rls.RateLimitRequest;
 import envoy.service.ratelimit.v3.Rls.RateLimitResponse;
 import envoy.type.v3.RatelimitUnit.RateLimitUnit;
 import io.grpc.CallOptions;
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
-import io.grpc.ManagedChannelBuilder;
 import io.grpc.MethodDescriptor;
 import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
 import io.grpc.protobuf.ProtoUtils;
 import io.grpc.stub.ClientCalls;
 import jakarta.servlet.Filter;
@@ -20,6 +23,7 @@ import jakarta.servlet.ServletRequest;
 import jakarta.servlet.ServletResponse;
 import jakarta.servlet.http.HttpServletRequest;
 import jakarta.servlet.http.HttpServletResponse;
+import java.io.File;
 import java.io.IOException;
 import java.net.http.HttpHeaders;
 import java.net.http.HttpResponse;
@@ -107,16 +111,34 @@ public final class Tidegate implements AutoCloseable {
      * @param failOpen lets requests go on without an answer; otherwise they get status 503
      */
     public Tidegate(String address, String domain, Duration timeout, boolean failOpen) {
+        this(address, domain, timeout, failOpen, InsecureChannelCredentials.create());
+    }
+
+    /** The same with these credentials, such as {@code tls(new File("ca.crt"), null, null)}. */
+    public Tidegate(String address, String domain, Duration timeout, boolean failOpen, ChannelCredentials credentials) {
         this.domain = domain;
         this.timeout = timeout;
         this.failOpen = failOpen;
         // A dead peer is noticed within 15 s.
-        channel = ManagedChannelBuilder.forTarget(address)
-                .usePlaintext()
+        channel = Grpc.newChannelBuilder(address, credentials)
                 .keepAliveTime(10, TimeUnit.SECONDS)
                 .keepAliveTimeout(5, TimeUnit.SECONDS)
                 .build();
         channel.getState(true);
+    }
+
+    /**
+     * Credentials for a Tidegate with TLS, from PEM files.
+     *
+     * @param ca the CA of its certificate
+     * @param certificate a client certificate where Tidegate asks for one, or null; {@code key} is its key
+     */
+    public static ChannelCredentials tls(File ca, File certificate, File key) throws IOException {
+        var credentials = TlsChannelCredentials.newBuilder().trustManager(ca);
+        if (certificate != null) {
+            credentials.keyManager(certificate, key);
+        }
+        return credentials.build();
     }
 
     /** Asks about a request. Without an answer, {@code failOpen} decides, and {@code error} says why. */
