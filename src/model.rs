@@ -28,7 +28,7 @@ pub use caller::{CallerGrants, CallerName, Callers, Grant, GrantedDomains, Right
 pub use deciding::{Deciding, Origin};
 pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Ruling, Tightest, UsageWarning, Wait};
 pub use delay::{Delay, Delivery, InvalidDelay};
-pub use descriptor::{Descriptor, Entry, Hits, InvalidEntry, InvalidRequest, Override, Request};
+pub use descriptor::{Descriptor, Entry, Hits, InvalidEntry, InvalidRequest, Override, Request, readable};
 pub use key::CounterKey;
 pub use lease::{LeaseTerms, Leasing};
 pub use peer_name::PeerName;

@@ -10,7 +10,7 @@ use tonic::Request;
 use tonic::metadata::MetadataValue;
 
 use super::{REFUSED, admin, descriptor, metadata, server};
-use crate::model::{Descriptor, Micros};
+use crate::model::{Descriptor, Micros, readable};
 use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};
@@ -174,7 +174,7 @@ fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
     for (index, (status, descriptor)) in response.statuses.iter().zip(descriptors).enumerate() {
         let entries = descriptor.entries.iter();
         let entries: Vec<_> =
-            entries.map(|entry| format!("{}={}", entry.key.escape_ascii(), entry.value.escape_ascii())).collect();
+            entries.map(|entry| format!("{}={}", readable(&entry.key), readable(&entry.value))).collect();
         let limit = limit(status).unwrap_or_else(|| without_limit(decision, index));
         let _ = writeln!(shown, "  {:10}  {}  {limit}", word(status.code()), entries.join(","));
     }

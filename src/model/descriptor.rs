@@ -268,6 +268,22 @@ pub enum InvalidRequest {
     OverrideWindow(#[from] InvalidQuota),
 }
 
+/// Returns a key or value for a terminal: UTF-8 as it is, and control characters, backslashes, characters that change how others are shown
+/// and invalid bytes escaped.
+pub fn readable(bytes: &[u8]) -> String {
+    let mut shown = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '"' | '\'' => shown.push(c),
+                c => shown.extend(c.escape_debug()),
+            }
+        }
+        shown.extend(chunk.invalid().escape_ascii().map(char::from));
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,5 +327,18 @@ mod tests {
         assert!(matches!(Override::new(1, 1, 0), Err(InvalidRequest::OverrideWindow(_))));
         assert!(matches!(Override::new(1, 6, 2), Err(InvalidRequest::OverrideWindow(_))));
         assert!(Override::new(1, 7, 2).is_ok());
+    }
+
+    #[test]
+    fn a_value_is_shown_as_people_read_it_and_what_would_change_the_line_is_escaped() {
+        for (value, shown) in [
+            ("zoë@例え.jp 'a' \"b\"".as_bytes(), "zoë@例え.jp 'a' \"b\""),
+            (b"a\nb\x1b[31m\0", r"a\nb\u{1b}[31m\0"),
+            ("a\u{202e}b\u{85}".as_bytes(), r"a\u{202e}b\u{85}"),
+            (b"\xff\xc3(", r"\xff\xc3("),
+            (br"\n", r"\\n"),
+        ] {
+            assert_eq!(readable(value), shown);
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::tree::{self, Child, TreeLevel, TreeMatch, Values};
 use super::{Action, Domain, Rule, RuleLimit, RuleSet, SourceLimits};
-use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies};
+use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies, readable};
 use crate::normalize::{NormalizedValue, Normalizers};
 
 /// Maximum number of listed items per level that do not match: 20. Levels can have thousands.
@@ -338,14 +338,14 @@ fn keys<'a>(items: impl Iterator<Item = &'a Child>) -> String {
 
 /// Returns `key=value`, with the normalised value if it differs. Shows the digest of a sensitive value instead.
 fn entry_text(entry: &Entry, normalized: &NormalizedValue<'_>, normalizers: &Normalizers) -> String {
-    let key = entry.key.escape_ascii();
+    let key = readable(&entry.key);
     if let Some(digest) = normalizers.digest(entry) {
         return format!("{key}=#{digest}  (sensitive)");
     }
-    let value = entry.value.escape_ascii();
+    let value = readable(&entry.value);
     if *normalized.text() == *entry.value {
         format!("{key}={value}")
     } else {
-        format!("{key}={value}  (read as {})", normalized.text().escape_ascii())
+        format!("{key}={value}  (read as {})", readable(&normalized.text()))
     }
 }

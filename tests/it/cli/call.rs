@@ -39,6 +39,8 @@ async fn call_exits_as_the_server_answered_and_looks_without_spending() {
     }
     let (code, told) = call(&["--times", "3"]);
     assert_eq!((code, told.matches("OVER_LIMIT").count()), (Some(1), 2), "{told}");
+    let (_, told) = call(&["-d", "k=zoë\u{7}"]);
+    assert!(told.contains(r"k=zoë\u{7} "), "{told}");
 }
 
 #[tokio::test]
