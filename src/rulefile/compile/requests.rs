@@ -1,5 +1,7 @@
 //! Compiler for `requests`: how plain HTTP requests are read.
 
+use std::ops::RangeInclusive;
+
 use http::HeaderName;
 
 use super::Compiler;
@@ -13,6 +15,8 @@ use crate::rules::tree::Position;
 
 /// Status of a refusal unless another is written: 429 Too Many Requests (RFC 6585).
 const TOO_MANY: u16 = 429;
+/// Statuses that may be written for a refusal: those of errors (RFC 9110, 15.5 and 15.6).
+const REFUSALS: RangeInclusive<u32> = 400..=599;
 
 impl Compiler<'_> {
     /// Adds to `domain` how its requests are read, as `file` says.
@@ -41,7 +45,8 @@ impl Compiler<'_> {
         let trusted_proxies = node.trusted_proxies.iter().filter_map(|text| self.proxy(file, text)).collect();
         let refusal_place = node.refusal_status.as_ref().map_or(place, |status| status.place);
         let refusal_status = self.refusal_status(file, node.refusal_status.as_ref());
-        if gateway.value == Gateway::Nginx && !matches!(refusal_status, 401 | 403) {
+        let is_valid = REFUSALS.contains(&refusal_status.into());
+        if gateway.value == Gateway::Nginx && is_valid && !matches!(refusal_status, 401 | 403) {
             let message = "NGINX' `auth_request` takes only 401 and 403 for a refusal, and answers 500 for any other status: write `refusal_status: 403`";
             self.warning(file, refusal_place, message.to_owned());
         }
@@ -88,7 +93,7 @@ impl Compiler<'_> {
 
     fn refusal_status(&mut self, file: usize, found: Option<&Placed<u32>>) -> u16 {
         let Some(Placed { value, place }) = found else { return TOO_MANY };
-        if !(400..=599).contains(value) {
+        if !REFUSALS.contains(value) {
             let message =
                 format!("{value} is no status that refuses: write a number from 400 to 599, such as 429 or 403");
             self.error(file, *place, message);
