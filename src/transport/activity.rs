@@ -26,6 +26,7 @@ struct ActivityState {
     turn_ns: AtomicU64,
     is_leaving: AtomicBool,
     leave: Notify,
+    is_end_announced: AtomicBool,
 }
 
 /// Maximum number of endless calls (calls that need not end) on one connection: 4. With one more, the connection is
@@ -44,10 +45,20 @@ impl Activity {
     pub(super) fn new(began: Instant) -> Self {
         let accepted_ms = since(began);
         let idle_since_ms = AtomicU64::new(accepted_ms);
-        let (endless, calls, is_leaving, leave) =
-            (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false), Notify::new());
+        let (endless, calls) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (is_leaving, leave, is_end_announced) = (AtomicBool::new(false), Notify::new(), AtomicBool::new(false));
         let turn_ns = AtomicU64::new(0);
-        let state = ActivityState { began, calls, endless, accepted_ms, idle_since_ms, turn_ns, is_leaving, leave };
+        let state = ActivityState {
+            began,
+            calls,
+            endless,
+            accepted_ms,
+            idle_since_ms,
+            turn_ns,
+            is_leaving,
+            leave,
+            is_end_announced,
+        };
         let activity = Self(Arc::new(state));
         activity.begin_turn();
         activity
@@ -112,6 +123,11 @@ impl Activity {
         self.0.is_leaving.load(Ordering::Relaxed)
     }
 
+    /// Makes every answer that begins from now on announce the end of the connection (`Connection: close`).
+    pub(super) fn announce_end(&self) {
+        self.0.is_end_announced.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until [`Activity::leave`] is called.
     pub(super) async fn asked_to_leave(&self) {
         while !self.is_leaving() {
@@ -121,6 +137,11 @@ impl Activity {
 }
 
 impl InFlight {
+    /// Returns true if the answer of this call has to announce the end of the connection.
+    pub(super) fn is_last(&self) -> bool {
+        self.activity.0.is_end_announced.load(Ordering::Relaxed)
+    }
+
     /// Marks the call as endless: it need not end, and it does not make its connection busy.
     pub(super) fn need_not_end(&mut self) {
         if !self.is_endless {

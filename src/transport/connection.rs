@@ -1,5 +1,5 @@
 //! Life of one connection: opened in time, served until its maximum age or the stop of the service, then finished or
-//! cut.
+//! cut. An idle HTTP/1 connection of that age waits for one request more.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -35,6 +35,8 @@ enum ConnectionPhase {
     Opening,
     /// The connection takes calls.
     Serving,
+    /// The connection has its age, and closes with its next answer, or when it has been idle for as long as any may be.
+    Ageing,
     /// The connection closes because [`Activity::leave`] was called.
     Leaving,
     /// The connection takes no new calls and answers those in flight.
@@ -68,7 +70,10 @@ pub(super) async fn live<C: Connection>(
             };
         }
         phase = match phase {
-            ConnectionPhase::Opening | ConnectionPhase::Serving | ConnectionPhase::Finishing
+            ConnectionPhase::Opening
+            | ConnectionPhase::Serving
+            | ConnectionPhase::Ageing
+            | ConnectionPhase::Finishing
                 if peer.is_refused() && !stop.is_set() =>
             {
                 connection.as_mut().finish();
@@ -78,7 +83,11 @@ pub(super) async fn live<C: Connection>(
                 return Ending::Ended(if activity.is_leaving() { EndCause::Idle } else { EndCause::Unopened });
             }
             ConnectionPhase::Opening if !activity.is_leaving() && !stop.is_set() => ConnectionPhase::Serving,
-            ConnectionPhase::Opening | ConnectionPhase::Serving => {
+            ConnectionPhase::Serving if connection.can_announce_end() && !activity.is_leaving() && !stop.is_set() => {
+                activity.announce_end();
+                ConnectionPhase::Ageing
+            }
+            ConnectionPhase::Opening | ConnectionPhase::Serving | ConnectionPhase::Ageing => {
                 connection.as_mut().finish();
                 if activity.is_leaving() { ConnectionPhase::Leaving } else { ConnectionPhase::Finishing }
             }
@@ -98,6 +107,7 @@ impl ConnectionPhase {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
             Self::Serving => (limits.age, true),
+            Self::Ageing => (limits.keep_alive, true),
             Self::Leaving if activity.is_used() => (IDLE_GRACE, false),
             Self::Leaving => (UNUSED_GRACE, false),
             Self::Finishing => (limits.grace, false),

@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use http_body::Body as _;
 use prost::Message;
 
-use self::room::{Permitted, Room, RoomPermit, SMALL_BODY_BYTES};
+use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
 use super::protocol::PeerAddress;
@@ -164,7 +164,7 @@ impl Door {
                     answer
                 });
                 let answer = answer.await.ok().flatten();
-                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(Permitted::new(text, permit))))
+                answer.map_or_else(broken, |answer| answer.with(|text| Body::new(self.room.answer(text, permit))))
             }
             Err(response) => response,
         };
@@ -182,7 +182,7 @@ impl Door {
     /// Reads a large request: decodes it off the workers, one at a time, and others wait in order. Returns it encoded, and the permit for its
     /// memory.
     async fn large_message(&self, head: &Parts, body: Body) -> Result<(Bytes, RoomPermit), Response> {
-        let permit = self.room.permit().await;
+        let permit = self.room.permit(|| self.edge.telemetry().call_limited(Cause::StalledAnswer)).await;
         let body = match self.whole(body).await {
             Ok(body) => body,
             Err(unread) => {

@@ -32,7 +32,7 @@ pub const GATEWAY_KEEP_ALIVE: Duration = Duration::from_secs(75);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Time from accept to the HTTP/2 preface and the first frame, or to a whole HTTP/1 request head: 5 s. Later heads of
-    /// HTTP/1, and on the HTTP listener the first one too, have the same time from their first byte.
+    /// HTTP/1, and where the first bytes choose the version the first one too, have the same time from their first byte.
     pub handshake: Duration,
     /// Time without a request on an HTTP/1 connection that had one: 5 s, and [`GATEWAY_KEEP_ALIVE`] on the HTTP listener.
     pub keep_alive: Duration,
@@ -46,7 +46,8 @@ pub struct ConnectionLimits {
     pub ping_after: Duration,
     /// Time without an answer to that ping before the connection is dropped: 10 s.
     pub ping_answer: Duration,
-    /// Age at the GOAWAY, from accept: 24 h, plus or minus 10 % by connection (gRFC A9). `Duration::MAX` is never.
+    /// Age at the GOAWAY, from accept: 24 h, plus or minus 10 % by connection (gRFC A9). `Duration::MAX` is never. From this age on
+    /// an answer over HTTP/1 announces that its connection ends.
     pub age: Duration,
     /// Time from that GOAWAY until the connection is cut: 1 h.
     pub grace: Duration,

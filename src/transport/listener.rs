@@ -276,7 +276,7 @@ fn served<P: Protocol>(
     limits: ConnectionLimits,
     stop: StopNotice,
 ) -> impl Future<Output = Ending> + use<P> {
-    let socket = Socket::new(stream, P::OPENING_BYTES, state.clone());
+    let socket = Socket::new(stream, protocol.opening_bytes(), state.clone());
     live(Box::pin(protocol.connect(socket, &activity, &peer)), state, activity, limits, stop, peer)
 }
 

@@ -1,5 +1,5 @@
-//! Connections of the HTTP listener: HTTP/2 for a peer that begins with its preface (prior knowledge, RFC 9113, 3.3), else
-//! HTTP/1.1.
+//! Connections of the HTTP listener: HTTP/1.1, and where it is switched on HTTP/2 for a peer that begins with its preface (prior
+//! knowledge, RFC 9113, 3.3).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ pub struct Http<S> {
     has_http2: bool,
 }
 
-/// Connection whose first bytes choose the version of HTTP.
+/// Connection of either version of HTTP.
 pub enum HttpConnection<S: Answering> {
     /// The first bytes have not arrived. `None` if the connection has to end before.
     Opening(Option<Box<Opening<S>>>),
@@ -54,11 +54,17 @@ impl<S: Answering> Http<S> {
 }
 
 impl<S: Answering> Protocol for Http<S> {
-    /// As many as HTTP/2 has. A connection is open as soon as it turns out to speak HTTP/1.
-    const OPENING_BYTES: usize = <Http2<S> as Protocol>::OPENING_BYTES;
     type Connection = HttpConnection<S>;
 
+    /// Returns as many as HTTP/2 has, where it is served. A connection is open as soon as it turns out to speak HTTP/1.
+    fn opening_bytes(&self) -> usize {
+        if self.has_http2 { self.http2.opening_bytes() } else { self.http1.opening_bytes() }
+    }
+
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
+        if !self.has_http2 {
+            return HttpConnection::Http1(Box::pin(self.http1.connect(socket, activity, peer)));
+        }
         let (http, activity, caller) = (self.clone(), activity.clone(), self.http2.caller(peer));
         let begun = [0; PREFACE.len()];
         HttpConnection::Opening(Some(Box::new(Opening { http, socket, activity, caller, begun, bytes: 0 })))
@@ -74,8 +80,7 @@ impl<S: Answering> Opening<S> {
             let bytes = buffer.filled().len();
             self.bytes += bytes;
             // HTTP/1 reads the same end or error again.
-            let is_http1 = !self.http.has_http2 || !PREFACE.starts_with(self.begun());
-            if read.is_err() || bytes == 0 || is_http1 {
+            if read.is_err() || bytes == 0 || !PREFACE.starts_with(self.begun()) {
                 return Poll::Ready(false);
             }
             if self.bytes == PREFACE.len() {
@@ -128,5 +133,9 @@ impl<S: Answering> Connection for HttpConnection<S> {
             Self::Http1(connection) => Connection::finish(connection.as_mut()),
             Self::Http2(connection) => Connection::finish(connection.as_mut()),
         }
+    }
+
+    fn can_announce_end(&self) -> bool {
+        matches!(self, Self::Http1(_))
     }
 }

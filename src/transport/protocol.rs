@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, header};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::rt::{Sleep, Timer};
@@ -71,10 +71,11 @@ const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// Protocol of a connection.
 pub trait Protocol: Clone + Send + 'static {
-    /// Bytes that every client sends at once after it connects.
-    const OPENING_BYTES: usize;
     /// Connection that is being served.
     type Connection: Connection;
+
+    /// Returns the number of bytes that every client sends at once after it connects.
+    fn opening_bytes(&self) -> usize;
 
     /// Serves `socket` of `peer` when polled. Counts the calls in flight in `activity`.
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection;
@@ -84,6 +85,12 @@ pub trait Protocol: Clone + Send + 'static {
 pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
     /// Stops taking calls (GOAWAY, `connection: close`). The connection ends when the calls in flight are answered.
     fn finish(self: Pin<&mut Self>);
+
+    /// Returns true if [`Activity::announce_end`] ends the connection with its next answer, so that no request is lost. `finish` closes
+    /// an idle HTTP/1 connection at once, and a request that is on its way is lost.
+    fn can_announce_end(&self) -> bool {
+        false
+    }
 }
 
 /// Service that both protocols can serve; implemented for every tower service with these types.
@@ -147,9 +154,12 @@ impl<S> Http2<S> {
 }
 
 impl<S: Answering> Protocol for Http2<S> {
-    /// Preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
-    const OPENING_BYTES: usize = 24 + 9;
     type Connection = http2::Connection<TokioIo<Socket>, Calls<S>, Runner>;
+
+    /// Returns the preface, 24 bytes, and the head of the first frame, 9 (RFC 9113, 3.4 and 4.1).
+    fn opening_bytes(&self) -> usize {
+        24 + 9
+    }
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
         let (service, caller) = (self.service.clone(), self.caller(peer));
@@ -268,9 +278,12 @@ impl<S> Http1<S> {
 }
 
 impl<S: Answering> Protocol for Http1<S> {
-    /// Any first byte: the rest of the head has hyper's own timeout.
-    const OPENING_BYTES: usize = 1;
     type Connection = http1::Connection<TokioIo<Socket>, Calls<S>>;
+
+    /// Returns 1, for any first byte: the rest of the head has hyper's own timeout.
+    fn opening_bytes(&self) -> usize {
+        1
+    }
 
     fn connect(&self, socket: Socket, activity: &Activity, peer: &Peer) -> Self::Connection {
         self.serve(socket, activity, caller(self.callers.as_ref(), peer))
@@ -296,6 +309,10 @@ impl<S: Answering> Http1<S> {
 impl<S: Answering> Connection for http1::Connection<TokioIo<Socket>, Calls<S>> {
     fn finish(self: Pin<&mut Self>) {
         self.graceful_shutdown();
+    }
+
+    fn can_announce_end(&self) -> bool {
+        true
     }
 }
 
@@ -405,6 +422,12 @@ where
             budget::need_not_end();
         }
         let answered = Pin::new(&mut self.answer).poll(cx);
-        answered.map_ok(|response| response.map(|body| AnswerBody::new(body, self.in_flight.take())))
+        answered.map_ok(|mut response| {
+            let in_flight = self.in_flight.take();
+            if in_flight.as_ref().is_some_and(InFlight::is_last) {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response.map(|body| AnswerBody::new(body, in_flight))
+        })
     }
 }

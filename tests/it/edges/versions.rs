@@ -109,6 +109,39 @@ async fn an_idle_connection_leaves_for_a_new_one_and_a_busy_one_stays() {
     eventually("it is counted", || edge.tally.counts().ended(EndCause::Idle) == 1).await;
 }
 
+#[tokio::test]
+async fn a_request_to_a_connection_of_its_age_is_answered_and_the_answer_says_that_it_is_the_last() {
+    let timeouts = ConnectionLimits { handshake: 100 * MS, age: 100 * MS, keep_alive: 2 * PATIENCE, ..limits() };
+    for edge in [Edge::http(timeouts, echo()).await, Edge::json(timeouts, echo()).await] {
+        let ask = |path: &str| format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok");
+        let mut socket = edge.socket().await;
+        socket.write_all(ask("/").as_bytes()).await.unwrap();
+        let mut told = Vec::new();
+        while !told.ends_with(b"ok") {
+            socket.read_buf(&mut told).await.unwrap();
+        }
+        assert!(!String::from_utf8_lossy(&told).contains("connection: close"));
+        // Much longer than its age: it is idle, and stays open.
+        tokio::time::sleep(600 * MS).await;
+        socket.write_all(ask("/").as_bytes()).await.unwrap();
+        let told = String::from_utf8(until_closed(&mut socket).await).unwrap();
+        assert!(told.starts_with("HTTP/1.1 200") && told.contains("connection: close"), "{told:?}");
+        eventually("it is gone", || edge.tally.counts().open == 0).await;
+        assert_eq!(EndCause::ALL.map(|how| edge.tally.counts().ended(how)).iter().sum::<u64>(), 0, "and well");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_of_its_age_without_a_request_ends_well_after_the_time_that_it_may_be_idle() {
+    let timeouts = ConnectionLimits { handshake: 50 * MS, age: 50 * MS, keep_alive: 300 * MS, ..limits() };
+    let edge = Edge::json(timeouts, echo()).await;
+    let mut socket = edge.socket().await;
+    socket.write_all(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    assert!(until_closed(&mut socket).await.ends_with(b"ok"));
+    eventually("it is gone", || edge.tally.counts().open == 0).await;
+    assert_eq!(EndCause::ALL.map(|how| edge.tally.counts().ended(how)).iter().sum::<u64>(), 0, "and well");
+}
+
 /// Rules for a gateway that sends its own headers, and for scripts.
 async fn server() -> (Tidegate, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
@@ -265,4 +298,40 @@ async fn a_peer_with_many_open_requests_takes_bounded_memory_and_keeps_nobody_wa
     assert!(grown < LARGEST_CONNECTION, "{grown} bytes");
     let page = server.metrics().await;
     assert!(page.contains("tidegate_connections{listener=\"HTTP\"} "), "{page}");
+}
+
+#[tokio::test]
+async fn callers_who_read_their_large_answers_slowly_do_not_hold_up_the_others() {
+    let (server, _rules) = server().await;
+    // 180 KB, whose answer is more than a client's window of 64 KiB.
+    let one = r#"{"entries":[{"key":"user","value":"ann"}]}"#;
+    let body = format!(r#"{{"domain":"jobs","descriptors":[{}]}}"#, vec![one; 4_000].join(","));
+    let mut slow = Vec::new();
+    for _ in 0..4 {
+        let (client, connection) = h2_client(server.http).await;
+        let request = http::Request::post("http://edge/json").body(()).expect("a request");
+        let (answer, mut sending) =
+            client.ready().await.expect("it is open").send_request(request, false).expect("it is sent");
+        sending.send_data(Bytes::from(body.clone()), true).expect("it is sent");
+        let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").expect("an answer");
+        slow.push((answer.into_body(), connection));
+    }
+    let began = Instant::now();
+    let post =
+        format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    assert!(said(server.http, &post).await.starts_with("HTTP/1.1 429"));
+    assert!(began.elapsed() < 8_000 * MS, "before the slow ones are cut for reading nothing: {:?}", began.elapsed());
+    let mut dropped = 0;
+    for (mut body, _connection) in slow {
+        while let Some(part) = tokio::time::timeout(PATIENCE, body.data()).await.expect("it ends") {
+            let Ok(part) = part else {
+                dropped += 1;
+                break;
+            };
+            body.flow_control().release_capacity(part.len()).expect("it was taken");
+        }
+    }
+    assert_eq!(dropped, 1, "the oldest made room");
+    let page = server.metrics().await;
+    assert!(page.contains("tidegate_calls_limited_total{cause=\"stalled_answer\"} 1\n"), "{page}");
 }
