@@ -136,8 +136,10 @@ async fn a_connection_of_its_age_without_a_request_ends_well_after_the_time_that
     let timeouts = ConnectionLimits { handshake: 50 * MS, age: 50 * MS, keep_alive: 300 * MS, ..limits() };
     let edge = Edge::json(timeouts, echo()).await;
     let mut socket = edge.socket().await;
+    let began = Instant::now();
     socket.write_all(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
     assert!(until_closed(&mut socket).await.ends_with(b"ok"));
+    assert!(began.elapsed() >= 300 * MS, "{:?}", began.elapsed());
     eventually("it is gone", || edge.tally.counts().open == 0).await;
     assert_eq!(EndCause::ALL.map(|how| edge.tally.counts().ended(how)).iter().sum::<u64>(), 0, "and well");
 }
