@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::process::Command;
 
-use crate::support::{Tidegate, repository, rule_file, said};
+use crate::support::{Tidegate, output, repository, rule_file, said};
 
 mod ext_authz;
 mod gateways;
@@ -38,10 +39,15 @@ async fn server(gateway: &str, variables: &[(&str, &str)]) -> Tidegate {
     Tidegate::start(rules.path(), variables).await
 }
 
-/// The rules of an example, whose minutes last a week, so that none ends while a test runs.
+/// The rules of an example, whose minutes last a week, so that none ends while a test runs. The API key `limited` has two requests.
 fn example(name: &str) -> tempfile::NamedTempFile {
     let text = std::fs::read_to_string(repository(&format!("examples/{name}/rules.yaml"))).expect("it reads");
-    rule_file(&text.replace("unit: minute", "unit: week"))
+    let path = "    - [{ key: path, from: path }, { key: method, from: method }]\n";
+    let key = "    - [{ key: api_key, from: header, name: x-api-key, missing: { value: anonymous } }]\n";
+    assert!(text.contains(path), "{text}");
+    let text = if text.contains(key) { text } else { text.replace(path, &format!("{path}{key}")) };
+    let limit = "  - { key: api_key, value: limited, rate_limit: { unit: week, requests_per_unit: 2 } }\n";
+    rule_file(&(text.replace("unit: minute", "unit: week") + limit))
 }
 
 /// The status, the headers in lower case and the body of the answer to a check with these headers.
@@ -209,6 +215,18 @@ async fn a_check_that_the_store_cannot_decide_is_503_with_the_policy_error() {
     let tidegate = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1"), ("ON_STORE_FAILURE", "error")]).await;
     let (status, head, _) = ask(tidegate.http, "GET", "/check/edge/", &[("x-forwarded-for", "192.0.2.1")]).await;
     assert!(status == 503 && head.contains("cache-control: no-store"), "{head}");
+}
+
+#[tokio::test]
+async fn a_status_that_nginx_does_not_take_for_a_refusal_is_a_warning_and_one_that_is_none_an_error_alone() {
+    let warning = "warning: NGINX' `auth_request` takes only 401 and 403";
+    for (status, warns, is_error) in [("429", true, false), ("403", false, false), ("200", false, true)] {
+        let rules = rule_file(&RULES.replace("GATEWAY", "nginx").replace("STATUS", status));
+        let (ended, _, said) =
+            output(Command::new(env!("CARGO_BIN_EXE_tidegate")).arg("check").arg(rules.path())).await;
+        assert_eq!((said.contains(warning), ended.success()), (warns, !is_error), "{status}: {said}");
+        assert_eq!(said.contains("error: 200 is no status that refuses"), is_error, "{said}");
+    }
 }
 
 #[tokio::test]

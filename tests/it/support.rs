@@ -27,7 +27,7 @@ pub fn tool(name: &str) -> PathBuf {
     let program = directory.join("bin").join(name);
     assert!(
         program.exists(),
-        "{} is missing: this test needs Envoy and Python packages; run `tests/run`, which installs them and then runs the tests, or set TIDEGATE_VENV to a virtual environment that has tests/requirements.txt",
+        "{} is missing: this test needs Envoy, Traefik and Python packages; run `tests/run`, which installs them and then runs the tests, or set TIDEGATE_VENV to a virtual environment that has tests/requirements.txt",
         program.display()
     );
     program

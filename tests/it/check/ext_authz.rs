@@ -1,8 +1,10 @@
 //! A real Envoy that asks by `ext_authz`, with the files of `examples/`.
 
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
 use super::ask;
+use super::gateways::{forgetful, limits_api_keys};
 use super::smuggling::finds_none_admitted;
 use crate::envoy::proxy::Proxy;
 use crate::support::{Tidegate, said};
@@ -58,4 +60,28 @@ async fn an_address_is_limited_behind_ext_authz_whatever_it_says_of_itself() {
         admitted += u32::from(ask(edge, "GET", &format!("/{number}"), &[("x-forwarded-for", &forged)]).await.0 == 200);
     }
     assert_eq!(admitted, 20, "as many as at once");
+}
+
+#[tokio::test]
+async fn envoy_hands_on_an_api_key_where_allowed_headers_names_it() {
+    let headers = "patterns: [{ exact: x-forwarded-for }]";
+    let (_tidegate, _envoy, edge) =
+        asking(&[(headers, "patterns: [{ exact: x-forwarded-for }, { exact: x-api-key }]")]).await;
+    limits_api_keys(edge).await;
+    let (_tidegate, _envoy, edge) = asking(&[]).await;
+    for _ in 0..3 {
+        assert_eq!(ask(edge, "GET", "/", &[("x-api-key", "limited")]).await.0, 200, "it is not handed on");
+    }
+}
+
+#[tokio::test]
+async fn envoy_does_not_repeat_a_check_that_a_closed_connection_lost_and_refuses() {
+    let (at, lost) = forgetful().await;
+    let envoy = Proxy::start("ext-authz/envoy.yaml", at, &[]).await;
+    let edge = envoy.listener("edge").await;
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(ask(edge, "GET", "/", &[]).await.0);
+    }
+    assert_eq!((statuses, lost.load(Ordering::Relaxed)), (vec![200, 503, 200, 503], 2));
 }

@@ -1,20 +1,30 @@
-//! A real NGINX and a real Caddy with the files of `examples/`, on other ports.
+//! A real NGINX, a real Caddy and a real Traefik with the files of `examples/`, on other ports.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::process::Command;
 
 use super::ask;
 use super::smuggling::finds_none_admitted;
 use crate::redis::Port;
-use crate::support::{Process, Tidegate, eventually, repository};
+use crate::support::{Process, Tidegate, eventually, repository, tool};
 
-/// Addresses in the examples: the door, the application, and Tidegate.
+/// Addresses in the examples: the door, the application, Traefik's own entry point for checks, and Tidegate.
 const DOOR: &str = "127.0.0.1:8000";
 const APPLICATION: &str = "127.0.0.1:8001";
+const CHECK: &str = "127.0.0.1:8002";
 const TIDEGATE: &str = "127.0.0.1:8080";
+
+/// Requests of one address at once, in the rules of the examples.
+const BURST: usize = 20;
+/// A client whose address is in no `trusted_proxies`.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A gateway that asks a Tidegate.
 struct Asking {
@@ -25,30 +35,32 @@ struct Asking {
 }
 
 impl Asking {
-    /// Starts `example` with the file `configuration`, changed by `change`.
+    /// Starts `example` with its `files`, of which the first has the door, each changed by `change`.
     async fn start(
         example: &str,
-        configuration: &str,
+        files: &[&str],
         change: impl Fn(String) -> String,
         command: impl FnOnce(&Path) -> Command,
     ) -> Self {
         let variables = [("RESPONSE_HEADERS", "ietf"), ("REFUSAL_BODY", "json")];
         let tidegate = Tidegate::start(super::example(example).path(), &variables).await;
-        let (at, application, directory) =
-            (Port::free().address(), Port::free().address(), tempfile::tempdir().expect("a directory"));
-        let text =
-            std::fs::read_to_string(repository(&format!("examples/{example}/{configuration}"))).expect("the example");
-        let addresses = [(DOOR, at), (APPLICATION, application), (TIDEGATE, tidegate.http)];
-        let moved = |text: String, (from, to): (&str, SocketAddr)| {
-            assert!(text.contains(from), "{from}");
-            text.replace(from, &to.to_string())
-        };
-        let text = change(addresses.into_iter().fold(text, moved));
-        std::fs::write(directory.path().join(configuration), text).expect("it is written");
+        let (at, directory) = (Port::free().address(), tempfile::tempdir().expect("a directory"));
+        let addresses = [
+            (DOOR, at),
+            (APPLICATION, Port::free().address()),
+            (CHECK, Port::free().address()),
+            (TIDEGATE, tidegate.http),
+        ];
+        for file in files {
+            let text = std::fs::read_to_string(repository(&format!("examples/{example}/{file}"))).expect("the example");
+            let moved = |text: String, (from, to): (&str, SocketAddr)| text.replace(from, &to.to_string());
+            let text = addresses.into_iter().fold(change(text), moved);
+            std::fs::write(directory.path().join(file), text).expect("it is written");
+        }
         let mut gateway = Process::start(&mut command(directory.path()));
         eventually("the gateway listens", async || {
             assert!(!gateway.has_ended(), "{}", gateway.errors());
-            tokio::net::TcpStream::connect(at).await.ok()
+            TcpStream::connect(at).await.ok()
         })
         .await;
         Self { tidegate, at, _gateway: gateway, _directory: directory }
@@ -62,7 +74,7 @@ impl Asking {
         };
         Self::start(
             "nginx",
-            "nginx.conf",
+            &["nginx.conf"],
             |text| change(alone(text)),
             |directory| {
                 let mut command = Command::new("nginx");
@@ -74,13 +86,33 @@ impl Asking {
     }
 
     async fn caddy(change: impl Fn(String) -> String) -> Self {
-        Self::start("caddy", "Caddyfile", change, |directory| {
+        Self::start("caddy", &["Caddyfile"], change, |directory| {
             let mut command = Command::new("caddy");
             command.args(["run", "--adapter", "caddyfile", "--config"]).arg(directory.join("Caddyfile"));
             command.env("HOME", directory).env_remove("XDG_CONFIG_HOME").env_remove("XDG_DATA_HOME");
             command
         })
         .await
+    }
+
+    /// Starts Traefik in front of an application that answers `hello` and the head of the request.
+    async fn traefik(change: impl Fn(String) -> String) -> Self {
+        let application = echo().await;
+        let change = |text: String| {
+            let text = change(text).replace(&format!("http://{APPLICATION}"), &format!("http://{application}"));
+            // Without a directory: Traefik runs where its files are.
+            text.replace("examples/traefik/dynamic.yaml", "dynamic.yaml")
+        };
+        let asking = Self::start("traefik", &["traefik.yaml", "dynamic.yaml"], change, |directory| {
+            let mut command = Command::new(tool("traefik"));
+            command.arg("--configFile=traefik.yaml").current_dir(directory);
+            command
+        })
+        .await;
+        // It listens before it has read its routers.
+        let has_routers = async || (ask(asking.at, "PUT", "/", &[]).await.0 == 200).then_some(());
+        eventually("Traefik has its routers", has_routers).await;
+        asking
     }
 
     /// Three logins pass, whatever the client forges, and the fourth is refused with headers and body.
@@ -91,11 +123,14 @@ impl Asking {
             ("x-forwarded-method", "GET"),
             ("x-original-uri", "/free"),
             ("x-original-method", "GET"),
+            ("ratelimit", "forged"),
         ];
         for target in ["/login", "/login?next=/", "/%6cogin"] {
             let (status, head, answer) = ask(self.at, "POST", target, &forged).await;
             assert!(status == 200 && answer.contains("hello"), "{head} {answer}");
-            assert!(head.contains("\r\nratelimit: \"remote_address\";r="), "{head}");
+            // Traefik hands them to the application, in place of forged ones, which answers with what it got.
+            let shown = if answer.contains("HTTP/1.1") { answer.to_lowercase() } else { head };
+            assert!(shown.contains("\r\nratelimit: \"remote_address\";r=") && !shown.contains("forged"), "{shown}");
         }
         for headers in [&forged[..], &[]] {
             let (status, head, answer) = ask(self.at, "POST", "/login", headers).await;
@@ -106,6 +141,28 @@ impl Asking {
         finds_none_admitted(self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
     }
 
+    /// An address that is no proxy is limited, whatever it says of itself.
+    async fn limits_addresses(&self) {
+        let mut statuses = Vec::new();
+        for number in 0..=BURST {
+            statuses.push(self.ask_as(CLIENT, &format!("198.51.100.{number}")).await.expect("it listens"));
+        }
+        assert_eq!(statuses, [vec!["200".to_owned(); BURST], vec!["429".to_owned()]].concat());
+    }
+
+    /// The status of a request from this address, which claims to be another.
+    async fn ask_as(&self, client: Ipv4Addr, claimed: &str) -> std::io::Result<String> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((client, 0).into())?;
+        let mut stream = socket.connect(self.at).await?;
+        let host = self.at;
+        let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\nx-forwarded-for: {claimed}\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer.split(' ').nth(1).unwrap_or_default().to_owned())
+    }
+
     /// The status while Tidegate is away.
     async fn without_tidegate(mut self) -> u16 {
         self.tidegate.kill();
@@ -114,10 +171,47 @@ impl Asking {
     }
 }
 
+/// Two requests of one API key pass, and the third is refused; other keys, and none, are counted apart.
+pub async fn limits_api_keys(at: SocketAddr) {
+    let with = async |key: &str| ask(at, "GET", "/", &[("x-api-key", key)]).await.0;
+    for (key, status) in [("limited", 200), ("limited", 200), ("limited", 429), ("other", 200)] {
+        assert_eq!(with(key).await, status, "{key}");
+    }
+    assert_eq!(ask(at, "GET", "/", &[]).await.0, 200);
+}
+
+/// An application that answers `hello` and the head of the request.
+async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let at = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(echoes(stream));
+        }
+    });
+    at
+}
+
+/// Answers one request with its head.
+async fn echoes(mut stream: TcpStream) -> std::io::Result<()> {
+    let (mut head, mut part) = (Vec::new(), [0; 4_096]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut part).await? {
+            0 => return Ok(()),
+            bytes => head.extend_from_slice(&part[..bytes]),
+        }
+    }
+    let length = b"hello\n".len() + head.len();
+    let answer = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\nhello\n");
+    stream.write_all(&[answer.as_bytes(), &head].concat()).await
+}
+
 #[tokio::test]
 async fn nginx_limits_as_its_example_says_and_fails_closed_or_open() {
     let asking = Asking::nginx(|text| text).await;
     asking.limits_logins("too many requests").await;
+    limits_api_keys(asking.at).await;
+    asking.limits_addresses().await;
     assert_eq!(asking.without_tidegate().await, 500);
     let open = Asking::nginx(|text| {
         text.replace("# proxy_intercept", "proxy_intercept").replace("# error_page 500", "error_page 500")
@@ -131,6 +225,8 @@ async fn nginx_limits_as_its_example_says_and_fails_closed_or_open() {
 async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
     let asking = Asking::caddy(|text| text).await;
     asking.limits_logins("rate_limited").await;
+    limits_api_keys(asking.at).await;
+    asking.limits_addresses().await;
     assert_eq!(asking.without_tidegate().await, 502);
     let uncommented = |line: &str| line.replacen("\t# ", "\t", 1);
     let open = Asking::caddy(|text| {
@@ -147,21 +243,53 @@ async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
     assert_eq!(open.without_tidegate().await, 200);
 }
 
-/// `benches/traefik` tries a real Traefik. Here its rules get the headers that it sends.
-#[tokio::test]
-async fn the_rules_for_traefik_limit_logins_that_it_asks_about_through_itself() {
-    let tidegate = Tidegate::start(super::example("traefik").path(), &[]).await;
-    let chain = "198.51.100.1, 127.0.0.1";
-    let login = [("x-forwarded-for", chain), ("x-forwarded-uri", "/login"), ("x-forwarded-method", "POST")];
-    let mut statuses = Vec::new();
-    for _ in 0..4 {
-        statuses.push(ask(tidegate.http, "GET", "/check/edge", &login).await.0);
-    }
-    assert_eq!(statuses, [200, 200, 200, 429]);
-    for (file, addresses) in [("traefik.yaml", [DOOR, APPLICATION]), ("dynamic.yaml", [APPLICATION, TIDEGATE])] {
-        let text = std::fs::read_to_string(repository("examples/traefik").join(file)).expect("the example");
-        for address in addresses {
-            assert!(text.contains(address), "examples/traefik/{file} has no {address}");
+/// A Tidegate that closes each connection at its second request, as one that needs room may, and counts these requests.
+pub async fn forgetful() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let at = listener.local_addr().expect("it is bound");
+    let lost = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&lost);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let mut request = [0; 16_384];
+                if stream.read(&mut request).await? > 0 {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+                }
+                if stream.read(&mut request).await? > 0 {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok::<_, std::io::Error>(())
+            });
         }
+    });
+    (at, lost)
+}
+
+#[tokio::test]
+async fn a_gateway_repeats_a_check_that_a_closed_connection_lost() {
+    let (at, lost) = forgetful().await;
+    let change = |text: String| text.replace(TIDEGATE, &at.to_string());
+    for asking in [Asking::nginx(change).await, Asking::caddy(change).await, Asking::traefik(change).await] {
+        let before = lost.load(Ordering::Relaxed);
+        for number in 0..6 {
+            // A check is a GET without a body, whatever the client sends.
+            let (status, head, _) = ask(asking.at, "POST", "/", &[("content-length", "0")]).await;
+            assert_eq!(status, 200, "{number}: {head}");
+        }
+        assert!(lost.load(Ordering::Relaxed) > before, "no check was lost");
     }
+}
+
+#[tokio::test]
+async fn traefik_limits_as_its_example_says_and_fails_closed_or_open() {
+    let asking = Asking::traefik(|text| text).await;
+    asking.limits_logins("rate_limited").await;
+    limits_api_keys(asking.at).await;
+    asking.limits_addresses().await;
+    assert_eq!(asking.without_tidegate().await, 502);
+    let open = Asking::traefik(|text| text.replace("# middlewares: [admit]", "middlewares: [admit]")).await;
+    open.limits_logins("rate_limited").await;
+    assert_eq!(open.without_tidegate().await, 200);
 }
