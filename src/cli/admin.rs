@@ -114,7 +114,11 @@ pub(super) async fn instances(matches: &ArgMatches) -> anyhow::Result<Instances>
         match resolved {
             Ok(addresses) => {
                 for (address, named) in addresses {
-                    found.entry(address).or_insert(named);
+                    // What is named by its address stays there, whatever a name has later.
+                    let is_address = named.instance.authority.parse() == Ok(address);
+                    if is_address || !found.contains_key(&address) {
+                        found.insert(address, named);
+                    }
                 }
             }
             Err(unresolved) => missing.push(unresolved),

@@ -25,6 +25,11 @@ const BUCKETS: usize = 16;
 const PLACES: usize = 8;
 /// Maximum text of a descriptor: that of its first entry at least. Keys and values beyond it are left out.
 const MOST_TEXT: usize = 2 * (MOST_WORD + 5);
+/// Maximum memory of the sketch: 4 MiB, with texts of which an allocator makes up to a quarter more.
+const MOST_BYTES: usize = 4 << 20;
+const _: () = assert!(
+    STRIPES * size_of::<Mutex<Stripe>>() + STRIPES * BUCKETS * PLACES * (MOST_TEXT + MOST_TEXT / 4) <= MOST_BYTES
+);
 /// Length of the windows of the counts.
 pub const WINDOW: Micros = Micros::from_secs(60);
 
