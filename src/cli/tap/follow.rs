@@ -44,7 +44,7 @@ struct Followed {
     nameless_since: Option<Instant>,
 }
 
-/// What happens to an instance.
+/// Event of an instance.
 enum Event {
     /// Its stream has ended.
     Ended(Followed, End),

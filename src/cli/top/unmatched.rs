@@ -47,7 +47,7 @@ struct Shape {
 /// Relation between a shape and the nearest rule.
 struct Nearest {
     rank: Rank,
-    /// What is wrong, in a word or two.
+    /// Kind of the relation, in a word or two.
     word: &'static str,
     text: String,
 }
