@@ -126,7 +126,14 @@ impl Following {
                     );
                 }
                 self.is_served = true;
-                return Some(Followed { pause: SHORTEST_PAUSE, is_expected: true, is_told: true, ..followed });
+                let next = Followed {
+                    pause: SHORTEST_PAUSE,
+                    is_expected: true,
+                    is_told: true,
+                    nameless_since: None,
+                    ..followed
+                };
+                return Some(next);
             }
             // It restarts, or all places for listeners are taken.
             End::Failed(why) if followed.is_expected && !admin::is_declined(&why) => return Some(followed),
