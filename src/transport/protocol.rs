@@ -86,7 +86,7 @@ pub trait Connection: Future<Output = hyper::Result<()>> + Send + 'static {
     /// Stops taking calls (GOAWAY, `connection: close`). The connection ends when the calls in flight are answered.
     fn finish(self: Pin<&mut Self>);
 
-    /// Returns true if [`Activity::announce_end`] ends the connection with its next answer, so that no request is lost. `finish` closes
+    /// Returns true if its next answer can announce its end (`Connection: close`), so that no request is lost. `finish` closes
     /// an idle HTTP/1 connection at once, and a request that is on its way is lost.
     fn can_announce_end(&self) -> bool {
         false
