@@ -96,8 +96,8 @@ fn unknown(id: &str, answers: &Answers, report: &Report) -> String {
 fn path(matches: &ArgMatches) -> anyhow::Result<String> {
     if let Some(id) = matches.get_one::<String>("ID") {
         let entry = if id.contains('=') { id.clone() } else { format!("KEY={id}") };
-        let known = id.parse::<DecisionId>();
-        let known = known
+        let known: DecisionId = id
+            .parse()
             .map_err(|why| anyhow!("'{id}' is no decision id: {why}; for a descriptor, write --descriptor {entry}"))?;
         return Ok(format!("{PATH}/{known}"));
     }

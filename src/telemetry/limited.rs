@@ -40,7 +40,7 @@ causes! {
     /// A request body that was not complete in time.
     LateBody "late_body", "request bodies were not complete 10 s after their head";
     /// An answer that the peer did not read in time.
-    StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them, or not while others waited";
+    StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them, or read them slowly while others waited";
     /// Calls of a connection that is read slowly for a while, because the calls of all connections hold too much memory.
     WaitedForMemory "waited_for_memory", "connections were read slowly, because the calls of all of them hold too much memory";
 }

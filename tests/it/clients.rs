@@ -1,7 +1,7 @@
 //! The clients of `examples/clients/`, each in front of a real server that refuses, is paused, dies and comes back.
 
 use std::fs::DirEntry;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use http::StatusCode;
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 use crate::redis::certificates::Authority;
-use crate::support::{Process, Tidegate, eventually, output, repository, said};
+use crate::support::{Process, Tidegate, answering, eventually, output, repository, said};
 use crate::tls::{MUTUAL, Secured};
 
 /// The toolchains of the languages, and what they build.
@@ -96,20 +96,16 @@ async fn tidegate(port: u16, style: &str) -> Tidegate {
 
 /// A proxy in front of a server, and the number of connections that were opened to it.
 async fn counts_connections(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-    let at = listener.local_addr().expect("it is bound");
     let opened = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&opened);
-    tokio::spawn(async move {
-        while let Ok((mut caller, _)) = listener.accept().await {
-            counted.fetch_add(1, Ordering::Relaxed);
-            tokio::spawn(async move {
-                let mut server = TcpStream::connect(server).await?;
-                copy_bidirectional(&mut caller, &mut server).await
-            });
+    let answer = move |mut caller: TcpStream| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async move {
+            let mut server = TcpStream::connect(server).await?;
+            copy_bidirectional(&mut caller, &mut server).await
         }
-    });
-    (at, opened)
+    };
+    (answering(answer).await, opened)
 }
 
 /// A demo that answers over HTTP.
@@ -255,20 +251,16 @@ async fn callers_who_wait_for_the_same_moment_spread(demo: &Demo) {
 
 /// An API that gives every request the same answer: a status and headers. Returns its URL.
 async fn api(answer: &str) -> String {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-    let url = format!("http://{}/", listener.local_addr().expect("it is bound"));
     let answer = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let answer = answer.clone();
-            tokio::spawn(async move {
-                if stream.read(&mut [0; 4_096]).await.is_ok_and(|bytes| bytes > 0) {
-                    stream.write_all(answer.as_bytes()).await.expect("the caller waits");
-                }
-            });
+    let answer = move |mut stream: TcpStream| {
+        let answer = answer.clone();
+        async move {
+            if stream.read(&mut [0; 4_096]).await.is_ok_and(|bytes| bytes > 0) {
+                stream.write_all(answer.as_bytes()).await.expect("the caller waits");
+            }
         }
-    });
-    url
+    };
+    format!("http://{}/", answering(answer).await)
 }
 
 /// Time between the requests: from the end of each to the begin of the next.

@@ -1,7 +1,7 @@
 //! The real parts: the `tidegate` binary, Envoy, Python, and what a test waits for.
 
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -10,11 +10,26 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// What a test waits for a thing that must happen, on a machine that may be very busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Hands each connection to a free port to `answer`. Returns the address.
+pub async fn answering<A>(answer: impl Fn(TcpStream) -> A + Send + 'static) -> SocketAddr
+where
+    A: Future<Output: Send> + Send + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let at = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(answer(stream));
+        }
+    });
+    at
+}
 
 /// A file of the repository.
 pub fn repository(path: &str) -> PathBuf {

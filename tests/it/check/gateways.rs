@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 
 use super::ask;
 use super::smuggling::finds_none_admitted;
 use crate::redis::Port;
-use crate::support::{Process, Tidegate, eventually, repository, tool};
+use crate::support::{Process, Tidegate, answering, eventually, repository, tool};
 
 /// Addresses in the examples: the door, the application, Traefik's own entry point for checks, and Tidegate.
 const DOOR: &str = "127.0.0.1:8000";
@@ -97,7 +97,7 @@ impl Asking {
 
     /// Starts Traefik in front of an application that answers `hello` and the head of the request.
     async fn traefik(change: impl Fn(String) -> String) -> Self {
-        let application = echo().await;
+        let application = answering(echoes).await;
         let change = |text: String| {
             let text = change(text).replace(&format!("http://{APPLICATION}"), &format!("http://{application}"));
             // Without a directory: Traefik runs where its files are.
@@ -180,19 +180,7 @@ pub async fn limits_api_keys(at: SocketAddr) {
     assert_eq!(ask(at, "GET", "/", &[]).await.0, 200);
 }
 
-/// An application that answers `hello` and the head of the request.
-async fn echo() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-    let at = listener.local_addr().expect("it is bound");
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(echoes(stream));
-        }
-    });
-    at
-}
-
-/// Answers one request with its head.
+/// Answers one request with `hello` and its head.
 async fn echoes(mut stream: TcpStream) -> std::io::Result<()> {
     let (mut head, mut part) = (Vec::new(), [0; 4_096]);
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -245,26 +233,22 @@ async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
 
 /// A Tidegate that closes each connection at its second request, as one that needs room may, and counts these requests.
 pub async fn forgetful() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-    let at = listener.local_addr().expect("it is bound");
     let lost = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&lost);
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let counted = Arc::clone(&counted);
-            tokio::spawn(async move {
-                let mut request = [0; 16_384];
-                if stream.read(&mut request).await? > 0 {
-                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
-                }
-                if stream.read(&mut request).await? > 0 {
-                    counted.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok::<_, std::io::Error>(())
-            });
+    let answer = move |mut stream: TcpStream| {
+        let counted = Arc::clone(&counted);
+        async move {
+            let mut request = [0; 16_384];
+            if stream.read(&mut request).await? > 0 {
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
+            }
+            if stream.read(&mut request).await? > 0 {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, std::io::Error>(())
         }
-    });
-    (at, lost)
+    };
+    (answering(answer).await, lost)
 }
 
 #[tokio::test]

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Stdio;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use super::RULES;
 use crate::redis::Single;
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, output};
+use crate::support::{Tidegate, answering, eventually, output};
 
 /// The text that no message may contain, and its first letters as the numbers that a list of bytes is printed by.
 const CANARY: &str = "Canary-7f3a9";
@@ -111,22 +111,16 @@ descriptors: [{ key: k, values_file: list.txt, deny: true }]
 
 /// A server that refuses every command and repeats all that it was sent.
 async fn repeating() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("it is bound").to_string();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut bytes = [0; 4096];
-                while let Ok(count @ 1..) = stream.read(&mut bytes).await {
-                    let said = String::from_utf8_lossy(&bytes[..count]).replace("\r\n", " ");
-                    if stream.write_all(format!("-ERR what is '{said}'\r\n").as_bytes()).await.is_err() {
-                        return;
-                    }
-                }
-            });
+    let answer = async |mut stream: TcpStream| {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = stream.read(&mut bytes).await {
+            let said = String::from_utf8_lossy(&bytes[..count]).replace("\r\n", " ");
+            if stream.write_all(format!("-ERR what is '{said}'\r\n").as_bytes()).await.is_err() {
+                return;
+            }
         }
-    });
-    address
+    };
+    answering(answer).await.to_string()
 }
 
 #[tokio::test]
