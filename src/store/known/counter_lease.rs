@@ -10,6 +10,9 @@ use crate::algorithm::{Algorithm, Charge, Limit};
 use crate::model::{Charging, LeaseTerms, Micros};
 use crate::store::Granted;
 
+/// The lengths of a lease within which two requests of a counter get it one: 6. The second of two requests with more time between them is
+/// seldom followed by a third before its lease ends.
+const LATELY: u64 = 6;
 /// The smallest size of a lease after its first hit: 2.
 const LEAST_SIZE: u64 = 2;
 /// The first pause after the store granted nothing: 5 ms, the pause between two commands that ask for leases.
@@ -198,9 +201,9 @@ impl CounterLease {
         self.took.get() >= FAR.get()
     }
 
-    /// Returns true if a request needed the counter in the last half of a length of a lease.
+    /// Returns true if a request needed the counter in the time within which two requests get it a lease.
     fn is_in_use(&self, now: Micros) -> bool {
-        self.used_at <= now && now.saturating_sub(self.used_at) < self.half()
+        self.used_at <= now && now.saturating_sub(self.used_at) < lately(self.terms)
     }
 
     fn add(&mut self, parcel: Parcel, now: Micros) {
@@ -363,6 +366,11 @@ impl CounterLease {
         self.spent = self.spent.saturating_add(hits);
         parts
     }
+}
+
+/// Returns the time within which two requests of a counter get it a lease with these terms.
+pub(super) const fn lately(terms: LeaseTerms) -> Micros {
+    Micros::new(terms.ttl().get().saturating_mul(LATELY))
 }
 
 /// Returns the microseconds in which so many hits drain.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
+use super::counter_lease::lately;
 use super::leases::{Leases, Spent};
 use super::parcel::Unspent;
 use super::replies::LastReply;
@@ -13,10 +14,6 @@ use super::{Known, KnownShard};
 use crate::algorithm::Charge;
 use crate::model::{Charging, LeaseTerms, Micros, Outcome, Provenance, Verdict};
 use crate::store::{Charged, Granted, StoreError};
-
-/// The lengths of a lease within which two requests of a counter get it one: 6. The second of two requests with more time between them is
-/// seldom followed by a third before its lease ends.
-const LATELY: u64 = 6;
 
 /// Leases as a whole. Those of each counter are in its shard.
 #[derive(Default)]
@@ -138,8 +135,9 @@ impl Known {
             let Some(terms) = leasable(charge) else { continue };
             let (shard, fingerprint) = self.place(&charge.key, &charge.limit);
             let KnownShard { leases, replies, .. } = &mut *shard.lock();
-            let lately = Micros::new(terms.ttl().get().saturating_mul(LATELY));
-            if let Some(before) = replies.get(fingerprint).filter(|before| before.was_admitted_within(now, lately)) {
+            if let Some(before) =
+                replies.get(fingerprint).filter(|before| before.was_admitted_within(now, lately(terms)))
+            {
                 self.want(leases, charge, terms, before.remaining(), now);
             }
             let hits = leases.carry(charge, now, replicas);

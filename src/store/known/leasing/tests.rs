@@ -409,7 +409,7 @@ fn a_store_that_grants_nothing_is_asked_ever_less_often() {
 
 /// Calls do not wait for a store that is far, so one that comes late must find hits too.
 #[test]
-fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_none_has_come_for_long() {
+fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes() {
     let one = leased(Algorithm::Gcra);
     for (millis, is_renewed) in [(1, false), (60, true)] {
         let known = with_lease(&one, 10);
@@ -422,7 +422,7 @@ fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_n
         let asks = known.lease_asks(at(600), ONE, 0, 100);
         let granted = Granted { at: at(600), hits: 10, remaining: 400, reset: Micros::from_millis(500), retry: None };
         known.grant(&asks[0], Some(granted), at(600), at(600 + millis));
-        // Without a call, shortly before its end and long after the last one.
+        // Without a call, shortly before its end.
         assert_eq!(unspent(&known, at(1_050)), []);
         assert!(known.lease_asks(at(1_050), ONE, 0, 100).is_empty(), "ten hits are left for half a second");
         assert!(spend(&known, &one, at(1_300)).is_some());
@@ -430,8 +430,34 @@ fn a_lease_of_a_store_that_is_far_is_renewed_while_no_call_comes_and_left_when_n
         assert_eq!(unspent(&known, at(1_469)), []);
         let asked = known.lease_asks(at(1_469), ONE, 0, 100).first().map(|ask| ask.hits.taken());
         assert_eq!(asked, is_renewed.then_some(10), "a grant takes {millis} ms");
-        assert_eq!(unspent(&known, at(1_900)), [(9, at(600))]);
-        assert!(known.lease_asks(at(1_900), ONE, 0, 100).is_empty(), "nobody has needed it for half of its length");
+    }
+}
+
+/// Between two calls of a counter, its lease may end many times.
+#[test]
+fn a_counter_of_a_store_that_is_far_keeps_a_lease_for_six_lengths_after_its_last_call() {
+    let one = leased(Algorithm::Gcra);
+    let last = 1_000;
+    for (pause, is_paid) in [(600, true), (1_500, true), (5_900, true), (7_500, false)] {
+        let known = Known::default();
+        want(&known, &one, NOON);
+        let mut asked = 0;
+        // As the tasks do: a look each 100 ms, and a grant that takes 60 ms.
+        for millis in (0..last + pause).step_by(100) {
+            let _ended = unspent(&known, at(millis));
+            for ask in known.lease_asks(at(millis), ONE, 0, 100) {
+                asked += 1;
+                let hits = ask.hits.taken();
+                let granted =
+                    Granted { at: at(millis), hits, remaining: 900, reset: Micros::from_millis(500), retry: None };
+                known.grant(&ask, Some(granted), at(millis), at(millis + 60));
+            }
+            if (100..=last).contains(&millis) {
+                assert!(spend(&known, &one, at(millis + 60)).is_some(), "after {millis} ms");
+            }
+        }
+        assert_eq!(spend(&known, &one, at(last + pause)).is_some(), is_paid, "{pause} ms after the last call");
+        assert!(asked <= 16, "two asks a length, and not {asked}");
     }
 }
 
