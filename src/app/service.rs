@@ -41,7 +41,7 @@ use crate::transport::admin::RulesStatus;
 use crate::transport::budget::process::ProcessAccount;
 use crate::transport::callers::CallerGate;
 use crate::transport::grpc::{Edge, Services};
-use crate::transport::json::Readiness;
+use crate::transport::json::{HttpService, Readiness};
 use crate::transport::{
     self, ConnectionLimits, Drained, Http, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
 };
@@ -235,7 +235,7 @@ impl Service {
         let (stop, stopped) = watch::channel(false);
         let routes = Routes {
             services,
-            json: json_routes(settings, http_edge, health.readiness.clone()),
+            http: http_service(settings, http_edge, health.readiness.clone()),
             admin: self.debug_routes(settings, log, &addresses, &health.readiness, stopped.clone()),
         };
         let security = self.secure()?;
@@ -323,13 +323,13 @@ struct Security {
 /// Handlers of the listeners.
 struct Routes {
     services: Services,
-    json: axum::Router,
+    http: HttpService,
     admin: axum::Router,
 }
 
-fn json_routes(settings: &Settings, edge: Edge, readiness: Readiness) -> axum::Router {
+fn http_service(settings: &Settings, edge: Edge, readiness: Readiness) -> HttpService {
     let door = settings.json_door;
-    json::routes(edge, readiness, settings.json_max_body.0, move |address| door.admits(address))
+    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address))
 }
 
 /// Starts the listeners.
@@ -373,7 +373,7 @@ fn listeners(
     let process = Arc::new(ProcessAccount::new(memory_bytes));
     let http_limits = ConnectionLimits { keep_alive: bounds::GATEWAY_KEEP_ALIVE, ..limits };
     let calls = Http2::new(routes.services, &limits).within(Arc::clone(&process));
-    let requests = Http2::new(routes.json, &http_limits).within(process);
+    let requests = Http2::new(routes.http, &http_limits).within(process);
     let (calls, requests) = (
         calls.counting(telemetry.limited_calls()).of_callers(callers.clone()),
         requests.counting(telemetry.limited_calls()).of_callers(callers),

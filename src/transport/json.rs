@@ -18,10 +18,10 @@ use http_body::Body as _;
 use prost::Message;
 
 use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
+pub use self::service::HttpService;
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
-use super::protocol::PeerAddress;
-use super::waiting::ReadEmpty;
+use super::protocol::Origin;
 use super::{head, metrics};
 use crate::limiter::CallerTime;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
@@ -34,6 +34,7 @@ use crate::telemetry::traces::{Span, Way};
 mod check;
 mod read;
 mod room;
+mod service;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -57,29 +58,29 @@ impl Readiness {
     }
 }
 
-/// Returns the routes of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
-pub fn routes(
+/// Returns the service of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
+pub fn service(
     edge: Edge,
     readiness: Readiness,
     most_bytes: usize,
     admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
-) -> Router {
+) -> HttpService {
     let metrics = metrics::routes("/metrics", edge.telemetry());
     let door = Door { edge, most_bytes, admits: Arc::new(admits), room: Room::new() };
     // Callers of /json cannot take the room of /check.
     let check = Door { room: Room::new(), ..door.clone() };
-    Router::new()
+    let routes = Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
         .route("/json", any(json).with_state(door))
-        .route("/check/{*target}", any(check::check).with_state(check))
-        .merge(metrics)
+        .merge(metrics);
+    HttpService::new(check, routes)
 }
 
 async fn healthcheck(State(readiness): State<Readiness>) -> Response {
     if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
-/// State of the `/json` handler.
+/// State of the handlers of `/json` and `/check`.
 #[derive(Clone)]
 struct Door {
     edge: Edge,
@@ -136,13 +137,16 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
 impl Door {
     /// Answers a small request at once.
     async fn answer_small(&self, head: &Parts, body: Body) -> Response {
-        let message = match self.small_message(head, body).await {
-            Ok(message) => message,
+        let request = match self.small_request(head, body).await {
+            Ok(request) => request,
             Err(response) => return response,
         };
         let mut span = self.span(head);
-        let response = match self.decide(head, message, &mut span).await {
-            Ok(decided) => JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from)),
+        let response = match self.decide(head, request, &mut span).await {
+            Ok(response) => {
+                let decided = Decided { response, statuses: Vec::new() };
+                JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from))
+            }
             Err(response) => response,
         };
         end_span(span, response)
@@ -155,7 +159,7 @@ impl Door {
             Err(response) => return response,
         };
         let mut span = self.span(head);
-        let response = match self.decide(head, message, &mut span).await {
+        let response = match self.decide_large(head, message, &mut span).await {
             Ok(decided) => {
                 let turn = self.room.turn().await;
                 let answer = self.room.run(move || {
@@ -171,8 +175,8 @@ impl Door {
         end_span(span, response)
     }
 
-    /// Reads a small request at once, and returns it encoded.
-    async fn small_message(&self, head: &Parts, body: Body) -> Result<Bytes, Response> {
+    /// Reads a small request at once.
+    async fn small_request(&self, head: &Parts, body: Body) -> Result<RateLimitRequest, Response> {
         match self.whole(body).await {
             Ok(body) => read::read(&body).map_err(|error| not_json(&error)),
             Err(unread) => Err(self.unread(head, unread).await),
@@ -192,22 +196,34 @@ impl Door {
         };
         let turn = self.room.turn().await;
         // The work continues when the caller has left, so it keeps the turn.
-        let Ok((message, turn)) = self.room.run(move || (read::read(&body), turn)).await else { return Err(broken()) };
+        let Ok((message, turn)) = self.room.run(move || (read::encode(&body), turn)).await else {
+            return Err(broken());
+        };
         drop(turn);
         Ok((message.map_err(|error| not_json(&error))?, permit))
     }
 
+    /// Decides a request whole.
+    async fn decide(
+        &self,
+        head: &Parts,
+        mut request: RateLimitRequest,
+        span: &mut Option<Span>,
+    ) -> Result<RateLimitResponse, Response> {
+        Edge::restrict(caller(head).map(|caller| &**caller), &mut request).map_err(|undecided| failed(&undecided))?;
+        let response = self.edge.decide(request, caller_time(head, None), span.as_mut()).await;
+        response.map_err(|undecided| failed(&undecided))
+    }
+
     /// Decides an encoded request. A request of many descriptors is decided slice by slice.
-    async fn decide(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
-        let caller = caller(head).cloned();
+    async fn decide_large(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
         if !is_large(&message) {
-            let mut request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
-            Edge::restrict(caller.as_deref(), &mut request).map_err(|undecided| failed(&undecided))?;
-            let response = self.edge.decide(request, caller_time(head, None), span.as_mut()).await;
-            return Ok(Decided { response: response.map_err(|undecided| failed(&undecided))?, statuses: Vec::new() });
+            let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
+            let response = self.decide(head, request, span).await?;
+            return Ok(Decided { response, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.
-        let parts = Box::pin(self.edge.decide_large(message, None, caller, span)).await;
+        let parts = Box::pin(self.edge.decide_large(message, None, caller(head).cloned(), span)).await;
         let mut parts = parts.map_err(|undecided| failed(&undecided))?.into_iter();
         let response = parts.next().and_then(|first| RateLimitResponse::decode(first).ok());
         Ok(Decided { response: response.ok_or_else(broken)?, statuses: parts.collect() })
@@ -222,7 +238,9 @@ impl Door {
         let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         let mut whole = Vec::with_capacity(expected.min(self.most_bytes));
         let mut data = body.into_data_stream();
-        while let Some(part) = data.next().await {
+        while !data.is_end_stream()
+            && let Some(part) = data.next().await
+        {
             let part = part.map_err(|error| self.broken_off(error))?;
             if whole.len() + part.len() > self.most_bytes {
                 return Err(UnreadBody::TooLarge(data));
@@ -291,17 +309,22 @@ fn keep_little(head: &mut Parts) {
 
 /// Returns the address of the peer. One that has already left has none.
 fn peer(head: &Parts) -> IpAddr {
-    head.extensions.get().map_or(Ipv4Addr::UNSPECIFIED.into(), |PeerAddress(address)| *address)
+    origin(head).and_then(|origin| origin.peer).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
 }
 
 /// Returns the caller, if callers have rights.
 fn caller(head: &Parts) -> Option<&Arc<ConnectionCaller>> {
-    head.extensions.get()
+    origin(head)?.caller.as_ref()
+}
+
+/// Returns what is known of the connection.
+fn origin(head: &Parts) -> Option<&Origin> {
+    head.extensions.get::<Arc<Origin>>().map(|origin| &**origin)
 }
 
 /// Returns the time of a caller that waits for `timeout`.
 fn caller_time(head: &Parts, timeout: Option<Duration>) -> CallerTime {
-    let waited = head.extensions.get::<Arc<ReadEmpty>>().map_or(Duration::ZERO, |empty| empty.waited());
+    let waited = origin(head).map_or(Duration::ZERO, |origin| origin.read_empty.waited());
     CallerTime { timeout, waited }
 }
 

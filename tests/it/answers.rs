@@ -22,7 +22,7 @@ use tidegate::rules::live::LiveRules;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
-use tidegate::transport::json::{Readiness, routes};
+use tidegate::transport::json::{self, Readiness};
 use tidegate::transport::wire::Answers;
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
@@ -325,13 +325,13 @@ async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
 
 #[tokio::test(start_paused = true)]
 async fn as_json_a_call_is_held_as_well() {
-    let router = routes(holding(), Readiness::default(), 4_096, |_| true);
+    let service = json::service(holding(), Readiness::default(), 4_096, |_| true);
     let mut waits = Vec::new();
     for _ in 0..3 {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;
         let request = Request::post("/json").body(Body::from(body)).expect("a request");
         let began = Instant::now();
-        assert_eq!(router.clone().oneshot(request).await.expect("an answer").status(), 200);
+        assert_eq!(service.clone().oneshot(request).await.expect("an answer").status(), 200);
         waits.push(began.elapsed().as_secs());
     }
     assert_eq!(waits, [0, 60, 120]);

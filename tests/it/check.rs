@@ -141,6 +141,7 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
     let many: Vec<(String, String)> = (0..2_000).map(|number| (format!("x{number}"), "y".to_owned())).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &many).await, 200, "a gateway hands on all headers");
+    assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &vec![("a", ""); 2_100]).await, 431, "but not without end");
     let body = r#"{"descriptors":[{"entries":[{"key":"tier","value":"free"}]}]}"#;
     let length = body.len().to_string();
     let json = [("content-type", "application/json"), ("content-length", length.as_str())];

@@ -1,9 +1,11 @@
 //! `/check/DOMAIN`: the HTTP check, for gateways that ask by a subrequest. The status is the answer.
 
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
@@ -21,6 +23,8 @@ use crate::telemetry::door::HttpDoor;
 use crate::telemetry::traces::{Span, Way};
 use crate::transport::grpc::Edge;
 
+/// Beginning of the path of each check.
+pub(super) const PREFIX: &str = "/check/";
 /// The time that a gateway waits for an answer, as far as is known: 200 ms, less than the 250 ms of the examples. A delay with `delivery: hold` is
 /// not longer.
 const GATEWAY_WAITS: Duration = Duration::from_millis(200);
@@ -31,14 +35,19 @@ enum Asked {
     Body,
 }
 
-pub(super) async fn check(State(door): State<Door>, request: Request) -> Response {
+pub(super) async fn check(door: Arc<Door>, request: Request) -> Result<Response, Infallible> {
     let (head, body) = request.into_parts();
+    // HTTP/1 leaves out the body by itself.
+    let is_without_body = head.method == Method::HEAD && head.version == Version::HTTP_2;
     let telemetry = door.edge.telemetry();
     telemetry.arrived(HttpDoor::Check);
     let mut span = telemetry.request(Way::Http { door: HttpDoor::Check, method: &head.method }, &head.headers);
     let mut response = door.check(head, body, &mut span).await.unwrap_or_else(std::convert::identity);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    end_span(span, response)
+    if is_without_body {
+        *response.body_mut() = Body::empty();
+    }
+    Ok(end_span(span, response))
 }
 
 impl Door {
@@ -110,14 +119,23 @@ impl Door {
         span: &mut Option<Span>,
     ) -> Result<RateLimitResponse, Response> {
         keep_little(&mut head);
-        let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64);
-        let (message, _permit) = if is_small {
-            (self.small_message(&head, body).await?, None)
-        } else {
-            let (message, permit) = self.large_message(&head, body).await?;
-            (message, Some(permit))
-        };
-        let Decided { response, .. } = self.decide(&head, of_domain(&message, domain), span).await?;
+        if body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64) {
+            let request = self.small_request(&head, body).await?;
+            return self.decide(&head, RateLimitRequest { domain: domain.to_owned(), ..request }, span).await;
+        }
+        // Boxed, so that small requests do not carry it.
+        Box::pin(self.of_large_body(&head, domain, body, span)).await
+    }
+
+    async fn of_large_body(
+        &self,
+        head: &Parts,
+        domain: &str,
+        body: Body,
+        span: &mut Option<Span>,
+    ) -> Result<RateLimitResponse, Response> {
+        let (message, _permit) = self.large_message(head, body).await?;
+        let Decided { response, .. } = self.decide_large(head, of_domain(&message, domain), span).await?;
         Ok(response)
     }
 }
@@ -125,7 +143,7 @@ impl Door {
 /// Returns the domain, and the path and query behind it.
 fn target(head: &Parts) -> (&str, &str) {
     let target = head.uri.path_and_query().map_or("", |target| target.as_str());
-    let behind = target.strip_prefix("/check/").unwrap_or_default();
+    let behind = target.strip_prefix(PREFIX).unwrap_or_default();
     let (domain, path) = behind.split_at(behind.find(['/', '?']).unwrap_or(behind.len()));
     (domain, if path.starts_with('/') { path } else { "/" })
 }

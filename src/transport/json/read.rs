@@ -1,7 +1,7 @@
-//! Reads a `RateLimitRequest` from JSON, as proto3 maps it, and encodes it as it is read.
+//! Reads a `RateLimitRequest` from JSON, as proto3 maps it: a small one as it is, a large one encoded.
 //!
-//! A tree of the JSON, or a message made from descriptors, takes several hundred bytes for the three of `{},`. Here one
-//! entry is in memory at a time, and a descriptor becomes two bytes. A test compares the result with prost-reflect.
+//! A tree of the JSON, or a message made from descriptors, takes several hundred bytes for the three of `{},`. In a large request one
+//! entry is in memory at a time, and a descriptor becomes two bytes. A test compares the results with prost-reflect.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,54 +20,101 @@ use crate::proto::envoy::r#type::v3::RateLimitUnit;
 const DESCRIPTORS: u32 = 2;
 const ENTRIES: u32 = 1;
 
-/// Reads a request and returns it as an encoded `RateLimitRequest`.
+/// Reads a small request.
 ///
 /// # Errors
 /// If the body is not such a request. The error has line and column.
-pub(super) fn read(body: &Bytes) -> serde_json::Result<Bytes> {
-    let mut json = serde_json::Deserializer::from_slice(body);
-    let Encoded { domain, descriptors, hits_addend } = MessageFields::of(body).deserialize(&mut json)?;
-    json.end()?;
+pub(super) fn read(body: &Bytes) -> serde_json::Result<RateLimitRequest> {
+    let RequestFields { domain, descriptors, hits_addend } = fields(body)?;
+    Ok(RateLimitRequest { domain, descriptors, hits_addend })
+}
+
+/// Reads a large request and returns it as an encoded `RateLimitRequest`.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn encode(body: &Bytes) -> serde_json::Result<Bytes> {
+    let RequestFields { domain, descriptors: Encoded(descriptors, _), hits_addend } =
+        fields::<Encoded<DescriptorFields<Encoded<Entry>>>>(body)?;
     let mut message = RateLimitRequest { domain, descriptors: Vec::new(), hits_addend }.encode_to_vec();
     message.extend_from_slice(&descriptors);
     Ok(message.into())
 }
 
-/// Request whose descriptors are encoded.
+fn fields<D: Items>(body: &Bytes) -> serde_json::Result<RequestFields<D>> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let fields = MessageFields::of(body).deserialize(&mut json)?;
+    json.end()?;
+    Ok(fields)
+}
+
+/// Items of an array, as they are kept.
+trait Items: Default {
+    /// Item as it is read.
+    type Item: Message;
+
+    fn add(&mut self, item: Self::Item);
+}
+
+/// Request with its descriptors as `D` keeps them.
 #[derive(Default)]
-struct Encoded {
+struct RequestFields<D> {
     domain: String,
-    descriptors: Vec<u8>,
+    descriptors: D,
     hits_addend: u32,
 }
 
-/// Descriptor whose entries are encoded.
+/// Descriptor with its entries as `E` keeps them.
 #[derive(Default)]
-struct EncodedDescriptor {
-    entries: Vec<u8>,
+struct DescriptorFields<E> {
+    entries: E,
     /// The other fields.
     rest: RateLimitDescriptor,
 }
 
-/// Message that is repeated.
-trait JsonItem {
-    /// Appends the message, with its field number and length.
-    fn encode(self, encoded: &mut Vec<u8>);
-}
+/// Items that are encoded when they are read, each with its field number and length.
+struct Encoded<T>(Vec<u8>, PhantomData<T>);
 
-impl JsonItem for Entry {
-    fn encode(self, encoded: &mut Vec<u8>) {
-        message::encode(ENTRIES, &self, encoded);
+impl<T> Default for Encoded<T> {
+    fn default() -> Self {
+        Self(Vec::new(), PhantomData)
     }
 }
 
-impl JsonItem for EncodedDescriptor {
-    fn encode(self, encoded: &mut Vec<u8>) {
+impl Items for Vec<RateLimitDescriptor> {
+    type Item = DescriptorFields<Vec<Entry>>;
+
+    fn add(&mut self, DescriptorFields { entries, rest }: Self::Item) {
+        self.push(RateLimitDescriptor { entries, ..rest });
+    }
+}
+
+impl Items for Vec<Entry> {
+    type Item = Entry;
+
+    fn add(&mut self, entry: Entry) {
+        self.push(entry);
+    }
+}
+
+impl Items for Encoded<DescriptorFields<Encoded<Entry>>> {
+    type Item = DescriptorFields<Encoded<Entry>>;
+
+    fn add(&mut self, DescriptorFields { entries: Encoded(entries, _), rest }: Self::Item) {
+        let Self(encoded, _) = self;
         encode_key(DESCRIPTORS, WireType::LengthDelimited, encoded);
-        encode_varint((self.entries.len() + self.rest.encoded_len()) as u64, encoded);
-        encoded.extend_from_slice(&self.entries);
+        encode_varint((entries.len() + rest.encoded_len()) as u64, encoded);
+        encoded.extend_from_slice(&entries);
         // Writes to a vector do not fail.
-        let _ = self.rest.encode(encoded);
+        let _ = rest.encode(encoded);
+    }
+}
+
+impl Items for Encoded<Entry> {
+    type Item = Entry;
+
+    fn add(&mut self, entry: Entry) {
+        message::encode(ENTRIES, &entry, &mut self.0);
     }
 }
 
@@ -80,20 +127,20 @@ trait Message: Default {
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error>;
 }
 
-impl Message for Encoded {
+impl<D: Items> Message for RequestFields<D> {
     const NAMES: &'static [[&'static str; 2]] =
         &[["domain", "domain"], ["descriptors", "descriptors"], ["hitsAddend", "hits_addend"]];
 
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
             0 => set(&mut self.domain, map, PhantomData::<String>),
-            1 => set(&mut self.descriptors, map, List::<EncodedDescriptor>::of(body)),
+            1 => set(&mut self.descriptors, map, List::<D>::of(body)),
             _ => set(&mut self.hits_addend, map, Number::<u32>::NEW),
         }
     }
 }
 
-impl Message for EncodedDescriptor {
+impl<E: Items> Message for DescriptorFields<E> {
     const NAMES: &'static [[&'static str; 2]] = &[
         ["entries", "entries"],
         ["limit", "limit"],
@@ -103,7 +150,7 @@ impl Message for EncodedDescriptor {
 
     fn read<'de, A: MapAccess<'de>>(&mut self, field: usize, map: &mut A, body: &'de Bytes) -> Result<(), A::Error> {
         match field {
-            0 => set(&mut self.entries, map, List::<Entry>::of(body)),
+            0 => set(&mut self.entries, map, List::<E>::of(body)),
             1 => set_some(&mut self.rest.limit, map, MessageFields::of(body)),
             2 => set_some(&mut self.rest.hits_addend, map, Number::<u64>::NEW),
             _ => set(&mut self.rest.is_negative_hits, map, PhantomData::<bool>),
@@ -246,39 +293,39 @@ impl Visitor<'_> for FieldName {
     }
 }
 
-/// Array of a repeated message. Each item is encoded when it is read.
-struct List<'de, T> {
+/// Array of a repeated message.
+struct List<'de, I> {
     body: &'de Bytes,
-    message: PhantomData<T>,
+    items: PhantomData<I>,
 }
 
-impl<'de, T> List<'de, T> {
+impl<'de, I> List<'de, I> {
     fn of(body: &'de Bytes) -> Self {
-        Self { body, message: PhantomData }
+        Self { body, items: PhantomData }
     }
 }
 
-impl<'de, T: Message + JsonItem> DeserializeSeed<'de> for List<'de, T> {
-    type Value = Vec<u8>;
+impl<'de, I: Items> DeserializeSeed<'de> for List<'de, I> {
+    type Value = I;
 
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Vec<u8>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<I, D::Error> {
         json.deserialize_seq(self)
     }
 }
 
-impl<'de, T: Message + JsonItem> Visitor<'de> for List<'de, T> {
-    type Value = Vec<u8>;
+impl<'de, I: Items> Visitor<'de> for List<'de, I> {
+    type Value = I;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an array")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u8>, A::Error> {
-        let mut encoded = Vec::new();
-        while let Some(item) = seq.next_element_seed(MessageFields::<T>::of(self.body))? {
-            item.encode(&mut encoded);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<I, A::Error> {
+        let mut items = I::default();
+        while let Some(item) = seq.next_element_seed(MessageFields::<I::Item>::of(self.body))? {
+            items.add(item);
         }
-        Ok(encoded)
+        Ok(items)
     }
 }
 

@@ -8,7 +8,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, Serialize
 use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 
-use super::read::read;
+use super::read::{encode, read};
 use super::write::write;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::config::core::v3::HeaderValue;
@@ -38,8 +38,13 @@ fn write_by_descriptor(response: &RateLimitResponse) -> Option<String> {
     String::from_utf8(text).ok()
 }
 
+/// Reads a request as a small one and as a large one.
 fn read_by_hand(body: &[u8]) -> Option<RateLimitRequest> {
-    read(&Bytes::copy_from_slice(body)).ok().map(|message| RateLimitRequest::decode(message).unwrap())
+    let body = Bytes::copy_from_slice(body);
+    let small = read(&body).ok();
+    let large = encode(&body).ok().map(|message| RateLimitRequest::decode(message).unwrap());
+    assert_eq!(small, large, "{body:?}");
+    small
 }
 
 fn compare(body: &str) -> Result<(), TestCaseError> {

@@ -137,6 +137,10 @@ impl Asking {
             assert!(status == 429 && answer.contains(body), "{head} {answer}");
             assert!(head.contains("\r\nretry-after: ") && head.contains("\r\nratelimit: "), "{head}");
         }
+        for headers in [900, 4_000] {
+            let (status, head, _) = ask(self.at, "POST", "/login", &vec![("a", ""); headers]).await;
+            assert!(status >= 400, "more headers than Tidegate reads, and it may fail open: {head}");
+        }
         assert_eq!(ask(self.at, "GET", "/login", &[]).await.0, 200, "another method is not limited");
         finds_none_admitted(self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
     }

@@ -246,6 +246,8 @@ async fn hostile_headers_over_http2_are_refused_and_fail_nobody_else() {
     for (what, request, expected) in refused {
         assert_eq!(answer(server.http, request, "").await.0, expected, "{what}");
     }
+    let head = answer(server.http, http::Request::head("http://edge/check/edge"), "").await;
+    assert_eq!(head, (429, String::new()), "a refusal with a reason, which HEAD leaves out");
     let many = (0..2_000).fold(check(), |more, number| more.header(format!("x{number}"), "y"));
     assert_eq!(answer(server.http, many, "").await.0, 200, "a gateway hands on all headers");
 

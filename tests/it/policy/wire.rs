@@ -15,7 +15,7 @@ use tidegate::model::Micros;
 use tidegate::store::StoreError;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::{Edge, Services};
-use tidegate::transport::json::{Readiness, routes};
+use tidegate::transport::json::{self, Readiness};
 use tidegate::transport::wire::{Answers, HeaderNames, Headers};
 use tonic::Status;
 use tower::ServiceExt;
@@ -247,11 +247,11 @@ async fn every_policy_of_a_request_is_named_beside_the_metadata_that_was_asked_f
 #[tokio::test]
 async fn as_json_the_policies_are_200_429_and_503() {
     let instance = Instance::of(2);
-    let router = routes(edge(&instance, false), Readiness::default(), 4_096, |_| true);
+    let service = json::service(edge(&instance, false), Readiness::default(), 4_096, |_| true);
     let ask = async |key: &str| {
         let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"{key}","value":"down"}}]}}]}}"#);
         let request = Request::post("/json").body(Body::from(body)).expect("a request");
-        let answer = router.clone().oneshot(request).await.expect("an answer");
+        let answer = service.clone().oneshot(request).await.expect("an answer");
         let status = answer.status();
         let body = to_bytes(answer.into_body(), usize::MAX).await.expect("a body");
         (status, String::from_utf8(body.to_vec()).expect("text"))
