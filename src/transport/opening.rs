@@ -16,7 +16,7 @@ use super::protocol::{Answering, Connection, Http1, Http2, Protocol};
 use super::socket::Socket;
 use super::tls::Peer;
 
-/// HTTP/1.1, or HTTP/2 with prior knowledge, for an `axum::Router`.
+/// HTTP/1.1, or HTTP/2 with prior knowledge.
 #[derive(Clone, Debug)]
 pub struct Http<S> {
     http1: Http1<S>,

@@ -32,6 +32,7 @@ use super::limits::ConnectionLimits;
 use super::rest::HeadTimer;
 use super::socket::Socket;
 use super::tls::Peer;
+use super::turn::State;
 use super::waiting::ReadEmpty;
 use crate::telemetry::limited::LimitedCalls;
 
@@ -250,7 +251,7 @@ impl<S: Answering> Connection for http2::Connection<TokioIo<Socket>, Calls<S>, R
     }
 }
 
-/// HTTP/1.1, for an `axum::Router`.
+/// HTTP/1.1.
 #[derive(Clone, Debug)]
 pub struct Http1<S> {
     builder: http1::Builder,
@@ -261,8 +262,7 @@ pub struct Http1<S> {
 }
 
 impl<S> Http1<S> {
-    /// Serves requests with clones of `service`, which must always be ready, as a router is: `poll_ready` is not
-    /// called.
+    /// Serves requests with clones of `service`, which must always be ready: `poll_ready` is not called.
     pub fn new(service: S, limits: &ConnectionLimits) -> Self {
         let mut builder = http1::Builder::new();
         builder.header_read_timeout(limits.keep_alive);
@@ -325,6 +325,8 @@ pub struct Calls<S> {
     content: Content,
     /// Passed to HTTP requests; gRPC calls have an account that knows their wait.
     origin: Option<Arc<Origin>>,
+    /// Told of each HTTP request.
+    state: Option<State>,
     /// Counts the requests in flight of HTTP/1. Those of HTTP/2 are counted by their tasks.
     activity: Option<Activity>,
     /// Passed to gRPC calls, if callers have rights.
@@ -333,13 +335,13 @@ pub struct Calls<S> {
 
 impl<S> Calls<S> {
     fn new(service: S, body: Duration, content: Content) -> Self {
-        Self { service, body, content, origin: None, activity: None, caller: None }
+        Self { service, body, content, origin: None, state: None, activity: None, caller: None }
     }
 
     /// Passes to HTTP requests what is known of their connection.
     fn of_http(self, socket: &Socket, caller: Option<Arc<ConnectionCaller>>) -> Self {
         let origin = Origin { peer: socket.peer_address(), read_empty: socket.read_empty(), caller };
-        Self { origin: Some(Arc::new(origin)), ..self }
+        Self { origin: Some(Arc::new(origin)), state: Some(socket.state()), ..self }
     }
 }
 
@@ -403,6 +405,9 @@ where
             }
             Content::Http1 => RequestBody::new(body, allowed),
         };
+        if let Some(state) = &self.state {
+            state.note_request();
+        }
         if let Some(origin) = &self.origin {
             head.extensions.insert(Arc::clone(origin));
         }

@@ -7,7 +7,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +27,13 @@ use crate::telemetry::limited::Cause;
 pub const SHORT_TURN_BYTES: u64 = 1_024;
 /// Time between two turns of a connection that waits for memory: 20 ms, so that it reads 400 KiB a second.
 pub const MEMORY_REST: Duration = Duration::from_millis(20);
+/// Time for which a closed connection of HTTP/1 is read on, if its peer was sending: 1 s. A peer that sends on to a closed connection gets an
+/// error in place of the answer, and a gateway may take that for an admission.
+const LINGER: Duration = Duration::from_secs(1);
+/// Maximum bytes that are read and thrown away in this time: 4 MiB.
+const MOST_DISCARDED: usize = 4 << 20;
+/// Bytes of one such read: 4 KiB.
+const DISCARDED_AT_ONCE: usize = 4 << 10;
 
 /// Stream that reads at most [`TURN_BYTES`] in a turn, and counts its first bytes. With TLS these are the decrypted bytes.
 #[derive(Debug)]
@@ -42,6 +49,15 @@ pub struct Socket {
     read_empty: Arc<ReadEmpty>,
     /// Timer until the next turn that may read, while the connection waits for memory.
     rest: Option<Pin<Box<Sleep>>>,
+    /// Set when an HTTP/1 connection is closed while its peer is sending.
+    linger: Option<Linger>,
+}
+
+/// Bytes that are still to be read and thrown away, and the timer of their end.
+#[derive(Debug)]
+struct Linger {
+    left: usize,
+    over: Pin<Box<Sleep>>,
 }
 
 /// State that the socket keeps for an HTTP/2 connection.
@@ -67,6 +83,7 @@ impl Socket {
             http2: None,
             read_empty: Arc::default(),
             rest: None,
+            linger: None,
         }
     }
 
@@ -167,6 +184,22 @@ impl Socket {
         }
     }
 
+    /// Reads and throws away what the peer still sends, until it closes the connection or `linger` is over.
+    fn poll_discard(&mut self, cx: &mut Context<'_>, linger: &mut Linger) -> Poll<()> {
+        let mut bytes = [0; DISCARDED_AT_ONCE];
+        while linger.left > 0 {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match Pin::new(&mut *self).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    linger.left = linger.left.saturating_sub(buffer.filled().len());
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return linger.over.as_mut().poll(cx),
+            }
+        }
+        Poll::Ready(())
+    }
+
     fn stream(&mut self) -> Pin<&mut Stream> {
         Pin::new(self.stream.get_mut())
     }
@@ -263,6 +296,18 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        self.stream().poll_shutdown(cx)
+        let mut linger = match self.linger.take() {
+            Some(linger) => linger,
+            None => {
+                ready!(self.stream().poll_shutdown(cx))?;
+                if self.http2.is_some() || !self.state.has_begun_request() {
+                    return Poll::Ready(Ok(()));
+                }
+                Linger { left: MOST_DISCARDED, over: Box::pin(tokio::time::sleep(LINGER)) }
+            }
+        };
+        let discarded = self.poll_discard(cx, &mut linger);
+        self.linger = Some(linger);
+        discarded.map(Ok)
     }
 }

@@ -24,6 +24,7 @@ pub(super) struct State(Arc<Shared>);
 struct Shared {
     is_opened: AtomicBool,
     is_at_rest: AtomicBool,
+    has_begun_request: AtomicBool,
     turns: AtomicU64,
     broken: OnceLock<FrameError>,
 }
@@ -44,6 +45,17 @@ impl State {
         self.0.is_at_rest.load(Ordering::Relaxed)
     }
 
+    /// Returns true if the peer has sent something since its last request of HTTP/1 was passed to a handler: the rest of its body, or a
+    /// head that has not ended.
+    pub(super) fn has_begun_request(&self) -> bool {
+        self.0.has_begun_request.load(Ordering::Relaxed)
+    }
+
+    /// Records that a request was passed to its handler.
+    pub(super) fn note_request(&self) {
+        self.0.has_begun_request.store(false, Ordering::Relaxed);
+    }
+
     /// Records the error in the peer's frames for which the socket fails.
     pub(super) fn note_broken(&self, error: FrameError) {
         let _ = self.0.broken.set(error);
@@ -56,6 +68,9 @@ impl State {
 
     /// Records a read (false) or a write (true).
     pub(super) fn note_rest(&self, is_at_rest: bool) {
+        if !is_at_rest {
+            self.0.has_begun_request.store(true, Ordering::Relaxed);
+        }
         self.0.is_at_rest.store(is_at_rest, Ordering::Relaxed);
     }
 

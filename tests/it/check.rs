@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
 use crate::support::{Tidegate, output, repository, rule_file, said};
@@ -142,6 +144,9 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
     let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &many).await, 200, "a gateway hands on all headers");
     assert_eq!(nginx(&tidegate, "192.0.2.101", "GET", "/", &vec![("a", ""); 2_100]).await, 431, "but not without end");
+    for target in ["/check/", "/check", "/check/?edge"] {
+        assert_eq!(ask(tidegate.http, "GET", target, &[]).await.0, 404, "{target}");
+    }
     let body = r#"{"descriptors":[{"entries":[{"key":"tier","value":"free"}]}]}"#;
     let length = body.len().to_string();
     let json = [("content-type", "application/json"), ("content-length", length.as_str())];
@@ -150,6 +155,21 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
         json[0].0, json[0].1, json[1].0, json[1].1
     );
     assert!(said(tidegate.http, &line).await.starts_with("HTTP/1.1 403"), "the body of a gateway's domain is not read");
+}
+
+/// A gateway that cannot send on may take the check for unanswered.
+#[tokio::test]
+async fn a_head_that_is_too_large_is_read_to_its_end_before_the_connection_is_closed() {
+    let tidegate = server("nginx", &[]).await;
+    for (headers, bytes) in [(4_000, 0), (4_000, 64), (3, 100_000)].repeat(10) {
+        let header = format!("a: {}\r\n", "y".repeat(bytes));
+        let head = format!("GET /check/edge HTTP/1.1\r\nhost: a\r\n{}\r\n", header.repeat(headers));
+        let mut stream = TcpStream::connect(tidegate.http).await.expect("it listens");
+        stream.write_all(head.as_bytes()).await.expect("it reads on");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("no reset in place of an end");
+        assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::model::{Charging, LeaseTerms, Micros};
 use crate::store::Granted;
 
 /// The lengths of a lease within which two requests of a counter get it one: 6. The second of two requests with more time between them is
-/// seldom followed by a third before its lease ends.
+/// seldom followed by a third before its lease ends. A counter of a store that is far is renewed for as long after its last request.
 const LATELY: u64 = 6;
 /// The smallest size of a lease after its first hit: 2.
 const LEAST_SIZE: u64 = 2;
@@ -157,7 +157,7 @@ impl CounterLease {
             self.charge.limit.algorithm() == Algorithm::FixedWindow && self.reset_at <= now.saturating_add(self.took);
         // What little remains is for those who call.
         let has_room = u64::from(self.remaining) >= SPARE * 4 && !is_last_of_window;
-        let is_needed = self.is_far() && self.is_in_use(now) && has_room && self.may_ask(now);
+        let is_needed = self.is_far() && !self.is_unused(now) && has_room && self.may_ask(now);
         if !is_needed || !self.is_low(self.lasting(now), now) {
             return false;
         }
@@ -201,9 +201,11 @@ impl CounterLease {
         self.took.get() >= FAR.get()
     }
 
-    /// Returns true if a request needed the counter in the time within which two requests get it a lease.
-    fn is_in_use(&self, now: Micros) -> bool {
-        self.used_at <= now && now.saturating_sub(self.used_at) < lately(self.terms)
+    /// Returns true if no request has needed the counter for a length of its lease, or, if the store is far, for the time within which two
+    /// requests get it a lease.
+    pub(super) fn is_unused(&self, now: Micros) -> bool {
+        let kept = if self.is_far() { lately(self.terms) } else { self.terms.ttl() };
+        self.used_at > now || self.used_at.saturating_add(kept) <= now
     }
 
     fn add(&mut self, parcel: Parcel, now: Micros) {

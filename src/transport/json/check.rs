@@ -37,7 +37,7 @@ enum Asked {
 
 pub(super) async fn check(door: Arc<Door>, request: Request) -> Result<Response, Infallible> {
     let (head, body) = request.into_parts();
-    // HTTP/1 leaves out the body by itself.
+    // hyper leaves out the body of HTTP/1 by itself, and not that of HTTP/2.
     let is_without_body = head.method == Method::HEAD && head.version == Version::HTTP_2;
     let telemetry = door.edge.telemetry();
     telemetry.arrived(HttpDoor::Check);

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::proto::large::LARGE_DESCRIPTORS;
 use crate::transport::budget;
 
-/// Largest body that needs no room: 3,000 bytes, some thirty descriptors of a usual size, and at most as many (`{},`) as are decided whole.
+/// Largest body that needs no room: 3,000 bytes, some thirty descriptors of a usual size. It cannot hold more (`{},`) than are decided whole.
 pub(super) const SMALL_BODY_BYTES: usize = 3 * LARGE_DESCRIPTORS;
 /// Maximum number of larger requests with a body or an answer in memory: 4. A body has up to `JSON_MAX_BODY` bytes (256
 /// KiB), and its answer about five times as many (`{},` becomes `{"code":"OK"},`).

@@ -9,11 +9,13 @@ use prost_types::value::Kind;
 use prost_types::{Duration, ListValue, Struct, Value};
 
 use super::read::{encode, read};
+use super::room::SMALL_BODY_BYTES;
 use super::write::write;
 use crate::proto::DESCRIPTORS;
 use crate::proto::envoy::config::core::v3::HeaderValue;
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::{DescriptorStatus, RateLimit};
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use crate::proto::large::LARGE_DESCRIPTORS;
 
 static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).unwrap());
 
@@ -45,6 +47,12 @@ fn read_by_hand(body: &[u8]) -> Option<RateLimitRequest> {
     let large = encode(&body).ok().map(|message| RateLimitRequest::decode(message).unwrap());
     assert_eq!(small, large, "{body:?}");
     small
+}
+
+#[test]
+fn a_small_body_has_no_more_descriptors_than_are_decided_whole() {
+    let more = format!("[{}]", vec!["{}"; LARGE_DESCRIPTORS + 1].join(","));
+    assert!(more.len() > SMALL_BODY_BYTES);
 }
 
 fn compare(body: &str) -> Result<(), TestCaseError> {
