@@ -1,6 +1,7 @@
 //! The HTTP check: `/check/DOMAIN`.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
@@ -161,14 +162,22 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
 #[tokio::test]
 async fn a_head_that_is_too_large_is_read_to_its_end_before_the_connection_is_closed() {
     let tidegate = server("nginx", &[]).await;
-    for (headers, bytes) in [(4_000, 0), (4_000, 64), (3, 100_000)].repeat(10) {
+    for (headers, bytes) in [(4_000, 64), (3, 100_000)].repeat(10) {
         let header = format!("a: {}\r\n", "y".repeat(bytes));
         let head = format!("GET /check/edge HTTP/1.1\r\nhost: a\r\n{}\r\n", header.repeat(headers));
         let mut stream = TcpStream::connect(tidegate.http).await.expect("it listens");
-        stream.write_all(head.as_bytes()).await.expect("it reads on");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.expect("no reset in place of an end");
-        assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+        let (first, rest) = head.as_bytes().split_at(head.len() / 2);
+        stream.write_all(first).await.expect("it listens");
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.expect("an answer");
+        assert_eq!(&answer, b"HTTP/1.1 431");
+        for part in rest.chunks(rest.len() / 4) {
+            stream.write_all(part).await.expect("it reads on");
+            // The error of one write is that of the next.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        stream.shutdown().await.expect("it reads on");
+        stream.read_to_end(&mut Vec::new()).await.expect("no reset in place of an end");
     }
 }
 
