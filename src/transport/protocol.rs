@@ -325,8 +325,6 @@ pub struct Calls<S> {
     content: Content,
     /// Passed to HTTP requests; gRPC calls have an account that knows their wait.
     origin: Option<Arc<Origin>>,
-    /// Told of each HTTP request.
-    state: Option<State>,
     /// Counts the requests in flight of HTTP/1. Those of HTTP/2 are counted by their tasks.
     activity: Option<Activity>,
     /// Passed to gRPC calls, if callers have rights.
@@ -335,13 +333,13 @@ pub struct Calls<S> {
 
 impl<S> Calls<S> {
     fn new(service: S, body: Duration, content: Content) -> Self {
-        Self { service, body, content, origin: None, state: None, activity: None, caller: None }
+        Self { service, body, content, origin: None, activity: None, caller: None }
     }
 
     /// Passes to HTTP requests what is known of their connection.
     fn of_http(self, socket: &Socket, caller: Option<Arc<ConnectionCaller>>) -> Self {
-        let origin = Origin { peer: socket.peer_address(), read_empty: socket.read_empty(), caller };
-        Self { origin: Some(Arc::new(origin)), state: Some(socket.state()), ..self }
+        let (peer, read_empty, state) = (socket.peer_address(), socket.read_empty(), socket.state());
+        Self { origin: Some(Arc::new(Origin { peer, read_empty, state, caller })), ..self }
     }
 }
 
@@ -352,6 +350,8 @@ pub(super) struct Origin {
     pub(super) peer: Option<IpAddr>,
     /// Measures how long a request has waited.
     pub(super) read_empty: Arc<ReadEmpty>,
+    /// Told of each request.
+    state: State,
     /// Caller, if callers have rights.
     pub(super) caller: Option<Arc<ConnectionCaller>>,
 }
@@ -405,10 +405,8 @@ where
             }
             Content::Http1 => RequestBody::new(body, allowed),
         };
-        if let Some(state) = &self.state {
-            state.note_request();
-        }
         if let Some(origin) = &self.origin {
+            origin.state.note_request();
             head.extensions.insert(Arc::clone(origin));
         }
         if let Some(caller) = &self.caller {

@@ -33,8 +33,6 @@ pub(super) struct Leases {
     counters: LruCache<CounterKey, CounterLease>,
     /// Counters that need hits.
     due: VecDeque<CounterKey>,
-    /// Counters that need hits although no call comes. They wait for the others.
-    renewals: VecDeque<CounterKey>,
     /// Hits that nobody spends any more.
     unspent: Vec<Unspent>,
 }
@@ -48,7 +46,7 @@ pub struct Spent {
 
 impl Default for Leases {
     fn default() -> Self {
-        Self { counters: table(MOST_OF_SHARD), due: VecDeque::new(), renewals: VecDeque::new(), unspent: Vec::new() }
+        Self { counters: table(MOST_OF_SHARD), due: VecDeque::new(), unspent: Vec::new() }
     }
 }
 
@@ -65,7 +63,7 @@ impl Leases {
 
     /// Returns true if a counter needs hits.
     pub(super) fn is_due(&self) -> bool {
-        !self.due.is_empty() || !self.renewals.is_empty()
+        !self.due.is_empty()
     }
 
     /// Pays a charge at `now` from the lease of its counter. `None` if the lease has too few hits, or if there is none.
@@ -159,7 +157,7 @@ impl Leases {
     /// share.
     pub(super) fn ask(&mut self, now: Micros, replicas: NonZeroU32, limit: usize, asks: &mut Vec<Charge>) {
         while asks.len() < limit
-            && let Some(key) = self.due.pop_front().or_else(|| self.renewals.pop_front())
+            && let Some(key) = self.due.pop_front()
         {
             let is_due = |lease: &&mut CounterLease| lease.asking == Asking::Due;
             let Some(lease) = self.counters.peek_mut(&key).filter(is_due) else { continue };
@@ -217,7 +215,7 @@ impl Leases {
             lease.end_parcels(now, &mut self.unspent);
             if lease.needs_renewal(now) {
                 lease.asking = Asking::Due;
-                self.renewals.push_back(key.clone());
+                self.due.push_back(key.clone());
             }
             if lease.parcels.is_empty() && lease.asking == Asking::No && lease.is_unused(now) {
                 idle.push(key.clone());
@@ -231,7 +229,6 @@ impl Leases {
     /// Ends all leases.
     pub(super) fn close(&mut self) {
         self.due.clear();
-        self.renewals.clear();
         while let Some((_, lease)) = self.counters.pop_lru() {
             self.give_back(lease);
         }

@@ -15,7 +15,7 @@ use tower::Service;
 use super::Door;
 use super::check::{self, PREFIX};
 
-/// Service of the HTTP listener. A check is answered without the router, which would add an eighth to its instructions.
+/// Service of the HTTP listener. A check is answered without the router, which would add a tenth to its instructions.
 #[derive(Clone)]
 pub struct HttpService {
     check: Arc<Door>,
