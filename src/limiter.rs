@@ -187,6 +187,7 @@ fn answered<'a>((item, from): (&MatchedItem<'a>, Origin<'a>), (charge, verdict):
         rule: from.rule.map(Rule::about),
         hits: charge.hits,
         capacity: charge.limit.capacity(),
+        window: charge.limit.quota().window().length(),
         algorithm: charge.limit.algorithm().name(),
         role: charge.role,
         verdict: *verdict,

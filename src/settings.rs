@@ -151,7 +151,7 @@ settings! {
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
     callers_file: String = "CALLERS_FILE", "", "File that says which callers may ask about which domains, send limits and give hits back, by the names in their certificates; read again when it changes; empty: every caller may do all of this";
     json_door: JsonDoor = "JSON_DOOR", "on", "Callers that may use /json: on: all; loopback: those on this machine; off: none; the others get HTTP status 403";
-    debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level)";
+    debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level, /v1/)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
     workers: WorkerCount = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
     grpc_max_connection_age: Micros = "GRPC_MAX_CONNECTION_AGE", "24h", "Age (plus or minus a tenth) at which a gRPC connection gets a GOAWAY, so that its client reconnects; 0: never";

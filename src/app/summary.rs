@@ -42,7 +42,7 @@ impl fmt::Display for Summary<'_> {
         let over_tls = if_tls(|tls| tls.is_http_too, ", over TLS");
         writeln!(f, "  HTTP     {http}  /healthcheck, /json, /metrics{over_tls}")?;
         let over_tls = if_tls(|tls| tls.is_debug_too, ", over TLS");
-        writeln!(f, "  debug    {debug}  /rlconfig, /log_level{over_tls}")?;
+        writeln!(f, "  debug    {debug}  /rlconfig, /log_level, /v1/{over_tls}")?;
         if let Some(metrics) = metrics {
             writeln!(f, "  metrics  {metrics}  {}", settings.prometheus_path.0)?;
         }

@@ -1,15 +1,18 @@
 //! `tidegate counter`: reads the counters of a descriptor, without spending, at several instances.
 
 use std::fmt::{self, Write};
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 
-use super::admin::{self, Ago, flag, list, number, text};
+use super::admin::{self, Ago, Answers, flag, list, number, text};
 use super::{REFUSED, descriptor};
 use crate::model::Descriptor;
 
+/// Number of digits of the digest of a sensitive value.
+const DIGEST: usize = 32;
 /// Path of the counters.
 const PATH: &str = "/v1/counters";
 
@@ -17,7 +20,7 @@ pub(super) fn command() -> Command {
     Command::new("counter")
         .about("Read the counters of a descriptor, without spending; exit code 0: limited, 1: not limited, 2: no instance answered")
         .long_about(
-            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, and when the whole limit is available again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
+            "Reads the counters of a descriptor: what is used and what is left of each limit of its rule, over which time it was counted, and when the whole limit is available again.\n\nNothing is spent. With Redis all instances read the same counter, so one is enough, but hits that other instances have leased\ncount as used. With counters in memory each instance has its own.",
         )
         .after_help("Examples:\n  What user 42 has left:\n    tidegate counter --domain edge --descriptor user=42\n  The same at an instance on another machine, over TLS with a token (ADMIN_TOKEN_FILE):\n    tidegate counter --domain edge --descriptor user=42 --instance https://tidegate.edge.svc:6070 --ca ca.crt --token-file token")
         .arg(Arg::new("domain").long("domain").required(true).help("Domain of the counter"))
@@ -26,19 +29,53 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
-    let mut query = admin::query(matches, &["domain"]);
-    admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
-    let path = format!("{PATH}?{}", query.finish());
-    let answers = admin::run(admin::ask(matches, &path, &["counters"]))?;
+    let answers = ask(matches)?;
     answers.name_missing()?;
-    let shown = answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string());
-    super::print(&shown.collect::<String>())?;
+    super::print(&shown(&answers))?;
+    for entry in matches.get_one::<Descriptor>("descriptor").into_iter().flat_map(|descriptor| &descriptor.entries) {
+        let value = String::from_utf8_lossy(&entry.value);
+        if let Some(how) = altered(&value) {
+            let key = String::from_utf8_lossy(&entry.key);
+            eprintln!(
+                "The value of {key} looks {how}, as `why` and `top` show it: a counter is found by the value itself."
+            );
+        }
+    }
     let is_any = |finding: &str| answers.pages.iter().any(|(_, page)| text(page, "finding") == finding);
     if is_any("unmatched") {
         eprintln!("{}", admin::SEE_UNMATCHED);
     }
     let is_limited = is_any("limited");
     Ok(if is_limited { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
+}
+
+/// Asks the instances for the counters of the descriptor.
+///
+/// # Errors
+/// If a file of the command cannot be used.
+pub(super) fn ask(matches: &ArgMatches) -> anyhow::Result<Answers> {
+    let mut query = admin::query(matches, &["domain"]);
+    admin::append_entries(&mut query, matches.get_one::<Descriptor>("descriptor"));
+    let path = format!("{PATH}?{}", query.finish());
+    admin::run(admin::ask(matches, &path, &["counters"]))
+}
+
+/// Returns the counters of all instances that answered, as text for people.
+pub(super) fn shown(answers: &Answers) -> String {
+    answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string()).collect()
+}
+
+/// Returns how a value was altered, if it looks like one of those that other commands show.
+fn altered(value: &str) -> Option<&'static str> {
+    let is_digest = value.len() == DIGEST && value.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let is_network = value.split_once('/').is_some_and(|(address, _)| address.parse::<IpAddr>().is_ok());
+    match () {
+        () if value.contains("\\u{") => Some("escaped"),
+        () if value.ends_with('…') => Some("cut"),
+        () if is_digest => Some("like a digest"),
+        () if is_network => Some("like the network of an address"),
+        () => None,
+    }
 }
 
 /// Counters of one instance.
@@ -70,12 +107,16 @@ impl fmt::Display for Counters<'_> {
                 let _ = write!(of, ", limit {limit}");
             }
             let (capacity, provenance) = (number("capacity").unwrap_or_default(), text(counter, "provenance"));
-            match (number("used"), number("left"), number("reset_ms")) {
-                (Some(used), Some(left), Some(0)) => {
-                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left")?;
-                }
-                (Some(used), Some(left), Some(reset)) => {
-                    writeln!(f, "  {of}: {used} of {capacity} used, {left} left, full again in {}", Ago(reset))?;
+            if flag(counter, "is_shadow") {
+                of.push_str(" (shadow mode: refuses nothing)");
+            }
+            match (number("used"), number("left")) {
+                (Some(used), Some(left)) => {
+                    let since = number("counted_for_ms").map(|counted| format!(" in the last {}", Ago(counted)));
+                    let reset = number("reset_ms").filter(|reset| used > 0 && *reset > 0);
+                    let reset = reset.map(|reset| format!(", full again in {}", Ago(reset)));
+                    let (since, reset) = (since.unwrap_or_default(), reset.unwrap_or_default());
+                    writeln!(f, "  {of}: {used} of {capacity} used{since}, {left} left{reset}")?;
                 }
                 _ => writeln!(
                     f,

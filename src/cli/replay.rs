@@ -73,7 +73,7 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let rules = matches.get_many("rules").into_iter().flatten().cloned().collect();
     let rules = Arc::new(LiveRules::new(super::load_to_decide(matches, rules)?));
-    let access_log = AccessLog::new(matches);
+    let access_log = AccessLog::new(matches)?;
     let mut recording = Recording::default();
     let mut without_descriptor = 0_u64;
     for path in super::paths(matches) {

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::Value;
 
 use super::admin::{self, Ago, Answers, Clock, flag, items, list, number, text};
-use super::{REFUSED, descriptor};
+use super::{REFUSED, counter, descriptor};
 use crate::app::DecisionId;
 use crate::model::{Descriptor, Micros};
 
@@ -37,9 +37,9 @@ pub(super) fn command() -> Command {
         .arg(
             descriptor::argument()
                 .required(false)
-                .help("Entries of the refused descriptor. Give a value that is not shown in clear as the digest or network that is shown"),
+                .help("Entries of the refused descriptor. Give a value that is not shown in clear, as those of sensitive keys, as the digest or network that is shown"),
         )
-        .arg(super::most().help("Number of refused descriptors to tell about"))
+        .arg(super::most().help("Number of refused descriptors to show"))
         .args(admin::arguments())
 }
 
@@ -48,11 +48,15 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let answers = admin::run(admin::ask(matches, &path, &["refusals"]))?;
     answers.name_missing()?;
     let report = Report::of(&answers, usize::try_from(super::most_rows(matches))?);
-    match matches.get_one::<String>("ID").filter(|_| report.refused.is_empty()) {
-        Some(id) => super::print(&format_args!("{}\n", unknown(id, &answers, &report)))?,
-        None => super::print(&report)?,
+    let decided = matches.get_one::<String>("ID").map(|id| decided(id, &answers, &report));
+    if let Some(decided) = &decided {
+        super::print(&format_args!("{decided}\n"))?;
+    }
+    if decided.is_none() || !report.refused.is_empty() {
+        super::print(&report)?;
     }
     if report.refused.is_empty() {
+        tell_what_is_left(matches)?;
         let elsewhere: Vec<String> = other_domains(matches)?.into_iter().collect();
         if !elsewhere.is_empty() {
             let domains = elsewhere.join(", ");
@@ -77,17 +81,37 @@ fn other_domains(matches: &ArgMatches) -> anyhow::Result<BTreeSet<String>> {
     Ok(refusals.map(|refusal| text(refusal, "domain")).filter(|domain| !domain.is_empty()).collect())
 }
 
-/// Returns the reason for which no instance has a refusal of the decision `id`.
-fn unknown(id: &str, answers: &Answers, report: &Report) -> String {
+/// Prints the counters of the descriptor, if the command names one of them.
+fn tell_what_is_left(matches: &ArgMatches) -> anyhow::Result<()> {
+    if matches.contains_id("ID") || !matches.contains_id("domain") || !matches.contains_id("descriptor") {
+        return Ok(());
+    }
+    let answers = counter::ask(matches)?;
+    if !answers.pages.is_empty() {
+        super::print(&format_args!("What is left now:\n{}", counter::shown(&answers)))?;
+    }
+    Ok(())
+}
+
+/// Returns what became of the decision `id`, and when.
+fn decided(id: &str, answers: &Answers, report: &Report) -> String {
     match answers.pages.iter().find(|(_, page)| flag(page, "is_of_this_instance")) {
-        Some((instance, page)) if flag(page, "is_refused") => {
-            format!("{instance} refused this request, and no longer knows why. It keeps {}.", report.bounds)
+        Some((instance, page)) => {
+            let at = number(page, "decided_ms").map(|at| format!(" at {} UTC", Clock(at))).unwrap_or_default();
+            let count: u64 = report.refused.iter().map(|refused| refused.count).sum();
+            match (flag(page, "is_refused"), count) {
+                (true, 1) => format!("{instance} refused this request{at}:"),
+                (true, 2..) => format!("{instance} refused this request{at}. It is one of these:"),
+                (true, 0) => {
+                    format!("{instance} refused this request{at}, and no longer knows why. It keeps {}.", report.bounds)
+                }
+                (false, _) => format!(
+                    "{instance} admitted this request{at}. `tidegate counter --domain D --descriptor KEY=VALUE` shows what is left."
+                ),
+            }
         }
-        Some((instance, _)) => format!(
-            "{instance} admitted this request. `tidegate call --hits 0` shows what is left of the limits of a descriptor."
-        ),
         None => format!(
-            "No instance that answered has made the decision {id}. Its instance may have started anew since: ask with --descriptor."
+            "No instance that answered has made the decision {id}. Its instance may have restarted since: ask with --descriptor."
         ),
     }
 }
@@ -129,9 +153,12 @@ struct Refused {
     until: Option<u64>,
     /// Time of the instance of the last refusal.
     now: u64,
-    provenance: String,
-    /// The other descriptors of a request.
+    reason: String,
+    /// Number of hits that the last one asked for.
+    hits: u64,
+    /// The other descriptors of a request, and the time of it.
     others: Vec<String>,
+    described: u64,
     instances: Vec<(String, u64)>,
     /// Number of descriptors of an instance under one load of its rules that are shown the same.
     alike: BTreeMap<(String, Option<u64>), u64>,
@@ -149,7 +176,7 @@ struct Place {
 }
 
 impl Report {
-    /// Merges the answers; `most` is the number of descriptors to tell about.
+    /// Merges the answers; `most` is the number of descriptors to show.
     fn of(answers: &Answers, most: usize) -> Self {
         let mut merged: BTreeMap<Place, Refused> = BTreeMap::new();
         let (mut bounds, mut left_out, mut missed) = (String::new(), 0, 0);
@@ -186,8 +213,9 @@ impl Refused {
         }
         if last >= self.last {
             let until = number("retry_ms").map(|retry| last.saturating_add(retry));
-            let provenance = text(refusal, "provenance");
-            *self = Self { last, until, now, provenance, others, place, ..std::mem::take(self) };
+            let (reason, hits) = (reason(refusal), number("hits").unwrap_or(1));
+            let described = number("described_ms").unwrap_or(last);
+            *self = Self { last, until, now, reason, hits, others, described, place, ..std::mem::take(self) };
         }
     }
 }
@@ -252,18 +280,19 @@ impl fmt::Display for Refused {
         if !limit.is_empty() {
             let _ = write!(by, ", limit {limit}");
         }
-        writeln!(f, "  by {by}: {}", reason(&self.provenance))?;
+        writeln!(f, "  by {by}: {}", self.reason)?;
+        let room = if self.hits > 1 { format!("room for {} hits", self.hits) } else { "room".to_owned() };
         match self.until {
             Some(until) if until > self.now => {
                 // A time of the day says nothing about another day.
                 let left = until - self.now;
                 let at = if left < DAY { format!("at {} UTC, ", Clock(until)) } else { String::new() };
-                writeln!(f, "  this limit has room again {at}in {}, unless other calls take it first", Ago(left))?;
+                writeln!(f, "  this limit has {room} again {at}in {}, unless other calls take it first", Ago(left))?;
             }
             Some(until) => {
                 writeln!(
                     f,
-                    "  this limit has had room again since {} UTC, {} ago, unless other calls took it",
+                    "  this limit has had {room} again since {} UTC, {} ago, unless other calls took it",
                     Clock(until),
                     Ago(self.now - until)
                 )?;
@@ -273,19 +302,45 @@ impl fmt::Display for Refused {
         if let Some(alike) = self.alike.values().max().filter(|alike| **alike > 1) {
             writeln!(
                 f,
-                "  {alike} different descriptors look the same here, because keys and values are cut after 128 bytes"
+                "  {alike} different descriptors look the same here: keys and values are cut after 128 bytes, and a masked reader sees networks in place of addresses"
             )?;
         }
         if !self.others.is_empty() {
-            writeln!(f, "  in the same request: {}", self.others.join("; "))?;
+            let others = self.others.join("; ");
+            match self.count {
+                1 => writeln!(f, "  in the same request: {others}")?,
+                _ => writeln!(f, "  in the same request as the one of {} UTC: {others}", Clock(self.described))?,
+            }
         }
         let at: Vec<String> = self.instances.iter().map(|(name, count)| format!("{name} ({count})")).collect();
         writeln!(f, "  at {}", at.join(", "))
     }
 }
 
+/// Number of hits, as people say it.
+struct Hits(u64);
+
+impl fmt::Display for Hits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(hits) = self;
+        write!(f, "{hits} hit{}", if *hits == 1 { "" } else { "s" })
+    }
+}
+
+/// Returns the reason of a refusal.
+fn reason(refusal: &Value) -> String {
+    let by_caller = if flag(refusal, "is_sent") { " (a limit that the request sent)" } else { "" };
+    let (hits, room) = (number(refusal, "hits").unwrap_or(1), number(refusal, "room").unwrap_or_default());
+    let left = match (&*text(refusal, "provenance"), number(refusal, "retry_ms")) {
+        ("store", None) => format!("the request asked for {}, and the limit never allows as much", Hits(hits)),
+        ("store", Some(_)) if room > 0 => format!("the request asked for {}, and {room} were left", Hits(hits)),
+        (provenance, _) => meaning(provenance).to_owned(),
+    };
+    left + by_caller
+}
+
 /// Returns the reason that a provenance means.
-fn reason(provenance: &str) -> &str {
+fn meaning(provenance: &str) -> &str {
     match provenance {
         "store" => "its counter is used up",
         "known" => "this instance remembered that its counter is used up, and did not ask the store again",

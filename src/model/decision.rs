@@ -54,6 +54,8 @@ pub struct Answered<'a> {
     pub hits: Hits,
     /// Maximum number of hits that the limit admits at once.
     pub capacity: u32,
+    /// Length of the limit's window.
+    pub window: Micros,
     /// Name of the algorithm that counts the limit.
     pub algorithm: &'static str,
     /// Name of the limit, if it has one.

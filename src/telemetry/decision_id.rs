@@ -1,18 +1,24 @@
 //! The id of a decision: a client can quote it, and the instance that made it finds the refusal that it belongs to.
 //!
-//! An id is one block of 128 bits: the number of the instance, a part of the digest by which the refusal is kept, and a counter. It is
-//! encrypted, so that nobody can read from it how many decisions there are, or which are alike.
+//! An id is one block of 128 bits: the number of the instance, a part of the digest by which the refusal is kept, the second of the
+//! decision, and a counter. It is encrypted, so that nobody can read from it how many decisions there are, or which are alike.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::model::Micros;
+
 /// Digits of an id, in the order of their values: base 32 without letters that look like digits.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 /// Digits of 128 bits.
 const LENGTH: usize = 26;
-/// Bits of the digest, and of the counter.
-const PART: u32 = 40;
+/// Bits of the digest: 32. Of the 32,768 refusals that are kept at most, another one has the same part once in 130,000 cases.
+const PART: u32 = 32;
+/// Bits of the second: 24, which is 194 days. Refusals are kept for an hour at most.
+const TIME: u32 = 24;
+/// Bits of the counter: 24, so that ids of the same second differ.
+const COUNTER: u32 = 24;
 /// Rounds of the cipher: 4, so that a block looks random to those who see ids and choose what they are about (Luby and Rackoff, 1988).
 const ROUNDS: u8 = 4;
 
@@ -30,6 +36,15 @@ pub struct DecisionIds {
     key: [u8; 32],
     instance: u64,
     next: AtomicU64,
+}
+
+/// A decision of this instance, as its id tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Meaning of the id.
+    pub meaning: Meaning,
+    /// Time of the decision, in whole seconds.
+    pub at: Micros,
 }
 
 /// Meaning of an id of this instance.
@@ -59,14 +74,17 @@ impl DecisionIds {
         Self { key, instance: u64::from_be_bytes([0, 0, a, b, c, d, e, f]), next: AtomicU64::new(0) }
     }
 
-    /// Returns the next id, for a decision of this meaning.
-    pub fn next(&self, meaning: Meaning) -> DecisionId {
-        let counter = self.next.fetch_add(1, Ordering::Relaxed) % (1 << PART);
+    /// Returns the next id, for a decision of this meaning at `now`.
+    pub fn next(&self, meaning: Meaning, now: Micros) -> DecisionId {
+        let counter = self.next.fetch_add(1, Ordering::Relaxed) % (1 << COUNTER);
         let part = match meaning {
             Meaning::Admitted => 0,
             Meaning::Refused(DigestPart(part)) => part,
         };
-        let block = u128::from(self.instance) << (2 * PART) | u128::from(part) << PART | u128::from(counter);
+        let of_decision = part << TIME | (seconds(now) % (1 << TIME));
+        let block = u128::from(self.instance) << (PART + TIME + COUNTER)
+            | u128::from(of_decision) << COUNTER
+            | u128::from(counter);
         let [mut left, mut right] = halves(block);
         for round in 0..ROUNDS {
             (left, right) = (right, left ^ self.mix(round, right));
@@ -74,16 +92,19 @@ impl DecisionIds {
         DecisionId(block_of([left, right]))
     }
 
-    /// Returns the meaning of an id. `None` if another instance made it, or nobody.
-    pub fn read(&self, id: DecisionId) -> Option<Meaning> {
+    /// Returns the decision of an id, which was made before `now`. `None` if another instance made it, or nobody.
+    pub fn read(&self, id: DecisionId, now: Micros) -> Option<Made> {
         let [mut left, mut right] = halves(id.0);
         for round in (0..ROUNDS).rev() {
             (left, right) = (right ^ self.mix(round, left), left);
         }
         let block = block_of([left, right]);
-        let part = u64::try_from(block >> PART & ((1 << PART) - 1)).ok()?;
-        let is_own = block >> (2 * PART) == u128::from(self.instance);
-        is_own.then_some(if part == 0 { Meaning::Admitted } else { Meaning::Refused(DigestPart(part)) })
+        let of_decision = u64::try_from(block >> COUNTER & ((1 << (PART + TIME)) - 1)).ok()?;
+        let is_own = block >> (PART + TIME + COUNTER) == u128::from(self.instance);
+        let part = of_decision >> TIME;
+        let meaning = if part == 0 { Meaning::Admitted } else { Meaning::Refused(DigestPart(part)) };
+        let ago = seconds(now).wrapping_sub(of_decision) % (1 << TIME);
+        is_own.then(|| Made { meaning, at: Micros::from_secs(seconds(now).saturating_sub(ago)) })
     }
 
     fn mix(&self, round: u8, half: u64) -> u64 {
@@ -93,6 +114,10 @@ impl DecisionIds {
         hasher.finalize_xof().fill(&mut first);
         u64::from_be_bytes(first)
     }
+}
+
+fn seconds(time: Micros) -> u64 {
+    time.get() / 1_000_000
 }
 
 fn halves(block: u128) -> [u64; 2] {
@@ -147,14 +172,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_id_means_what_it_was_made_for_at_its_own_instance_only(key: [u8; 32], instance: [u8; 6], other: [u8; 6], digest: u64) {
+        fn an_id_means_what_it_was_made_for_at_its_own_instance_only(
+            key: [u8; 32], instance: [u8; 6], other: [u8; 6], digest: u64, made in 0..1_u64 << 40, ago in 0..1_u64 << TIME,
+        ) {
             prop_assume!(instance != other);
+            let (at, now) = (Micros::from_secs(made), Micros::from_secs(made + ago));
             let ids = DecisionIds::new(key, instance);
             for meaning in [Meaning::Admitted, Meaning::Refused(DigestPart::of(digest))] {
-                let id = ids.next(meaning);
+                let id = ids.next(meaning, at);
                 let read: DecisionId = id.to_string().parse().expect("it is one");
-                prop_assert_eq!(ids.read(read), Some(meaning));
-                prop_assert_eq!(DecisionIds::new(key, other).read(id), None);
+                prop_assert_eq!(ids.read(read, now), Some(Made { meaning, at }));
+                prop_assert_eq!(DecisionIds::new(key, other).read(id, now), None);
             }
         }
 
@@ -169,7 +197,7 @@ mod tests {
     fn ids_of_the_same_meaning_differ_and_show_nothing_of_it() {
         let ids = DecisionIds::new([7; 32], [1; 6]);
         let made: std::collections::BTreeSet<String> =
-            (0..1_000).map(|_| ids.next(Meaning::Admitted).to_string()).collect();
+            (0..1_000).map(|_| ids.next(Meaning::Admitted, Micros::ZERO).to_string()).collect();
         assert_eq!(made.len(), 1_000);
         let first: std::collections::BTreeSet<&str> = made.iter().map(|id| &id[..4]).collect();
         assert!(first.len() > 990, "ids in a row begin differently: {}", first.len());

@@ -6,11 +6,12 @@ use std::fmt::Write;
 /// Maximum text of one key or value: 128 bytes, as in metrics.
 pub(super) const MOST_WORD: usize = 128;
 
-/// Returns true for control characters, line separators and bidirectional marks (Unicode 16, `Bidi_Control`).
+/// Returns true for control characters, line separators, bidirectional marks (Unicode 16, `Bidi_Control`) and characters without width.
 pub fn is_hidden(c: char) -> bool {
     let is_bidirectional =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    is_bidirectional || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control()
+    let is_without_width = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2065}' | '\u{feff}');
+    is_bidirectional || is_without_width || matches!(c, '\u{2028}' | '\u{2029}') || c.is_control()
 }
 
 /// Replaces each hidden character by its escape, such as `\u{202e}`. Keeps line breaks and indents the line after each, so
@@ -76,8 +77,8 @@ mod tests {
         let plain = "plain text, \u{e9}\u{4e2d}\u{1f600} and \"quotes\"";
         assert!(matches!(escaped(plain, false), Cow::Borrowed(_)));
         assert_eq!(
-            escaped("a\u{202e}b\u{61c}\u{2069}c\0\r\t\u{7f}\u{9b}\u{2028}", false),
-            "a\\u{202e}b\\u{61c}\\u{2069}c\\u{0}\\r\\t\\u{7f}\\u{9b}\\u{2028}"
+            escaped("a\u{202e}b\u{61c}\u{2069}c\0\r\t\u{7f}\u{9b}\u{2028}\u{200b}\u{feff}", false),
+            "a\\u{202e}b\\u{61c}\\u{2069}c\\u{0}\\r\\t\\u{7f}\\u{9b}\\u{2028}\\u{200b}\\u{feff}"
         );
         assert_eq!(escaped("one\ntwo", false), "one\n    two");
         assert_eq!(escaped("\u{1b}[31mred", false), "\\u{1b}[31mred");

@@ -31,6 +31,8 @@ const BYTES_OF_REFUSAL: usize = 512;
 const BYTES_OF_RING: usize = 1 << 10;
 /// Size of an entry without its text: two strings, and what the allocator adds.
 const BYTES_OF_ENTRY: usize = 96;
+/// Least time between two copies of the descriptors of refusals that are one: 1 s, so that a flood of them costs little more.
+const DESCRIBED_EVERY: Micros = Micros::from_secs(1);
 /// Longest wait of a decision for a reader: 50 us. After that its refusal is not kept.
 const LOCK_TIMEOUT: Duration = Duration::from_micros(50);
 
@@ -72,21 +74,29 @@ pub struct Refusal {
     pub limit: Option<Box<str>>,
     /// Quota of the limit that refused, if one did.
     pub quota: Option<Quota>,
+    /// True if the request sent the limit that refused.
+    pub is_sent: bool,
     /// True if the limit would have delayed the request, and there was no room to hold it.
     pub is_without_room: bool,
     /// Index in `descriptors` of the one that was refused; `None` if the whole request was.
     pub refused: Option<usize>,
-    /// Descriptors of the first of the requests, as far as they are kept.
+    /// Descriptors of one of the last requests, as far as they are kept.
     pub descriptors: Vec<ShownDescriptor>,
     /// True if not all of the descriptors are kept.
     pub is_cut: bool,
+    /// Time of the request that has the descriptors.
+    pub described: Micros,
     /// Time of the first of the refusals.
     pub first: Micros,
     /// Time of the last of the refusals.
     pub last: Micros,
     /// Number of the refusals.
     pub count: u64,
-    /// Hits that remained at the last one.
+    /// Hits that the last one asked for.
+    pub hits: u64,
+    /// Hits that were left just before the last one.
+    pub room: u32,
+    /// Hits that remained after it.
     pub remaining: u32,
     /// Time after the last one until this limit would have admitted it, if waiting helps.
     pub retry: Option<Micros>,
@@ -128,10 +138,12 @@ impl RecentRefusals {
         now: Micros,
     ) {
         let Refused { descriptor, tightest, is_without_room } = *refused;
-        let (remaining, retry) = match tightest {
-            Some(found) => (found.verdict.remaining, found.verdict.retry),
-            None => (0, decision.retry.filter(|_| is_without_room)),
+        let (room, remaining, retry) = match tightest {
+            Some(found) => (found.verdict.room, found.verdict.remaining, found.verdict.retry),
+            None => (0, 0, decision.retry.filter(|_| is_without_room)),
         };
+        let sent = descriptor.and_then(|index| request.descriptors().get(index));
+        let hits = sent.map_or(0, |sent| request.hits(sent).taken());
         let digest = self.digest_of(decision, deciding, refused, entries);
         let Some(mut rings) = self.rings.try_lock_for(LOCK_TIMEOUT) else {
             self.missed.fetch_add(1, Ordering::Relaxed);
@@ -139,10 +151,19 @@ impl RecentRefusals {
         };
         let rule = (decision.generation, deciding.rule.map(|rule| rule.id));
         let origin = deciding.origin;
-        if let Some(ring) = rings.rules.get_mut(&rule) {
+        let Rings { rules, bytes } = &mut *rings;
+        if let Some(ring) = rules.get_mut(&rule) {
             if let Some(known) = ring.refusals.get_mut(&digest) {
                 known.count = known.count.saturating_add(1);
-                (known.last, known.remaining, known.retry, known.origin) = (now, remaining, retry, origin);
+                (known.last, known.hits, known.room, known.remaining) = (now, hits, room, remaining);
+                (known.retry, known.origin) = (retry, origin);
+                if now.saturating_sub(known.described) >= DESCRIBED_EVERY {
+                    *bytes -= known.bytes();
+                    (known.descriptors, known.refused, known.is_cut) = kept(request, descriptor, decision);
+                    known.described = now;
+                    *bytes += known.bytes();
+                    rings.trim();
+                }
                 return;
             }
             if ring.refusals.len() >= MOST_OF_RULE && is_too_soon(now, ring.new_at) {
@@ -156,13 +177,19 @@ impl RecentRefusals {
             rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
             limit: deciding.limit.map(Into::into),
             quota: tightest.map(|found| found.quota),
+            is_sent: tightest.is_some_and(|found| {
+                sent.and_then(|sent| sent.limit).is_some_and(|limit| limit.quota() == found.quota)
+            }),
             is_without_room,
             refused,
             descriptors,
             is_cut,
+            described: now,
             first: now,
             last: now,
             count: 1,
+            hits,
+            room,
             remaining,
             retry,
             origin,
@@ -251,6 +278,11 @@ impl Rings {
         if ring.refusals.len() > MOST_OF_RULE {
             self.drop_oldest(rule);
         }
+        self.trim();
+    }
+
+    /// Drops the oldest refusals beyond the maximum size.
+    fn trim(&mut self) {
         while self.bytes > MOST_BYTES
             && let Some((&quietest, _)) = self.rules.peek_lru()
         {

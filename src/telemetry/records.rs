@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::decision_id::{DecisionId, DecisionIds, DigestPart, Meaning};
+use super::decision_id::{DecisionId, DecisionIds, DigestPart, Made, Meaning};
 use super::headroom::Headroom;
 use super::page::Page;
 use super::recent::{RecentRefusals, Refused};
@@ -74,16 +74,17 @@ impl Records {
 
     /// Returns an id for a decision.
     pub fn id(&self, request: &Request, decision: &Decision<'_>) -> Option<DecisionId> {
+        let ids = self.ids.as_ref()?;
         let meaning = match decision.outcome.is_refused() {
             true => Meaning::Refused(DigestPart::of(self.recent.digest(request, decision, decision.deciding()))),
             false => Meaning::Admitted,
         };
-        self.ids.as_ref().map(|ids| ids.next(meaning))
+        Some(ids.next(meaning, self.clock.now()))
     }
 
-    /// Returns the meaning of an id. `None` if this instance has not made it.
-    pub fn meaning(&self, id: DecisionId) -> Option<Meaning> {
-        self.ids.as_ref()?.read(id)
+    /// Returns the decision of an id. `None` if this instance has not made it.
+    pub fn made(&self, id: DecisionId) -> Option<Made> {
+        self.ids.as_ref()?.read(id, self.clock.now())
     }
 
     /// Records a decision.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::escape::{cut, word};
-use crate::model::{Answered, Clock, Deciding, Decision, Entry, Finding, Micros, Outcome, Override, Request, Tightest};
+use crate::model::{Answered, Clock, Deciding, Decision, Entry, Finding, Micros, Outcome, Override, Request};
 
 /// Maximum number of listeners: 8.
 const MOST_LISTENERS: usize = 8;
@@ -282,10 +282,6 @@ fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &m
         Some(Finding::Denied) => "denied",
         Some(Finding::Unmatched) | None => "unmatched",
     };
-    let tightest = part.and_then(|part| match &part.finding {
-        Finding::Limited(tightest) => Some(tightest),
-        _ => None,
-    });
     let hits = sent.map(|sent| request.hits(sent));
     let answers = decision.answers.iter().filter(|answer| answer.descriptor == index);
     json!({
@@ -296,7 +292,7 @@ fn descriptor(request: &Request, decision: &Decision<'_>, index: usize, room: &m
         "sent_limit": sent.and_then(|sent| sent.limit).map(sent_limit),
         "finding": finding,
         "rule": part.and_then(|part| part.rule).map(|rule| rule.path.to_string()),
-        "charges": answers.take(MOST_ENTRIES).map(|answer| charge(answer, tightest)).collect::<Vec<_>>(),
+        "charges": answers.take(MOST_ENTRIES).map(charge).collect::<Vec<_>>(),
     })
 }
 
@@ -319,14 +315,12 @@ fn sent_limit(limit: Override) -> Value {
     json!({ "requests_per_unit": quota.limit(), "unit": unit.map(|unit| unit.name()), "unit_multiplier": multiplier })
 }
 
-/// Returns the charge of one limit. The window is known of the descriptor's tightest limit alone.
-fn charge(answer: &Answered<'_>, tightest: Option<&Tightest<'_>>) -> Value {
-    let is_tightest = |tightest: &&Tightest<'_>| tightest.name == answer.limit && tightest.verdict == answer.verdict;
+fn charge(answer: &Answered<'_>) -> Value {
     json!({
         "limit": answer.limit,
         "algorithm": answer.algorithm,
         "capacity": answer.capacity,
-        "window_us": tightest.filter(is_tightest).map(|tightest| tightest.quota.window().length().get()),
+        "window_us": answer.window.get(),
         "hits": answer.hits.taken(),
         "outcome": answer.verdict.outcome.name(),
         "provenance": answer.verdict.provenance.name(),

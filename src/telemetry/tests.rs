@@ -45,8 +45,8 @@ fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: C
     };
     let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
     let hits = Hits::take(hits.into());
-    let algorithm = "fixed_window";
-    Answered { descriptor: 0, rule, hits, capacity: limit, algorithm, limit: None, role: Role::Enforce, verdict }
+    let (window, algorithm, role) = (Unit::Minute.length(), "fixed_window", Role::Enforce);
+    Answered { descriptor: 0, rule, hits, capacity: limit, window, algorithm, limit: None, role, verdict }
 }
 
 /// Returns the part of a descriptor with one limit.

@@ -147,6 +147,14 @@ fn unknown(name: &str, expected: &str) -> String {
     format!("there is no parameter {name}: expected {expected}")
 }
 
+/// Rejects the query of a path that takes none.
+fn no_parameters(query: Option<&str>) -> Result<(), String> {
+    match form_urlencoded::parse(query.unwrap_or_default().as_bytes()).next() {
+        Some((name, _)) => Err(unknown(&name, "none")),
+        None => Ok(()),
+    }
+}
+
 fn millis(time: Micros) -> u64 {
     time.get() / 1_000
 }

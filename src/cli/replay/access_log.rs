@@ -50,15 +50,20 @@ pub(super) fn arguments() -> [Arg; 5] {
 
 impl AccessLog {
     /// Returns the fields that the arguments name; `None` if the files are recordings.
-    pub(super) fn new(matches: &ArgMatches) -> Option<Self> {
+    ///
+    /// # Errors
+    /// If the name of a field does not end.
+    pub(super) fn new(matches: &ArgMatches) -> anyhow::Result<Option<Self>> {
+        let descriptors: Vec<Descriptor> = matches.get_many("descriptor").into_iter().flatten().cloned().collect();
+        for entry in descriptors.iter().flat_map(|descriptor| &descriptor.entries) {
+            let value = String::from_utf8_lossy(&entry.value);
+            let last = value.rsplit('{').next().filter(|last| last.len() < value.len());
+            ensure!(last.is_none_or(|last| last.contains('}')), "'{value}' has no }} after the name of a field");
+        }
         let text = |name: &str| matches.get_one::<String>(name).cloned();
-        Some(Self {
-            domain: text("domain")?,
-            descriptors: matches.get_many("descriptor").into_iter().flatten().cloned().collect(),
-            time: text("time-field")?,
-            code: text("code-field")?,
-            flags: text("flags-field")?,
-        })
+        let fields = (text("domain"), text("time-field"), text("code-field"), text("flags-field"));
+        let (Some(domain), Some(time), Some(code), Some(flags)) = fields else { return Ok(None) };
+        Ok(Some(Self { domain, descriptors, time, code, flags }))
     }
 
     /// Returns the decision of a line; `None` for a request without a descriptor.

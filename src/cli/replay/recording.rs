@@ -98,7 +98,7 @@ impl fmt::Display for Doubt {
             Self::Cut => f.write_str("only a part of the request was recorded"),
             Self::Digest(key) => write!(f, "a rule compares the value of `{key}`, and the recording has its digest"),
             Self::CutValue(key) => {
-                write!(f, "a rule has the key `{key}`, and the recording has only a part of its value")
+                write!(f, "a rule has the key `{key}`, and the recording does not have its value as it was sent")
             }
             Self::MissingHits => f.write_str("it depends on earlier hits that are not in the recording"),
         }

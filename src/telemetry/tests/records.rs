@@ -87,6 +87,36 @@ fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
     assert_eq!(recent.select(&RefusalFilter::default()).0.len(), 0);
 }
 
+#[test]
+fn what_else_was_in_a_request_is_of_one_of_the_last_requests_within_the_same_memory() {
+    let (telemetry, time) = keeping();
+    let recent = &telemetry.records().expect("kept").recent;
+    let rules: Vec<About> = (0..100).map(|id| plain(id, "user")).collect();
+    let refuse_all = |other: &str, entries: usize| {
+        for (rule, number) in rules.iter().flat_map(|rule| (0..100).map(move |number| (rule, number))) {
+            let value = number.to_string();
+            let (own, beside) = (request(&[("k", value.as_str())]), request(&vec![("other", other); entries]));
+            let both = own.with([own.descriptors(), beside.descriptors()].concat());
+            telemetry.observe(&both, &decision(&[asked(Some(rule), 5, 5, 1)]), None);
+        }
+        recent.select(&RefusalFilter::default()).0
+    };
+    let text = |known: &[Refusal]| -> usize {
+        let entries = known.iter().flat_map(|refusal| refusal.descriptors.iter().flatten());
+        entries.map(|(key, value)| key.len() + value.len()).sum()
+    };
+    let small = refuse_all("", 1);
+    assert!(small.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""));
+    let known = refuse_all("x", 1);
+    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""), "within a second they stay");
+    time.store(1, Ordering::Relaxed);
+    let long = "x".repeat(100);
+    let known = refuse_all(&long, 30);
+    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *long && refusal.described.get() == 1_000_000));
+    assert!(small.len() == 10_000 && (2_000..9_000).contains(&known.len()), "{} of {}", known.len(), small.len());
+    assert!(text(&known) < 16 << 20, "{}", text(&known));
+}
+
 /// Refuses a request of one entry by this rule.
 fn refuse(telemetry: &Telemetry, rule: &About, value: &str) {
     telemetry.observe(&request(&[("k", value)]), &decision(&[asked(Some(rule), 5, 5, 1)]), None);

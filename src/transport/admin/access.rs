@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -18,6 +18,8 @@ use crate::telemetry::throttle::LogThrottle;
 
 /// Target of the log lines about who reads values and who changes something. They are written at every log level.
 pub const AUDIT: &str = "tidegate::audit";
+/// Header in which a browser says whose page makes a request.
+const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Maximum number of characters of a path in a log line: 128.
 const MOST_LOGGED: usize = 128;
 
@@ -76,8 +78,7 @@ impl Access {
 
     /// Returns the reader of a request.
     fn admit(&self, method: &Method, headers: &HeaderMap) -> Result<Reader, Denial> {
-        // A browser names the page in the Origin header.
-        if headers.contains_key(header::ORIGIN) {
+        if is_of_page(headers) {
             return Err(Denial::Page);
         }
         match self {
@@ -186,9 +187,9 @@ impl Reader {
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Page => "the Origin header names a web page, and no page may read this",
+            Self::Page => "a web page makes this request (Origin, Sec-Fetch-Site), and no page may read this",
             Self::NotHere => {
-                "this path is about users and addresses, so it is served where DEBUG_HOST is a loopback address, such as 127.0.0.1, or to readers with a token of ADMIN_TOKEN_FILE"
+                "this path is not for everybody on the network, so it is served where DEBUG_HOST is a loopback address, such as 127.0.0.1, or to readers with a token of ADMIN_TOKEN_FILE"
             }
             Self::NoHosts => {
                 "ADMIN_HOSTS is empty, so no Host is accepted: set it to the names under which this instance is reached"
@@ -249,6 +250,13 @@ fn is_addressed_directly(headers: &HeaderMap) -> bool {
     host(headers).is_some_and(|name| name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
 }
 
+/// Returns true if a browser makes the request for a page. It names the page in the Origin header, but not for images and the like: there
+/// it says in Sec-Fetch-Site that the page is not the user's own input.
+fn is_of_page(headers: &HeaderMap) -> bool {
+    let is_own = |site: &HeaderValue| matches!(site.as_bytes(), b"none" | b"same-origin");
+    headers.contains_key(header::ORIGIN) || !headers.get_all(FETCH_SITE).iter().all(is_own)
+}
+
 /// Returns the host of the Host header without brackets and port.
 fn host(headers: &HeaderMap) -> Option<String> {
     let host: Authority = only(headers, &header::HOST)?.parse().ok()?;
@@ -270,7 +278,6 @@ fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
     use futures_util::FutureExt;
 
     use super::*;
@@ -327,6 +334,19 @@ mod tests {
         let put =
             access.admit(&Method::PUT, &headers(&[(header::HOST, "tidegate.edge"), (header::AUTHORIZATION, &bearer)]));
         assert_eq!(put.err(), Some(Denial::Right("ann".into())));
+    }
+
+    #[test]
+    fn a_request_that_a_browser_makes_for_a_page_is_denied() {
+        let site = |site| Access::Loopback.admit(&Method::GET, &headers(&[(FETCH_SITE, site)])).err();
+        for own in ["none", "same-origin"] {
+            assert_eq!(site(own), None, "{own}");
+        }
+        for page in ["cross-site", "same-site", "", "None"] {
+            assert_eq!(site(page), Some(Denial::Page), "{page}");
+        }
+        let both = headers(&[(FETCH_SITE, "none"), (FETCH_SITE, "cross-site")]);
+        assert_eq!(Access::Loopback.admit(&Method::GET, &both).err(), Some(Denial::Page));
     }
 
     #[test]

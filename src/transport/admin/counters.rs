@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{entry, json_page, unknown, wrong};
 use crate::limiter::Limiter;
-use crate::model::{Answered, Decision, Descriptor, Entry, Finding, Request};
+use crate::model::{Answered, Decision, Descriptor, Entry, Finding, Micros, Request};
 
 /// Path of the route.
 pub const PATH: &str = "/v1/counters";
@@ -75,13 +75,28 @@ fn counter(answer: &Answered<'_>) -> Value {
     let verdict = &answer.verdict;
     // Without the store, what this instance decides alone is of its share.
     let is_read = verdict.provenance.is_counted() && !verdict.provenance.is_policy();
+    let used = answer.capacity.saturating_sub(verdict.remaining);
+    let counted = counted_for(answer).filter(|_| is_read && used > 0);
     json!({
         "limit": answer.limit,
         "rule": answer.rule.map(|rule| rule.path.to_string()),
+        "is_shadow": answer.role.is_shadow(),
         "capacity": answer.capacity,
-        "used": is_read.then(|| answer.capacity.saturating_sub(verdict.remaining)),
+        "used": is_read.then_some(used),
+        "counted_for_ms": counted.map(|counted| counted.get().div_ceil(1_000)),
         "left": is_read.then_some(verdict.remaining),
         "reset_ms": is_read.then(|| verdict.reset.get().div_ceil(1_000)),
         "provenance": verdict.provenance.name(),
     })
+}
+
+/// Returns the time over which the hits of a counter were counted. `None` for buckets and meters, which drain all the time and so have no
+/// beginning.
+fn counted_for(answer: &Answered<'_>) -> Option<Micros> {
+    match answer.algorithm {
+        // The reset is the end of the window.
+        "fixed_window" => Some(answer.window.saturating_sub(answer.verdict.reset)),
+        "sliding_window" | "sliding_log" => Some(answer.window),
+        _ => None,
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, put};
@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::access::Reader;
-use super::{RulesStatus, Shown, json_page};
+use super::{RulesStatus, Shown, json_page, no_parameters, wrong};
 use crate::limiter::Limiter;
 use crate::transport::json::Readiness;
 
@@ -63,7 +63,13 @@ async fn set_level(
     }
 }
 
-async fn rules(State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<RulesStatus>)>) -> Response {
+async fn rules(
+    State((limiter, loaded)): State<(Arc<Limiter>, watch::Receiver<RulesStatus>)>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if let Err(why) = no_parameters(query.as_deref()) {
+        return wrong(why);
+    }
     let RulesStatus { since, what, rejected, .. } = loaded.borrow().clone();
     let rules = limiter.rules();
     let (sources, overlays) = rules.sources();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::access::Reader;
 use super::{add_entry, millis, page_for, unknown, wrong};
 use crate::model::Micros;
-use crate::telemetry::decision_id::{DecisionId, Meaning};
+use crate::telemetry::decision_id::{DecisionId, Made, Meaning};
 use crate::telemetry::recent::{MOST_OF_RULE, RecentRefusals, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
 
@@ -77,17 +77,18 @@ async fn of_id(
         Ok(id) => id,
         Err(why) => return wrong(why.to_string()),
     };
-    let meaning = records.meaning(id);
-    let part = match meaning {
-        Some(Meaning::Refused(part)) => Some(part),
-        Some(Meaning::Admitted) | None => None,
+    let made = records.made(id);
+    let part = match made {
+        Some(Made { meaning: Meaning::Refused(part), .. }) => Some(part),
+        Some(Made { meaning: Meaning::Admitted, .. }) | None => None,
     };
     let (found, now) = records.recent.of_digest(part);
     let page = json!({
         "now_ms": millis(now),
         "kept_for_ms": millis(records.recent.keep()),
         "most_of_rule": MOST_OF_RULE,
-        "is_of_this_instance": meaning.is_some(),
+        "is_of_this_instance": made.is_some(),
+        "decided_ms": made.map(|made| millis(made.at)),
         "is_refused": part.is_some(),
         "refusals": found.iter().map(shown).collect::<Vec<_>>(),
     });
@@ -109,7 +110,8 @@ fn filter(query: &str) -> Result<RefusalFilter, String> {
 }
 
 fn shown(refusal: &Refusal) -> Value {
-    let Refusal { domain, rule, limit, quota, refused, descriptors, is_cut, first, last, count, .. } = refusal;
+    let Refusal { domain, rule, limit, quota, refused, descriptors, is_cut, described, first, last, count, .. } =
+        refusal;
     let descriptor = |descriptor: &ShownDescriptor| -> Vec<Value> {
         descriptor.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect()
     };
@@ -118,12 +120,16 @@ fn shown(refusal: &Refusal) -> Value {
         "rule": rule.as_ref().map(ToString::to_string),
         "limit": limit,
         "quota": quota.map(|quota| format!("{quota:#}")),
+        "is_sent": refusal.is_sent,
         "refused": refused,
         "descriptors": descriptors.iter().map(descriptor).collect::<Vec<_>>(),
         "is_cut": is_cut,
+        "described_ms": millis(*described),
         "first_ms": millis(*first),
         "last_ms": millis(*last),
         "count": count,
+        "hits": refusal.hits,
+        "room": refusal.room,
         "remaining": refusal.remaining,
         "retry_ms": refusal.retry.map(|retry| retry.get().div_ceil(1_000)),
         "provenance": if refusal.is_without_room { "no_room" } else { refusal.origin.name() },

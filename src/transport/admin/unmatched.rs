@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use super::{json_page, millis};
+use super::{json_page, millis, no_parameters, wrong};
 use crate::limiter::Limiter;
 use crate::telemetry::records::Records;
 use crate::telemetry::unmatched::{AbsentKey, Shape, UnmatchedNow};
@@ -22,7 +22,10 @@ pub fn routes(limiter: Arc<Limiter>, records: Arc<Records>) -> Router {
     Router::new().route(PATH, get(page).with_state((limiter, records)))
 }
 
-async fn page(State((limiter, records)): State<(Arc<Limiter>, Arc<Records>)>) -> Response {
+async fn page(State((limiter, records)): State<(Arc<Limiter>, Arc<Records>)>, RawQuery(query): RawQuery) -> Response {
+    if let Err(why) = no_parameters(query.as_deref()) {
+        return wrong(why);
+    }
     // A walk over all rules.
     let page = tokio::task::spawn_blocking(move || {
         let rules = limiter.rules();

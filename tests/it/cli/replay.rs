@@ -189,7 +189,7 @@ async fn a_recording_of_a_server_replays_without_a_difference_by_the_same_rules(
     // lines show what gcra counted before to one hit.
     assert_eq!(report["unchanged"], json!({ "admitted": 16, "refused": 6 }), "{report}\n{recording}");
     assert_eq!(code, Some(0), "{report}");
-    let cut = "a rule has the key `user`, and the recording has only a part of its value";
+    let cut = "a rule has the key `user`, and the recording does not have its value as it was sent";
     let missing = "it depends on earlier hits that are not in the recording";
     let by = json!([{ "why": cut, "count": 1 }, { "why": missing, "count": 1 }]);
     assert_eq!(report["undetermined"], json!({ "count": 2, "by": by }));
@@ -287,7 +287,7 @@ fn a_masked_recording_and_one_of_another_algorithm_are_not_taken_for_what_they_d
     let (code, report) = files.replay(&rules_of("unit: minute, requests_per_unit: 10"), &recording, &[]);
     assert_eq!((code, &report["unchanged"]), (Some(0), &json!({ "admitted": 1, "refused": 0 })), "{report}");
     let by = json!([
-        { "why": "a rule has the key `ip`, and the recording has only a part of its value", "count": 2 },
+        { "why": "a rule has the key `ip`, and the recording does not have its value as it was sent", "count": 2 },
         { "why": "a rule compares the value of `plan`, and the recording has its digest", "count": 1 },
     ]);
     assert_eq!(report["undetermined"]["by"], by, "{report}");
@@ -312,7 +312,12 @@ fn a_replay_of_nothing_is_an_error_and_one_without_a_rule_says_so() {
     for (text, more, says) in [
         (String::new(), &[][..], nothing),
         (lines(&[start]), &[], nothing),
-        (lines(&[request]), &access_log, "all 1 requests lack a field"),
+        (lines(std::slice::from_ref(&request)), &access_log, "all 1 requests lack a field"),
+        (
+            lines(&[request]),
+            &["--domain", "edge", "-d", "user={x_user_id"],
+            "'{x_user_id' has no } after the name of a field",
+        ),
         ("{\"time".to_owned(), &[], "recording.jsonl:1: it is not JSON"),
         ("no recording at all".to_owned(), &[], "recording.jsonl:1: it is not JSON"),
     ] {

@@ -8,7 +8,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descri
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
-use super::{call_with, over, path, rule_file};
+use super::{call_with, over, path, rule_file, tidegate};
 use crate::redis::Single;
 use crate::support::{Tidegate, eventually, said};
 
@@ -62,11 +62,19 @@ async fn refusals_of_all_instances_are_explained_together_and_a_missing_instance
         ["edge  user=42", "edge  country=xx", r"edge  user=a\,b"],
         "the most often refused first: {told}"
     );
-    assert!(told.contains(r"in the same request: country=\\u{202e}de"), "{told}");
+    assert!(
+        told.contains(r"UTC: country=\\u{202e}de") || told.contains(r"in the same request: country=\\u{202e}de"),
+        "{told}"
+    );
     assert!(told.contains("by rule edge.country_xx: the rule denies the request"), "{told}");
     let (code, told, _) = why(&both, &["-d", "user=43"]);
     assert_eq!(code, Some(1));
     assert!(told.contains("the last 128 refused descriptors of each rule, for 15m"), "{told}");
+    assert!(!told.contains("What is left now"), "it takes a domain: {told}");
+    call(&one, "1", &["user=43"]);
+    let (_, told, _) = why(&both, &["--domain", "edge", "-d", "user=43"]);
+    let (_, left) = told.split_once("What is left now:\n").unwrap_or_else(|| panic!("{told}"));
+    assert_eq!(left.matches("rule edge.user, limit yearly: 1 of 1 used in the last ").count(), 2, "{told}");
     let (code, told, errors) = why(&both, &["--domain", "egde", "-d", "user=42"]);
     assert_eq!(code, Some(1));
     assert!(told.contains("A descriptor with these entries was refused in other domains: edge.\n"), "{told}");
@@ -101,6 +109,7 @@ async fn refusals_are_read_on_this_machine_only_never_by_a_web_page_and_without_
     assert!(!page.contains("canary"), "{page}");
     for (headers, why) in [
         ("host: localhost\r\norigin: http://localhost\r\n", "web page"),
+        ("host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-dest: image\r\n", "web page"),
         ("host: evil.example\r\n", "neither an address nor localhost"),
     ] {
         let page = get(&server, "/v1/refusals", headers).await;
@@ -140,6 +149,58 @@ async fn refusals_stay_known_after_a_reload() {
     assert!(told.contains("1 per year") && told.contains("2 per year"), "{told}");
 }
 
+#[tokio::test]
+async fn why_tells_how_much_was_asked_for_and_who_set_the_limit() {
+    let rules = rule_file(
+        "domain: edge
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 5 } }
+  - { key: job, rate_limit: { unit: year, requests_per_unit: 5, algorithm: token_bucket } }
+",
+    );
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let call = |arguments: &[&str]| {
+        let address = server.grpc.to_string();
+        let fixed = ["call", "--address", &address, "--domain", "edge"];
+        tidegate(&[&fixed[..], arguments].concat()).status.code()
+    };
+    assert_eq!(call(&["-d", "user=ann", "--hits", "9"]), Some(1));
+    assert_eq!(call(&["-d", "user=bob", "--limit", "0/minute"]), Some(1));
+    assert_eq!(call(&["-d", "job=one", "--hits", "3"]), Some(0));
+    assert_eq!(call(&["-d", "job=one", "--hits", "4"]), Some(1));
+    for (descriptor, reason) in [
+        ("user=ann", "the request asked for 9 hits, and the limit never allows as much\n"),
+        (
+            "user=bob",
+            "0 per minute: the request asked for 1 hit, and the limit never allows as much (a limit that the request sent)\n",
+        ),
+        ("job=one", "the request asked for 4 hits, and 2 were left\n  this limit has room for 4 hits again in "),
+    ] {
+        let (_, told, _) = why(&[server.debug], &["-d", descriptor]);
+        assert!(told.contains(reason), "{descriptor}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn an_id_leads_to_the_time_of_its_request_and_what_else_was_in_a_request_is_said_with_its_time() {
+    let rules = rule_file(RULES);
+    let secret = rule_file(SECRET);
+    let server =
+        Tidegate::start(rules.path(), &[("KEY_SECRET_FILE", path(&secret)), ("DECISION_METADATA", "true")]).await;
+    call(&server, "2", &["user=ann", "country=de"]);
+    let id = eventually("another second", async || {
+        let id = decided(&server, "ann").await;
+        let (_, told, _) = why(&[server.debug], &[&id]);
+        // Descriptors are copied once a second. Those of this request are the user alone.
+        (!told.contains("country=de")).then_some(id)
+    })
+    .await;
+    call(&server, "1", &["user=ann", "country=fr"]);
+    let (_, told, _) = why(&[server.debug], &[&id]);
+    assert!(told.contains(" refused this request at ") && told.contains(" UTC. It is one of these:\n"), "{told}");
+    assert!(!told.contains("in the same request: "), "it is not said of several requests: {told}");
+}
+
 /// The id of the decision on a user, as the dynamic metadata of the answer has it.
 async fn decided(server: &Tidegate, user: &str) -> String {
     let (_, _, id) = called(server, user).await;
@@ -166,15 +227,20 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     let refused = decided(&one, "ann").await;
     decided(&other, "bob").await;
     let of_other = decided(&other, "bob").await;
-    for (id, user) in [(&refused, "user=ann"), (&of_other, "user=bob"), (&refused.to_uppercase(), "user=ann")] {
+    let ids =
+        [(&refused, &one, "user=ann"), (&of_other, &other, "user=bob"), (&refused.to_uppercase(), &one, "user=ann")];
+    for (id, server, user) in ids {
         let (code, told, _) = why(&both, &[id]);
         assert_eq!(code, Some(0), "{told}");
+        let (decided, told) = told.split_once('\n').unwrap_or_else(|| panic!("{told}"));
+        assert!(decided.starts_with(&format!("{} refused this request at ", server.debug)), "{decided}");
+        assert!(decided.ends_with(" UTC:"), "{decided}");
         assert!(told.starts_with(&format!("edge  {user}\n  refused once")), "{told}");
         assert!(told.contains("by rule edge.user, 1 per year, limit yearly"), "{told}");
         assert_eq!(told.matches("  by rule").count(), 1, "{told}");
     }
     let (code, told, _) = why(&both, &[&admitted]);
-    assert_eq!((code, told.contains(&format!("{} admitted this request", one.debug))), (Some(1), true), "{told}");
+    assert_eq!((code, told.contains(&format!("{} admitted this request at ", one.debug))), (Some(1), true), "{told}");
     other.kill();
     other.ended().await;
     let (code, told, errors) = why(&both, &[&of_other, "--timeout", "500ms"]);
@@ -268,7 +334,7 @@ async fn a_refused_client_can_quote_an_id_whatever_way_it_asked() {
     for (id, user) in [(of_call, "ann"), (of_json, "bob"), (of_check, "eve")] {
         let (code, told, _) = why(&[server.debug], &[&id]);
         assert_eq!(code, Some(0), "{told}");
-        assert!(told.starts_with(&format!("edge  user={user}\n  refused once")), "{told}");
+        assert!(told.contains(&format!(" UTC:\nedge  user={user}\n  refused once")), "{told}");
     }
 }
 

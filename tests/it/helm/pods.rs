@@ -86,7 +86,7 @@ async fn no_pod_goes_before_its_successor_is_ready_and_none_is_killed_while_it_d
         for probe in ["startupProbe", "readinessProbe"] {
             assert_eq!(container[probe]["httpGet"], expected, "{values:?}");
         }
-        // A pod that drains is not healthy, and must not be started anew for that.
+        // A pod that drains is not healthy, and must not be restarted for that.
         let liveness = &container["livenessProbe"];
         assert_eq!(liveness["tcpSocket"], json!({ "port": "http" }), "{values:?}");
         let seconds = |name| {
