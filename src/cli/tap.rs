@@ -1,5 +1,6 @@
 //! `tidegate tap`: shows decisions as they are made, of several instances.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Write};
 use std::pin::pin;
 use std::process::ExitCode;
@@ -14,8 +15,8 @@ use tokio::time::timeout;
 
 use self::follow::follow;
 use super::admin::{self, Ago, Clock, Instance, Instances, list, number, text};
-use super::{descriptor, server};
-use crate::model::{Descriptor, Micros};
+use super::{counted, descriptor, server};
+use crate::model::{Descriptor, Micros, Origin};
 
 mod follow;
 
@@ -30,7 +31,7 @@ pub(super) fn command() -> Command {
     Command::new("tap")
         .about("Show decisions as they are made; exit code 0: until its end, 1: no instance is left, 2: no instance answered")
         .long_about(
-            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs\nnothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, tap resolves its name and connects again: after 1 s,\nthen 2 s, up to 10 s. It says so once for each instance, on standard error. An address that the name no longer has is given up, and its new\naddresses are shown too. An instance that does not answer at the start is named and left out.",
+            "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs nothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, or hangs, tap resolves its name and connects again: after 1 s, then 2 s, up to 10 s. It says so on standard error: the end of a stream once for each instance, and each time that an instance hangs, which is when nothing comes from it for 15 s. An address that the name no longer has is given up, and its new addresses are shown too. An instance that does not answer at the start is named and left out.",
         )
         .after_help(
             "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
@@ -46,7 +47,8 @@ pub(super) fn command() -> Command {
         .arg(
             Arg::new("provenance")
                 .long("provenance")
-                .help("Origin of the decision, such as store, lease or open [default: all]"),
+                .value_parser(PossibleValuesParser::new(Origin::ALL.map(Origin::name)))
+                .help("Origin of the decision [default: all]"),
         )
         .arg(descriptor::argument().required(false).help("Entries that a descriptor of the request has"))
         .arg(
@@ -64,20 +66,20 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let length = matches.get_one::<Micros>("duration").copied();
+    let is_served = Cell::new(false);
     admin::run(async {
-        let listening = listen(matches);
-        match length {
-            None => listening.await,
+        let listening = listen(matches, &is_served);
+        let Some(length) = length else { return listening.await };
+        timeout(Duration::from_micros(length.get()), listening).await.unwrap_or_else(|_| {
+            ensure!(is_served.get(), admin::NOBODY);
             // To end in time is what was asked for.
-            Some(length) => {
-                timeout(Duration::from_micros(length.get()), listening).await.unwrap_or(Ok(ExitCode::SUCCESS))
-            }
-        }
+            Ok(ExitCode::SUCCESS)
+        })
     })
 }
 
-/// Prints the decisions of all instances until none of them can send any more.
-async fn listen(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+/// Prints the decisions of all instances until none of them can send any more. The first line of an instance sets `is_served`.
+async fn listen(matches: &ArgMatches, is_served: &Cell<bool>) -> anyhow::Result<ExitCode> {
     let Instances { client, found, missing } = admin::instances(matches).await?;
     let (path, wait) = (path(matches), admin::wait(matches));
     let (sender, mut lines) = mpsc::channel(WAITING);
@@ -87,7 +89,7 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     }
     let open = async |instance: Instance, address| admin::within(wait, client.open(&instance, address, &path)).await;
     let resolve = async |name: String| admin::resolve(&name, wait).await;
-    let following = follow(open, resolve, sender, found);
+    let following = follow(open, resolve, sender, found, wait, is_served);
     let print = async {
         while let Some((name, line)) = lines.recv().await {
             let Some(line) = (if is_json { Some(line) } else { shown(&name, &line) }) else { continue };
@@ -102,8 +104,8 @@ async fn listen(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let (mut following, mut print) = (pin!(following), pin!(print));
     tokio::select! {
         printed = &mut print => printed.map(|()| ExitCode::SUCCESS),
-        is_served = &mut following => {
-            ensure!(is_served, admin::NOBODY);
+        () = &mut following => {
+            ensure!(is_served.get(), admin::NOBODY);
             // The last lines.
             print.await?;
             eprintln!("no instance is left, so there are no more decisions");
@@ -129,7 +131,8 @@ fn shown(instance: &str, line: &str) -> Option<String> {
     };
     if let Some(skipped) = number(&decision, "skipped") {
         return Some(format!(
-            "             {skipped} decisions skipped: more than --rate, or too many for this terminal  @{instance}"
+            "             {} skipped: more than --rate, or too many for this terminal  @{instance}",
+            counted(skipped, "decision")
         ));
     }
     if number(&decision, "since_us").is_some() {

@@ -30,6 +30,8 @@ const WINDOW: Micros = Micros::from_millis(100);
 const WINDOWS: u64 = 10;
 /// Interval in which a listener that gets no decision looks whether some were skipped: 1 s.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Looks without a result after which a listener gets a sign of life: 5, so every 5 s.
+const LOOKS: u32 = 5;
 /// Maximum text of keys and values in a line: 4 KiB, so that the waiting lines of a listener have about 8 MB at most.
 const MOST_TEXT: usize = 4 << 10;
 
@@ -59,10 +61,18 @@ struct Listener {
     filter: TapFilter,
     /// Maximum number of decisions per second.
     per_second: u64,
-    /// Number of the window, and of its decisions.
-    window: Mutex<(u64, u64)>,
+    sent: Mutex<Sent>,
     decisions: mpsc::Sender<Bytes>,
     skipped: Mutex<Skipped>,
+}
+
+/// Decisions that had room in the present window and in its second.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    /// Number of the window.
+    window: u64,
+    in_window: u64,
+    in_second: u64,
 }
 
 /// Selected decisions that were not sent, since the last line about them.
@@ -94,7 +104,7 @@ impl Tap {
         let listener = Arc::new(Listener {
             filter,
             per_second,
-            window: Mutex::default(),
+            sent: Mutex::default(),
             decisions: sender,
             skipped: Mutex::default(),
         });
@@ -105,8 +115,12 @@ impl Tap {
         listeners.push(Arc::clone(&listener));
         self.number.store(listeners.len(), Ordering::Relaxed);
         drop(listeners);
-        let start =
-            json!({ "since_us": self.clock.now().get(), "filters": listener.filter.names(), "rate": per_second });
+        let start = json!({
+            "since_us": self.clock.now().get(),
+            "filters": listener.filter.names(),
+            "rate": per_second,
+            "alive_every_ms": LOOK_EVERY.saturating_mul(LOOKS).as_millis(),
+        });
         Some(Listening { start: Some(format!("{start}\n").into()), tap: Arc::clone(self), listener, decisions })
     }
 
@@ -155,29 +169,33 @@ impl Listener {
         skipped.number += 1;
     }
 
-    /// Returns true if the present window has room for another decision.
+    /// Returns true if the present window has room for another decision. The first one of each second always has.
     fn has_room(&self, now: Micros) -> bool {
-        let mut window = self.window.lock();
-        let number = now.get() / WINDOW.get();
-        if window.0 != number {
-            *window = (number, 0);
+        let mut sent = self.sent.lock();
+        let window = now.get() / WINDOW.get();
+        if sent.window != window {
+            let is_same_second = sent.window / WINDOWS == window / WINDOWS;
+            *sent = Sent { window, in_window: 0, in_second: if is_same_second { sent.in_second } else { 0 } };
         }
-        window.1 += 1;
-        // The windows of a second share its number, to the last one.
-        let until = |windows: u64| self.per_second.saturating_mul(windows) / WINDOWS;
-        let place = number % WINDOWS;
-        window.1 <= until(place + 1) - until(place)
+        // The windows of a second share its number. What one leaves is for the later ones.
+        let until = |windows: u64| self.per_second.saturating_mul(windows).div_ceil(WINDOWS);
+        let has_room = sent.in_window < until(1) && sent.in_second < until(window % WINDOWS + 1);
+        if has_room {
+            sent.in_window += 1;
+            sent.in_second += 1;
+        }
+        has_room
     }
 }
 
 impl Listening {
     /// Returns the next line of JSON: first the start, then a decision, or the number of decisions that were skipped and the
-    /// span of time in which they were.
+    /// span of time in which they were. Returns an empty text after each 5 s without a line.
     pub async fn next(&mut self) -> Option<Bytes> {
         if let Some(start) = self.start.take() {
             return Some(start);
         }
-        loop {
+        for _ in 0..LOOKS {
             if let Ok(line) = self.decisions.try_recv() {
                 return Some(line);
             }
@@ -191,6 +209,7 @@ impl Listening {
                 return line;
             }
         }
+        Some(Bytes::new())
     }
 }
 

@@ -10,6 +10,7 @@ use crate::model::{
 };
 
 mod records;
+mod tap;
 
 fn about(id: u32, levels: &[(&str, Option<&str>, Shown)], series: Series) -> About {
     let domain = Arc::new(Path::of_domain("edge"));

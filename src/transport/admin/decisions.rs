@@ -26,6 +26,10 @@ pub const PATH: &str = "/v1/decisions";
 const DEFAULT_RATE: u64 = 100;
 /// Maximum number of decisions a second: 10,000.
 const MOST_RATE: u64 = 10_000;
+/// Line that shows that the instance still answers, where it has no decision to send.
+const ALIVE_LINE: &[u8] = b"\n";
+/// The same as a comment of server-sent events.
+const ALIVE_EVENT: &[u8] = b": \n\n";
 /// Parameters of the query.
 const EXPECTED: &str = "domain=NAME, rule=PATH, outcome=admitted, refused or failed, provenance=NAME, rate=N, or entry=KEY=VALUE, which can be repeated";
 
@@ -61,9 +65,14 @@ async fn decisions(
             biased;
             () = reader.is_revoked() => return None,
             _ = stopped.wait_for(|is_stopped| *is_stopped) => return None,
-            line = listening.next() => masked(&reader, line?),
+            line = listening.next() => line?,
         };
-        let shown = if is_event_stream { event(&line) } else { line };
+        let shown = match (line.is_empty(), is_event_stream) {
+            (true, true) => Bytes::from_static(ALIVE_EVENT),
+            (true, false) => Bytes::from_static(ALIVE_LINE),
+            (false, true) => event(&masked(&reader, line)),
+            (false, false) => masked(&reader, line),
+        };
         Some((Ok::<_, Infallible>(shown), (listening, stopped, reader)))
     });
     let content_type = if is_event_stream { "text/event-stream" } else { "application/x-ndjson" };

@@ -4,7 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tempfile::NamedTempFile;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{call_with, over, rule_file};
 use crate::support::{Tidegate, eventually, said};
@@ -159,6 +162,73 @@ async fn a_tap_connects_again_to_an_instance_that_restarts() {
     server.ended().await;
     let (_, _, errors) = over(&[debug], &["tap", "--duration", "10s", "--timeout", "500ms"]);
     assert!(errors.contains("no more decisions from here on") && errors.contains("no instance answered"), "{errors}");
+    let (code, _, errors) = over(&[debug], &["tap", "--provenance", "redis"]);
+    assert!(code == Some(2) && errors.contains("[possible values: store, known, lease,"), "{errors}");
+}
+
+#[tokio::test]
+async fn an_instance_that_hangs_is_named_and_shown_again_when_it_goes_on() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let tap = Tap::start(&[server.debug], &["--json"]);
+    eventually("it listens", async || (streams(&tap) == 1).then_some(())).await;
+    server.signal(Signal::STOP);
+    let hangs = format!("{}: it sends nothing any more", server.debug);
+    eventually("it is named", async || tap.errors().contains(&hangs).then_some(())).await;
+    server.signal(Signal::CONT);
+    eventually("decisions are shown again", async || {
+        call(&server, "1", &["user=ann"]);
+        tap.told().contains("ann").then_some(())
+    })
+    .await;
+    assert_eq!(tap.errors().lines().count(), 1, "{}", tap.errors());
+}
+
+#[tokio::test]
+async fn an_instance_that_answers_without_a_first_line_is_named_and_the_exit_code_is_2() {
+    let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let at = socket.local_addr().expect("an address");
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = socket.accept().await {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.expect("it is sent");
+            open.push(stream);
+        }
+    });
+    for (more, is_named) in
+        [(["--timeout", "500ms", "--duration", "1m"], true), (["--timeout", "1m", "--duration", "500ms"], false)]
+    {
+        let (code, told, errors) =
+            tokio::task::spawn_blocking(move || over(&[at], &[&["tap"], &more[..]].concat())).await.expect("it ends");
+        assert_eq!((code, &*told), (Some(2), ""), "{more:?}: {errors}");
+        assert!(errors.contains("no instance answered"), "{more:?}: {errors}");
+        let name = format!("{at}: no more decisions from here on: no answer within 500ms");
+        assert_eq!(errors.contains(&name), is_named, "{more:?}: {errors}");
+    }
+}
+
+/// Asks for the decisions, and waits until the stream has this text.
+async fn is_streamed(at: SocketAddr, accept: &str, text: &str) {
+    let mut stream = TcpStream::connect(at).await.expect("it listens");
+    let request = format!("GET /v1/decisions HTTP/1.1\r\nhost: localhost\r\naccept: {accept}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it is sent");
+    let mut read = Vec::new();
+    eventually("it is streamed", async || {
+        stream.read_buf(&mut read).await.expect("it is open");
+        String::from_utf8_lossy(&read).contains(text).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_stream_without_decisions_has_signs_of_life() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    tokio::join!(
+        is_streamed(server.debug, "*/*", "\r\n1\r\n\n\r\n"),
+        is_streamed(server.debug, "text/event-stream", "\r\n4\r\n: \n\n\r\n"),
+    );
 }
 
 #[tokio::test]
