@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
 use self::keys::Keys;
-use self::sums::{Bounds, Line, Sums};
+use self::sums::{Line, Most, Sums};
 use self::view::{Effect, View};
 use super::admin::{self, Answers};
-use super::server;
+use super::{counted, server};
 use crate::model::Micros;
 
 mod keys;
@@ -36,7 +36,7 @@ pub(super) fn command() -> Command {
     Command::new("top")
         .about("Show who is refused most, or what no rule matches, over several instances")
         .long_about(
-            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds,\nand keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. `704-720` means\nbetween 704 and 720: a count may have begun too high, or an instance may not have listed the descriptor. `704+` means 704 or more: an\ninstance is of an older version, or values are masked or cut, so that others that are not listed look the same.\nWhat is asked is estimated from one request in 16. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules\nthat requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
+            "Shows who was refused most in the last minute, or asked most, by rule. In a terminal the table is refreshed every two seconds, and keys sort it, filter it and stop it; elsewhere it is printed once.\n\nAsks the debug listener of each instance, which keeps the 8,192 descriptors with the highest counts. Every refusal is counted. `704-720` means between 704 and 720: a count may have begun too high, or an instance may not have listed the descriptor. `704+` means 704 or more: an instance is of an older version, or values are masked or cut, so that others that are not listed look the same. What is asked is estimated from one request in 16, so it is shown as `about 720`. Reads no counter and changes nothing.\n\nWith --unmatched: descriptors that no rule matches, by their keys, each with the nearest rule; domains without a rule file; keys of rules that requests do not have; and connections that speak HTTP/1 to the gRPC port. Counts start again with each load of the rules.",
         )
         .after_help(
             "Examples:\n  Who is refused most:\n    tidegate top\n  Who asks most of one rule, once:\n    tidegate top --sort asked --rule edge.user --once\n  The same for a program, with the bounds of each number:\n    tidegate top --sort asked --rule edge.user --json\n  Why a limit does nothing:\n    tidegate top --unmatched",
@@ -168,7 +168,7 @@ impl<'a> Table<'a> {
             "instances": self.instances,
             "missing": missing.collect::<Vec<_>>(),
             "top": lines.iter().map(Line::json).collect::<Vec<_>>(),
-            "others": { "refused": others.refused.0, "asked": others.asked.0 },
+            "others": { "refused": others.0, "asked": null },
             "missed": missed,
         })
     }
@@ -187,19 +187,20 @@ impl fmt::Display for Table<'_> {
         } else if lines.is_empty() && self.missing.is_empty() {
             writeln!(f, "No request of the last minute met a rule, or those that did were too few to be sampled.")?;
         }
-        if *others != Bounds::default() {
-            let Bounds { refused, asked } = others;
-            writeln!(f, "{refused:>16} {asked:>16}  at most, for each other descriptor")?;
+        if *others != Most::default() {
+            writeln!(f, "{others:>16} {:>16}  at most, for each other descriptor", "")?;
         }
         if *missed > 0 {
+            let are = if *missed == 1 { "is" } else { "are" };
             writeln!(
                 f,
-                "{missed} events since the start are not counted, because threads used the list at the same time; real counts may be higher."
+                "{} since the start {are} not counted, because threads used the list at the same time; real counts may be higher.",
+                counted(*missed, "event")
             )?;
         }
         if self.is_live {
             let (of, all) = (self.instances.len(), self.instances.len() + self.missing.len());
-            writeln!(f, "{of} of {all} instances answered.")?;
+            writeln!(f, "{of} of {} answered.", counted(all, "instance"))?;
             for (instance, why) in self.missing {
                 writeln!(f, "{instance} is missing: {why}")?;
             }

@@ -91,7 +91,7 @@ pub struct Heavy {
     /// Refusals in the last minute.
     pub refused: Estimate,
     /// Requests in the last minute, admitted or not.
-    pub asked: Estimate,
+    pub asked: Sampled,
 }
 
 /// The descriptors that are kept, and the bound of all others.
@@ -99,17 +99,17 @@ pub struct Heavy {
 pub struct Listed {
     /// Descriptors, in no order.
     pub heavy: Vec<Heavy>,
-    /// Highest counts that a descriptor can have which is not among them.
-    pub unlisted: Unlisted,
+    /// Most refusals in the last minute of a descriptor that is not among them.
+    pub unlisted: u64,
 }
 
-/// Upper bounds of the counts of a descriptor that is not listed.
+/// A number of which one event in 16 is counted. It has no upper bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unlisted {
-    /// Refusals in the last minute.
-    pub refused: u64,
-    /// Requests in the last minute, admitted or not.
-    pub asked: u64,
+pub struct Sampled {
+    /// Lower bound: the events that are counted, or are known otherwise.
+    pub least: u64,
+    /// 16 for each event that is counted, and at least the lower bound.
+    pub estimate: u64,
 }
 
 /// A number that is at most `most`, and at least `most` less `error`.
@@ -197,9 +197,8 @@ impl Top {
                 bucket.move_to(window);
                 let places = bucket.places.iter();
                 listed.heavy.extend(places.filter_map(|place| place.heavy(&is_selected, passed)));
-                // A descriptor that was replaced had at most these counts, and was not counted since.
-                let [refused, asked] = [bucket.lost_refused, bucket.lost_asked].map(|lost| lost.last_minute(passed));
-                listed.unlisted.raise(refused, asked);
+                // A descriptor that was replaced had at most these refusals, and was not counted since.
+                listed.unlisted = listed.unlisted.max(bucket.lost_refused.last_minute(passed));
             }
         }
         listed
@@ -246,14 +245,10 @@ impl Bucket {
     }
 }
 
-impl Unlisted {
-    /// Includes a descriptor that is left out of a list.
-    pub fn include(&mut self, heavy: &Heavy) {
-        self.raise(heavy.refused.most, heavy.asked.most);
-    }
-
-    fn raise(&mut self, refused: u64, asked: u64) {
-        (self.refused, self.asked) = (self.refused.max(refused), self.asked.max(asked));
+impl Estimate {
+    /// Returns the lower bound.
+    pub const fn least(self) -> u64 {
+        self.most.saturating_sub(self.error)
     }
 }
 
@@ -286,6 +281,9 @@ impl Place {
         if refused.most == 0 && asked.most == 0 {
             return None;
         }
+        // Each refusal is the answer to a request.
+        let least = asked.least().div_ceil(u64::from(SAMPLE)).max(refused.least());
+        let asked = Sampled { least, estimate: asked.least().max(least) };
         let mut words = self.words();
         let mut entries = Vec::new();
         while let Some(key) = words.next() {

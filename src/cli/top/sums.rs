@@ -1,6 +1,6 @@
-//! Sums over instances, each with its bounds.
+//! Sums over instances: of refusals with their bounds, and of requests as they are estimated.
 //!
-//! An instance that does not list a descriptor says the most that it can have, so a sum is too large by at most its error. A sum has no
+//! An instance that does not list a descriptor says the most refusals that it can have, so a sum of these is too large by at most its error. A sum has no
 //! upper bound where that is not known: an instance of an older version does not say it, and a line whose text is masked or cut stands for
 //! an unknown number of descriptors, which an instance may not list. Where instances mask values with different secrets, the same
 //! descriptor has several lines, and each counts only the instances of its own text.
@@ -19,8 +19,8 @@ const CUT: char = '…';
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     pub(super) lines: Vec<Line>,
-    /// Highest counts of a descriptor that is not among the lines.
-    pub(super) others: Bounds,
+    /// Most refusals of a descriptor that is not among the lines.
+    pub(super) others: Most,
     /// Events since the start that are not counted.
     pub(super) missed: u64,
 }
@@ -31,18 +31,11 @@ pub(super) struct Line {
     pub(super) rule: String,
     pub(super) descriptor: String,
     pub(super) refused: Estimate,
-    pub(super) asked: Estimate,
+    pub(super) asked: Sampled,
     /// Number of descriptors of an instance that are shown the same.
     pub(super) alike: u64,
-    /// Highest counts of one of the descriptors that are shown the same.
-    single: Bounds,
-}
-
-/// Upper bounds of counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Bounds {
-    pub(super) refused: Most,
-    pub(super) asked: Most,
+    /// Most refusals of one of the descriptors that are shown the same.
+    single: Most,
 }
 
 /// Upper bound of a count; `None` if it is not known.
@@ -54,6 +47,13 @@ pub(super) struct Most(pub(super) Option<u64>);
 pub(super) struct Estimate {
     least: u64,
     most: Most,
+}
+
+/// A number that is estimated from samples. It has no upper bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sampled {
+    least: u64,
+    estimate: u64,
 }
 
 /// Counts of what is shown as one line, of each instance that lists any of it.
@@ -68,7 +68,7 @@ struct Merged {
 #[derive(Clone, Copy, Default)]
 struct Listed {
     refused: Estimate,
-    asked: Estimate,
+    asked: Sampled,
     /// Number of descriptors.
     alike: u64,
 }
@@ -80,7 +80,7 @@ impl Sums {
         let (mut unlisted, mut missed) = (Vec::new(), 0_u64);
         for (instance, page) in pages.enumerate() {
             missed = missed.saturating_add(number(page, "missed").unwrap_or_default());
-            unlisted.push(Bounds::of(page.get("unlisted")));
+            unlisted.push(Most(page.get("unlisted").and_then(|unlisted| number(unlisted, "refused"))));
             for heavy in list(page, "top") {
                 let entries = list(heavy, "entries");
                 let (mut descriptor, is_cut) = (admin::descriptor(entries), flag(heavy, "is_cut"));
@@ -95,15 +95,15 @@ impl Sums {
         }
         let line = |((rule, descriptor), merged): (_, Merged)| merged.line(rule, descriptor, &unlisted);
         let lines = merged.into_iter().map(line).collect();
-        let others = unlisted.iter().fold(Bounds::default(), |sum, bounds| sum.plus(*bounds));
+        let others = unlisted.iter().fold(Most::default(), |sum, most| sum.plus(*most));
         Self { lines, others, missed }
     }
 
-    /// Keeps the lines that contain `text`, those with the highest certain counts first, and at most `most` of them.
+    /// Keeps the lines that contain `text`, those with the highest counts first, and at most `most` of them. Of refusals, what is certain counts.
     pub(super) fn select(&mut self, text: &str, is_by_asked: bool, most: usize) {
         self.lines.retain(|line| line.rule.contains(text) || line.descriptor.contains(text));
         self.lines.sort_by_key(|line| {
-            let (refused, asked) = (line.refused.least, line.asked.least);
+            let (refused, asked) = (line.refused.least, line.asked.estimate);
             std::cmp::Reverse(if is_by_asked { (asked, refused) } else { (refused, asked) })
         });
         for Line { single, .. } in self.lines.drain(most.min(self.lines.len())..) {
@@ -118,24 +118,24 @@ fn is_cut_entry(entry: &Value) -> bool {
 }
 
 impl Merged {
-    /// Returns the line. `unlisted` are the bounds of what each instance does not list.
-    fn line(self, rule: String, descriptor: String, unlisted: &[Bounds]) -> Line {
+    /// Returns the line. `unlisted` are the most refusals of what each instance does not list.
+    fn line(self, rule: String, descriptor: String, unlisted: &[Most]) -> Line {
         let Self { instances, is_ambiguous } = self;
         let alike = instances.values().map(|listed| listed.alike).max().unwrap_or(1);
         let is_several = is_ambiguous || alike > 1;
-        let (mut refused, mut asked, mut single) = (Estimate::default(), Estimate::default(), Bounds::default());
-        for (instance, bounds) in unlisted.iter().enumerate() {
+        let (mut refused, mut asked, mut single) = (Estimate::default(), Sampled::default(), Most::default());
+        for (instance, most) in unlisted.iter().enumerate() {
             let listed = instances.get(&instance);
             let own = listed.copied().unwrap_or_default();
             let missing = match listed {
-                _ if is_several => bounds.of_any_number(),
-                Some(_) => Bounds::default(),
-                None => *bounds,
+                _ if is_several => most.of_any_number(),
+                Some(_) => Most::default(),
+                None => *most,
             };
-            refused = refused.plus(own.refused).plus(Estimate { least: 0, most: missing.refused });
-            asked = asked.plus(own.asked).plus(Estimate { least: 0, most: missing.asked });
-            let own = Bounds { refused: own.refused.most, asked: own.asked.most };
-            single = single.plus(if listed.is_some() && !is_several { own } else { own.max(*bounds) });
+            refused = refused.plus(own.refused).plus(Estimate { least: 0, most: missing });
+            asked = asked.plus(own.asked);
+            let own = own.refused.most;
+            single = single.plus(if listed.is_some() && !is_several { own } else { own.max(*most) });
         }
         Line { rule, descriptor, refused, asked, alike, single }
     }
@@ -143,8 +143,9 @@ impl Merged {
 
 impl Listed {
     fn add(&mut self, heavy: &Value) {
-        self.refused = self.refused.plus(Estimate::of(heavy.get("refused")));
-        self.asked = self.asked.plus(Estimate::of(heavy.get("asked")));
+        let refused = Estimate::of(heavy.get("refused"));
+        self.refused = self.refused.plus(refused);
+        self.asked = self.asked.plus(Sampled::of(heavy.get("asked"), refused.least));
         self.alike += 1;
     }
 }
@@ -157,29 +158,12 @@ impl Line {
     }
 }
 
-impl Bounds {
-    /// Returns the bounds in an answer. An instance of an older version does not send them.
-    fn of(value: Option<&Value>) -> Self {
-        let most = |name: &str| Most(value.and_then(|value| number(value, name)));
-        Self { refused: most("refused"), asked: most("asked") }
-    }
-
-    /// Returns the bounds of the sum of any number of descriptors with these bounds.
-    fn of_any_number(self) -> Self {
-        let sum = |most: Most| Most(most.0.filter(|most| *most == 0));
-        Self { refused: sum(self.refused), asked: sum(self.asked) }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self { refused: self.refused.plus(other.refused), asked: self.asked.plus(other.asked) }
-    }
-
-    fn max(self, other: Self) -> Self {
-        Self { refused: self.refused.max(other.refused), asked: self.asked.max(other.asked) }
-    }
-}
-
 impl Most {
+    /// Returns the bound of the sum of any number of descriptors with this bound.
+    fn of_any_number(self) -> Self {
+        Self(self.0.filter(|most| *most == 0))
+    }
+
     fn plus(self, other: Self) -> Self {
         Self(self.0.zip(other.0).map(|(one, other)| one.saturating_add(other)))
     }
@@ -230,6 +214,31 @@ impl fmt::Display for Estimate {
     }
 }
 
+impl Sampled {
+    /// Returns the number in an answer. An instance of an older version sends the estimate as `most`, and each of at least `refused` refusals
+    /// was asked.
+    fn of(value: Option<&Value>, refused: u64) -> Self {
+        let number = |name: &str| value.and_then(|value| number(value, name));
+        let least = number("least").unwrap_or(refused);
+        let estimate = number("estimate").or_else(|| number("most")).unwrap_or_default();
+        Self { least, estimate: estimate.max(least) }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { least: self.least.saturating_add(other.least), estimate: self.estimate.saturating_add(other.estimate) }
+    }
+
+    fn json(self) -> Value {
+        json!({ "least": self.least, "most": null, "estimate": self.estimate })
+    }
+}
+
+impl fmt::Display for Sampled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("about {}", self.estimate))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -242,40 +251,35 @@ mod tests {
     /// A descriptor at an instance.
     #[derive(Clone, Debug)]
     struct Known {
-        counts: [u64; 2],
-        /// Errors that the sketch has in them.
-        errors: [u64; 2],
+        refused: u64,
+        /// Error that the sketch has in the refusals.
+        error: u64,
+        /// Requests that were not refused.
+        admitted: u64,
         is_listed: bool,
     }
 
     fn known() -> impl Strategy<Value = Known> {
-        let counts = (0_u64..100, 0_u64..100);
-        (counts, (0_u64..10, 0_u64..10), any::<bool>()).prop_map(|(counts, errors, is_listed)| Known {
-            counts: counts.into(),
-            errors: errors.into(),
-            is_listed,
-        })
+        let numbers = (0_u64..100, 0_u64..10, 0_u64..100, any::<bool>());
+        numbers.prop_map(|(refused, error, admitted, is_listed)| Known { refused, error, admitted, is_listed })
     }
 
     /// Returns the page of an instance, where `alike` descriptors in a row are shown the same. `slack` is added to the least possible bound of
     /// what is not listed; without it, the instance is of a version that does not send the bound.
     fn page(of: &[Known], alike: usize, slack: Option<u64>) -> Value {
-        let estimate = |known: &Known, side: usize| {
-            // Some of the error is real.
-            let error = known.errors[side];
-            json!({ "most": known.counts[side] + error / 2, "error": error })
-        };
+        // Some of the error is real.
+        let refused = |known: &Known| json!({ "most": known.refused + known.error / 2, "error": known.error });
+        let least = |known: &Known| (known.refused + known.error / 2).saturating_sub(known.error);
+        let asked = |known: &Known| json!({ "least": least(known), "most": null, "estimate": 16 * known.admitted });
         let listed = of.iter().enumerate().filter(|(_, known)| known.is_listed);
         let shown = |(number, known): (usize, &Known)| {
             let entries = json!([{ "key": "user", "value": (number / alike).to_string(), "is_cut": alike > 1 }]);
-            json!({ "rule": "edge.user", "entries": entries, "is_cut": false, "refused": estimate(known, 0), "asked": estimate(known, 1) })
+            json!({ "rule": "edge.user", "entries": entries, "is_cut": false, "refused": refused(known), "asked": asked(known) })
         };
-        let bound = |side: usize| {
-            let unlisted = of.iter().filter(|known| !known.is_listed).map(|known| known.counts[side]);
-            slack.map(|slack| unlisted.max().unwrap_or_default() + slack)
-        };
+        let unlisted = of.iter().filter(|known| !known.is_listed).map(|known| known.refused);
+        let bound = slack.map(|slack| unlisted.max().unwrap_or_default() + slack);
         let top: Vec<Value> = listed.map(shown).collect();
-        json!({ "top": top, "unlisted": { "refused": bound(0), "asked": bound(1) }, "missed": 1 })
+        json!({ "top": top, "unlisted": { "refused": bound }, "missed": 1 })
     }
 
     proptest! {
@@ -292,65 +296,72 @@ mod tests {
             sums.select("", is_by_asked, most);
             prop_assert_eq!(sums.missed, instances.len() as u64);
             let is_within = |count: u64, most: Most| most.0.is_none_or(|most| count <= most);
-            let sum = |number: usize| [0, 1].map(|side| instances.iter().map(|(of, _)| of[number].counts[side]).sum::<u64>());
+            let sum = |number: usize| {
+                let of = instances.iter().map(|(of, _)| &of[number]);
+                of.fold((0, 0), |(refused, asked), one| (refused + one.refused, asked + one.refused + one.admitted))
+            };
             let mut others: Vec<usize> = (0..DESCRIPTORS).collect();
             for line in &sums.lines {
                 let shown: usize = line.descriptor.strip_prefix("user=").unwrap().parse().unwrap();
                 let of_line = shown * alike..(shown + 1) * alike;
                 others.retain(|other| !of_line.contains(other));
-                for (side, estimate) in [line.refused, line.asked].into_iter().enumerate() {
-                    let sum = of_line.clone().map(|number| sum(number)[side]).sum::<u64>();
-                    prop_assert!(estimate.least <= sum && is_within(sum, estimate.most), "{}: {:?}", sum, estimate);
-                }
+                let (refused, asked) = of_line.map(sum).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+                let bounds = line.refused;
+                prop_assert!(bounds.least <= refused && is_within(refused, bounds.most), "{}: {:?}", refused, bounds);
+                prop_assert!(line.asked.least <= asked, "{}: {:?}", asked, line.asked);
             }
-            for [refused, asked] in others.into_iter().map(sum) {
-                prop_assert!(is_within(refused, sums.others.refused) && is_within(asked, sums.others.asked), "{:?}", sums.others);
+            for (refused, _) in others.into_iter().map(sum) {
+                prop_assert!(is_within(refused, sums.others), "{:?}", sums.others);
             }
         }
     }
 
-    fn shown(pages: &[Value], most: usize) -> (Vec<String>, [String; 2]) {
+    fn shown(pages: &[Value], most: usize) -> (Vec<String>, String) {
         let mut sums = Sums::of(pages.iter());
         sums.select("", false, most);
         let lines = sums.lines.iter().map(|line| format!("{} {}", line.refused, line.asked)).collect();
-        (lines, [sums.others.refused.to_string(), sums.others.asked.to_string()])
+        (lines, sums.others.to_string())
     }
 
-    fn counted(refused: u64, asked: u64, is_listed: bool) -> Known {
-        Known { counts: [refused, asked], errors: [0, 0], is_listed }
+    fn counted(refused: u64, admitted: u64, is_listed: bool) -> Known {
+        Known { refused, error: 0, admitted, is_listed }
     }
 
     #[test]
     fn a_sum_has_no_upper_bound_where_an_instance_may_have_more_that_looks_the_same() {
         // Both instances know both addresses of the network, and one of them lists one.
-        let whole = page(&[counted(5, 50, true), counted(3, 30, true)], 2, Some(0));
-        let part = page(&[counted(5, 50, true), counted(0, 30, false)], 2, Some(0));
-        assert_eq!(shown(std::slice::from_ref(&whole), 9), (vec!["8 80".into()], ["0".into(), "0".into()]));
-        assert_eq!(shown(&[whole.clone(), part.clone()], 9).0, ["13 130+"]);
+        let whole = page(&[counted(5, 5, true), counted(3, 3, true)], 2, Some(0));
+        let part = page(&[counted(5, 5, true), counted(1, 3, false)], 2, Some(0));
+        assert_eq!(shown(std::slice::from_ref(&whole), 9), (vec!["8 about 128".into()], "0".into()));
+        assert_eq!(shown(&[whole.clone(), part.clone()], 9).0, ["13+ about 208"]);
         // Each of the two has at most what one instance lists, and the bound of the other one.
-        assert_eq!(shown(&[whole, part], 0), (vec![], ["13".into(), "130".into()]));
+        assert_eq!(shown(&[whole, part], 0), (vec![], "13".into()));
     }
 
     #[test]
     fn an_instance_of_an_older_version_makes_a_bound_unknown_and_not_zero() {
-        let (listed, missing) = ([counted(5, 50, true)], [counted(7, 70, false)]);
+        let (listed, missing) = ([counted(5, 5, true)], [counted(7, 7, false)]);
         let [new, old] = [Some(0), None].map(|slack| page(&listed, 1, slack));
-        assert_eq!(
-            shown(&[new.clone(), old.clone()], 9),
-            (vec!["10 100".into()], ["unknown".into(), "unknown".into()])
-        );
+        assert_eq!(shown(&[new.clone(), old.clone()], 9), (vec!["10 about 160".into()], "unknown".into()));
         let silent = page(&missing, 1, None);
-        assert_eq!(shown(&[new, silent], 9).0, ["5+ 50+"]);
+        assert_eq!(shown(&[new, silent], 9).0, ["5+ about 80"]);
         assert_eq!(Sums::of([old].iter()).lines[0].json()["refused"], json!({ "least": 5, "most": 5 }));
+        let mut older = page(&listed, 1, None);
+        older["top"][0]["asked"] = json!({ "most": 80, "error": 16 });
+        assert_eq!(
+            Sums::of([older].iter()).lines[0].json()["asked"],
+            json!({ "least": 5, "most": null, "estimate": 80 })
+        );
     }
 
     #[test]
-    fn one_instance_that_lists_all_has_exact_numbers() {
-        let all = [Known { counts: [7, 16], errors: [0, 0], is_listed: true }];
-        let mut sums = Sums::of([page(&all, 1, Some(0))].iter());
+    fn one_instance_that_lists_all_has_exact_refusals_and_estimated_requests() {
+        let mut sums = Sums::of([page(&[counted(7, 1, true)], 1, Some(0))].iter());
         sums.select("user=0", false, 20);
-        assert_eq!((sums.lines[0].refused.to_string(), sums.lines[0].asked.to_string()), ("7".into(), "16".into()));
-        assert_eq!(sums.others, Bounds::default());
+        let line = &sums.lines[0];
+        assert_eq!((line.refused.to_string(), line.asked.to_string()), ("7".into(), "about 16".into()));
+        assert_eq!(line.json()["asked"], json!({ "least": 7, "most": null, "estimate": 16 }));
+        assert_eq!(sums.others, Most::default());
         sums.select("user=1", false, 20);
         assert_eq!(sums.lines.len(), 0);
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
 use crate::telemetry::records::Records;
 use crate::telemetry::sample::SAMPLE;
-use crate::telemetry::top::{Heavy, Listed, Top, WINDOW};
+use crate::telemetry::top::{Heavy, Listed, Sampled, Top, WINDOW};
 
 /// Telemetry that keeps refusals, and its clock.
 fn keeping() -> (Telemetry, Arc<AtomicU64>) {
@@ -154,15 +154,37 @@ fn counts_of_the_top_are_those_of_the_last_minute() {
     let user = plain(0, "user");
     let counts = |telemetry: &Telemetry| -> Vec<(u64, u64)> {
         let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
-        found.iter().map(|found| (found.refused.most, found.asked.most)).collect()
+        found.iter().map(|found| (found.refused.most, found.asked.estimate)).collect()
     };
-    (0..160).for_each(|_| refuse(&telemetry, &user, "one"));
-    let [(refused, asked)] = *counts(&telemetry) else { panic!("one") };
-    assert!(refused == 160 && (128..=192).contains(&asked), "one of sixteen is counted sixteen times: {asked}");
+    for _ in 0..160 {
+        telemetry.observe(&request(&[("k", "one")]), &decision(&[asked(Some(&user), 5, 0, 1)]), None);
+    }
+    let [(0, samples)] = *counts(&telemetry) else { panic!("one") };
+    assert!((128..=192).contains(&samples), "one of sixteen is counted sixteen times: {samples}");
+    refuse(&telemetry, &user, "one");
+    let [(1, first)] = *counts(&telemetry) else { panic!("one") };
     time.store(90, Ordering::Relaxed);
-    assert_eq!(counts(&telemetry), [(80, asked.div_ceil(2))], "half of the window before is older than a minute");
+    assert_eq!(counts(&telemetry), [(1, first.div_ceil(2))], "half of the window before is older than a minute");
     time.store(120, Ordering::Relaxed);
     assert_eq!(counts(&telemetry), []);
+}
+
+#[test]
+fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
+    let (telemetry, _) = keeping();
+    let user = plain(0, "user");
+    let asked_of = |value: &str| {
+        let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
+        found.iter().find(|found| &*found.entries[0].1 == value).map(|found| found.asked)
+    };
+    // The first request is a sample.
+    telemetry.observe(&request(&[("k", "one")]), &decision(&[asked(Some(&user), 5, 0, 1)]), None);
+    assert_eq!(asked_of("one"), Some(Sampled { least: 1, estimate: 16 }));
+    (0..2).for_each(|_| refuse(&telemetry, &user, "two"));
+    assert_eq!(asked_of("two"), Some(Sampled { least: 2, estimate: 2 }));
+    (0..160).for_each(|_| refuse(&telemetry, &user, "three"));
+    let three = asked_of("three").expect("it is listed");
+    assert!(three.least == 160 && three.estimate >= 160, "{three:?}");
 }
 
 #[test]
@@ -272,18 +294,19 @@ proptest! {
         let now = Micros::from_secs(time.load(Ordering::Relaxed));
         let Listed { mut heavy, mut unlisted } = top.select(|_| true);
         let cut = heavy.split_off(shown.min(heavy.len()));
-        cut.iter().for_each(|heavy| unlisted.include(heavy));
+        unlisted = cut.iter().map(|heavy| heavy.refused.most).fold(unlisted, u64::max);
         let mut is_listed = vec![false; descriptors];
         for Heavy { entries, refused, asked, .. } in heavy {
             let number: usize = entries[0].1.parse().unwrap();
             is_listed[number] = true;
-            for (estimate, exact) in [refused, asked].iter().zip(exact[number].map(|exact| exact.last_minute(now))) {
-                prop_assert!(estimate.most - estimate.error <= exact && exact <= estimate.most, "{}: {:?}", exact, estimate);
-            }
+            let [exact, sampled] = exact[number].map(|exact| exact.last_minute(now));
+            prop_assert!(refused.most - refused.error <= exact && exact <= refused.most, "{}: {:?}", exact, refused);
+            // A refusal is not counted as a request here.
+            prop_assert!(asked.least <= sampled.div_ceil(u64::from(SAMPLE)).max(exact), "{}: {:?}", sampled, asked);
+            prop_assert!(asked.estimate <= sampled.max(exact), "{}: {:?}", sampled, asked);
         }
-        for (number, [refused, asked]) in exact.into_iter().enumerate().filter(|(number, _)| !is_listed[*number]) {
-            let (refused, asked) = (refused.last_minute(now), asked.last_minute(now));
-            prop_assert!(refused <= unlisted.refused && asked <= unlisted.asked, "{}: {} {} {:?}", number, refused, asked, unlisted);
+        for (number, [refused, _]) in exact.into_iter().enumerate().filter(|(number, _)| !is_listed[*number]) {
+            prop_assert!(refused.last_minute(now) <= unlisted, "{}: {}", number, unlisted);
         }
     }
 }

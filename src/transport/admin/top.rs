@@ -13,7 +13,7 @@ use super::access::Reader;
 use super::{millis, page_for, unknown, wrong};
 use crate::model::Path;
 use crate::telemetry::records::Records;
-use crate::telemetry::top::{Estimate, Heavy, Listed, WINDOW};
+use crate::telemetry::top::{Estimate, Heavy, Listed, Sampled, WINDOW};
 
 /// Path of the route.
 pub const PATH: &str = "/v1/top";
@@ -47,20 +47,19 @@ async fn top(
         Err(why) => return wrong(why),
     };
     let Listed { heavy: mut found, mut unlisted } = records.top.select(|rule| selection.selects(rule));
-    // What is certain decides the order.
-    let least = |estimate: Estimate| estimate.most.saturating_sub(estimate.error);
-    let weight = |heavy: &Heavy| match selection.is_by_asked {
-        true => (least(heavy.asked), least(heavy.refused)),
-        false => (least(heavy.refused), least(heavy.asked)),
-    };
-    found.sort_by_key(|heavy| Reverse(weight(heavy)));
-    found.iter().skip(selection.most).for_each(|heavy| unlisted.include(heavy));
+    // What is certain of the refusals decides the order.
+    found.sort_by_key(|heavy| {
+        let (refused, asked) = (heavy.refused.least(), heavy.asked.estimate);
+        Reverse(if selection.is_by_asked { (asked, refused) } else { (refused, asked) })
+    });
+    let left_out = found.iter().skip(selection.most).map(|heavy| heavy.refused.most);
+    unlisted = left_out.fold(unlisted, u64::max);
     let shown: Vec<Value> = found.iter().take(selection.most).map(shown).collect();
     let page = json!({
         "window_ms": millis(WINDOW),
         "missed": records.top.missed(),
         "top": shown,
-        "unlisted": { "refused": unlisted.refused, "asked": unlisted.asked },
+        "unlisted": { "refused": unlisted },
     });
     page_for(&reader, page)
 }
@@ -94,13 +93,14 @@ impl Selection {
 fn shown(heavy: &Heavy) -> Value {
     let Heavy { rule, entries, is_cut, refused, asked } = heavy;
     let entries: Vec<Value> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
-    let estimate = |Estimate { most, error }: &Estimate| json!({ "most": most, "error": error });
+    let Estimate { most, error } = refused;
+    let Sampled { least, estimate } = asked;
     json!({
         "domain": rule.domain(),
         "rule": rule.to_string(),
         "entries": entries,
         "is_cut": is_cut,
-        "refused": estimate(refused),
-        "asked": estimate(asked),
+        "refused": { "most": most, "error": error },
+        "asked": { "least": least, "most": null, "estimate": estimate },
     })
 }

@@ -56,7 +56,17 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     let lines: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!((lines[0][0], &lines[0][2..]), ("8", &["edge.user", "user=bob"][..]), "{told}");
     assert_eq!((lines[1][0], &lines[1][2..]), ("5", &["edge.user", "user=ann"][..]), "{told}");
+    let (_, told, _) = top(&both, &["--json"]);
+    let page: serde_json::Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}"));
+    let (bob, asked) = (&page["top"][0], &page["top"][0]["asked"]);
+    assert_eq!(bob["refused"], serde_json::json!({ "least": 8, "most": 8 }), "{told}");
+    // Each refusal is counted, and one request in 16 beside them: more than 14 were certainly not made.
+    let least = asked["least"].as_u64().unwrap_or_default();
+    assert!((8..=14).contains(&least) && asked["most"].is_null(), "{told}");
+    assert!(asked["estimate"].as_u64().is_some_and(|estimate| estimate >= least), "{told}");
+    assert_eq!(page["others"], serde_json::json!({ "refused": 0, "asked": null }), "{told}");
     let (_, told, _) = top(&both, &["--sort", "asked", "--most", "1"]);
+    assert!(told.lines().nth(1).is_some_and(|line| line.contains(" about ")), "{told}");
     assert!(told.lines().nth(1).is_some_and(|line| line.ends_with("plan=gold,path=/")), "{told}");
     let (_, told, _) = top(&both, &["--rule", "mesh.source.destination"]);
     assert!(told.contains("No such request of the last minute is known"), "{told}");

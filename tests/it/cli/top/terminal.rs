@@ -143,7 +143,7 @@ async fn ctrl_c_leaves_the_terminal_as_it_was() {
     let rules = rule_files();
     let server = Tidegate::start(rules.path(), &[]).await;
     let mut terminal = Terminal::start(&[server.debug]);
-    terminal.shows(&["1 of 1 instances answered.", "q: quit"]).await;
+    terminal.shows(&["1 of 1 instance answered.", "q: quit"]).await;
     terminal.press("\u{3}");
     assert!(terminal.ended().await.success(), "{}", terminal.shown());
     assert_is_as_before(&terminal.shown());
