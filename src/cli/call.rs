@@ -9,7 +9,7 @@ use prost_types::Struct;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use super::{REFUSED, admin, descriptor, metadata, server};
+use super::{REFUSED, admin, counted, descriptor, metadata, server};
 use crate::model::{Descriptor, Micros, readable};
 use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
@@ -117,8 +117,9 @@ fn of_each<T: Clone + Send + Sync + 'static>(
         [one] => Ok(vec![one.clone(); number]),
         _ if given.is_empty() || given.len() == number => Ok(given),
         _ => anyhow::bail!(
-            "--{name} is given {} times for {number} descriptors: give it once, or once for each",
-            given.len()
+            "--{name} is given {} times for {}: give it once, or once for each",
+            given.len(),
+            counted(number, "descriptor")
         ),
     }
 }
@@ -222,7 +223,7 @@ fn limit(status: &DescriptorStatus) -> Option<String> {
         unit => unit.as_str_name().to_lowercase(),
     };
     let window = match limit.unit_multiplier {
-        Some(multiplier) => format!("{multiplier} {unit}s"),
+        Some(multiplier) => counted(multiplier, &unit),
         None => unit,
     };
     let reset = status.duration_until_reset.map_or(0, |reset| reset.seconds);

@@ -12,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use self::access_log::AccessLog;
 use self::recording::{By, ChangedValue, Doubt, Recorded, Recording};
 use self::tally::Tally;
+use super::counted;
 use crate::app::simulator::MOST_COUNTERS;
 use crate::app::simulator::replay::{Gap, Replay};
 use crate::file;
@@ -30,6 +31,8 @@ const MOST_BYTES: usize = 2 << 30;
 const PROGRESS_EVERY: usize = 10_000;
 /// Maximum number of domains that are named because the rules do not have them: 10.
 const MOST_DOMAINS: usize = 10;
+/// End of the message about an access log without the fields of any descriptor.
+const FIELDS: &str = "a field of each --descriptor. Name fields that the lines have, or log these fields";
 /// Path that means standard input.
 const STDIN: &str = "-";
 
@@ -37,7 +40,7 @@ pub(super) fn command() -> Command {
     Command::new("replay")
         .about("Show whom other rules would have refused, from recorded decisions; exit code 0: nobody else, 1: others, 2: a file is wrong")
         .long_about(
-            "Decides recorded requests by other rules, in the order of their times, and shows who would be refused that was admitted, and the reverse. Nothing is\nsent and nothing waits: the limiter of `tidegate serve` decides in this process, with counters in memory, on a virtual clock.\nHits may be missing in a recording: from before its start, and where decisions were skipped. A decision that depends on them is `undetermined`, and so is one\nof which the recording lacks a value that a rule compares. These are counted apart, with the reason.\nExit code 0: no decision would change. 1: at least one would. 2: a file is wrong or cannot be read, or there is no decision in the files.",
+            "Decides recorded requests by other rules, in the order of their times, and shows who would be refused that was admitted, and the reverse. Nothing is sent and nothing waits: the limiter of `tidegate serve` decides in this process, with counters in memory, on a virtual clock.\nHits may be missing in a recording: from before its start, and where decisions were skipped. A decision that depends on them is `undetermined`, and so is one of which the recording lacks a value that a rule compares. These are counted apart, with the reason.\nExit code 0: no decision would change. 1: at least one would. 2: a file is wrong or cannot be read, or there is no decision in the files.",
         )
         .after_help(
             "Examples:\n  Record all decisions for ten minutes, and decide them by new rules:\n    tidegate tap --json --rate 10000 --duration 10m > decisions.jsonl\n    tidegate replay --rules new/ decisions.jsonl\n  The same with an access log of Envoy in JSON:\n    tidegate replay --rules new/ --domain edge --descriptor user={x_user_id} --descriptor path={path} access.log",
@@ -84,15 +87,17 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         "there is no decision to replay{}",
         match without_descriptor {
             0 => ": the files have no line with a decision. Record for longer, while requests arrive".to_owned(),
-            number => format!(
-                ": all {number} requests lack a field of each --descriptor. Name fields that the lines have, or log these fields"
-            ),
+            1 => format!(": the only request lacks {FIELDS}"),
+            number => format!(": all {number} requests lack {FIELDS}"),
         }
     );
     recording.decisions.sort_by_key(|recorded| recorded.time);
     let mut tally = Tally::default();
     if without_descriptor > 0 {
-        tally.notes.push(format!("{without_descriptor} requests have no descriptor, and no limit applies to them"));
+        tally.notes.push(match without_descriptor {
+            1 => "1 request has no descriptor, and no limit applies to it".to_owned(),
+            number => format!("{number} requests have no descriptor, and no limit applies to them"),
+        });
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(decide_all(recording, &rules, matches.get_flag("from-empty"), &mut tally))?;
@@ -165,7 +170,9 @@ async fn decide_all(
     }
     if skipped > 0 {
         tally.notes.push(format!(
-            "{skipped} decisions were skipped while it was recorded: use a higher --rate of `tidegate tap`"
+            "{} {} skipped while it was recorded: use a higher --rate of `tidegate tap`",
+            counted(skipped, "decision"),
+            if skipped == 1 { "was" } else { "were" }
         ));
     }
     if !filters.is_empty() {
@@ -193,8 +200,10 @@ async fn decide_all(
         // Clears the line.
         let _ = write!(std::io::stderr(), "\r\x1b[K");
     }
-    if replay.counters_in_use() > 0 {
-        tally.notes.push(format!("{} counters were in use before it began", replay.counters_in_use()));
+    let counters = replay.counters_in_use();
+    if counters > 0 {
+        let were = if counters == 1 { "was" } else { "were" };
+        tally.notes.push(format!("{} {were} in use before it began", counted(counters, "counter")));
     }
     unmatched.note(&mut tally.notes);
     if tally.has_several_generations() {
@@ -269,7 +278,7 @@ impl Unmatched {
     /// Adds the remarks about these requests.
     fn note(&self, notes: &mut Vec<String>) {
         if self.decisions > 0 {
-            notes.push(format!("{} decisions met no rule of these files", self.decisions));
+            notes.push(format!("{} met no rule of these files", counted(self.decisions, "decision")));
         }
         notes.extend(self.domains.iter().map(|domain| format!("domain {} is not in the rules", domain.escape_debug())));
     }

@@ -135,6 +135,9 @@ fn place(address: &str) -> anyhow::Result<Place> {
         ensure!(!path.is_empty(), "'{address}' has no path: write unix:PATH");
         return Ok(Place::Socket(path.into()));
     }
+    for (scheme, advice) in [("http://", ""), ("https://", ", and set --tls or --ca for TLS")] {
+        ensure!(!address.starts_with(scheme), "'{address}' has a scheme: write HOST:PORT, without {scheme}{advice}");
+    }
     let (host, port) = address
         .rsplit_once(':')
         .and_then(|(host, port)| Some((host, port.parse().ok()?)))

@@ -23,7 +23,7 @@ pub(super) fn command() -> Command {
     Command::new("test")
         .about("Run test cases on rules, on a virtual clock; exit code 0: all pass, 1: a case fails, 2: a file is wrong")
         .long_about(
-            "Runs test cases: requests, their times, and the expected answers. Nothing is sent and nothing waits: the requests are decided in this process,\nby the limiter of `tidegate serve` with counters in memory, on a virtual clock. Each case begins with empty counters, at a moment at which\na window of every unit begins.\nExit code 0: all cases pass. 1: a case fails. 2: a file is wrong or cannot be read.",
+            "Runs test cases: requests, their times, and the expected answers. Nothing is sent and nothing waits: the requests are decided in this process, by the limiter of `tidegate serve` with counters in memory, on a virtual clock. Each case begins with empty counters, at a moment at which a window of every unit begins.\nExit code 0: all cases pass. 1: a case fails. 2: a file is wrong or cannot be read.",
         )
         .after_help(
             "Example, cases.yaml beside rules.yaml:\n  rules: rules.yaml\n  domain: edge\n  cases:\n    - name: the sixth request of a user within a minute is refused\n      steps:\n        - { descriptors: [{ user: ann }], times: 5, expect: { code: ok, remaining: 0 } }\n        - { descriptors: [{ user: ann }], expect: { code: over_limit, rule: edge.user } }\n        - { after: 1m, descriptors: [{ user: ann }], expect: ok }\n\n  tidegate test cases.yaml\n  tidegate test --format junit tests/ > results.xml",

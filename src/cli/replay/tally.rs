@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::recording::{By, Doubt, Recorded};
 use super::time::Utc;
+use crate::cli::counted;
 use crate::model::{Micros, Outcome};
 
 /// Counts of the decisions of a replay.
@@ -61,7 +62,7 @@ impl Tally {
     pub(super) fn text(&self, most: usize) -> String {
         let mut text = String::new();
         let span = self.first.map(|first| format!(" from {} to {} UTC", Utc(first), Utc(self.last)));
-        let _ = writeln!(text, "{} decisions{}", self.decisions, span.unwrap_or_default());
+        let _ = writeln!(text, "{}{}", counted(self.decisions, "decision"), span.unwrap_or_default());
         let unchanged = self.unchanged_admitted + self.unchanged_refused;
         let (admitted, refused) = (self.unchanged_admitted, self.unchanged_refused);
         let mut line = |number: u64, what: &str| _ = writeln!(text, "{number:>10}  {what}");
@@ -135,6 +136,6 @@ fn rows(text: &mut String, title: &str, of: &HashMap<By, u64>, most: usize) {
     }
     if all.len() > most {
         let rest: u64 = all.iter().skip(most).map(|(_, number)| number).sum();
-        let _ = writeln!(text, "{rest:>10}  of {} other rows: see more with --most", all.len() - most);
+        let _ = writeln!(text, "{rest:>10}  of {}: see more with --most", counted(all.len() - most, "other row"));
     }
 }

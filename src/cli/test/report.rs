@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::run::{CaseResult, Failure};
 use crate::cli::admin::printable;
+use crate::cli::counted;
 
 /// Returns the results for people.
 pub(super) fn text(results: &[CaseResult]) -> String {
@@ -19,7 +20,7 @@ pub(super) fn text(results: &[CaseResult]) -> String {
     let failed = results.iter().filter(|result| !result.is_passed()).count();
     let passed = results.len() - failed;
     let failed = if failed == 0 { String::new() } else { format!(", {failed} failed") };
-    let _ = writeln!(text, "{passed} of {} passed{failed}", counted(results.len()));
+    let _ = writeln!(text, "{passed} of {} passed{failed}", counted(results.len(), "case"));
     text
 }
 
@@ -97,8 +98,4 @@ fn escaped(text: &str) -> String {
     });
     let text: String = allowed.collect();
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
-fn counted(cases: usize) -> String {
-    format!("{cases} case{}", if cases == 1 { "" } else { "s" })
 }

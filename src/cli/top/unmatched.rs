@@ -8,7 +8,7 @@ use clap::ArgMatches;
 use serde_json::Value;
 
 use crate::cli::admin::{self, Ago, Answers, flag, list, number, text};
-use crate::cli::most_rows;
+use crate::cli::{counted, most_rows};
 
 /// Path of what no rule matches.
 const PATH: &str = "/v1/unmatched";
@@ -143,10 +143,11 @@ fn keys(shape: &Value) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let are = |is_one| if is_one { "is" } else { "are" };
         for Shape { domain, keys, nearest, count, ago, instances } in &self.shapes {
-            let (what, last) = (if keys.is_empty() { "requests" } else { "descriptors" }, Ago(*ago));
+            let (what, last) = (if keys.is_empty() { "request" } else { "descriptor" }, Ago(*ago));
             let keys = if keys.is_empty() { "any descriptor" } else { keys };
-            writeln!(f, "{domain}  {keys}\n  not limited: {count} {what}, the last {last} ago")?;
+            writeln!(f, "{domain}  {keys}\n  not limited: {}, the last {last} ago", counted(*count, what))?;
             writeln!(f, "  {nearest}\n  at {}", instances.join(", "))?;
             writeln!(f)?;
         }
@@ -156,14 +157,18 @@ impl fmt::Display for Report {
             writeln!(f, "No such descriptor is known.")?;
         }
         if self.left_out > 0 {
-            writeln!(f, "{} more are not shown: see --most and --domain.", self.left_out)?;
+            writeln!(f, "{} more {} not shown: see --most and --domain.", self.left_out, are(self.left_out == 1))?;
         }
         if !self.absent.is_empty() {
             writeln!(f, "Keys of rules that some requests do not send:")?;
         }
         for ((domain, key), (examined, without)) in &self.absent {
             let share = without.saturating_mul(100) / (*examined).max(1);
-            writeln!(f, "  {domain}  {key}  missing in {without} of {examined} examined requests ({share}%)")?;
+            writeln!(
+                f,
+                "  {domain}  {key}  missing in {without} of {} ({share}%)",
+                counted(*examined, "examined request")
+            )?;
         }
         if self.http1 > 0 {
             writeln!(
@@ -175,8 +180,9 @@ impl fmt::Display for Report {
         if self.missed > 0 {
             writeln!(
                 f,
-                "{} descriptors are not counted: there were too many shapes, or threads used the list at the same time.",
-                self.missed
+                "{} {} not counted: there were too many shapes, or threads used the list at the same time.",
+                counted(self.missed, "descriptor"),
+                are(self.missed == 1)
             )?;
         }
         Ok(())

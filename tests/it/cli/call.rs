@@ -135,6 +135,11 @@ async fn call_speaks_tls_and_says_what_is_missing() {
         ("unix:", "'unix:' has no path: write unix:PATH"),
         ("localhost", "'localhost' is not an address: write HOST:PORT or unix:PATH"),
         (":8081", "':8081' is not an address: write HOST:PORT or unix:PATH"),
+        ("http://127.0.0.1:8081", "'http://127.0.0.1:8081' has a scheme: write HOST:PORT, without http://"),
+        (
+            "https://a.b:8081/",
+            "'https://a.b:8081/' has a scheme: write HOST:PORT, without https://, and set --tls or --ca",
+        ),
     ] {
         let (code, told) = call(wrong, &[]);
         assert!(code == Some(2) && told.contains(expected), "{told}");

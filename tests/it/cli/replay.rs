@@ -194,7 +194,7 @@ async fn a_recording_of_a_server_replays_without_a_difference_by_the_same_rules(
     let by = json!([{ "why": cut, "count": 1 }, { "why": missing, "count": 1 }]);
     assert_eq!(report["undetermined"], json!({ "count": 2, "by": by }));
     let notes = [
-        "1 counters were in use before it began",
+        "1 counter was in use before it began",
         "3 decisions met no rule of these files",
         "domain unknown is not in the rules",
     ];
@@ -312,7 +312,7 @@ fn a_replay_of_nothing_is_an_error_and_one_without_a_rule_says_so() {
     for (text, more, says) in [
         (String::new(), &[][..], nothing),
         (lines(&[start]), &[], nothing),
-        (lines(std::slice::from_ref(&request)), &access_log, "all 1 requests lack a field"),
+        (lines(std::slice::from_ref(&request)), &access_log, "the only request lacks a field"),
         (
             lines(&[request]),
             &["--domain", "edge", "-d", "user={x_user_id"],
@@ -328,7 +328,7 @@ fn a_replay_of_nothing_is_an_error_and_one_without_a_rule_says_so() {
     }
     let other = rules(1).replace("edge", "other");
     let (code, report) = files.replay(&other, &lines(&[line(0, "ann", "admitted", 9, 10)]), &[]);
-    let notes = json!(["1 decisions met no rule of these files", "domain edge is not in the rules"]);
+    let notes = json!(["1 decision met no rule of these files", "domain edge is not in the rules"]);
     assert_eq!((code, &report["notes"]), (Some(0), &notes), "{report}");
 }
 
@@ -361,7 +361,7 @@ fn an_access_log_of_envoy_is_a_recording_too() {
         report["undetermined"]["by"][0]["why"],
         "the store did not answer, and policy `error` decided, not a limit"
     );
-    assert_eq!(report["notes"], json!(["1 requests have no descriptor, and no limit applies to them"]));
+    assert_eq!(report["notes"], json!(["1 request has no descriptor, and no limit applies to it"]));
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn the_report_for_people_has_the_rows_with_the_most_first_and_wrong_lines_are_na
 
 Would be refused, by the rule that would refuse:
          4  edge.user: user=b\\,b
-         2  of 1 other rows: see more with --most
+         2  of 1 other row: see more with --most
 "
     );
     for (text, says) in [

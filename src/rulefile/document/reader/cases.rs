@@ -143,6 +143,7 @@ impl<'t> Reader<'_, 't> {
         let times = self.times(node.times.as_ref());
         if let Some(expected) = &expected {
             self.count_expected(expected, node.descriptors.len());
+            self.count_admitted(expected, times);
         }
         let request = self.request(place, node, domain)?;
         Some(Step { place, at: *now, request, times, expected })

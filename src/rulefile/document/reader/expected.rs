@@ -33,6 +33,15 @@ impl<'t> Reader<'_, 't> {
         }
     }
 
+    /// Reports an error if more admitted requests are expected than `times`, the number that is sent.
+    pub(super) fn count_admitted(&mut self, expected: &Expected, times: u32) {
+        let Some(admitted) = expected.admitted.as_ref().filter(|admitted| admitted.value > times) else { return };
+        self.report.error(admitted.place, || {
+            let sent = if times == 1 { "1 request".to_owned() } else { format!("{times} requests") };
+            format!("`admitted` is {}, and the step sends {sent}, so it can never pass: write a number up to {times}, or more `times`.", admitted.value)
+        });
+    }
+
     fn expected_answer(&mut self, entry: MapEntry<'t>, node: Node<'t>, level: Level) -> Option<Expected> {
         match node.content() {
             Content::Mapping(mapping) => Some(self.expected_fields(mapping, level)),
