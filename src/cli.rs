@@ -135,7 +135,7 @@ fn print(text: &dyn fmt::Display) -> anyhow::Result<()> {
 }
 
 /// Returns a number with its noun, in the plural unless it is 1.
-fn counted<N: fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
     let ending = if number == N::from(1) { "" } else { "s" };
     format!("{number} {noun}{ending}")
 }

@@ -69,6 +69,7 @@ fn requests() -> [Arg; 5] {
         )),
         Arg::new("hits")
             .long("hits")
+            .value_name("N")
             .value_parser(value_parser!(u64))
             .help("Hits that each descriptor costs; 0 spends nothing [default: 1]"),
         count("keys", "1000", 1_000_000).help("Number of different requests, numbered from 0"),
@@ -153,6 +154,7 @@ fn output() -> [Arg; 4] {
 pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let load = read(matches)?;
     let plot = matches.get_one::<PathBuf>("plot");
+    let is_plot_new = plot.is_some_and(|path| !path.exists());
     if let Some(path) = plot {
         // Before the load, which may take long. A plot that is there stays until then.
         File::options()
@@ -161,7 +163,12 @@ pub(super) fn run(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             .open(path)
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
-    let Measured { tally, length, used } = load.run(matches)?;
+    let measured = load.run(matches);
+    if let (Some(path), true, Err(_)) = (plot, is_plot_new, &measured) {
+        // Without it an empty file stays, which harms nothing.
+        let _ = std::fs::remove_file(path);
+    }
+    let Measured { tally, length, used } = measured?;
     let title = load.title(length);
     let latency = tally.latency()?;
     let results = Results { title: &title, tally: &tally, latency: &latency, measured: length, used: &used };

@@ -230,6 +230,7 @@ impl Load {
         let mut seconds = interval_at(begin + SECOND, SECOND);
         let mut reported = begin;
         let mut warms_up = !self.warm_up.is_zero();
+        let mut is_last_ended = false;
         let ended_at = loop {
             tokio::select! {
                 () = sleep_until(measured_from), if warms_up => {
@@ -244,7 +245,9 @@ impl Load {
                     stop.send_replace(true);
                     break Instant::now();
                 }
-                _ = ended.recv() => break Instant::now(),
+                _ = ended.recv(), if !is_last_ended => is_last_ended = true,
+                // At a rate, the last call ends before the time does.
+                () = sleep_until(times.end.unwrap_or(begin)), if is_last_ended => break Instant::now(),
             }
         };
         let used = self.processes.iter().zip(before).map(|(process, before)| process.used_since(before)).collect();

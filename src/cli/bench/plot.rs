@@ -23,12 +23,16 @@ const PERCENTILES: [&str; 7] = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.
 /// If the file cannot be written.
 pub(super) fn draw(path: &Path, latency: &Histogram<u64>, title: &str) -> anyhow::Result<()> {
     let millis = |nanos: u64| f64::from(u32::try_from(nanos / 1_000).unwrap_or(u32::MAX)) / 1_000.0;
-    let points: Vec<(f64, f64)> = latency
+    let mut points: Vec<(f64, f64)> = latency
         .iter_quantiles(POINTS)
         .filter(|step| step.quantile() < 1.0)
         .map(|step| (-(1.0 - step.quantile()).log10(), millis(step.value_iterated_to())))
         .filter(|(nines, _)| *nines <= MOST_NINES)
         .collect();
+    if points.len() < 2 {
+        // One call is as fast as all.
+        points = vec![(0.0, millis(latency.min())), (1.0, millis(latency.max()))];
+    }
     let nines = points.last().map_or(1.0, |(nines, _)| nines.ceil().max(1.0));
     let least = millis(latency.min()).max(0.01);
     let most = millis(latency.max()).max(least * 2.0);

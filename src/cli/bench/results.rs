@@ -213,7 +213,10 @@ impl fmt::Display for Results<'_> {
             writeln!(f, "  disconnected{disconnected:>12}")?;
         }
         if undecided > 0 {
-            writeln!(f, "  Calls that time out or fail are admitted by an Envoy with failure_mode_deny: false.")?;
+            writeln!(
+                f,
+                "  Calls that time out or fail are admitted by a gateway that fails open, such as an Envoy with failure_mode_deny: false."
+            )?;
         }
         writeln!(f, "by policy     {by_policy:>12}  {}  answers without the store", Percent(*by_policy, all))?;
         if !provenances.is_empty() {

@@ -75,6 +75,28 @@ async fn what_a_load_reports_is_what_the_server_counted() {
 }
 
 #[tokio::test]
+async fn a_slow_rate_is_measured_for_its_whole_time_and_a_plot_of_one_call_has_a_line() {
+    let rules = rule_file(RULES);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let address = server.grpc.to_string();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("one.svg");
+    let path = path.to_str().expect("a path of text");
+    let slow = ["--domain", "d", "-d", "user=u", "--rate", "1", "--duration", "2s", "--warm-up", "0"];
+    let results = bench_json(&address, &slow).await;
+    assert_eq!((results["calls"].as_u64(), results["seconds"].as_f64()), (Some(2), Some(2.0)), "{results}");
+    let (code, _, errors) = bench(&address, &["-d", "user=u", "--rate", "1", "--duration", "1s", "--plot", path]).await;
+    assert_eq!(code, Some(0), "{errors}");
+    let plot = std::fs::read_to_string(path).expect("it reads");
+    assert!(plot.contains("<polyline") && !plot.contains("points=\"\""), "{plot}");
+    // A load without a server leaves no file that it has created.
+    let path = folder.path().join("none.svg");
+    let gone = ["-d", "user=u", "--plot", path.to_str().expect("a path of text")];
+    let (code, _, _) = bench("127.0.0.1:1", &gone).await;
+    assert!(code == Some(2) && !path.exists(), "{code:?}");
+}
+
+#[tokio::test]
 async fn answers_of_a_policy_and_errors_are_told_from_those_of_counters() {
     let rules = rule_file(RULES);
     let server = Tidegate::start(rules.path(), &[("REDIS_URL", "127.0.0.1:1")]).await;
@@ -83,7 +105,7 @@ async fn answers_of_a_policy_and_errors_are_told_from_those_of_counters() {
     assert_eq!((code, number(&results, "OK"), number(&results, "by policy")), (Some(0), 100, 100), "{results}");
     let (code, results, course) = bench(&address, &["-d", "failing=u", "--rate", "100", "--duration", "1s"]).await;
     assert_eq!((code, number(&results, "failed"), number(&results, "Unavailable")), (Some(2), 100, 100), "{results}");
-    assert!(results.contains("admitted by an Envoy with failure_mode_deny: false"), "{results}{course}");
+    assert!(results.contains("admitted by a gateway that fails open"), "{results}{course}");
     assert!(results.contains(", 1 keys"), "without {{n}} all requests are equal: {results}");
 }
 

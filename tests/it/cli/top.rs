@@ -54,8 +54,8 @@ async fn those_who_are_refused_most_are_shown_over_all_instances_and_a_missing_o
     let (code, told, _) = top(&both, &[]);
     assert_eq!(code, Some(0), "{told}");
     let lines: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!((lines[0][0], &lines[0][2..]), ("8", &["edge.user", "user=bob"][..]), "{told}");
-    assert_eq!((lines[1][0], &lines[1][2..]), ("5", &["edge.user", "user=ann"][..]), "{told}");
+    assert_eq!((lines[0][0], &lines[0][3..]), ("8", &["edge.user", "user=bob"][..]), "{told}");
+    assert_eq!((lines[1][0], &lines[1][3..]), ("5", &["edge.user", "user=ann"][..]), "{told}");
     let (_, told, _) = top(&both, &["--json"]);
     let page: serde_json::Value = serde_json::from_str(&told).unwrap_or_else(|_| panic!("{told}"));
     let (bob, asked) = (&page["top"][0], &page["top"][0]["asked"]);
@@ -115,7 +115,7 @@ async fn a_sum_over_instances_that_do_not_list_the_same_descriptors_has_bounds()
     assert_eq!((&page["instances"], &page["missing"]), (&serde_json::json!(instances), &serde_json::json!([])));
     let (_, told, _) = top(&both, &["--most", "1"]);
     let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!((lines[1][0], lines[2][0], &lines[2][2..4]), ("10-16", "16", &["at", "most,"][..]), "{told}");
+    assert_eq!((lines[1][0], lines[2][0], &lines[2][1..3]), ("10-16", "16", &["at", "most,"][..]), "{told}");
 
     let (_, told, _) = top(&both, &["--most", "10"]);
     assert_eq!(told.matches("\n              11 ").count(), 10, "{told}");

@@ -79,7 +79,7 @@ impl Drop for Terminal {
 
 /// The descriptor of the first line of a table.
 fn first(table: &str) -> &str {
-    table.lines().nth(1).and_then(|line| line.split_whitespace().nth(3)).unwrap_or_else(|| panic!("{table}"))
+    table.lines().nth(1).and_then(|line| line.split_whitespace().nth(4)).unwrap_or_else(|| panic!("{table}"))
 }
 
 /// Asserts that the terminal shows letters and takes whole lines, as it did before.
