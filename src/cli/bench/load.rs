@@ -22,6 +22,7 @@ use super::http::HttpClient;
 use super::process::{Process, Usage, Used};
 use super::requests::Distribution;
 use super::results::{Ended, Interval, Tally};
+use crate::cli::counted;
 
 /// Pause of a caller after a call that the server did not answer: 10 ms, so that a server that is gone is not called in a tight loop.
 const AFTER_ERROR: Duration = Duration::from_millis(10);
@@ -150,15 +151,23 @@ impl Load {
         let kind = distribution.name();
         let how = match pace {
             Pace::InFlight(count) if http.is_some() => {
-                format!("closed loop, {} calls in flight over HTTP/1.1, each on its connection", count * connections)
+                let calls = counted(count * connections, "call");
+                format!("closed loop, {calls} in flight over HTTP/1.1, each on its connection")
             }
             Pace::InFlight(count) => {
-                format!("closed loop, {count} calls in flight on each of {connections} connections")
+                let (calls, each) = (counted(*count, "call"), counted(*connections, "connection"));
+                format!("closed loop, {calls} in flight on each of {each}")
             }
-            Pace::Rate(rate) if http.is_some() => format!("open loop, {rate} calls a second over HTTP/1.1"),
-            Pace::Rate(rate) => format!("open loop, {rate} calls a second on {connections} connections"),
+            Pace::Rate(rate) if http.is_some() => {
+                format!("open loop, {} a second over HTTP/1.1", counted(*rate, "call"))
+            }
+            Pace::Rate(rate) => {
+                let (calls, all) = (counted(*rate, "call"), counted(*connections, "connection"));
+                format!("open loop, {calls} a second on {all}")
+            }
         };
-        format!("{how}, {} keys ({kind}), {:.1} s", requests.len(), measured.as_secs_f64())
+        let keys = counted(requests.len(), "key");
+        format!("{how}, {keys} ({kind}), {:.1} s", measured.as_secs_f64())
     }
 
     /// Runs the load, and writes a line for each second to standard error. Returns what was measured.

@@ -106,7 +106,7 @@ async fn answers_of_a_policy_and_errors_are_told_from_those_of_counters() {
     let (code, results, course) = bench(&address, &["-d", "failing=u", "--rate", "100", "--duration", "1s"]).await;
     assert_eq!((code, number(&results, "failed"), number(&results, "Unavailable")), (Some(2), 100, 100), "{results}");
     assert!(results.contains("admitted by a gateway that fails open"), "{results}{course}");
-    assert!(results.contains(", 1 keys"), "without {{n}} all requests are equal: {results}");
+    assert!(results.contains(", 1 key (uniform)"), "without {{n}} all requests are equal: {results}");
 }
 
 const CHECKED: &str = "domain: d
