@@ -395,7 +395,7 @@ async fn the_access_log_names_the_rule_behind_each_refusal() {
     let mut why = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     why.args(["why", id, "--instance", &served.tidegate.debug.to_string()]);
     let (status, told, errors) = output(&mut why).await;
-    assert!(status.success() && told.starts_with("edge  user=alice\n"), "{told}{errors}");
+    assert!(status.success() && told.contains(" UTC:\nedge  user=alice\n"), "{told}{errors}");
 }
 
 /// Every way of reading a value, every answer that there is, and an address that is used up.
