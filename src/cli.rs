@@ -134,12 +134,6 @@ fn print(text: &dyn fmt::Display) -> anyhow::Result<()> {
     }
 }
 
-/// Returns a number with its noun, in the plural unless it is 1.
-fn counted<N: Copy + fmt::Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
-    let ending = if number == N::from(1) { "" } else { "s" };
-    format!("{number} {noun}{ending}")
-}
-
 /// Returns the argument for rule files.
 fn files() -> Arg {
     Arg::new("FILE")

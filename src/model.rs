@@ -21,6 +21,7 @@ pub mod peer_name;
 pub mod policy;
 pub mod quota;
 pub mod rule;
+pub mod text;
 pub mod time;
 pub mod verdict;
 
@@ -35,5 +36,6 @@ pub use peer_name::PeerName;
 pub use policy::{ChargeOutcome, Charging, Colocation, FailurePolicy, Role, StorePolicies};
 pub use quota::{InvalidQuota, Quota, Unit, Window};
 pub use rule::{About, Metadata, Path, RuleId, Series, Shown};
+pub use text::counted;
 pub use time::{Clock, Micros};
 pub use verdict::{Outcome, Provenance, Verdict};

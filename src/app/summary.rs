@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::sockets::Addresses;
-use crate::model::StorePolicies;
+use crate::model::{self, StorePolicies};
 use crate::rules::{Example, RuleSet};
 use crate::settings::{ListenerTlsSettings, Settings, StoreChoice};
 use crate::transport::NetAddress;
@@ -91,9 +91,10 @@ impl fmt::Display for Summary<'_> {
 
 /// Returns the size of a rule set, such as `12 rules in 2 domains from 1 file`.
 pub fn counted(rules: &RuleSet, files: usize) -> String {
-    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let (all, domains) = (usize::try_from(rules.len()).unwrap_or(usize::MAX), rules.domains().len());
-    format!("{} in {} from {}", counted(all, "rule"), counted(domains, "domain"), counted(files, "file"))
+    let [all, domains, files] =
+        [(all, "rule"), (domains, "domain"), (files, "file")].map(|(number, noun)| model::counted(number, noun));
+    format!("{all} in {domains} from {files}")
 }
 
 /// Describes the store. Adds the reason if memory was chosen because no Redis address is set.

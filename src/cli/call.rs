@@ -9,8 +9,8 @@ use prost_types::Struct;
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use super::{REFUSED, admin, counted, descriptor, metadata, server};
-use crate::model::{Descriptor, Micros, readable};
+use super::{REFUSED, admin, descriptor, metadata, server};
+use crate::model::{Descriptor, Micros, counted, readable};
 use crate::proto::EXPLAIN;
 use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::proto::envoy::extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor};

@@ -7,6 +7,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::with_rules;
 use crate::app::{callers, summary};
+use crate::model::counted;
 use crate::rulefile::{CompiledRules, InvalidRules};
 use crate::rules::RuleSet;
 
@@ -70,8 +71,4 @@ fn report(loaded: Result<(String, Vec<impl fmt::Display>), InvalidRules>) -> any
             Ok(false)
         }
     }
-}
-
-fn counted(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

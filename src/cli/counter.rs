@@ -65,7 +65,7 @@ pub(super) fn shown(answers: &Answers) -> String {
     answers.pages.iter().map(|(instance, page)| Counters { instance, page }.to_string()).collect()
 }
 
-/// Returns how a value was altered, if it looks like one of those that other commands show.
+/// Returns what `why` and `top` have done to a value that looks like this. `None` if it looks as clients send it.
 fn altered(value: &str) -> Option<&'static str> {
     let is_digest = value.len() == DIGEST && value.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     let is_network = value.split_once('/').is_some_and(|(address, _)| address.parse::<IpAddr>().is_ok());

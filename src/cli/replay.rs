@@ -12,11 +12,10 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use self::access_log::AccessLog;
 use self::recording::{By, ChangedValue, Doubt, Recorded, Recording};
 use self::tally::Tally;
-use super::counted;
 use crate::app::simulator::MOST_COUNTERS;
 use crate::app::simulator::replay::{Gap, Replay};
 use crate::file;
-use crate::model::{Decision, Finding, Micros, Outcome, Request};
+use crate::model::{Decision, Finding, Micros, Outcome, Request, counted};
 use crate::rules::live::LiveRules;
 use crate::rules::{RuleSet, ValueUse};
 

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use self::follow::follow;
 use super::admin::{self, Ago, Clock, Instance, Instances, list, number, text};
-use super::{counted, descriptor, server};
-use crate::model::{Descriptor, Micros, Origin};
+use super::{descriptor, server};
+use crate::model::{Descriptor, Micros, Origin, counted};
 
 mod follow;
 

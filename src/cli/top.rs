@@ -14,8 +14,8 @@ use self::keys::Keys;
 use self::sums::{Line, Most, Sums};
 use self::view::{Effect, View};
 use super::admin::{self, Answers};
-use super::{counted, server};
-use crate::model::Micros;
+use super::server;
+use crate::model::{Micros, counted};
 
 mod keys;
 mod sums;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::admin::{self, Ago, Answers, Clock, flag, items, list, number, text};
 use super::{REFUSED, counter, descriptor};
 use crate::app::DecisionId;
-use crate::model::{Descriptor, Micros};
+use crate::model::{Descriptor, Micros, counted};
 
 /// Path of the last refusals.
 const PATH: &str = "/v1/refusals";
@@ -317,23 +317,17 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Number of hits, as people say it.
-struct Hits(u64);
-
-impl fmt::Display for Hits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(hits) = self;
-        write!(f, "{hits} hit{}", if *hits == 1 { "" } else { "s" })
-    }
-}
-
 /// Returns the reason of a refusal.
 fn reason(refusal: &Value) -> String {
     let by_caller = if flag(refusal, "is_sent") { " (a limit that the request sent)" } else { "" };
     let (hits, room) = (number(refusal, "hits").unwrap_or(1), number(refusal, "room").unwrap_or_default());
     let left = match (&*text(refusal, "provenance"), number(refusal, "retry_ms")) {
-        ("store", None) => format!("the request asked for {}, and the limit never allows as much", Hits(hits)),
-        ("store", Some(_)) if room > 0 => format!("the request asked for {}, and {room} were left", Hits(hits)),
+        ("store", None) => {
+            format!("the request asked for {}, and the limit never allows as much", counted(hits, "hit"))
+        }
+        ("store", Some(_)) if room > 0 => {
+            format!("the request asked for {}, and {room} were left", counted(hits, "hit"))
+        }
         (provenance, _) => meaning(provenance).to_owned(),
     };
     left + by_caller

@@ -22,7 +22,7 @@ use super::http::HttpClient;
 use super::process::{Process, Usage, Used};
 use super::requests::Distribution;
 use super::results::{Ended, Interval, Tally};
-use crate::cli::counted;
+use crate::model::counted;
 
 /// Pause of a caller after a call that the server did not answer: 10 ms, so that a server that is gone is not called in a tight loop.
 const AFTER_ERROR: Duration = Duration::from_millis(10);

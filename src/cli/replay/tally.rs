@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::recording::{By, Doubt, Recorded};
 use super::time::Utc;
-use crate::cli::counted;
+use crate::model::counted;
 use crate::model::{Micros, Outcome};
 
 /// Counts of the decisions of a replay.

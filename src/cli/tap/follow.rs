@@ -30,7 +30,6 @@ const MOST_MISSING: u32 = 3;
 const LOST: &str = "its connection was lost, or has reached GRPC_MAX_CONNECTION_AGE";
 /// Reason for the end of a stream that the instance closed.
 const CLOSED: &str = "it closed the stream, because it stops or the token was removed";
-
 /// Reason for the end of a stream on which nothing comes any more.
 const SILENT: &str = "it sends nothing any more, so it hangs, or the network to it is gone";
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::run::{CaseResult, Failure};
 use crate::cli::admin::printable;
-use crate::cli::counted;
+use crate::model::counted;
 
 /// Returns the results for people.
 pub(super) fn text(results: &[CaseResult]) -> String {

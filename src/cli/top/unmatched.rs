@@ -8,7 +8,8 @@ use clap::ArgMatches;
 use serde_json::Value;
 
 use crate::cli::admin::{self, Ago, Answers, flag, list, number, text};
-use crate::cli::{counted, most_rows};
+use crate::cli::most_rows;
+use crate::model::counted;
 
 /// Path of what no rule matches.
 const PATH: &str = "/v1/unmatched";

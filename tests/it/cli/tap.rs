@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::{call_with, over, rule_file};
-use crate::support::{Tidegate, eventually, said};
+use crate::support::{Tidegate, answering, eventually, said};
 
 const RULES: &str = "domain: edge
 descriptors:
@@ -186,16 +186,14 @@ async fn an_instance_that_hangs_is_named_and_shown_again_when_it_goes_on() {
 
 #[tokio::test]
 async fn an_instance_that_answers_without_a_first_line_is_named_and_the_exit_code_is_2() {
-    let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let at = socket.local_addr().expect("an address");
-    tokio::spawn(async move {
-        let mut open = Vec::new();
-        while let Ok((mut stream, _)) = socket.accept().await {
-            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
-            stream.write_all(head.as_bytes()).await.expect("it is sent");
-            open.push(stream);
-        }
-    });
+    let at = answering(|mut stream| async move {
+        stream.read_buf(&mut Vec::new()).await.expect("it asks");
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.expect("it is sent");
+        // Until the client goes.
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    })
+    .await;
     for (more, is_named) in
         [(["--timeout", "500ms", "--duration", "1m"], true), (["--timeout", "1m", "--duration", "500ms"], false)]
     {

@@ -62,10 +62,7 @@ async fn refusals_of_all_instances_are_explained_together_and_a_missing_instance
         ["edge  user=42", "edge  country=xx", r"edge  user=a\,b"],
         "the most often refused first: {told}"
     );
-    assert!(
-        told.contains(r"UTC: country=\\u{202e}de") || told.contains(r"in the same request: country=\\u{202e}de"),
-        "{told}"
-    );
+    assert!(told.contains(r"in the same request: country=\\u{202e}de"), "{told}");
     assert!(told.contains("by rule edge.country_xx: the rule denies the request"), "{told}");
     let (code, told, _) = why(&both, &["-d", "user=43"]);
     assert_eq!(code, Some(1));

@@ -1,7 +1,7 @@
 //! Reader for the expected answers of a test case.
 
 use super::{Level, MapEntry, Reader};
-use crate::model::Outcome;
+use crate::model::{Outcome, counted};
 use crate::rulefile::document::cases::Expected;
 use crate::rulefile::problem::{Placed, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes};
@@ -37,7 +37,7 @@ impl<'t> Reader<'_, 't> {
     pub(super) fn count_admitted(&mut self, expected: &Expected, times: u32) {
         let Some(admitted) = expected.admitted.as_ref().filter(|admitted| admitted.value > times) else { return };
         self.report.error(admitted.place, || {
-            let sent = if times == 1 { "1 request".to_owned() } else { format!("{times} requests") };
+            let sent = counted(times, "request");
             format!("`admitted` is {}, and the step sends {sent}, so it can never pass: write a number up to {times}, or more `times`.", admitted.value)
         });
     }
