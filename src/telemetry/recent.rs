@@ -88,22 +88,29 @@ pub struct Refusal {
     pub described: Micros,
     /// Time of the first of the refusals.
     pub first: Micros,
-    /// Time of the last of the refusals.
-    pub last: Micros,
     /// Number of the refusals.
     pub count: u64,
-    /// Hits that the last one asked for.
+    /// The last of them.
+    pub last: LastRefusal,
+    /// Number of the load of the rules.
+    pub generation: u64,
+}
+
+/// The last of several refusals of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub struct LastRefusal {
+    /// Time of the refusal.
+    pub at: Micros,
+    /// Hits that it asked for.
     pub hits: u64,
-    /// Hits that were left just before the last one.
+    /// Hits that were left just before it.
     pub room: u32,
     /// Hits that remained after it.
     pub remaining: u32,
-    /// Time after the last one until this limit would have admitted it, if waiting helps.
+    /// Time after it until this limit would have admitted it, if waiting helps.
     pub retry: Option<Micros>,
-    /// Origin of the last one.
+    /// Origin of the answer.
     pub origin: Origin,
-    /// Number of the load of the rules.
-    pub generation: u64,
 }
 
 /// Keys and values of a descriptor as they may be shown: sensitive values as their digests, long texts cut.
@@ -144,19 +151,18 @@ impl RecentRefusals {
         };
         let sent = descriptor.and_then(|index| request.descriptors().get(index));
         let hits = sent.map_or(0, |sent| request.hits(sent).taken());
+        let last = LastRefusal { at: now, hits, room, remaining, retry, origin: deciding.origin };
         let digest = self.digest_of(decision, deciding, refused, entries);
         let Some(mut rings) = self.rings.try_lock_for(LOCK_TIMEOUT) else {
             self.missed.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let rule = (decision.generation, deciding.rule.map(|rule| rule.id));
-        let origin = deciding.origin;
         let Rings { rules, bytes } = &mut *rings;
         if let Some(ring) = rules.get_mut(&rule) {
             if let Some(known) = ring.refusals.get_mut(&digest) {
                 known.count = known.count.saturating_add(1);
-                (known.last, known.hits, known.room, known.remaining) = (now, hits, room, remaining);
-                (known.retry, known.origin) = (retry, origin);
+                known.last = last;
                 if now.saturating_sub(known.described) >= DESCRIBED_EVERY {
                     *bytes -= known.bytes();
                     (known.descriptors, known.refused, known.is_cut) = kept(request, descriptor, decision);
@@ -186,13 +192,8 @@ impl RecentRefusals {
             is_cut,
             described: now,
             first: now,
-            last: now,
             count: 1,
-            hits,
-            room,
-            remaining,
-            retry,
-            origin,
+            last,
             generation: decision.generation,
         };
         rings.add(rule, digest, refusal);
@@ -245,7 +246,7 @@ impl RecentRefusals {
             let selected = all.filter(|(digest, refusal)| is_selected(**digest, refusal));
             selected.map(|(_, refusal)| refusal.clone()).collect()
         };
-        found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last));
+        found.sort_by_key(|refusal| std::cmp::Reverse(refusal.last.at));
         (found, now)
     }
 
@@ -273,7 +274,7 @@ impl Rings {
         let is_new = !self.rules.contains(&rule);
         self.bytes += refusal.bytes() + if is_new { BYTES_OF_RING } else { 0 };
         let ring = self.rules.get_or_insert_mut(rule, Ring::new);
-        ring.new_at = refusal.last;
+        ring.new_at = refusal.last.at;
         ring.refusals.put(digest, refusal);
         if ring.refusals.len() > MOST_OF_RULE {
             self.drop_oldest(rule);
@@ -304,7 +305,7 @@ impl Rings {
     fn forget_before(&mut self, time: Micros) {
         let rules: Vec<RuleOfLoad> = self.rules.iter().map(|(rule, _)| *rule).collect();
         for rule in rules {
-            let is_old = |ring: &Ring| ring.refusals.peek_lru().is_some_and(|(_, oldest)| oldest.last < time);
+            let is_old = |ring: &Ring| ring.refusals.peek_lru().is_some_and(|(_, oldest)| oldest.last.at < time);
             while self.rules.peek(&rule).is_some_and(is_old) {
                 self.drop_oldest(rule);
             }

@@ -398,6 +398,53 @@ async fn the_readme_shows_what_a_start_prints() {
     }
 }
 
+/// Starts a server with these rules. Returns the limit that it suggests to try, and the first command for it.
+async fn suggested(rules: &str) -> (Process, String, String) {
+    let file = rule_file(rules);
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("serve").arg(file.path()).env_clear();
+    let mut server = Process::start(on_free_ports(&mut command));
+    let mut next = async || server.line().await.expect("it prints more");
+    let suggestion = loop {
+        match next().await {
+            line if line.starts_with("try ") => break line,
+            _ => {}
+        }
+    };
+    let command = next().await;
+    (server, suggestion, command)
+}
+
+#[tokio::test]
+async fn a_start_suggests_a_limit_that_refuses_and_admits_again_within_seconds() {
+    let minute = "  - key: minute\n    rate_limit: { unit: minute, requests_per_unit: 2 }\n";
+    let quarter = "  - key: quarter\n    rate_limit: { unit: minute, unit_multiplier: 15, requests_per_unit: 1 }\n";
+    let spaced = "  - key: spaced\n    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: gcra }\n";
+    // It is filled as fast as a loop of calls empties it.
+    let filled = "  - key: filled\n    rate_limit: { unit: minute, requests_per_unit: 1000, burst: 50, algorithm: token_bucket }\n";
+    let rules = |parts: &[&str]| format!("domain: edge\ndescriptors:\n{}", parts.concat());
+    for (parts, key, said) in [
+        (
+            &[quarter, filled][..],
+            "quarter",
+            "the last of 2 calls is refused, and at most 15m later a call is admitted again",
+        ),
+        (&[quarter, minute], "minute", "the last of 3 calls is refused, and at most 1m later a call is admitted again"),
+        (
+            &[quarter, minute, filled, spaced],
+            "spaced",
+            "the last of 6 calls is refused, and at most 12s later a call is admitted again",
+        ),
+    ] {
+        let (_server, suggestion, command) = suggested(&rules(parts)).await;
+        assert!(suggestion.contains(said), "{suggestion}");
+        assert!(command.contains(&format!("--descriptor {key}=demo")), "{command}");
+        let output = Command::new("sh").args(["-c", &command]).output().expect("a shell");
+        assert_eq!(stdout(&output).matches("OVER_LIMIT\n").count(), 1, "{command}: {}", stdout(&output));
+        assert_eq!(output.status.code(), Some(1), "{command}");
+    }
+}
+
 #[test]
 fn help_teaches_every_setting() {
     let text = stdout(&tidegate(&["serve", "--help"]));

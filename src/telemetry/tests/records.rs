@@ -48,7 +48,7 @@ fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_o
         .recent
         .select(&RefusalFilter { entries: vec![("k".into(), "busy".into())], ..RefusalFilter::default() });
     let [busy] = refusals.as_slice() else { panic!("{refusals:?}") };
-    assert_eq!((busy.count, busy.first, busy.last), (200, Micros::from_secs(3), now));
+    assert_eq!((busy.count, busy.first, busy.last.at), (200, Micros::from_secs(3), now));
     telemetry.observe(&request(&[("k", "ok")]), &decision(&[asked(Some(&user), 5, 0, 1)]), None);
     assert_eq!(refused(&telemetry).len(), MOST_OF_RULE + 1, "an admission is none");
 }
