@@ -18,9 +18,9 @@ const MOST_SERIES: usize = 10_000;
 /// Maximum number of series from clients' values: 1,000, so that nine tenths remain for rules.
 pub(super) const MOST_OF_VALUES: usize = 1_000;
 
-/// Counts of one series. In this order, so that an admission by the store touches one line of the processor's cache.
+/// Counts of one series. In this order and aligned, so that an admission by the store touches one line of the processor's cache.
 #[derive(Debug, Default)]
-#[repr(C)]
+#[repr(C, align(64))]
 struct RuleCounts {
     /// The series that counts the hits, if it is another one. Rules that differ only below the second level share it, as in
     /// the reference.
