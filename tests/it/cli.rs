@@ -1,6 +1,7 @@
 //! The commands, as a user types them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -384,14 +385,19 @@ fn without_addresses(line: &str) -> String {
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }
 
+/// Starts a server with the rules in this file.
+fn started(rules: &Path) -> Process {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.arg("serve").arg(rules).env_clear();
+    Process::start(on_free_ports(&mut command))
+}
+
 #[tokio::test]
 async fn the_readme_shows_what_a_start_prints() {
     let readme = std::fs::read_to_string(repository("README.md")).expect("it is there");
     let (_, shown) = readme.split_once("```text\n").expect("what a start prints");
     let (shown, _) = shown.split_once("```").expect("its end");
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.arg("serve").arg(repository("examples/rules.yaml")).env_clear();
-    let mut server = Process::start(on_free_ports(&mut command));
+    let mut server = started(&repository("examples/rules.yaml"));
     for line in shown.lines() {
         let printed = server.line().await.expect("it prints as many lines");
         assert_eq!(without_addresses(line), without_addresses(&printed), "{printed}");
@@ -401,14 +407,12 @@ async fn the_readme_shows_what_a_start_prints() {
 /// Starts a server with these rules. Returns the limit that it suggests to try, and the first command for it.
 async fn suggested(rules: &str) -> (Process, String, String) {
     let file = rule_file(rules);
-    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    command.arg("serve").arg(file.path()).env_clear();
-    let mut server = Process::start(on_free_ports(&mut command));
+    let mut server = started(file.path());
     let mut next = async || server.line().await.expect("it prints more");
     let suggestion = loop {
-        match next().await {
-            line if line.starts_with("try ") => break line,
-            _ => {}
+        let line = next().await;
+        if line.starts_with("try ") {
+            break line;
         }
     };
     let command = next().await;
