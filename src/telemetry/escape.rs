@@ -59,6 +59,10 @@ pub(super) fn word(bytes: &[u8]) -> Box<str> {
 
 /// Returns the beginning of a text, and a mark if it is not all. Characters that change how other text is shown are escaped.
 pub(super) fn cut(text: &str) -> Box<str> {
+    // Most are short and printable ASCII, and stay as they are.
+    if text.len() <= MOST_WORD && text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.into();
+    }
     let end = (0..=MOST_WORD.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let line = text.get(..end).unwrap_or_default().replace('\n', "\\n");
     let mut shown = escaped(&line, false).into_owned();
@@ -83,6 +87,21 @@ mod tests {
         assert_eq!(escaped("one\ntwo", false), "one\n    two");
         assert_eq!(escaped("\u{1b}[31mred", false), "\\u{1b}[31mred");
         assert_eq!(escaped("\u{1b}[31mred\u{7}", true), "\u{1b}[31mred\\u{7}");
+    }
+
+    #[test]
+    fn a_word_is_kept_if_it_is_short_and_printable_and_is_else_escaped_and_cut() {
+        let long = "x".repeat(MOST_WORD);
+        for plain in ["", "user 42~", "{\"a\"}", long.as_str(), "\u{e9}\u{4e2d}"] {
+            assert_eq!(&*word(plain.as_bytes()), plain);
+        }
+        for (text, shown) in
+            [("a\nb", "a\\nb"), ("\u{7f}", "\\u{7f}"), ("\u{1f}", "\\u{1f}"), ("a\u{200b}", "a\\u{200b}")]
+        {
+            assert_eq!(&*cut(text), shown);
+        }
+        assert_eq!(*cut(&format!("{long}y")), format!("{long}…"));
+        assert_eq!(&*word(b"\xff"), "\u{fffd}");
     }
 
     #[test]

@@ -212,8 +212,11 @@ impl RecentRefusals {
         refused: &Refused<'_, '_>,
         entries: u64,
     ) -> u64 {
+        // The rule stands for its domain, and numbers for the quota: each refusal of a flood is hashed.
+        let place = deciding.rule.map_or_else(|| self.hasher.hash_one(decision.domain), |rule| rule.path.digest());
         let quota = refused.tightest.map(|found| found.quota);
-        self.hasher.hash_one((decision.domain, deciding.limit, quota, refused.is_without_room, entries))
+        let quota = quota.map_or((0, 0, 0), |quota| (quota.limit(), quota.burst(), quota.window().length().get()));
+        self.hasher.hash_one((place, deciding.limit, quota, refused.is_without_room, entries))
     }
 
     /// Returns a hash of the entries of a descriptor, if there is one.

@@ -12,7 +12,7 @@ use super::sample::{SAMPLE, is_sampled};
 use super::tap::Tap;
 use super::top::Top;
 use super::unmatched::Unmatched;
-use crate::model::{Clock, Deciding, Decision, Micros, Request};
+use crate::model::{About, Clock, Deciding, Decision, Micros, Request};
 
 /// Records of decisions, in the memory of this process only.
 pub struct Records {
@@ -29,10 +29,14 @@ pub struct Records {
     clock: Arc<dyn Clock>,
     /// Number of requests.
     requests: AtomicU64,
+    /// Number up to which each request is examined for keys.
+    examined_until: AtomicU64,
 }
 
-/// Requests since the start of which each is examined for keys: 1,024. Of further ones it is one of [`SAMPLE`].
+/// Requests since the rules were loaded of which each is examined for keys: 1,024.
 const EXAMINED_FIRST: u64 = 1_024;
+/// One of so many further requests is examined for keys: 64. A share of all requests needs no more.
+const EXAMINED_LATER: u32 = 64;
 /// Maximum number of descriptors of a request that are counted as activity: 8.
 const MOST_OF_REQUEST: usize = 8;
 
@@ -56,6 +60,7 @@ impl Records {
             ids,
             clock,
             requests: AtomicU64::new(0),
+            examined_until: AtomicU64::new(0),
         }
     }
 
@@ -65,6 +70,13 @@ impl Records {
         self.recent.forget_old(now);
         self.top.forget_old(now);
         self.headroom.close_windows(now);
+    }
+
+    /// Begins anew, with rules that are in force since `now`, to count what no rule matches.
+    pub(super) fn rules_loaded<'a>(&self, generation: u64, rules: impl Iterator<Item = &'a About>, now: Micros) {
+        self.unmatched.replace(generation, rules, now);
+        let examined = self.requests.load(Ordering::Relaxed).saturating_add(EXAMINED_FIRST);
+        self.examined_until.store(examined, Ordering::Relaxed);
     }
 
     /// Writes the metrics of records.
@@ -91,8 +103,7 @@ impl Records {
     pub(super) fn decided(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
         self.unmatched.record(request, decision);
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        let is_sampled = is_sampled(number, SAMPLE);
-        if is_sampled {
+        if is_sampled(number, SAMPLE) {
             let now = self.clock.now();
             let limited = decision.parts.iter().enumerate().filter_map(|(index, part)| Some((index, part, part.rule?)));
             for (descriptor, part, rule) in limited.take(MOST_OF_REQUEST) {
@@ -101,7 +112,7 @@ impl Records {
                 self.headroom.saw(part, entries, now);
             }
         }
-        if number < EXAMINED_FIRST || is_sampled {
+        if number < self.examined_until.load(Ordering::Relaxed) || is_sampled(number, EXAMINED_LATER) {
             self.unmatched.look_for_keys(request, decision);
         }
         self.concluded(request, decision, deciding);
@@ -122,20 +133,28 @@ impl Records {
         self.concluded(request, decision, deciding);
     }
 
-    /// Records what is of the whole request.
+    /// Records what is of the whole request: nothing if it is admitted and nobody listens.
+    #[inline]
     fn concluded(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        if self.tap.is_heard() {
-            self.tap.send(request, decision, deciding);
-        }
-        if decision.outcome.is_refused() {
-            self.refused(request, decision, deciding);
+        if self.tap.is_heard() || decision.outcome.is_refused() {
+            self.record_heard_or_refused(request, decision, deciding);
         }
     }
 
-    fn refused(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+    #[inline(never)]
+    fn record_heard_or_refused(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
+        let now = self.clock.now();
+        if self.tap.is_heard() {
+            self.tap.send(request, decision, deciding, now);
+        }
+        if decision.outcome.is_refused() {
+            self.refused(request, decision, deciding, now);
+        }
+    }
+
+    fn refused(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now: Micros) {
         let refused = Refused::of(decision, deciding);
         let entries = self.recent.hash_entries(request, refused.descriptor);
-        let now = self.clock.now();
         if let (Some(rule), Some(descriptor)) = (deciding.rule, refused.descriptor) {
             self.top.refused((request, decision, descriptor), &rule.path, entries, now);
         }

@@ -135,9 +135,8 @@ impl Tap {
         self.number.load(Ordering::Relaxed) > 0
     }
 
-    /// Sends a decision to those who listen to it.
-    pub(super) fn send(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        let now = self.clock.now();
+    /// Sends a decision of `now` to those who listen to it.
+    pub(super) fn send(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now: Micros) {
         let mut line: Option<Bytes> = None;
         for listener in self.listeners.read().iter() {
             if !listener.filter.selects(request, decision, deciding) {

@@ -158,16 +158,21 @@ impl Unmatched {
     }
 
     /// Counts what no rule matches in a request, or in a slice of a large one.
+    #[inline]
     pub(super) fn record(&self, request: &Request, decision: &Decision<'_>) {
         if decision.domain.is_none() {
             self.shape(request.domain(), None, decision.generation);
-            return;
+        } else if decision.parts.iter().any(is_unmatched) {
+            self.record_parts(request, decision);
         }
+    }
+
+    #[inline(never)]
+    fn record_parts(&self, request: &Request, decision: &Decision<'_>) {
         // A rule that decides the whole request leaves the others unmatched.
         if decision.ruling.is_some() {
             return;
         }
-        let is_unmatched = |part: &Part<'_>| part.rule.is_none() && matches!(part.finding, Finding::Unmatched);
         let parts = request.descriptors().iter().zip(&decision.parts);
         let unmatched = parts.filter(|(_, part)| is_unmatched(part)).take(MOST_OF_REQUEST);
         unmatched.for_each(|(descriptor, _)| self.shape(request.domain(), Some(descriptor), decision.generation));
@@ -261,6 +266,11 @@ impl KeysOfDomain {
         };
         self.keys.iter().filter_map(absent).collect()
     }
+}
+
+/// Returns true if no rule matches the descriptor of this part.
+fn is_unmatched(part: &Part<'_>) -> bool {
+    part.rule.is_none() && matches!(part.finding, Finding::Unmatched)
 }
 
 /// Writes the log line about new shapes; `shape` is the last of them, and `others` the number of all others since the rules were loaded.

@@ -54,6 +54,40 @@ fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_o
 }
 
 #[test]
+fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_domain_are_the_same() {
+    let (telemetry, _) = keeping();
+    let recent = &telemetry.records().expect("kept").recent;
+    let request = request(&[("k", "v")]);
+    let (user, path, same) = (plain(0, "user"), plain(1, "path"), plain(7, "user"));
+    let of = |rule| decision(&[asked(rule, 5, 5, 1)]);
+    let named = |name| {
+        let mut named = of(Some(&user));
+        if let Finding::Limited(tightest) = &mut named.parts[0].finding {
+            tightest.name = Some(name);
+        }
+        named
+    };
+    let wait = Wait { hold: Micros::from_secs(1), ..Wait::default() };
+    let different = [
+        of(Some(&user)),
+        of(Some(&path)),
+        of(None),
+        Decision { domain: Some("inner"), ..of(None) },
+        Decision { domain: None, ..of(None) },
+        decision(&[asked(Some(&user), 6, 6, 1)]),
+        named("burst"),
+        named("steady"),
+        Decision { wait, ..of(Some(&user)) },
+    ];
+    let digest = |decision: &Decision<'_>| recent.digest(&request, decision, decision.deciding());
+    for (number, one) in different.iter().enumerate() {
+        let other = different[..number].iter().position(|other| digest(one) == digest(other));
+        assert_eq!(other, None, "decision {number}");
+    }
+    assert_eq!(digest(&of(Some(&user))), digest(&Decision { generation: 2, ..of(Some(&same)) }), "after a reload");
+}
+
+#[test]
 fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
     let (telemetry, time) = keeping();
     let rules: Vec<About> = (0..1_000).map(|id| plain(id, "user")).collect();
@@ -355,4 +389,27 @@ fn the_highest_share_of_each_key_in_each_window_is_counted() {
         line(&format!("_bucket{{domain=\"edge\",rule=\"edge.user\",le=\"{bound}\"}} {count}"))
     };
     assert!(upto("0.1", 1) && upto("0.25", 2) && upto("0.75", 2) && upto("0.9", 3), "{page}");
+}
+
+#[test]
+fn each_of_the_first_requests_under_loaded_rules_is_examined_for_keys_and_a_share_of_those_after_them() {
+    let (telemetry, _) = keeping();
+    let records = telemetry.records().expect("kept");
+    let (user, path) = (plain(0, "user"), plain(1, "path"));
+    for generation in [1, 2] {
+        telemetry.rules_loaded(generation, &["edge"], [&user, &path].into_iter(), Micros::ZERO);
+        let examined = |number: u32| {
+            for _ in 0..number {
+                let decision = Decision { generation, ..decision(&[asked(Some(&user), 5, 0, 1)]) };
+                telemetry.observe(&request(&[("user", "a")]), &decision, None);
+            }
+            let absent = records.unmatched.now().absent;
+            let [path] = absent.as_slice() else { panic!("{absent:?}") };
+            assert_eq!((&*path.key, path.without), ("path", path.examined));
+            path.examined
+        };
+        assert_eq!((examined(1), examined(1_023)), (1, 1_024), "load {generation}");
+        let later = examined(6_400) - 1_024;
+        assert!((80..=120).contains(&later), "about one of 64: {later} of 6,400");
+    }
 }

@@ -32,7 +32,7 @@ async fn sampled(rate: u64, sent: impl IntoIterator<Item = u64>) -> (Vec<u64>, u
     let decision = decision(&[asked(Some(&user), 5, 0, 1)]);
     for millis in sent {
         time.store(millis * 1_000, Ordering::Relaxed);
-        tap.send(&request(&[("user", "ann")]), &decision, decision.deciding());
+        tap.send(&request(&[("user", "ann")]), &decision, decision.deciding(), Micros::new(millis * 1_000));
     }
     assert!(json(&mut listening).await.get("since_us").is_some());
     let mut shown = Vec::new();
