@@ -29,13 +29,13 @@ pub struct Records {
     clock: Arc<dyn Clock>,
     /// Number of requests.
     requests: AtomicU64,
-    /// Number up to which each request is examined for keys.
-    examined_until: AtomicU64,
+    /// Number of requests of which each is still examined for keys.
+    examined_left: AtomicU64,
 }
 
-/// Requests since the rules were loaded of which each is examined for keys: 1,024.
+/// Requests under newly loaded rules of which each is examined for keys: 1,024, all domains together.
 const EXAMINED_FIRST: u64 = 1_024;
-/// One of so many further requests is examined for keys: 64. A share of all requests needs no more.
+/// One of so many further requests is examined for keys: 64, because each rule and each entry are compared.
 const EXAMINED_LATER: u32 = 64;
 /// Maximum number of descriptors of a request that are counted as activity: 8.
 const MOST_OF_REQUEST: usize = 8;
@@ -60,7 +60,7 @@ impl Records {
             ids,
             clock,
             requests: AtomicU64::new(0),
-            examined_until: AtomicU64::new(0),
+            examined_left: AtomicU64::new(0),
         }
     }
 
@@ -75,8 +75,7 @@ impl Records {
     /// Begins anew, with rules that are in force since `now`, to count what no rule matches.
     pub(super) fn rules_loaded<'a>(&self, generation: u64, rules: impl Iterator<Item = &'a About>, now: Micros) {
         self.unmatched.replace(generation, rules, now);
-        let examined = self.requests.load(Ordering::Relaxed).saturating_add(EXAMINED_FIRST);
-        self.examined_until.store(examined, Ordering::Relaxed);
+        self.examined_left.store(EXAMINED_FIRST, Ordering::Relaxed);
     }
 
     /// Writes the metrics of records.
@@ -112,8 +111,13 @@ impl Records {
                 self.headroom.saw(part, entries, now);
             }
         }
-        if number < self.examined_until.load(Ordering::Relaxed) || is_sampled(number, EXAMINED_LATER) {
-            self.unmatched.look_for_keys(request, decision);
+        let is_one_of_first = self.examined_left.load(Ordering::Relaxed) > 0;
+        if is_one_of_first || is_sampled(number, EXAMINED_LATER) {
+            let is_examined = self.unmatched.look_for_keys(request, decision);
+            if is_one_of_first && is_examined {
+                let less = |left: u64| left.checked_sub(1);
+                let _ = self.examined_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+            }
         }
         self.concluded(request, decision, deciding);
     }

@@ -178,20 +178,22 @@ impl Unmatched {
         unmatched.for_each(|(descriptor, _)| self.shape(request.domain(), Some(descriptor), decision.generation));
     }
 
-    /// Counts the keys of rules that a sampled request has.
-    pub(super) fn look_for_keys(&self, request: &Request, decision: &Decision<'_>) {
+    /// Counts the keys of rules that a request has. Returns false if it is not examined: it is too large, its domain is unknown, or other
+    /// rules decided it.
+    pub(super) fn look_for_keys(&self, request: &Request, decision: &Decision<'_>) -> bool {
         let expected = self.keys.load();
         let entries = request.descriptors().iter().flat_map(|descriptor| &descriptor.entries);
         let is_whole = !decision.is_unread && entries.clone().nth(MOST_ENTRIES).is_none();
         let is_of_rules = decision.generation == expected.generation;
-        let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return };
-        let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return };
+        let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return false };
+        let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return false };
         examined.fetch_add(1, Ordering::Relaxed);
         for (key, with) in keys {
             if entries.clone().any(|entry| *entry.key == *key.as_bytes()) {
                 with.fetch_add(1, Ordering::Relaxed);
             }
         }
+        true
     }
 
     /// Counts a descriptor without a rule, or a request of a domain without rules.

@@ -60,12 +60,13 @@ fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_dom
     let request = request(&[("k", "v")]);
     let (user, path, same) = (plain(0, "user"), plain(1, "path"), plain(7, "user"));
     let of = |rule| decision(&[asked(rule, 5, 5, 1)]);
-    let named = |name| {
-        let mut named = of(Some(&user));
-        if let Finding::Limited(tightest) = &mut named.parts[0].finding {
-            tightest.name = Some(name);
+    let quota = Quota::new(5, Window::of_unit(Unit::Minute));
+    let by = |name, quota| {
+        let mut decision = of(Some(&user));
+        if let Finding::Limited(tightest) = &mut decision.parts[0].finding {
+            (tightest.name, tightest.quota) = (name, quota);
         }
-        named
+        decision
     };
     let wait = Wait { hold: Micros::from_secs(1), ..Wait::default() };
     let different = [
@@ -74,9 +75,11 @@ fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_dom
         of(None),
         Decision { domain: Some("inner"), ..of(None) },
         Decision { domain: None, ..of(None) },
-        decision(&[asked(Some(&user), 6, 6, 1)]),
-        named("burst"),
-        named("steady"),
+        by(None, quota.with_limit(6)),
+        by(None, quota.with_burst(6)),
+        by(None, Quota::new(5, Window::of_unit(Unit::Hour))),
+        by(Some("burst"), quota),
+        by(Some("steady"), quota),
         Decision { wait, ..of(Some(&user)) },
     ];
     let digest = |decision: &Decision<'_>| recent.digest(&request, decision, decision.deciding());
@@ -84,6 +87,9 @@ fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_dom
         let other = different[..number].iter().position(|other| digest(one) == digest(other));
         assert_eq!(other, None, "decision {number}");
     }
+    let other = self::request(&[("k", "w")]);
+    let user_of_other = recent.digest(&other, &different[0], different[0].deciding());
+    assert_ne!(digest(&different[0]), user_of_other, "other entries");
     assert_eq!(digest(&of(Some(&user))), digest(&Decision { generation: 2, ..of(Some(&same)) }), "after a reload");
 }
 
@@ -398,6 +404,13 @@ fn each_of_the_first_requests_under_loaded_rules_is_examined_for_keys_and_a_shar
     let (user, path) = (plain(0, "user"), plain(1, "path"));
     for generation in [1, 2] {
         telemetry.rules_loaded(generation, &["edge"], [&user, &path].into_iter(), Micros::ZERO);
+        // What other rules decided, or has a domain that they do not know, is not one of the first.
+        for _ in 0..2_000 {
+            let before = Decision { generation: generation - 1, ..decision(&[asked(Some(&user), 5, 0, 1)]) };
+            telemetry.observe(&request(&[("user", "a")]), &before, None);
+            let unknown = Decision { generation, domain: None, ..decision(&[]) };
+            telemetry.observe(&request(&[("user", "a")]), &unknown, None);
+        }
         let examined = |number: u32| {
             for _ in 0..number {
                 let decision = Decision { generation, ..decision(&[asked(Some(&user), 5, 0, 1)]) };
