@@ -329,7 +329,7 @@ impl Telemetry {
         last.store(generation, Ordering::Relaxed);
         loaded_us.store(now.get(), Ordering::Relaxed);
         if let Some(records) = &self.records {
-            records.rules_loaded(generation, rules.clone(), now);
+            records.unmatched.replace(generation, rules.clone(), now);
         }
         self.rules.replace(generation, domains, rules);
     }

@@ -12,7 +12,7 @@ use super::sample::{SAMPLE, is_sampled};
 use super::tap::Tap;
 use super::top::Top;
 use super::unmatched::Unmatched;
-use crate::model::{About, Clock, Deciding, Decision, Micros, Request};
+use crate::model::{Clock, Deciding, Decision, Micros, Request};
 
 /// Records of decisions, in the memory of this process only.
 pub struct Records {
@@ -29,14 +29,8 @@ pub struct Records {
     clock: Arc<dyn Clock>,
     /// Number of requests.
     requests: AtomicU64,
-    /// Number of requests of which each is still examined for keys.
-    examined_left: AtomicU64,
 }
 
-/// Requests under newly loaded rules of which each is examined for keys: 1,024, all domains together.
-const EXAMINED_FIRST: u64 = 1_024;
-/// One of so many further requests is examined for keys: 64, because each rule and each entry are compared.
-const EXAMINED_LATER: u32 = 64;
 /// Maximum number of descriptors of a request that are counted as activity: 8.
 const MOST_OF_REQUEST: usize = 8;
 
@@ -60,7 +54,6 @@ impl Records {
             ids,
             clock,
             requests: AtomicU64::new(0),
-            examined_left: AtomicU64::new(0),
         }
     }
 
@@ -70,12 +63,6 @@ impl Records {
         self.recent.forget_old(now);
         self.top.forget_old(now);
         self.headroom.close_windows(now);
-    }
-
-    /// Begins anew, with rules that are in force since `now`, to count what no rule matches.
-    pub(super) fn rules_loaded<'a>(&self, generation: u64, rules: impl Iterator<Item = &'a About>, now: Micros) {
-        self.unmatched.replace(generation, rules, now);
-        self.examined_left.store(EXAMINED_FIRST, Ordering::Relaxed);
     }
 
     /// Writes the metrics of records.
@@ -111,14 +98,7 @@ impl Records {
                 self.headroom.saw(part, entries, now);
             }
         }
-        let is_one_of_first = self.examined_left.load(Ordering::Relaxed) > 0;
-        if is_one_of_first || is_sampled(number, EXAMINED_LATER) {
-            let is_examined = self.unmatched.look_for_keys(request, decision);
-            if is_one_of_first && is_examined {
-                let less = |left: u64| left.checked_sub(1);
-                let _ = self.examined_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-            }
-        }
+        self.unmatched.look_for_keys(request, decision, number);
         self.concluded(request, decision, deciding);
     }
 

@@ -13,7 +13,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 
 use super::escape::word;
-use super::sample::is_too_soon;
+use super::sample::{is_sampled, is_too_soon};
 use super::throttle::LogThrottle;
 use crate::model::{About, Clock, Decision, Descriptor, Finding, Micros, Part, Request};
 
@@ -25,6 +25,10 @@ const MOST_KEYS: usize = 16;
 const MOST_OF_REQUEST: usize = 16;
 /// Maximum number of entries of a request that is examined for keys of rules: 64.
 const MOST_ENTRIES: usize = 64;
+/// Requests under newly loaded rules of which each is examined for keys: 1,024, all domains together.
+const EXAMINED_FIRST: u64 = 1_024;
+/// One of so many further requests is examined for keys: 64, because each rule and each entry are compared.
+const EXAMINED_LATER: u32 = 64;
 /// Maximum number of keys of a domain's rules that are looked for: 32.
 const MOST_EXPECTED: usize = 32;
 /// Interval between two log lines: a minute.
@@ -41,6 +45,8 @@ pub struct Unmatched {
     /// Descriptors that are not counted: another thread was in the way, or there were too many shapes.
     missed: AtomicU64,
     keys: ArcSwap<Expected>,
+    /// Number of requests of which each is still examined for keys.
+    first_left: AtomicU64,
     line: LogThrottle,
     http1: OnceLock<Connections>,
 }
@@ -129,6 +135,7 @@ impl Unmatched {
             shapes: Mutex::new(shapes),
             missed: AtomicU64::new(0),
             keys: ArcSwap::default(),
+            first_left: AtomicU64::new(0),
             line: LogThrottle::every(LINE_EVERY),
             http1: OnceLock::new(),
         }
@@ -155,6 +162,7 @@ impl Unmatched {
             }
         }
         self.keys.store(Arc::new(Expected { generation, since: now, domains }));
+        self.first_left.store(EXAMINED_FIRST, Ordering::Relaxed);
     }
 
     /// Counts what no rule matches in a request, or in a slice of a large one.
@@ -178,22 +186,33 @@ impl Unmatched {
         unmatched.for_each(|(descriptor, _)| self.shape(request.domain(), Some(descriptor), decision.generation));
     }
 
-    /// Counts the keys of rules that a request has. Returns false if it is not examined: it is too large, its domain is unknown, or other
-    /// rules decided it.
-    pub(super) fn look_for_keys(&self, request: &Request, decision: &Decision<'_>) -> bool {
+    /// Counts the keys of rules that request number `number` has, if it is one that is examined.
+    #[inline]
+    pub(super) fn look_for_keys(&self, request: &Request, decision: &Decision<'_>, number: u64) {
+        let is_one_of_first = self.first_left.load(Ordering::Relaxed) > 0;
+        if is_one_of_first || is_sampled(number, EXAMINED_LATER) {
+            self.examine(request, decision, is_one_of_first);
+        }
+    }
+
+    #[inline(never)]
+    fn examine(&self, request: &Request, decision: &Decision<'_>, is_one_of_first: bool) {
         let expected = self.keys.load();
         let entries = request.descriptors().iter().flat_map(|descriptor| &descriptor.entries);
         let is_whole = !decision.is_unread && entries.clone().nth(MOST_ENTRIES).is_none();
         let is_of_rules = decision.generation == expected.generation;
-        let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return false };
-        let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return false };
+        let Some(domain) = decision.domain.filter(|_| is_of_rules && is_whole) else { return };
+        let Some(KeysOfDomain { examined, keys }) = expected.domains.get(domain) else { return };
         examined.fetch_add(1, Ordering::Relaxed);
+        if is_one_of_first {
+            let less = |left: u64| left.checked_sub(1);
+            let _ = self.first_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
         for (key, with) in keys {
             if entries.clone().any(|entry| *entry.key == *key.as_bytes()) {
                 with.fetch_add(1, Ordering::Relaxed);
             }
         }
-        true
     }
 
     /// Counts a descriptor without a rule, or a request of a domain without rules.
