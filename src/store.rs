@@ -43,6 +43,17 @@ pub trait Store: Send + Sync {
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>>;
 
+    /// As [`Store::charge`], for charges of a request that is refused, if the store has little memory left: none of them makes a new counter.
+    /// `None` if it has enough.
+    fn charge_existing<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Option<Pin<Box<dyn Future<Output = Charged> + Send + 'a>>> {
+        let _ = (charges, budget);
+        None
+    }
+
     /// Charges a part of a request within `budget`; other calls charge the other parts. It also spends all-or-nothing charges.
     /// The result dates the charges that [`Store::give_back`] must reverse if the request is refused. A store may reverse them
     /// itself if this part alone refuses the request.
@@ -208,6 +219,9 @@ pub enum StoreError {
     /// The call was not sent: the store is too busy to answer it in time.
     #[error("the store is too busy to be asked")]
     Overloaded,
+    /// The store has no memory for the counter. Nothing of it was charged.
+    #[error("the store has no memory for the counter")]
+    OutOfMemory,
     /// The counter's key holds a value that is not a counter of Tidegate.
     #[error("what stands under the counter's key is no counter")]
     Foreign,
@@ -229,20 +243,21 @@ impl StoreError {
             Self::Unreachable => Some(FailureReason::Unreachable),
             Self::Down { .. } => Some(FailureReason::Down),
             Self::Overloaded => Some(FailureReason::Overloaded),
+            Self::OutOfMemory => Some(FailureReason::OutOfMemory),
             Self::Rejected => Some(FailureReason::Rejected),
             Self::NoTime | Self::Foreign => None,
         }
     }
 
-    /// Returns true if the store works but is too slow for this call. Then the overload policy answers, otherwise the failure
+    /// Returns true if the store works but is too slow or too full for this call. Then the overload policy answers, otherwise the failure
     /// policy.
     pub const fn is_overload(self) -> bool {
-        matches!(self, Self::NoTime | Self::Late | Self::Overloaded)
+        matches!(self, Self::NoTime | Self::Late | Self::Overloaded | Self::OutOfMemory)
     }
 
-    /// Returns true if the call was not sent because of overload. Then nothing of it was charged.
-    pub const fn is_unsent(self) -> bool {
-        matches!(self, Self::NoTime | Self::Overloaded)
+    /// Returns true if nothing was charged because of overload: the call was not sent, or the store had no memory for it.
+    pub const fn is_uncharged(self) -> bool {
+        matches!(self, Self::NoTime | Self::Overloaded | Self::OutOfMemory)
     }
 
     /// Returns the time until a retry makes sense.

@@ -150,19 +150,21 @@ impl ServerCertVerifier for AnyHostname {
     }
 }
 
-/// Returns the authorities to trust: those in `authorities`, or the system's, of which one that cannot be used is left out.
+/// Returns the authorities to trust: those in `authorities`, or the system's.
 fn roots(authorities: Option<&[CertificateDer<'static>]>) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    if let Some(authorities) = authorities {
-        for certificate in authorities {
-            roots.add(certificate.clone()).map_err(io::Error::other)?;
+    let certificates = match authorities {
+        Some(authorities) => authorities.to_vec(),
+        None => {
+            let mut found = load_native_certs();
+            match found.errors.pop() {
+                Some(error) => return Err(io::Error::other(error)),
+                None => found.certs,
+            }
         }
-        return Ok(roots);
+    };
+    for certificate in certificates {
+        roots.add(certificate).map_err(io::Error::other)?;
     }
-    let mut found = load_native_certs();
-    if let Some(error) = found.errors.pop() {
-        return Err(io::Error::other(error));
-    }
-    roots.add_parsable_certificates(found.certs);
     Ok(roots)
 }

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 
 use http::HeaderName;
 
-use super::hidden::{HIDDEN, shown_url};
 use crate::model::{FailurePolicy, LeaseTerms, Leasing, Micros};
+
+/// Text shown in place of a secret.
+pub(super) const HIDDEN: &str = "***";
 
 /// Type of a setting.
 pub(super) trait Setting: Sized {
@@ -19,14 +21,9 @@ pub(super) trait Setting: Sized {
     const KEEPS_BLANKS: bool = Self::IS_SECRET;
     /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
-    /// Returns an invalid `text` as an error shows it, without possible secrets: a URL may have a password even where none is
-    /// expected.
+    /// Returns an invalid `text` as an error shows it, without possible secrets.
     fn shown(text: &str) -> String {
-        match Self::IS_SECRET {
-            true => HIDDEN.to_owned(),
-            false if text.contains("://") || text.contains('@') => shown_url(text),
-            false => text.to_owned(),
-        }
+        if Self::IS_SECRET { HIDDEN.to_owned() } else { text.to_owned() }
     }
 }
 

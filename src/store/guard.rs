@@ -124,7 +124,7 @@ impl Guard {
         if charges.iter().all(|charge| charge.limit.is_closed()) {
             return charges.iter().map(|charge| self.closed_limit(charge)).collect();
         }
-        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None).await };
+        let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None, false).await };
         let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
         if charges.iter().any(|charge| charge.lease.is_some()) {
             if self.steps.has_stepped(&*self.clock, now) {
@@ -148,7 +148,7 @@ impl Guard {
         (is_whole, now): (bool, Micros),
     ) -> Verdicts {
         match known_answers(known, charges, is_whole, now) {
-            None => self.charge_all(charges, timeout, Some((known, now))).await,
+            None => self.charge_all(charges, timeout, Some((known, now)), false).await,
             // In a box, so that calls of which nothing is known do not have its size.
             Some(answers) => match answers.iter().copied().collect::<Option<Verdicts>>() {
                 Some(verdicts) if !is_whole => {
@@ -173,7 +173,7 @@ impl Guard {
         let is_refused = enforced.any(|(_, answer)| answer.is_some());
         if is_whole && !is_refused {
             // The store decides together on all charges what it charges.
-            return self.charge_all(charges, timeout, Some((known, now))).await;
+            return self.charge_all(charges, timeout, Some((known, now)), false).await;
         }
         charge_refused_later(known, charges, &answers, now);
         for (charge, answer) in charges.iter().zip(&mut answers) {
@@ -190,21 +190,30 @@ impl Guard {
         let unknown: Vec<Charge> = unknown.map(|(charge, _)| charge.clone()).collect();
         let asked = match unknown.is_empty() {
             true => Verdicts::new(),
-            false => self.charge_all(&unknown, timeout, Some((known, now))).await,
+            false => self.charge_all(&unknown, timeout, Some((known, now)), is_refused).await,
         };
         let mut asked = asked.into_iter();
         answers.into_iter().filter_map(|answer| answer.or_else(|| asked.next())).collect()
     }
 
     /// Charges all of these charges: in the store, and by policy where the store does not answer. The replies are noted in `known`
-    /// with the time beside it.
-    async fn charge_all(&self, charges: &[Charge], timeout: CallerTime, known: Option<(&Known, Micros)>) -> Verdicts {
-        let Charged { mut answers, undo, .. } = match self.budget(timeout) {
-            Some(budget) => match known.and_then(|(known, now)| self.carry(known, charges, now)) {
+    /// with the time beside it. `is_refused`: the request is refused by other charges.
+    async fn charge_all(
+        &self,
+        charges: &[Charge],
+        timeout: CallerTime,
+        known: Option<(&Known, Micros)>,
+        is_refused: bool,
+    ) -> Verdicts {
+        let budget = self.budget(timeout);
+        let existing = budget.filter(|_| is_refused).and_then(|budget| self.store.charge_existing(charges, budget));
+        let Charged { mut answers, undo, .. } = match (budget, existing) {
+            (Some(_), Some(existing)) => existing.await,
+            (Some(budget), None) => match known.and_then(|(known, now)| self.carry(known, charges, now)) {
                 None => self.store.charge(charges, budget).await,
                 Some(carrying) => Box::pin(self.charge_and_lease(carrying, budget)).await,
             },
-            None => Charged::answered(self.untimely(charges)),
+            (None, _) => Charged::answered(self.untimely(charges)),
         };
         self.want_leases(charges, &answers);
         self.recall(charges, &mut answers);
@@ -399,10 +408,10 @@ impl Guard {
         let is_refused = is_request_refused(charge_outcomes);
         for ((charge, answer), verdict) in charges.iter().zip(answers).zip(verdicts) {
             // What was sent may have been charged.
-            let is_unsent = answer.is_err_and(StoreError::is_unsent) && is_local(charge, answer);
+            let is_uncharged = answer.is_err_and(StoreError::is_uncharged) && is_local(charge, answer);
             let is_charged =
                 verdict.outcome == Outcome::Admitted && (charge.is_recorded_despite_refusal() || !is_refused);
-            if is_unsent && is_charged && charge.hits.taken() > 0 {
+            if is_uncharged && is_charged && charge.hits.taken() > 0 {
                 known.charge_later(charge, verdict, now);
             }
         }

@@ -11,12 +11,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use self::address::Topology;
 use self::concurrency::Permit;
 use self::manager::Access;
 use self::node::Node;
+use self::room::Room;
 use self::script::{ChargeRows, Mode, Requests};
 use self::script_call::ScriptCall;
 use self::servers::Servers;
@@ -44,6 +45,7 @@ pub mod manager;
 pub mod node;
 mod permits;
 pub mod replies;
+mod room;
 pub mod round_trip;
 pub mod script;
 mod script_call;
@@ -58,10 +60,6 @@ const MOST_PER_SCRIPT: usize = 100;
 /// The most counters that one script charges together: 1,000, about 7 ms, and a tenth of that where all are logs, of which each takes
 /// up to ten times as long. A request with more charges them like counters of several slots.
 const MOST_TOGETHER: usize = 1_000;
-/// Pause before an undo is tried again at a node that takes no more calls: 10 ms, the time in which it answers those in flight.
-const UNDO_AGAIN: Duration = Duration::from_millis(10);
-/// Time for an undo: 1 s. An undo carries the time of its charge, so a late one is still correct.
-const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
 /// Counters in Redis.
 #[derive(Clone)]
@@ -72,6 +70,7 @@ struct Instances {
     /// The servers for limits per second, if they have servers of their own.
     per_second: Option<Servers>,
     prefix: Vec<u8>,
+    room: Room,
 }
 
 /// A set of Redis servers and the access to them.
@@ -116,18 +115,19 @@ impl Redis {
             main: servers(main),
             per_second: per_second.map(servers),
             prefix: prefix.as_bytes().to_vec(),
+            room: Room::default(),
         }))
     }
 
     /// Maintains the connections and the state of the servers; runs for ever.
     pub async fn supervise(&self) {
-        let Instances { main, per_second, .. } = &*self.0;
+        let Instances { main, per_second, room, .. } = &*self.0;
         let per_second = async {
             if let Some(servers) = per_second {
-                servers.supervise().await;
+                tokio::join!(servers.supervise(), room.watch(servers));
             }
         };
-        tokio::join!(main.supervise(), per_second);
+        tokio::join!(main.supervise(), room.watch(main), per_second);
     }
 
     /// Connects the calling thread to every server that is known, within `budget`.
@@ -162,6 +162,15 @@ impl Store for Redis {
         budget: Duration,
     ) -> Pin<Box<dyn Future<Output = Charged> + Send + 'a>> {
         Box::pin(self.charge_by(charges, Instant::now() + budget))
+    }
+
+    fn charge_existing<'a>(
+        &'a self,
+        charges: &'a [Charge],
+        budget: Duration,
+    ) -> Option<Pin<Box<dyn Future<Output = Charged> + Send + 'a>>> {
+        let is_scarce = self.0.room.is_scarce();
+        is_scarce.then(|| Box::pin(self.charge_sparingly(charges, true, Instant::now() + budget)) as Pin<Box<_>>)
     }
 
     fn take<'a>(
@@ -205,6 +214,9 @@ impl Store for Redis {
 impl Redis {
     async fn charge_by(&self, charges: &[Charge], until: Instant) -> Charged {
         let is_together = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        if !is_together && self.0.room.is_scarce() {
+            return Box::pin(self.charge_sparingly(charges, false, until)).await;
+        }
         let groups = self.0.groups(charges, is_together);
         let mode = match (is_together, groups.len()) {
             (false, _) => Mode::Each,
@@ -238,7 +250,7 @@ impl Redis {
                         taken[member] = Some(at);
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
-                        answers[member] = row.answer.ok_or(StoreError::Foreign);
+                        answers[member] = row.verdict();
                     }
                 }
                 Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
@@ -265,7 +277,7 @@ impl Redis {
                         }
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
-                        answers[member] = row.answer.ok_or(StoreError::Foreign);
+                        answers[member] = row.verdict();
                         if let Ok(verdict) = &mut answers[member]
                             && charges[member].ask > 0
                         {
@@ -287,30 +299,6 @@ impl Redis {
             }
         };
         Charged { answers, granted, undo: Some(Undo::new(left, give_back)) }
-    }
-
-    async fn give_back(&self, taken: Vec<ScriptTaken>) {
-        let until = Instant::now() + UNDO_BUDGET;
-        let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges }| {
-            let count = charges.len();
-            let cost = script_cost(charges.iter().map(|(charge, _)| charge));
-            let request = move |_, requests: &mut Requests| requests.undo(&self.0.prefix, charges);
-            async move {
-                let servers = self.0.servers(*is_per_second);
-                let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
-                // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
-                let call = [ScriptCall { request: &request, cost, expects: None }];
-                loop {
-                    match script_call::run(servers, &node, None, &call, until).await.as_slice() {
-                        [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
-                        [Ok(_)] => return,
-                        _ => return node.metrics().lost_undo(count),
-                    }
-                    sleep(UNDO_AGAIN).await;
-                }
-            }
-        });
-        join_all(all).await;
     }
 }
 
@@ -440,7 +428,11 @@ impl Instances {
         };
         let calls: SmallVec<[ScriptCall<'_>; 1]> =
             requests.iter().map(|request| request as _).zip(&members).map(call).collect();
-        script_call::run(servers, node, permit, &calls, until).await
+        let outcomes = script_call::run(servers, node, permit, &calls, until).await;
+        if outcomes.iter().any(room::is_full) {
+            self.room.is_full();
+        }
+        outcomes
     }
 }
 
@@ -462,7 +454,7 @@ impl SlotGroup {
         let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
         let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
         let has_refused = match mode {
-            Mode::Each | Mode::Later | Mode::Lease => false,
+            Mode::Each | Mode::Lean | Mode::Existing | Mode::Later | Mode::Lease => false,
             Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.charge_outcome(verdict.outcome))),
             Mode::Take => {
                 verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())

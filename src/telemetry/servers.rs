@@ -28,17 +28,20 @@ pub enum FailureReason {
     Down,
     /// The server was too busy to answer in time, so the call was not sent.
     Overloaded,
+    /// The server has no memory for a new counter.
+    OutOfMemory,
     /// The server replied with an error.
     Rejected,
 }
 
 impl FailureReason {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::TimedOut, "timed_out"),
         (Self::Late, "late"),
         (Self::Unreachable, "unreachable"),
         (Self::Down, "down"),
         (Self::Overloaded, "overloaded"),
+        (Self::OutOfMemory, "out_of_memory"),
         (Self::Rejected, "rejected"),
     ];
 

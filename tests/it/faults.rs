@@ -25,6 +25,7 @@ use crate::support::{Tidegate, eventually};
 
 mod busy;
 mod clocks;
+mod full;
 mod nonsense;
 mod outage;
 mod overload;

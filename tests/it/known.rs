@@ -463,6 +463,7 @@ fn overload_has_a_policy_of_its_own_and_a_store_that_fails_another() {
         (StoreError::Overloaded, Provenance::Closed),
         (StoreError::Late, Provenance::Closed),
         (StoreError::NoTime, Provenance::Closed),
+        (StoreError::OutOfMemory, Provenance::Closed),
         (StoreError::TimedOut, Provenance::Error),
         (StoreError::Unreachable, Provenance::Error),
         (StoreError::Down { retry: Micros::ZERO }, Provenance::Error),

@@ -12,6 +12,7 @@ use crate::world::{Counters, NOON};
 use bench::Bench;
 
 pub mod bench;
+mod full;
 mod golden;
 mod later;
 mod lease;

@@ -114,7 +114,7 @@ impl Guard {
     pub(super) fn want_leases(&self, charges: &[Charge], answers: &ChargeResults) {
         let Some(known) = &self.known else { return };
         let leased = charges.iter().zip(answers).filter(|(charge, _)| charge.lease.is_some());
-        for (charge, _) in leased.filter(|(_, answer)| answer.is_err_and(StoreError::is_unsent)) {
+        for (charge, _) in leased.filter(|(_, answer)| answer.is_err_and(StoreError::is_uncharged)) {
             known.want_lease(charge, self.clock.now());
         }
     }

@@ -154,7 +154,7 @@ impl Known {
             let leases = &mut self.shard(&ask.key).lock().leases;
             let error = charged.answers.get(index).and_then(|answer| answer.err());
             let is_late = matches!(error, Some(StoreError::Late | StoreError::TimedOut));
-            if is_late || error.is_some_and(StoreError::is_unsent) {
+            if is_late || error.is_some_and(StoreError::is_uncharged) {
                 self.leased.telling_due(leases, |leases| leases.ask_again(ask, is_late));
                 continue;
             }

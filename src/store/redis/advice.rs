@@ -17,6 +17,24 @@ pub fn questions() -> [Cmd; 2] {
     })
 }
 
+/// Share of its memory from which on a server is nearly full, in percent: 90.
+pub const NEARLY_FULL: u64 = 90;
+
+/// Returns the command that asks a server for its memory.
+pub fn memory() -> Cmd {
+    let [_, memory] = questions();
+    memory
+}
+
+/// Returns the share of its memory that a server has used, in percent, from its reply to [`memory`]: `Some(None)` if its memory is not
+/// bounded, `None` if it does not permit the question.
+pub fn share_used(answer: &Value) -> Option<Option<u64>> {
+    let about: String = from_redis_value_ref(answer).ok()?;
+    let number = |name| field(&about, name).and_then(|bytes| bytes.parse::<u64>().ok());
+    let most = number("maxmemory").filter(|most| *most > 0);
+    Some(most.and_then(|most| number("used_memory")?.saturating_mul(100).checked_div(most)))
+}
+
 /// Logs warnings about `server`, given its replies in `answers` to [`questions`]. An error reply causes no warning.
 pub fn warn(answers: &[Value], server: &impl Display) {
     let answers: Vec<String> = answers.iter().filter_map(|answer| from_redis_value_ref(answer).ok()).collect();
@@ -54,7 +72,9 @@ fn too_old(about: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{evicting_policy, too_old};
+    use redis::Value;
+
+    use super::{evicting_policy, share_used, too_old};
 
     #[test]
     fn versions_before_6_2_are_too_old() {
@@ -64,6 +84,20 @@ mod tests {
         assert_eq!(["2.8.0", "5.0.14", "6.0.16"].map(told), [true; 3]);
         assert_eq!(["6.2.0", "7.0.15", "10.0.1", "unstable", ""].map(told), [false; 5]);
         assert_eq!(too_old(""), None, "nothing is known");
+    }
+
+    #[test]
+    fn a_server_is_nearly_full_by_its_own_bound() {
+        let told = |used: u64, most: u64| {
+            let about = format!("# Memory\r\nused_memory:{used}\r\nused_memory_rss:1\r\nmaxmemory:{most}\r\n");
+            share_used(&Value::BulkString(about.into_bytes()))
+        };
+        assert_eq!(
+            [told(89, 100), told(301, 100), told(u64::MAX, 1)],
+            [Some(Some(89)), Some(Some(301)), Some(Some(u64::MAX))]
+        );
+        assert_eq!(told(5, 0), Some(None), "it is not bounded");
+        assert_eq!(share_used(&Value::Nil), None, "it is not permitted");
     }
 
     #[test]

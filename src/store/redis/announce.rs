@@ -20,12 +20,13 @@ const TIMEOUT: Duration = Duration::from_millis(100);
 const KEY: &str = "{tidegate}instances";
 
 /// Announces the instance and returns the number of instances that announced themselves in the last 3 s, or removes it. The set
-/// expires 10 s after the last announcement.
+/// expires 10 s after the last announcement. It begins with a write that needs no memory: after it a Redis that has none takes what needs some.
 const SCRIPT: &str = "local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 if ARGV[2] == 'leave' then
   return redis.call('ZREM', KEYS[1], ARGV[1])
 end
+redis.call('PEXPIRE', KEYS[1], 10000)
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('PEXPIRE', KEYS[1], 10000)

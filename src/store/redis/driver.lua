@@ -39,14 +39,15 @@
 -- are recorded. take: the request has more charges elsewhere; these are taken back when an enforced one of them refuses, and
 -- otherwise the caller undoes them if he must. later: these were decided without this server, each on its own: of hits that were
 -- admitted (records: 0) as many are charged as still fit; hits that were refused (records: 1) are charged where nothing
--- remains. lease: of each, as many hits are charged as fit into a quarter of what remains: they are spent later, and an instance
+-- remains. lean: as each, and these are all charges of a request that makes no new counter if it is refused. old: as each, and
+-- no new counter is made. lease: of each, as many hits are charged as fit into a quarter of what remains: they are spent later, and an instance
 -- that takes them leaves the others most of what is left. Of four hits a second or more that drain, one at least. undo: takes
 -- back the hits of charges, each counter and limit once; there is no deadline.
 --
 -- The answer is packed too: for each request its length, or 2^31 more and the server's error (`UNREAD` and the error, if a counter in ARGV
 -- could not be read, so that nothing was written for the request); then the time of this node (I8), alone when
 -- it is past the deadline and nothing was done, and to `undo`; then for each charge 0 (admitted), 1 (refused), 2 (its key holds nothing of
--- ours, and is left alone; or it was to be admitted beside one that is refused, and there is no memory) or 3 (admitted and not recorded),
+-- ours, and is left alone), 3 (admitted and not recorded) or 4 (it would be admitted, and there is no memory to record it),
 -- remaining, reset, wait, and of what was refused the room there was for it (in the mode lease the hits charged, and where nothing remains
 -- the wait for one), as `row` says; in the mode take also what would remain and the reset if these charges are taken back.
 
@@ -113,29 +114,63 @@ local function guarded(ask)
   end
 end
 
--- Saves a counter, and its expiry if there is a new one. Returns the last reply.
-local function put(key, saved, ttl)
-  if type(saved) == 'string' then
-    if ttl then
-      return call('SET', key, saved, 'PX', ttl)
-    end
-    return call('SET', key, saved, 'KEEPTTL')
-  end
-  for index = 1, #saved do
-    local failed = call(unpack(saved[index]))
-    if type(failed) == 'table' then
-      return failed
-    end
-  end
-  return call('PEXPIRE', key, ttl)
-end
-
--- What the server says where it did not do what it was asked; `is_full`: for it has no memory. It says so to the first write of a script
--- that needs memory, and to none after one that needed none; so after it nothing more is saved of a request.
+-- What the server says where it did not do what it was asked; `is_full`: for it has no memory.
 local function failure(saved)
   -- Before 7.0 the place in the script stands in front.
   local said = string.gsub(saved.err, '^@[^ ]+ ?%d*: %-', '')
   return said, string.sub(said, 1, 4) == 'OOM '
+end
+
+-- What a server that has no memory said. It says so only to what needs some, and only while nothing was written: after a write that
+-- needs none, it takes what needs some, whoever's request that is. So it is asked by the first write of all, and what is new is not written
+-- once it has said so.
+local full, is_asked
+
+-- Saves a counter, and when it expires; below 0 it expires then already. One that `is_there` is written in its place if there is no memory:
+-- that needs none. Returns what the server refuses it with.
+local function put(key, saved, expiry, is_there, is_undo)
+  if type(saved) == 'string' then
+    if not full then
+      is_asked = true
+      local reply
+      if expiry < 0 then
+        reply = call('SET', key, saved, 'KEEPTTL')
+      else
+        reply = call('SET', key, saved, 'PX', ttl_until(expiry))
+      end
+      if not reply.err then
+        return
+      elseif not select(2, failure(reply)) then
+        return reply
+      end
+      full = reply
+    end
+    if not is_there then
+      return full
+    end
+    call('PEXPIRE', key, ttl_until(math.abs(expiry)))
+    local reply = call('SET', key, saved, 'KEEPTTL')
+    return reply.err and reply
+  end
+  if not is_asked and saved[1] and saved[1][1] ~= 'ZADD' then
+    -- It is there, so nothing is set.
+    local reply = call('SET', key, '', 'NX')
+    full = type(reply) == 'table' and reply.err and select(2, failure(reply)) and reply
+  end
+  is_asked = true
+  if full and not is_undo then
+    -- A log grows.
+    return full
+  end
+  for index = 1, #saved do
+    local failed = call(unpack(saved[index]))
+    if type(failed) == 'table' then
+      if select(2, failure(failed)) then full = failed end
+      return failed
+    end
+  end
+  local failed = call('PEXPIRE', key, ttl_until(expiry))
+  return type(failed) == 'table' and failed
 end
 
 -- The same of a counter that cannot be read. The slot of one in ARGV may be at another node; then the request goes again, unless it has
@@ -166,15 +201,16 @@ while start <= #packed do
     answer = pack('<I4I8', 8, now)
   else
     -- A request that is decided as a whole is saved at its end. Of each place in KEYS: what is stored, what is in its place by now, and
-    -- what saves that, and for how long. Otherwise each charge is saved at once.
-    local is_whole = (mode == 'all' and count > 1) or mode == 'take'
-    local stored, current, made, ttls
+    -- what saves that, and until when. Otherwise each charge is saved at once.
+    local is_lean = mode == 'lean' or mode == 'old'
+    local is_whole = (mode == 'all' and count > 1) or mode == 'take' or is_lean
+    local stored, current, made, expiries, places
     if is_whole then
-      stored, current, made, ttls = {}, {}, {}, {}
+      stored, current, made, expiries = {}, {}, {}, {}
+      places = is_lean and {}
     end
-    -- What is answered to each charge; what the server said to a charge that it had no memory for, and to one
-    -- that failed; whether a charge was refused.
-    local is_single, reply, unsaved, failed, is_any_refused, is_written = count == 1 and not is_whole
+    -- What is answered to each charge; what the server said to one that failed; whether a charge was refused.
+    local is_single, reply, failed, is_any_refused, is_written = count == 1 and not is_whole
     if not is_single then
       reply = {}
     end
@@ -182,7 +218,7 @@ while start <= #packed do
     -- the request has more charges elsewhere, its quotas are not decided here.
     local is_enforced, quota_of, quota_refuses, quota_has_room
     -- Where the request is refused, or may be: what is answered, what would be saved, and what is left if nobody takes.
-    local is_refused, made_taken, ttls_taken, looks
+    local is_refused, made_taken, expiries_taken, looks
 
     if is_spread and keys > 1 and not is_whole then
       -- Charges are saved one after the other, so all are looked at before.
@@ -324,34 +360,36 @@ while start <= #packed do
             end
             x = nil
           end
-          if x and unsaved then
-            if code ~= 1 then code = 2 end
-          elseif x then
+          if x then
             local expiry = kept_until(x, y, z, window, tick)
             -- A new expiry costs as much as the rest of the write.
-            local is_late = text and not is_old and not read and expiry <= kept_until(a, b, c, window, tick)
-            local ttl = not (is_late and expiry - now <= longest) and ttl_until(expiry)
+            local before = text and not is_old and not read and kept_until(a, b, c, window, tick)
+            if number == fixed_window and remaining == 0 and not growth and mode ~= 'undo' then
+              -- Who is refused and goes on finds the counter in the next window too, and needs no memory for it.
+              expiry = expiry + window
+              if before and a == x and b >= limit then before = before + window end
+            end
+            local keeps = before and expiry <= before and expiry - now <= longest
             if is_whole then
-              current[key], made[key], ttls[key] = read and x or saved, saved, ttl or ttls[key]
-            else
-              local state = saved
-              saved, is_written = put(KEYS[base + key], state, ttl), true
-              if mode == 'undo' and type(state) == 'string' and type(saved) == 'table' and saved.err and select(2, failure(saved)) then
-                -- What needs no memory is written first: after it the server takes what needs some.
-                call('PEXPIRE', KEYS[base + key], ttl_until(expiry))
-                saved = put(KEYS[base + key], state, ttl)
+              local earlier = expiries[key]
+              if earlier and earlier > 0 then
+                expiry = math.max(expiry, earlier)
+              elseif keeps then
+                expiry = -before
               end
-              if type(saved) == 'table' and saved.err then
+              current[key], made[key], expiries[key] = read and x or saved, saved, expiry
+            else
+              saved, is_written = put(KEYS[base + key], saved, keeps and -before or expiry, text, mode == 'undo'), true
+              if saved then
                 local said, is_full = failure(saved)
                 if mode == 'undo' then
                   failed = failed or said
                 elseif not is_full then
                   failed = said
                   break
-                else
-                  -- A refusal stands although it cannot be recorded. What is admitted is not answered.
-                  unsaved = said
-                  if code ~= 1 then code = 2 end
+                elseif code ~= 1 then
+                  -- A refusal stands although it cannot be recorded.
+                  code = 4
                 end
               end
             end
@@ -364,6 +402,7 @@ while start <= #packed do
             else
               reply[index] = pack(row, code, remaining, reset, wait, room)
             end
+            if is_lean then places[index] = key end
             if is_whole and code ~= 2 then
               local refuses = code == 1
               if role == 1 then
@@ -388,12 +427,12 @@ while start <= #packed do
       if failed then
         break
       elseif pass == 1 then
-        is_refused = is_enforced or (mode == 'all' and quota_refuses and not quota_has_room)
-        if not is_refused and mode ~= 'take' then
+        is_refused = is_enforced or (mode ~= 'take' and quota_refuses and not quota_has_room)
+        if is_lean or not is_refused and mode ~= 'take' then
           break
         end
-        made_taken, ttls_taken, looks = made, ttls, {}
-        current, made, ttls = {}, {}, {}
+        made_taken, expiries_taken, looks = made, expiries, {}
+        current, made, expiries = {}, {}, {}
       end
     end
 
@@ -410,30 +449,62 @@ while start <= #packed do
         end
       end
       if not is_refused then
-        made, ttls = made_taken, ttls_taken
+        made, expiries = made_taken, expiries_taken
+      end
+    end
+
+    if not failed and is_lean then
+      for index = 1, count do
+        local key = places[index]
+        if made[key] and not stored[key] and (is_refused or mode == 'old') then
+          if string.byte(reply[index]) == 0 then
+            reply[index] = '\3' .. string.sub(reply[index], 2)
+          end
+          places[index] = 0
+        end
+      end
+      for key = 1, keys do
+        if not stored[key] and (is_refused or mode == 'old') then made[key] = nil end
       end
     end
 
     if not failed and is_whole then
-      for key = 1, keys do
-        local saved = made[key] and put(KEYS[base + key], made[key], ttls[key])
-        if type(saved) == 'table' and saved.err then
-          local said, is_full = failure(saved)
-          if not is_full or not (is_refused or is_any_refused) then
-            failed = said
-            break
-          end
-          -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
-          for index = 1, count do
-            if not is_refused and string.byte(reply[index]) ~= 1 then
-              reply[index] = '\2' .. string.sub(reply[index], 2)
-            end
-          end
+      -- What is new, or may grow, is saved first: if there is no memory for it, nothing of what is charged together is written.
+      local is_full
+      for key = 1, full and 0 or keys do
+        local refusal = made[key] and put(KEYS[base + key], made[key], expiries[key])
+        if refusal then
+          failed, is_full = failure(refusal)
           break
         end
       end
-    elseif not is_any_refused then
-      failed = failed or unsaved
+      if full and (is_full or not failed) then
+        failed = nil
+        local lacks
+        for key = 1, keys do
+          lacks = lacks or made[key] and not (stored[key] and type(made[key]) == 'string')
+        end
+        if lacks and not is_refused and not is_lean and not is_any_refused then
+          failed = failure(full)
+        else
+          -- Refusals stand although they cannot be recorded. What is admitted is not answered, unless nothing is charged anyway.
+          for index = 1, lacks and not (is_refused and not is_lean) and count or 0 do
+            local key = is_lean and places[index]
+            local is_lost = not key or made[key] and not (stored[key] and type(made[key]) == 'string')
+            if is_lost and string.byte(reply[index]) == 0 then
+              reply[index] = '\4' .. string.sub(reply[index], 2)
+            end
+          end
+          for key = 1, lacks and not is_refused and not is_lean and 0 or keys do
+            local refusal = made[key] and stored[key] and type(made[key]) == 'string'
+              and put(KEYS[base + key], made[key], expiries[key], true)
+            if refusal then
+              failed = failure(refusal)
+              break
+            end
+          end
+        end
+      end
     end
 
     if failed then

@@ -1,12 +1,21 @@
-//! Charges for which no caller waits: hits that were decided without Redis, and leases, whose hits are spent later.
+//! Charges for which no caller waits: hits that were decided without Redis, leases, whose hits are spent later, and hits that are given back.
 
-use tokio::time::Instant;
+use std::time::Duration;
 
-use super::Redis;
-use super::script::Mode;
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
+
+use super::script::{Mode, Requests};
+use super::script_call::{self, ScriptCall};
+use super::{Redis, ScriptTaken, script_cost};
 use crate::algorithm::Charge;
 use crate::model::{Micros, Outcome, Verdict};
 use crate::store::{Granted, StoreError};
+
+/// Pause before an undo is tried again at a node that takes no more calls: 10 ms, the time in which it answers those in flight.
+const UNDO_AGAIN: Duration = Duration::from_millis(10);
+/// Time for an undo: 1 s. An undo carries the time of its charge, so a late one is still correct.
+const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn settle_by(&self, charges: &[Charge], until: Instant) -> Vec<bool> {
@@ -17,6 +26,13 @@ impl Redis {
             // A script that was sent may have been executed.
             let is_settled = !matches!(outcome, Err(StoreError::Overloaded | StoreError::Down { .. }));
             group.members.iter().for_each(|&member| settled[member] = is_settled);
+            let rows = outcome.iter().flat_map(|(_, rows)| rows.iter());
+            group
+                .members
+                .iter()
+                .zip(rows)
+                .filter(|(_, row)| row.is_unsaved)
+                .for_each(|(&member, _)| settled[member] = false);
         }
         settled
     }
@@ -38,6 +54,30 @@ impl Redis {
             }
         }
         granted
+    }
+
+    pub(super) async fn give_back(&self, taken: Vec<ScriptTaken>) {
+        let until = Instant::now() + UNDO_BUDGET;
+        let all = taken.iter().map(|ScriptTaken { is_per_second, slot, charges }| {
+            let count = charges.len();
+            let cost = script_cost(charges.iter().map(|(charge, _)| charge));
+            let request = move |_, requests: &mut Requests| requests.undo(&self.0.prefix, charges);
+            async move {
+                let servers = self.0.servers(*is_per_second);
+                let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
+                // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
+                let call = [ScriptCall { request: &request, cost, expects: None }];
+                loop {
+                    match script_call::run(servers, &node, None, &call, until).await.as_slice() {
+                        [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
+                        [Ok(_)] => return,
+                        _ => return node.metrics().lost_undo(count),
+                    }
+                    sleep(UNDO_AGAIN).await;
+                }
+            }
+        });
+        join_all(all).await;
     }
 }
 

@@ -9,6 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use self::requests::{HEAD, SHORTEST, number};
 use crate::algorithm::{Algorithm, SHARED_TWINS};
 use crate::model::{Micros, Outcome, Provenance, Verdict};
+use crate::store::StoreError;
 
 mod requests;
 
@@ -19,6 +20,10 @@ pub use self::requests::{Requests, UNREAD};
 pub enum Mode {
     /// No charge is all-or-nothing: nothing is reversed.
     Each,
+    /// As [`Mode::Each`]. The call has all charges of the request. If it is refused, it makes no new counter.
+    Lean,
+    /// As [`Mode::Each`]. No new counter is made.
+    Existing,
     /// The call has all charges of the request. If the request is refused, only charges that are kept stay.
     All,
     /// The request has more charges elsewhere. The script reverses these if an enforced one of them refuses. Otherwise the caller
@@ -52,6 +57,8 @@ pub enum ScriptReply {
 pub struct ChargeRows {
     reply: Vec<u8>,
     width: usize,
+    /// Number of charges for which there was no memory.
+    pub unsaved: usize,
 }
 
 impl ChargeRows {
@@ -65,13 +72,25 @@ impl ChargeRows {
 /// Result of one charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChargeRow {
-    /// The verdict. `None` if the key holds no counter of Tidegate; the key is left as it is. Also `None` if there was no memory
-    /// to save an admitted charge beside a refused one.
+    /// The verdict. `None` if there is no memory to save an admitted charge, or if the key holds no counter of Tidegate; the key is left as
+    /// it is.
     pub answer: Option<Verdict>,
+    /// True if there is no memory.
+    pub is_unsaved: bool,
     /// True if the charge is admitted but its hits are not on the counter: there is nothing to reverse.
     pub is_unrecorded: bool,
     /// In [`Mode::Take`], the remaining hits and the reset if the charges of this call are reversed.
     pub left: Option<(u32, Micros)>,
+}
+
+impl ChargeRow {
+    /// Returns the verdict.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn verdict(&self) -> Result<Verdict, StoreError> {
+        self.answer.ok_or(if self.is_unsaved { StoreError::OutOfMemory } else { StoreError::Foreign })
+    }
 }
 
 /// Bytes of the length at the start of a reply, and the bit of it that marks an error.
@@ -85,6 +104,8 @@ const TIME: usize = 8;
 const ROW: usize = 25;
 /// Bytes of a reply for each charge in [`Mode::Take`], where `left` follows `row`.
 const TAKE_ROW: usize = ROW + 12;
+/// Code of an admitted charge for which there is no memory.
+const UNSAVED: u8 = 4;
 /// Wait in a reply if waiting does not help, or if there is nothing to wait for.
 const NO_WAIT: i64 = -1;
 
@@ -168,8 +189,11 @@ pub fn read(reply: Value, charges: usize, mode: Mode) -> Option<ScriptReply> {
     if rows.len() != charges.checked_mul(width)? {
         return None;
     }
-    let is_read = rows.chunks_exact(width).all(|bytes| row(bytes).is_some());
-    is_read.then_some(ScriptReply::Done { now, rows: ChargeRows { reply, width } })
+    let mut unsaved = 0;
+    for bytes in rows.chunks_exact(width) {
+        unsaved += usize::from(row(bytes)?.is_unsaved);
+    }
+    Some(ScriptReply::Done { now, rows: ChargeRows { reply, width, unsaved } })
 }
 
 /// Returns the maximum size of a reply to requests of `packed_bytes` bytes in total: 37 bytes for each charge, and a length and the longest error
@@ -186,6 +210,8 @@ impl Mode {
     const fn name(self) -> &'static str {
         match self {
             Self::Each => "each",
+            Self::Lean => "lean",
+            Self::Existing => "old",
             Self::All => "all",
             Self::Take => "take",
             Self::Later => "later",
@@ -199,7 +225,7 @@ fn row(mut bytes: &[u8]) -> Option<ChargeRow> {
     let outcome = match code {
         0 | 3 => Some(Outcome::Admitted),
         1 => Some(Outcome::Refused),
-        2 => None,
+        2 | UNSAVED => None,
         _ => return None,
     };
     let (remaining, reset) = look(&mut bytes)?;
@@ -214,7 +240,7 @@ fn row(mut bytes: &[u8]) -> Option<ChargeRow> {
         Verdict { outcome, remaining, room, reset, retry, delay, provenance }
     });
     let left = if bytes.is_empty() { None } else { Some(look(&mut bytes)?) };
-    Some(ChargeRow { answer, is_unrecorded: code == 3, left })
+    Some(ChargeRow { answer, is_unsaved: code == UNSAVED, is_unrecorded: code == 3, left })
 }
 
 /// Parses the remaining hits and the reset.
@@ -266,7 +292,7 @@ mod tests {
         for length in 0..whole.len() {
             assert!(!is_read(&whole[..length], 1, Mode::Each), "only {length} bytes");
         }
-        for wrong in [(4, 1, 2, -1), (0, 1, 2, -2)] {
+        for wrong in [(5, 1, 2, -1), (0, 1, 2, -2)] {
             assert!(!is_read(&reply(&[wrong]), 1, Mode::Each), "{wrong:?}");
         }
         for other in [Value::Nil, Value::Okay, Value::Int(7), Value::Array(vec![Value::Int(7)])] {

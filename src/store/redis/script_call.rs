@@ -15,6 +15,7 @@ use super::script::{self, ChargeRows, Mode, Requests, ScriptReply, UNREAD};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
+use crate::telemetry::servers::FailureReason;
 use crate::telemetry::throttle::LogThrottle;
 use crate::telemetry::traces;
 
@@ -129,10 +130,16 @@ pub(super) async fn run(
     };
     for (call, outcome) in calls.iter().zip(&outcomes) {
         // The caller of an undo tries it again, and counts it when it gives up.
-        if let (Some((charges, _)), Err(error)) = (call.expects, outcome)
-            && let Some(reason) = error.reason()
-        {
-            node.metrics().failed(reason, charges);
+        let Some((charges, _)) = call.expects else { continue };
+        match outcome {
+            Ok((_, rows)) if rows.unsaved == 0 => {}
+            Ok((_, rows)) => full(node, rows.unsaved),
+            Err(StoreError::OutOfMemory) => full(node, charges),
+            Err(error) => {
+                if let Some(reason) = error.reason() {
+                    node.metrics().failed(reason, charges);
+                }
+            }
         }
     }
     outcomes
@@ -308,6 +315,7 @@ impl NodeReply {
             }
             "MOVED" => named().map_or(Self::Failed(StoreError::Rejected), Self::Moved),
             "ASK" => named().map_or(Self::Failed(StoreError::Rejected), Self::Ask),
+            "OOM" => Self::Failed(StoreError::OutOfMemory),
             // The node was a master and is a replica now.
             "READONLY" => Self::Failed(StoreError::Unreachable),
             code @ "CLUSTERDOWN" => {
@@ -369,6 +377,19 @@ fn complain(code: &str) {
             event = "store.script.refused",
             code,
             "Redis rejects the script that counts, so the failure policy decides for these counters"
+        );
+    }
+}
+
+/// Counts and logs charges that a server has no memory for.
+fn full(node: &Node, charges: usize) {
+    static THROTTLE: LogThrottle = LogThrottle::new();
+    node.metrics().failed(FailureReason::OutOfMemory, charges);
+    if THROTTLE.is_due() {
+        tracing::warn!(
+            event = "store.out_of_memory",
+            server = node.name(),
+            "Redis has no memory for new counters, so the overload policy decides for these"
         );
     }
 }

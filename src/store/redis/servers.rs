@@ -233,7 +233,7 @@ impl Servers {
     }
 
     /// Returns every node that receives charges.
-    fn nodes(&self) -> Vec<Arc<Node>> {
+    pub fn nodes(&self) -> Vec<Arc<Node>> {
         match &self.shape {
             Shape::One(node) => vec![Arc::clone(node)],
             Shape::Cluster { map, .. } => map.load().masters.clone(),

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use proptest::prelude::*;
 use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
-use tidegate::model::{Charging, Hits, Micros, Quota, Role, Unit, Window};
+use tidegate::model::{Charging, Hits, Micros, Quota, Unit, Window};
 use tidegate::store::redis::script::{self, Mode, ScriptReply};
 
 use super::bench::{Bench, PREFIX, SLACK_MS, charging_call, key};
@@ -213,6 +213,9 @@ async fn a_counter_is_kept_until_it_is_idle_and_the_slack_after_that() {
     let now = NOON.saturating_add(Micros::new(500));
     for (charge, kept_ms) in [
         (each("only", per_minute(Algorithm::FixedWindow, 10), 3), 60_000 + SLACK_MS),
+        // Used up, or refused: it is written in its place in the next window, too.
+        (each("only", per_minute(Algorithm::FixedWindow, 10), 10), 120_000 + SLACK_MS),
+        (each("only", per_minute(Algorithm::FixedWindow, 10), 11), 120_000 + SLACK_MS),
         (each("only", per_minute(Algorithm::SlidingWindow, 10), 3), 120_000 + SLACK_MS),
         (each("only", per_minute(Algorithm::SlidingLog, 10), 3), 60_000 + SLACK_MS),
         // 18 s drain; the next multiple of the power of two above that, 2^25 us.
@@ -308,51 +311,6 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
             "{algorithm:?}: {expires} for {idle_ms}"
         );
         assert!(expires > idle_ms + 500, "{algorithm:?}: {expires} for {idle_ms}");
-    }
-}
-
-#[tokio::test]
-async fn a_full_redis_still_refuses_and_admits_nothing_by_halves() {
-    let mut bench = Bench::start(&[]).await;
-    for (_, algorithm) in Algorithm::ALL {
-        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
-        bench.empty();
-        let limit = per_minute(algorithm, 10);
-        let full = all("full", limit, 10);
-        bench.charge(std::slice::from_ref(&full), NOON);
-        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
-
-        assert!(bench.charge(&[all("full", limit, 1)], NOON)[0].outcome.is_refused(), "{algorithm:?}");
-        for charges in [vec![all("one", limit, 1)], vec![all("one", limit, 1), all("other", limit, 1)]] {
-            for mode in [Mode::Each, Mode::All, Mode::Take] {
-                let failed = bench.try_charge(&charges, mode, NOON).expect_err("there is no memory");
-                assert_eq!(failed.code(), Some("OOM"), "{algorithm:?}: {failed}");
-                assert_eq!(bench.counters(), 1, "{algorithm:?}: nothing was written");
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn beside_a_refusal_a_full_redis_admits_nothing_that_it_cannot_record() {
-    let mut bench = Bench::start(&[]).await;
-    for (_, algorithm) in Algorithm::ALL {
-        bench.run("CONFIG", &[b"SET", b"maxmemory", b"0"]);
-        bench.empty();
-        let limit = per_minute(algorithm, 10);
-        bench.charge(&[all("full", limit, 10)], NOON);
-        bench.run("CONFIG", &[b"SET", b"maxmemory", b"1"]);
-        // The refusal of a quota leaves the decision to the caller, who then keeps what was taken.
-        let quota = Charge { role: Role::Quota, ..all("full", limit, 1) };
-        for (mode, charges) in [
-            (Mode::Each, [each("full", limit, 1), each("other", limit, 1)]),
-            (Mode::Take, [quota, all("other", limit, 1)]),
-        ] {
-            let rows = bench.rows(&charges, mode, NOON);
-            let answers: Vec<_> = rows.iter().map(|row| row.answer.map(|answer| answer.outcome.is_refused())).collect();
-            assert_eq!(answers, [Some(true), None], "{algorithm:?}, {mode:?}");
-            assert_eq!(bench.counters(), 1, "{algorithm:?}, {mode:?}: nothing was written");
-        }
     }
 }
 
