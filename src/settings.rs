@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::model::{Micros, StorePolicies};
 
 mod admin;
+mod hidden;
 mod listener_tls;
 mod otel;
 mod otlp;
@@ -28,10 +29,10 @@ pub use listener_tls::ListenerTlsSettings;
 pub use otel::ExportProtocol;
 pub use otlp::OtlpSettings;
 pub use redis::{Auth, RedisSettings};
-pub use statsd::StatsdSettings;
+pub use statsd::{StatsdSettings, StatsdTransport};
 pub use store::StoreChoice;
 pub use traces::TraceSettings;
-pub use unused::{UNUSED, UnusedVariable};
+pub use unused::{OF_LIBRARIES, ReadWith, UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, LeaseDefault,
@@ -120,9 +121,10 @@ macro_rules! settings {
                 let mut wrong = unsupported(&given);
                 wrong.extend(contradiction(&given));
                 $(let $field = read_one::<$type>($variable, $default, &given, &mut wrong);)+
-                let (store, exports) = (store::read(&given, &mut wrong), otlp::read(&given, &mut wrong));
-                let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
                 let mut unused = unused::set(&given);
+                let store = store::read(&given, &mut wrong);
+                let exports = otlp::read(&given, &mut wrong, &mut unused);
+                let (statsd, source) = (statsd::read(&given, &mut wrong), xds::read(&given, &mut wrong));
                 let listener_tls = listener_tls::read(&given, &mut wrong, &mut unused);
                 let admin = admin::read(&given, listener_tls.as_ref(), &mut wrong, &mut unused);
                 match ($($field,)+ store, exports, statsd, source, listener_tls, admin) {

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::inputs::OverlayState;
 use super::listener_tls::{Expiry, Tls as ListenersTls};
+use super::process;
 use crate::dial::tls::Tls;
 use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
@@ -44,7 +45,9 @@ pub(super) fn telemetry(settings: &Settings, traces: Option<Arc<Traces>>) -> Arc
     };
     let telemetry = if settings.statsd.is_some() { telemetry.with_statsd() } else { telemetry };
     let records = Records::new(Arc::new(SystemClock), settings.refusals_keep.0, decision_ids());
-    Arc::new(telemetry.with_traces(traces).with_records(records))
+    let telemetry = telemetry.with_traces(traces).with_records(records);
+    process::metrics(&telemetry);
+    Arc::new(telemetry)
 }
 
 /// Returns the ids of decisions of this process. `None` if the system has no random bytes.

@@ -11,8 +11,6 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request};
 use opentelemetry_http::HttpClient;
-use opentelemetry_http::hyper::HyperClient;
-use opentelemetry_otlp::tonic_types::transport::ClientTlsConfig;
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
 use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse};
 use opentelemetry_proto::tonic::resource::v1::Resource;
@@ -21,10 +19,10 @@ use prost::Message;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
-use super::authorities::system_authorities;
-use super::traces::{https_connector, resource};
+use super::collector;
+use super::traces::resource;
 use crate::model::Clock;
 use crate::settings::{ExportProtocol, OtlpSettings, Settings};
 use crate::store::clock::SystemClock;
@@ -163,22 +161,13 @@ impl Delivery {
 
 impl Client {
     fn new(settings: &OtlpSettings) -> anyhow::Result<Self> {
-        let OtlpSettings { protocol, endpoint, request_timeout, .. } = settings;
-        let is_tls = endpoint.starts_with("https:");
-        if is_tls {
-            system_authorities()?;
-        }
+        let OtlpSettings { protocol, endpoint, request_timeout, tls, .. } = settings;
         Ok(match protocol {
             ExportProtocol::Grpc => {
-                let channel = Endpoint::from_shared(endpoint.clone())?.connect_timeout(*request_timeout);
-                let tls = || ClientTlsConfig::new().with_enabled_roots();
-                let channel = if is_tls { channel.tls_config(tls())? } else { channel };
-                Self::Grpc(MetricsServiceClient::new(channel.connect_lazy()))
+                let channel = collector::channel(endpoint, *request_timeout, tls.as_ref())?;
+                Self::Grpc(MetricsServiceClient::new(channel))
             }
-            ExportProtocol::Http if is_tls => {
-                Self::Http(Box::new(HyperClient::new(https_connector()?, *request_timeout, None)))
-            }
-            ExportProtocol::Http => Self::Http(Box::new(HyperClient::with_default_connector(*request_timeout, None))),
+            ExportProtocol::Http => Self::Http(Box::new(collector::http(*request_timeout, tls.as_ref())?)),
         })
     }
 

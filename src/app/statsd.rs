@@ -1,4 +1,4 @@
-//! Delivery to statsd (TCP) and DogStatsD (UDP): a separate thread takes the counters that grew, so no decision waits for the
+//! Delivery to statsd (TCP or UDP) and DogStatsD (UDP): a separate thread takes the counters that grew, so no decision waits for the
 //! receiver.
 //!
 //! Counters are taken only when the receiver can be written to, so one that is away or late loses nothing: the counters themselves
@@ -17,7 +17,6 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::duration;
 use crate::settings::StatsdSettings;
 use crate::telemetry::Telemetry;
-use crate::telemetry::statsd::Format;
 use crate::telemetry::throttle::LogThrottle;
 
 /// Timeout of connecting: 1.5 s, as in the reference (gostats, `defaultDialTimeout`).
@@ -161,18 +160,18 @@ impl Delivery {
         if self.connection.is_some() {
             return Ok(());
         }
-        let StatsdSettings { host, port, format, .. } = &self.settings;
-        let to = (host.as_str(), *port);
+        let StatsdSettings { host, port, transport, .. } = &self.settings;
         let connected = async {
-            Ok::<_, io::Error>(match format {
-                Format::Statsd { .. } => Connection::Tcp(TcpStream::connect(to).await?),
-                Format::Dog { .. } => {
-                    let at = tokio::net::lookup_host(to).await?.next().ok_or(io::ErrorKind::NotFound)?;
-                    let own = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-                    let socket = UdpSocket::bind(own).await?;
-                    socket.connect(at).await?;
-                    Connection::Udp(socket)
-                }
+            let all = tokio::net::lookup_host((host.as_str(), *port)).await?;
+            let all: Vec<_> = all.filter(|address| transport.admits(address)).collect();
+            let first = all.first().ok_or_else(|| io::Error::other("the host has no address for STATSD_PROTOCOL"))?;
+            Ok::<_, io::Error>(if transport.is_udp {
+                let own = if first.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(own).await?;
+                socket.connect(first).await?;
+                Connection::Udp(socket)
+            } else {
+                Connection::Tcp(TcpStream::connect(all.as_slice()).await?)
             })
         };
         self.connection = Some(timeout(CONNECT, connected).await??);

@@ -6,12 +6,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TraceId;
-use opentelemetry_http::hyper::HyperClient;
-use opentelemetry_otlp::tonic_types::transport::ClientTlsConfig;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::TelemetryResourceDetector;
@@ -19,7 +15,7 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanExp
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::authorities::system_authorities;
+use super::collector;
 use crate::settings::{ExportProtocol, Settings, TraceSettings};
 use crate::store::clock::SystemClock;
 use crate::telemetry::throttle::LogThrottle;
@@ -158,17 +154,12 @@ async fn gather(waiting: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData
 
 /// Builds the exporter. It reads the other variables of OpenTelemetry, such as headers, itself.
 fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
-    let TraceSettings { protocol, endpoint, timeout, .. } = settings;
-    let is_tls = endpoint.starts_with("https:");
-    if is_tls {
-        system_authorities()?;
-    }
+    let TraceSettings { protocol, endpoint, timeout, tls, .. } = settings;
     Ok(match protocol {
         ExportProtocol::Grpc => {
+            let channel = collector::channel(endpoint, *timeout, tls.as_ref())?;
             let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(*timeout);
-            let builder =
-                if is_tls { builder.with_tls_config(ClientTlsConfig::new().with_enabled_roots()) } else { builder };
-            builder.build()?
+            builder.with_channel(channel).build()?
         }
         ExportProtocol::Http => {
             let builder = SpanExporter::builder()
@@ -176,21 +167,9 @@ fn exporter(settings: &TraceSettings) -> anyhow::Result<SpanExporter> {
                 .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
                 .with_endpoint(endpoint)
                 .with_timeout(*timeout);
-            let builder = if is_tls {
-                builder.with_http_client(HyperClient::new(https_connector()?, *timeout, None))
-            } else {
-                builder.with_http_client(HyperClient::with_default_connector(*timeout, None))
-            };
-            builder.build()?
+            builder.with_http_client(collector::http(*timeout, tls.as_ref())?).build()?
         }
     })
-}
-
-/// Returns a connector to receivers over HTTPS that trusts the authorities of the system.
-pub(super) fn https_connector() -> anyhow::Result<HttpsConnector<HttpConnector>> {
-    let builder = HttpsConnectorBuilder::new();
-    let builder = builder.with_provider_and_native_roots(rustls::crypto::ring::default_provider())?;
-    Ok(builder.https_only().enable_http1().build())
 }
 
 /// Returns the resource attributes that describe this process in its spans and metrics: the `given` ones and its own.

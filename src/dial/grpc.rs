@@ -1,11 +1,15 @@
 //! Channels for gRPC calls to another server, in plaintext or over TLS.
 
+use std::io;
 use std::path::PathBuf;
 
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint, Error};
+use tower::Service;
 
 use super::TcpTimeouts;
 
@@ -31,29 +35,56 @@ impl GrpcServer {
     /// # Errors
     /// If there is no connection, or the host is no part of an address.
     pub async fn connect(self, with: impl FnOnce(Endpoint) -> Endpoint) -> Result<Channel, Error> {
+        let endpoint = self.endpoint(with)?;
         let Self { host, port, tls, timeouts } = self;
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let authority = super::authority(&host, port);
-        // The connector speaks TLS, so tonic must not.
-        let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(AGENT)?);
-        let endpoint = match format!("{scheme}://{authority}").parse::<Uri>() {
-            Ok(origin) => endpoint.origin(origin),
-            Err(_) => endpoint,
-        };
-        let Some((mut config, name)) = tls else {
+        let Some(tls) = tls else {
             let connect = move |_: Uri| {
                 let host = host.clone();
                 async move { super::tcp(&host, port, timeouts).await.map(TokioIo::new) }
             };
             return endpoint.connect_with_connector(tower::service_fn(connect)).await;
         };
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        let connect = move |_: Uri| {
-            let (host, config, name) = (host.clone(), config.clone(), name.clone());
-            async move { super::tls(&host, port, timeouts, config, &name).await.map(TokioIo::new) }
-        };
-        endpoint.connect_with_connector(tower::service_fn(connect)).await
+        endpoint.connect_with_connector(over_tls(host, port, timeouts, tls)).await
     }
+
+    /// Returns a channel that connects at its first call.
+    ///
+    /// # Errors
+    /// If the host is no part of an address.
+    pub fn lazy(self, with: impl FnOnce(Endpoint) -> Endpoint) -> Result<Channel, Error> {
+        let endpoint = self.endpoint(with)?;
+        let Self { host, port, tls, timeouts } = self;
+        Ok(match tls {
+            Some(tls) => endpoint.connect_with_connector_lazy(over_tls(host, port, timeouts, tls)),
+            None => endpoint.connect_lazy(),
+        })
+    }
+
+    /// Returns the endpoint without a connector.
+    fn endpoint(&self, with: impl FnOnce(Endpoint) -> Endpoint) -> Result<Endpoint, Error> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let authority = super::authority(&self.host, self.port);
+        // The connector speaks TLS, so tonic must not.
+        let endpoint = with(Endpoint::from_shared(format!("http://{authority}"))?.user_agent(AGENT)?);
+        Ok(match format!("{scheme}://{authority}").parse::<Uri>() {
+            Ok(origin) => endpoint.origin(origin),
+            Err(_) => endpoint,
+        })
+    }
+}
+
+/// Returns a connector over TLS, with its settings and the name that the certificate must have.
+fn over_tls(
+    host: String,
+    port: u16,
+    timeouts: TcpTimeouts,
+    (mut config, name): (ClientConfig, String),
+) -> impl Service<Uri, Response = TokioIo<TlsStream<TcpStream>>, Error = io::Error, Future: Send> {
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    tower::service_fn(move |_: Uri| {
+        let (host, config, name) = (host.clone(), config.clone(), name.clone());
+        async move { super::tls(&host, port, timeouts, config, &name).await.map(TokioIo::new) }
+    })
 }
 
 /// Connects over TLS to the Unix socket at `path`, whose certificate must be for `name`. `with` adds the settings of the caller.

@@ -150,21 +150,19 @@ impl ServerCertVerifier for AnyHostname {
     }
 }
 
-/// Returns the authorities to trust: those in `authorities`, or the system's.
+/// Returns the authorities to trust: those in `authorities`, or the system's, of which one that cannot be used is left out.
 fn roots(authorities: Option<&[CertificateDer<'static>]>) -> io::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    let certificates = match authorities {
-        Some(authorities) => authorities.to_vec(),
-        None => {
-            let mut found = load_native_certs();
-            match found.errors.pop() {
-                Some(error) => return Err(io::Error::other(error)),
-                None => found.certs,
-            }
+    if let Some(authorities) = authorities {
+        for certificate in authorities {
+            roots.add(certificate.clone()).map_err(io::Error::other)?;
         }
-    };
-    for certificate in certificates {
-        roots.add(certificate).map_err(io::Error::other)?;
+        return Ok(roots);
     }
+    let mut found = load_native_certs();
+    if let Some(error) = found.errors.pop() {
+        return Err(io::Error::other(error));
+    }
+    roots.add_parsable_certificates(found.certs);
     Ok(roots)
 }

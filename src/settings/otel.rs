@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Uri};
 
+use super::tls::TlsVariables;
 use super::values::Setting;
-use super::{SettingRows, redis, rows};
+use super::{InvalidSetting, Lookup, SettingRows, UnusedVariable, redis, rows};
+use crate::dial::tls::TlsFiles;
 
 /// Protocol of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,86 @@ pub(super) const SHARED: SettingRows<Shared> = rows!(Shared {
     service_name: String = "OTEL_SERVICE_NAME", "", "Name of this service in traces and metrics; empty: TRACING_SERVICE_NAME applies";
     attributes: Attributes = "OTEL_RESOURCE_ATTRIBUTES", "", "Further attributes of this process in traces and metrics";
 });
+
+/// Paths of the files of TLS, for one kind of export or for all. An empty path names none.
+pub(super) struct TlsPaths {
+    certificate: String,
+    client_certificate: String,
+    client_key: String,
+}
+
+/// Variables of these paths.
+pub(super) struct TlsGroup {
+    /// Rows of the group.
+    pub(super) rows: SettingRows<TlsPaths>,
+    /// Names, in the order of [`TlsPaths`].
+    names: [&'static str; 3],
+}
+
+/// Builds a [`TlsGroup`]: prefix of the names, and the effect of each.
+macro_rules! tls_group {
+    ($prefix:literal, $authorities:expr, $certificate:expr, $key:expr) => {
+        TlsGroup {
+            rows: rows!(TlsPaths {
+                certificate: String = concat!($prefix, "CERTIFICATE"), "", $authorities;
+                client_certificate: String = concat!($prefix, "CLIENT_CERTIFICATE"), "", $certificate;
+                client_key: String = concat!($prefix, "CLIENT_KEY"), "", $key;
+            }),
+            names: [
+                concat!($prefix, "CERTIFICATE"),
+                concat!($prefix, "CLIENT_CERTIFICATE"),
+                concat!($prefix, "CLIENT_KEY"),
+            ],
+        }
+    };
+    ($prefix:literal, $kind:literal) => {
+        tls_group!(
+            $prefix,
+            concat!("Replaces OTEL_EXPORTER_OTLP_CERTIFICATE for ", $kind),
+            concat!("Replaces OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE for ", $kind, ", and needs ", $prefix, "CLIENT_KEY"),
+            concat!("Replaces OTEL_EXPORTER_OTLP_CLIENT_KEY for ", $kind, ", and needs ", $prefix, "CLIENT_CERTIFICATE")
+        )
+    };
+}
+
+pub(super) const SHARED_TLS: TlsGroup = tls_group!(
+    "OTEL_EXPORTER_OTLP_",
+    "PEM file with the CA certificates to trust for a receiver of spans and metrics whose URL is https; read at the start; empty: the CAs of the system",
+    "PEM file with the client certificate for such a receiver; read at the start",
+    "PEM file with the private key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE"
+);
+pub(super) const TRACES_TLS: TlsGroup = tls_group!("OTEL_EXPORTER_OTLP_TRACES_", "spans");
+pub(super) const METRICS_TLS: TlsGroup = tls_group!("OTEL_EXPORTER_OTLP_METRICS_", "metrics");
+
+/// Returns the files of TLS for one kind of export to `endpoint`; `None` in plaintext. The variables of that kind, `own`, go before
+/// the shared ones: the authorities alone, and certificate and key together. Adds half a client to `wrong`, and variables without
+/// effect to `unused`.
+pub(super) fn tls_files(
+    own: &TlsGroup,
+    endpoint: &str,
+    given: Lookup<'_>,
+    wrong: &mut Vec<InvalidSetting>,
+    unused: &mut Vec<UnusedVariable>,
+) -> Option<TlsFiles> {
+    let (own_paths, shared_paths) = ((own.rows.read)(given, wrong)?, (SHARED_TLS.rows.read)(given, wrong)?);
+    let has_client = !own_paths.client_certificate.is_empty() || !own_paths.client_key.is_empty();
+    let authorities = match own_paths.certificate.is_empty() {
+        true => (SHARED_TLS.names[0], shared_paths.certificate.as_str()),
+        false => (own.names[0], own_paths.certificate.as_str()),
+    };
+    let ([_, certificate, key], paths) =
+        if has_client { (own.names, &own_paths) } else { (SHARED_TLS.names, &shared_paths) };
+    let (certificate, key) = ((certificate, paths.client_certificate.as_str()), (key, paths.client_key.as_str()));
+    let variables = TlsVariables { authorities, certificate, key };
+    if endpoint.starts_with("https:") {
+        wrong.extend(variables.half_a_client());
+        return Some(variables.files(false));
+    }
+    let why = "the URL of the receiver is not https, so it is reached in plaintext";
+    let named = [authorities, certificate, key].into_iter().filter(|(_, path)| !path.is_empty());
+    unused.extend(named.map(|(variable, _)| UnusedVariable { variable, why }));
+    None
+}
 
 /// Returns the URL for one kind of export: `own` as it is, else `shared`, to which HTTP appends `path`.
 pub(super) fn endpoint(
@@ -105,9 +187,6 @@ impl Setting for Option<Endpoint> {
         let is_known = matches!(url.scheme_str(), Some("http" | "https"));
         let is_plain = url.authority().is_some_and(|at| !at.as_str().contains('@') && !at.host().is_empty());
         (is_known && is_plain && url.query().is_none()).then(|| Some(Endpoint(text.to_owned())))
-    }
-    fn shown(text: &str) -> String {
-        redis::shown(text)
     }
 }
 

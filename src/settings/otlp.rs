@@ -4,13 +4,26 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use super::otel::{Endpoint, ExportProtocol, HeaderList, Millis, SHARED, Shared, endpoint};
+use super::otel::{
+    Endpoint, ExportProtocol, HeaderList, METRICS_TLS, Millis, SHARED, SHARED_TLS, Shared, TRACES_TLS, endpoint,
+    tls_files,
+};
 use super::traces::{OWN, Own, STANDARD, TraceSettings};
 use super::values::Setting;
-use super::{InvalidSetting, Lookup, SettingRow, SettingRows, rows};
+use super::{InvalidSetting, Lookup, SettingRow, SettingRows, UnusedVariable, rows};
+use crate::dial::tls::TlsFiles;
 
 /// Rows of the settings of traces and of the export of metrics.
-pub(super) const TABLES: [&[SettingRow]; 5] = [OWN.table, SHARED.table, STANDARD.table, EXPORTER.table, METRICS.table];
+pub(super) const TABLES: [&[SettingRow]; 8] = [
+    OWN.table,
+    SHARED.table,
+    SHARED_TLS.rows.table,
+    STANDARD.table,
+    TRACES_TLS.rows.table,
+    EXPORTER.table,
+    METRICS.table,
+    METRICS_TLS.rows.table,
+];
 
 /// Path of metrics, appended to an endpoint of OTLP over HTTP.
 const METRICS_PATH: &str = "/v1/metrics";
@@ -22,6 +35,8 @@ pub struct OtlpSettings {
     pub protocol: ExportProtocol,
     /// URL of the receiver, with the path that HTTP needs.
     pub endpoint: String,
+    /// Files of TLS; `None` in plaintext.
+    pub tls: Option<TlsFiles>,
     /// Headers of each request. Their values are marked as sensitive.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Timeout of one request.
@@ -62,10 +77,12 @@ const METRICS: SettingRows<Metrics> = rows!(Metrics {
     timeout: Millis = "OTEL_METRIC_EXPORT_TIMEOUT", "30000", "Timeout of a delivery of metrics over OTLP with all its requests, in milliseconds";
 });
 
-/// Reads the settings of traces and of the export of metrics. The inner `None`s mean that they are off.
+/// Reads the settings of traces and of the export of metrics. The inner `None`s mean that they are off. Adds variables without effect
+/// to `unused`.
 pub(super) fn read(
     given: Lookup<'_>,
     wrong: &mut Vec<InvalidSetting>,
+    unused: &mut Vec<UnusedVariable>,
 ) -> Option<(Option<TraceSettings>, Option<OtlpSettings>)> {
     let (own, exporter) = ((OWN.read)(given, wrong), (EXPORTER.read)(given, wrong));
     let (own, is_exporting) = (own?, exporter?.exporter.is_otlp);
@@ -77,15 +94,25 @@ pub(super) fn read(
     let traces = own.is_enabled.then(|| (STANDARD.read)(given, wrong));
     let metrics = is_exporting.then(|| (METRICS.read)(given, wrong));
     let shared = shared?;
-    let traces = match traces {
+    let mut traces = match traces {
         Some(standard) => Some(own.traces(&shared, standard?)),
         None => None,
     };
-    let metrics = match metrics {
+    let mut metrics = match metrics {
         Some(metrics) => Some(metrics?.settings(&own, &shared)),
         None => None,
     };
-    if shared.is_disabled.0 { Some((None, None)) } else { Some((traces, metrics)) }
+    if shared.is_disabled.0 {
+        return Some((None, None));
+    }
+    let kinds = [
+        traces.as_mut().map(|traces| (&TRACES_TLS, &traces.endpoint, &mut traces.tls)),
+        metrics.as_mut().map(|metrics| (&METRICS_TLS, &metrics.endpoint, &mut metrics.tls)),
+    ];
+    for (group, endpoint, tls) in kinds.into_iter().flatten() {
+        *tls = tls_files(group, endpoint, given, wrong, unused);
+    }
+    Some((traces, metrics))
 }
 
 impl Metrics {
@@ -95,6 +122,7 @@ impl Metrics {
         OtlpSettings {
             protocol,
             endpoint: endpoint(self.endpoint, shared.endpoint.as_ref(), protocol, METRICS_PATH),
+            tls: None,
             headers,
             request_timeout: self.request_timeout.or(shared.timeout).map_or(Millis::DEFAULT, |given| given.0),
             interval: self.interval.0,
@@ -135,6 +163,7 @@ impl Setting for Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::file::{MAX_CERTIFICATES, MAX_SECRET, Named};
     use crate::settings::tests::{read, wrong};
 
     const ON: (&str, &str) = ("OTEL_METRICS_EXPORTER", "otlp");
@@ -162,6 +191,7 @@ mod tests {
         let expected = OtlpSettings {
             protocol: ExportProtocol::Http,
             endpoint: "http://localhost:4318/v1/metrics".to_owned(),
+            tls: None,
             headers: Vec::new(),
             request_timeout: Duration::from_secs(10),
             interval: Duration::from_secs(60),
@@ -201,6 +231,50 @@ mod tests {
         assert_eq!([read.request_timeout, read.interval, read.timeout], millis);
         assert_eq!((read.headers.len(), read.headers[0].0.as_str()), (1, "b"));
         assert_eq!(otlp(&[("TRACING_EXPORTER_PROTOCOL", "grpc")]).endpoint, "http://localhost:4317", "as traces");
+    }
+
+    #[test]
+    fn the_files_of_one_kind_of_export_go_before_those_of_all() {
+        let all = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://a:1"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/cert"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/key"),
+            ("TRACING_ENABLED", "true"),
+            ON,
+        ];
+        let own = [
+            ("OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE", "/own-ca"),
+            ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE", "/own-cert"),
+            ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY", "/own-key"),
+        ];
+        let named = |variable, path: &str, most| Named::new(variable, path.into(), most);
+        let files = |[authorities, certificate, key]: [(&'static str, &str); 3]| TlsFiles {
+            authorities: Some(named(authorities.0, authorities.1, MAX_CERTIFICATES)),
+            client: Some((named(certificate.0, certificate.1, MAX_CERTIFICATES), named(key.0, key.1, MAX_SECRET))),
+            any_hostname: false,
+        };
+        let tls = |given: &[(&str, &str)]| {
+            let settings = read(given).unwrap();
+            assert!(settings.unused.is_empty(), "{:?}", settings.unused);
+            (settings.traces.unwrap().tls, settings.otlp.unwrap().tls)
+        };
+        let shared = Some(files([all[1], all[2], all[3]]));
+        assert_eq!(tls(&all), (shared.clone(), shared.clone()));
+        assert_eq!(tls(&[&all[..], &own].concat()), (shared, Some(files(own))));
+        let none = TlsFiles { authorities: None, client: None, any_hostname: false };
+        assert_eq!(tls(&[all[0], all[4], all[5]]), (Some(none.clone()), Some(none)));
+    }
+
+    #[test]
+    fn half_a_client_of_a_receiver_stops_the_start_and_a_file_for_plaintext_has_no_effect() {
+        let given = |url| [ON, ("OTEL_EXPORTER_OTLP_ENDPOINT", url), ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY", "/key")];
+        let expected = "the file with the certificate of the client's key, which is set";
+        let variable = "OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE";
+        assert_eq!(wrong(&given("https://a:1")), [format!("{variable} is \"\": expected {expected}")]);
+        let unused = read(&given("http://a:1")).unwrap().unused;
+        assert_eq!(unused.len(), 1);
+        assert_eq!(unused[0].variable, "OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY");
     }
 
     #[test]

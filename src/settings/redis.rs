@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::values::{HIDDEN, Setting};
+use super::hidden::{HIDDEN, shown_url};
+use super::values::Setting;
 use super::{InvalidSetting, SettingRows, rows};
 use crate::dial::tls::TlsFiles;
 use crate::file::{MAX_SECRET, Named};
@@ -163,7 +164,7 @@ impl Variables {
             RedisType::Cluster => nodes(url).ok_or(CLUSTER).map(|nodes| (Topology::Cluster(nodes), 0, None)),
         };
         if let Err(takes) = read {
-            say(names.url, &shown(url), takes);
+            say(names.url, &shown_url(url), takes);
         }
         let (topology, database, from_url) = read.ok()?;
         if let Topology::Single(address) = &topology {
@@ -375,27 +376,6 @@ pub(super) fn decoded(text: &str) -> Option<String> {
         bytes.extend_from_slice(piece.get(2..)?.as_bytes());
     }
     String::from_utf8(bytes).ok()
-}
-
-/// Returns an invalid URL without the parts that may be a password: everything before the last `@`, everything if there are
-/// parameters or a fragment, and in a URL without `@` the text at the place of the port.
-pub(super) fn shown(url: &str) -> String {
-    let (scheme, rest) = url.find("://").map_or(("", url), |at| url.split_at(at + "://".len()));
-    if rest.contains(['?', '#']) {
-        return format!("{scheme}{HIDDEN}");
-    }
-    if let Some((_, host)) = rest.rsplit_once('@') {
-        return format!("{scheme}{HIDDEN}@{host}");
-    }
-    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/');
-    // The colon after an address in brackets, else the first colon.
-    let colon = if rest.starts_with('[') { rest.find("]:").map(|at| at + 1) } else { rest.find(':') };
-    match colon.map(|at| rest.split_at(at)) {
-        Some((host, port)) if !scheme.is_empty() && !is_port(port.trim_start_matches(':')) => {
-            format!("{scheme}{host}:{HIDDEN}")
-        }
-        _ => url.to_owned(),
-    }
 }
 
 fn list(addresses: &[Address]) -> String {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::otel::{Endpoint, ExportProtocol, HeaderList, Millis, Shared, endpoint};
 use super::values::Setting;
 use super::{SettingRows, rows};
+use crate::dial::tls::TlsFiles;
 
 /// Path of traces, appended to an endpoint of OTLP over HTTP.
 const TRACES_PATH: &str = "/v1/traces";
@@ -17,6 +18,8 @@ pub struct TraceSettings {
     pub protocol: ExportProtocol,
     /// URL of the receiver, with the path that HTTP needs.
     pub endpoint: String,
+    /// Files of TLS; `None` in plaintext.
+    pub tls: Option<TlsFiles>,
     /// Timeout of one delivery.
     pub timeout: Duration,
     /// Share of requests to record, from 0 to 1.
@@ -78,6 +81,7 @@ impl Own {
         TraceSettings {
             protocol,
             endpoint: endpoint(standard.endpoint, shared.endpoint.as_ref(), protocol, TRACES_PATH),
+            tls: None,
             timeout: standard.timeout.or(shared.timeout).map_or(Millis::DEFAULT, |given| given.0),
             ratio,
             follows_caller,

@@ -1,6 +1,12 @@
 //! Variables of the reference that have no effect here, with the reasons.
 
 use super::Lookup;
+use super::values::Setting;
+
+mod libraries;
+mod switches;
+
+pub use libraries::{OF_LIBRARIES, ReadWith};
 
 /// A variable that is accepted and has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +19,7 @@ pub struct UnusedVariable {
 
 macro_rules! unused {
     ($($why:literal: $($variable:literal)+;)+) => {
-        /// All variables of the reference that have no effect.
+        /// All variables of the reference itself that have no effect.
         pub const UNUSED: &[UnusedVariable] = &[$($(UnusedVariable { variable: $variable, why: $why },)+)+];
     };
 }
@@ -21,10 +27,11 @@ macro_rules! unused {
 unused! {
     "connections are shared by all calls, and no call waits for one":
         "REDIS_POOL_SIZE" "REDIS_POOL_ON_EMPTY_BEHAVIOR" "REDIS_POOL_ON_EMPTY_WAIT_DURATION"
-        "REDIS_PERSECOND_POOL_SIZE" "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR";
+        "REDIS_PERSECOND_POOL_SIZE" "REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR" "REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION";
     "a request is one round trip to each node, to all nodes at once":
         "REDIS_PIPELINE_WINDOW" "REDIS_PIPELINE_LIMIT" "REDIS_CLUSTER_PIPELINE_PARALLELISM"
-        "REDIS_PERSECOND_PIPELINE_WINDOW" "REDIS_PERSECOND_PIPELINE_LIMIT" "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM";
+        "REDIS_PERSECOND_PIPELINE_WINDOW" "REDIS_PERSECOND_PIPELINE_LIMIT" "REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM"
+        "REDIS_USE_EXPLICIT_PIPELINE" "REDIS_PERSECOND_USE_EXPLICIT_PIPELINE";
     "a start does not wait for Redis":
         "REDIS_STARTUP_INITIAL_INTERVAL" "REDIS_STARTUP_MAX_INTERVAL" "REDIS_STARTUP_MAX_ELAPSED_TIME";
     "a counter expires when forgetting it changes no answer": "EXPIRATION_JITTER_MAX_SECONDS";
@@ -32,8 +39,11 @@ unused! {
     "there is no Memcached":
         "MEMCACHE_HOST_PORT" "MEMCACHE_SRV" "MEMCACHE_SRV_REFRESH" "MEMCACHE_MAX_IDLE_CONNS" "MEMCACHE_TLS"
         "MEMCACHE_TLS_CLIENT_CERT" "MEMCACHE_TLS_CLIENT_KEY" "MEMCACHE_TLS_CACERT" "MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION";
-    "metrics have the names that the reference's own mapper gives them": "PROMETHEUS_MAPPER_YAML";
+    "metrics have the names that the reference's own mapper gives them; for the names of this file, send statsd to a statsd_exporter that has it":
+        "PROMETHEUS_MAPPER_YAML";
     "response times are in seconds, as their name says": "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS";
+    "the wait before a new connection is XDS_CLIENT_BACKOFF_INITIAL_INTERVAL, in the reference too":
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL";
     "the listeners serve TCP, and the reference does not use it either": "PROTO";
 }
 
@@ -62,53 +72,18 @@ pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
         .into_iter()
         .chain(of_redis)
         .filter_map(|(is_unused, variable, why)| is_unused.then_some(UnusedVariable { variable, why }));
-    UNUSED.iter().copied().chain(beside_others).filter(|unused| is_set(unused.variable)).collect()
+    let all = UNUSED.iter().copied().chain(libraries::set(given)).chain(beside_others).chain(switches::set(given));
+    all.filter(|unused| is_set(unused.variable)).collect()
+}
+
+/// Returns true if a variable is set to true, in any form of that.
+fn given_true(given: Lookup<'_>, variable: &str) -> bool {
+    given(variable).is_some_and(|text| bool::parse(text.trim()) == Some(true))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::UNUSED;
-    use crate::settings::Settings;
     use crate::settings::tests::read;
-
-    /// Every variable of the reference's `settings.go`.
-    const OF_THE_REFERENCE: &str = "PROTO HOST PORT DEBUG_HOST DEBUG_PORT GRPC_UDS GRPC_HOST GRPC_PORT
-        GRPC_MAX_CONNECTION_AGE GRPC_MAX_CONNECTION_AGE_GRACE GRPC_SERVER_USE_TLS GRPC_SERVER_TLS_CERT GRPC_SERVER_TLS_KEY
-        GRPC_CLIENT_TLS_CACERT GRPC_CLIENT_TLS_SAN LOG_LEVEL LOG_FORMAT CONFIG_TYPE USE_DOG_STATSD
-        USE_DOG_STATSD_MOGRIFIERS USE_STATSD STATSD_HOST STATSD_PORT EXTRA_TAGS STATS_FLUSH_INTERVAL DISABLE_STATS
-        USE_PROMETHEUS PROMETHEUS_ADDR PROMETHEUS_PATH PROMETHEUS_MAPPER_YAML PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS
-        RUNTIME_ROOT RUNTIME_SUBDIRECTORY RUNTIME_APPDIRECTORY RUNTIME_IGNOREDOTFILES RUNTIME_WATCH_ROOT
-        EXPIRATION_JITTER_MAX_SECONDS LOCAL_CACHE_SIZE_IN_BYTES NEAR_LIMIT_RATIO CACHE_KEY_PREFIX BACKEND_TYPE
-        STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT LIMIT_RESPONSE_HEADERS_ENABLED LIMIT_LIMIT_HEADER LIMIT_REMAINING_HEADER
-        LIMIT_RESET_HEADER RESPONSE_DYNAMIC_METADATA REDIS_SOCKET_TYPE REDIS_TYPE REDIS_URL REDIS_POOL_SIZE REDIS_AUTH
-        REDIS_SENTINEL_AUTH REDIS_TLS REDIS_TIMEOUT REDIS_POOL_ON_EMPTY_BEHAVIOR REDIS_TLS_CLIENT_CERT
-        REDIS_TLS_CLIENT_KEY REDIS_TLS_CACERT REDIS_TLS_SKIP_HOSTNAME_VERIFICATION REDIS_PIPELINE_WINDOW
-        REDIS_PIPELINE_LIMIT REDIS_CLUSTER_PIPELINE_PARALLELISM REDIS_STARTUP_INITIAL_INTERVAL
-        REDIS_STARTUP_MAX_INTERVAL REDIS_STARTUP_MAX_ELAPSED_TIME REDIS_PERSECOND REDIS_PERSECOND_SOCKET_TYPE
-        REDIS_PERSECOND_TYPE REDIS_PERSECOND_URL REDIS_PERSECOND_POOL_SIZE REDIS_PERSECOND_AUTH
-        REDIS_PERSECOND_SENTINEL_AUTH REDIS_PERSECOND_TLS REDIS_PERSECOND_TIMEOUT
-        REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR REDIS_PERSECOND_PIPELINE_WINDOW REDIS_PERSECOND_PIPELINE_LIMIT
-        REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM REDIS_HEALTH_CHECK_ACTIVE_CONNECTION MEMCACHE_HOST_PORT
-        MEMCACHE_MAX_IDLE_CONNS MEMCACHE_SRV MEMCACHE_SRV_REFRESH MEMCACHE_TLS MEMCACHE_TLS_CLIENT_CERT
-        MEMCACHE_TLS_CLIENT_KEY MEMCACHE_TLS_CACERT MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION SHADOW_MODE QUOTA_MODE
-        MERGE_DOMAIN_CONFIG TRACING_ENABLED TRACING_SERVICE_NAME TRACING_SERVICE_NAMESPACE TRACING_SERVICE_INSTANCE_ID
-        TRACING_EXPORTER_PROTOCOL TRACING_SAMPLING_RATE HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED
-        FORCE_START_WITHOUT_INITIAL_CONFIG CONFIG_GRPC_XDS_NODE_ID CONFIG_GRPC_XDS_NODE_METADATA
-        CONFIG_GRPC_XDS_SERVER_URL CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL
-        CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS CONFIG_GRPC_XDS_SERVER_USE_TLS CONFIG_GRPC_XDS_CLIENT_TLS_CERT
-        CONFIG_GRPC_XDS_CLIENT_TLS_KEY CONFIG_GRPC_XDS_SERVER_TLS_CACERT CONFIG_GRPC_XDS_SERVER_TLS_SAN
-        XDS_CLIENT_BACKOFF_INITIAL_INTERVAL XDS_CLIENT_BACKOFF_MAX_INTERVAL XDS_CLIENT_BACKOFF_RANDOM_FACTOR
-        XDS_CLIENT_BACKOFF_JITTER XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES";
-
-    #[test]
-    fn every_variable_of_the_reference_is_honoured_refused_or_named_as_without_effect() {
-        for variable in OF_THE_REFERENCE.split_whitespace() {
-            let is_setting = Settings::table().any(|row| row.variable == variable);
-            let is_unused = UNUSED.iter().any(|unused| unused.variable == variable);
-            let is_refused = read(&[(variable, "true")]).is_err();
-            assert!(is_setting != is_unused || (is_refused && !is_setting && !is_unused), "{variable}");
-        }
-    }
 
     #[test]
     fn only_variables_that_are_set_are_named() {
@@ -134,5 +109,64 @@ mod tests {
         let login = [("REDIS_AUTH_COMMAND", "/bin/token"), ("REDIS_CONNECTION_MAX_AGE", "12h")];
         assert_eq!(named(&login), ["REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"]);
         assert!(named(&[login[0], login[1], ("REDIS_URL", "h:1")]).is_empty());
+    }
+    #[test]
+    fn a_variable_of_a_library_is_named_where_the_reference_would_read_it() {
+        let named = |given: &[(&str, &str)]| {
+            let unused = read(given).expect("settings").unused;
+            unused.into_iter().map(|unused| unused.variable).collect::<Vec<_>>()
+        };
+        let all = [
+            ("HTTPS_PROXY", "http://proxy:3128"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "9"),
+            ("DD_AGENT_HOST", "agent"),
+            ("GOMAXPROCS", "2"),
+            ("GODEBUG", ""),
+        ];
+        assert_eq!(named(&all), ["GOMAXPROCS"]);
+        assert_eq!(named(&[&all[..], &[("USE_DOG_STATSD", "1")]].concat()), ["DD_AGENT_HOST", "GOMAXPROCS"]);
+        let spans = ["OTEL_BSP_MAX_QUEUE_SIZE", "HTTPS_PROXY", "GOMAXPROCS"];
+        assert_eq!(named(&[&all[..], &[("TRACING_ENABLED", "T")]].concat()), spans);
+        assert_eq!(named(&[&all[..], &[("OTEL_METRICS_EXPORTER", "otlp")]].concat()), spans);
+        assert_eq!(named(&[&all[..], &[("CONFIG_TYPE", "grpc_xds_sotw")]].concat()), ["HTTPS_PROXY", "GOMAXPROCS"]);
+    }
+
+    #[test]
+    fn a_setting_whose_switch_is_off_is_named() {
+        let named = |given: &[(&str, &str)]| {
+            let unused = read(given).expect("settings").unused;
+            unused.into_iter().map(|unused| unused.variable).collect::<Vec<_>>()
+        };
+        let redis = ("REDIS_URL", "a:1");
+        for (given, switch) in [
+            (&[("EXTRA_TAGS", "a:b")][..], &[("USE_STATSD", "true")][..]),
+            (&[("STATSD_PROTOCOL", "udp")], &[("STATSD_HOST", "a")]),
+            (&[("STATSD_PORT", "9125")], &[("USE_DOG_STATSD", "true")]),
+            (&[("STATS_FLUSH_INTERVAL", "1s")], &[("STATSD_HOST", "a")]),
+            (&[("PROMETHEUS_ADDR", ":1"), ("PROMETHEUS_PATH", "/m")], &[("USE_PROMETHEUS", "true")]),
+            (&[("TRACING_SAMPLING_RATE", "0.5")], &[("TRACING_ENABLED", "true")]),
+            (&[("TRACING_EXPORTER_PROTOCOL", "grpc")], &[("OTEL_METRICS_EXPORTER", "otlp")]),
+            (&[("TRACING_SERVICE_NAME", "a")], &[("TRACING_ENABLED", "true")]),
+            (&[("CONFIG_GRPC_XDS_NODE_ID", "a")], &[("CONFIG_TYPE", "GRPC_XDS_SOTW")]),
+            (&[("XDS_CLIENT_BACKOFF_JITTER", "false")], &[("CONFIG_TYPE", "GRPC_XDS_SOTW")]),
+            (&[("LIMIT_RESET_HEADER", "x-reset")], &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]),
+            (&[("LIMIT_RESET_HEADER", "x-reset")], &[("RESPONSE_HEADERS", "reference")]),
+        ] {
+            let variables: Vec<_> = given.iter().map(|(variable, _)| *variable).collect();
+            assert_eq!(named(given), variables);
+            assert!(named(&[given, switch].concat()).is_empty(), "{given:?} {switch:?}");
+        }
+        let apart = [redis, ("REDIS_PERSECOND_URL", "b:1"), ("REDIS_PERSECOND_TLS", "true")];
+        assert_eq!(named(&apart), ["REDIS_PERSECOND_URL", "REDIS_PERSECOND_TLS"]);
+        assert!(named(&[&apart[..], &[("REDIS_PERSECOND", "true")]].concat()).is_empty());
+        let secure = [("REDIS_TLS_CACERT", "/ca"), ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true")];
+        assert_eq!(named(&[&[redis][..], &secure].concat()), secure.map(|(variable, _)| variable));
+        assert!(named(&[&[redis, ("REDIS_TLS", "true")][..], &secure].concat()).is_empty());
+        assert!(named(&[&[("REDIS_URL", "rediss://a:1")][..], &secure].concat()).is_empty());
+        let mogrifiers = [("STATSD_HOST", "a"), ("USE_DOG_STATSD_MOGRIFIERS", "A")];
+        assert_eq!(named(&mogrifiers), ["USE_DOG_STATSD_MOGRIFIERS"]);
+        assert_eq!(named(&[("USE_DOG_STATSD", "true"), ("STATSD_PROTOCOL", "tcp6")]), ["STATSD_PROTOCOL"]);
+        assert!(named(&[("USE_STATSD", "false"), ("STATSD_PORT", "9125"), ("EXTRA_TAGS", "")]).is_empty());
+        assert!(named(&[("STATSD_PORT", "8125"), ("PROMETHEUS_ADDR", ":9090")]).is_empty(), "the defaults");
     }
 }

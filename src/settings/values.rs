@@ -6,10 +6,8 @@ use std::path::PathBuf;
 
 use http::HeaderName;
 
+use super::hidden::{HIDDEN, shown_url};
 use crate::model::{FailurePolicy, LeaseTerms, Leasing, Micros};
-
-/// Text shown in place of a secret.
-pub(super) const HIDDEN: &str = "***";
 
 /// Type of a setting.
 pub(super) trait Setting: Sized {
@@ -21,9 +19,14 @@ pub(super) trait Setting: Sized {
     const KEEPS_BLANKS: bool = Self::IS_SECRET;
     /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
-    /// Returns an invalid `text` as an error shows it, without possible secrets.
+    /// Returns an invalid `text` as an error shows it, without possible secrets: a URL may have a password even where none is
+    /// expected.
     fn shown(text: &str) -> String {
-        if Self::IS_SECRET { HIDDEN.to_owned() } else { text.to_owned() }
+        match Self::IS_SECRET {
+            true => HIDDEN.to_owned(),
+            false if text.contains("://") || text.contains('@') => shown_url(text),
+            false => text.to_owned(),
+        }
     }
 }
 

@@ -38,7 +38,6 @@ struct Variables {
     key: String,
     authorities: String,
     name: String,
-    _connect_retry: Micros,
     backoff_initial: Micros,
     backoff_max: Micros,
     backoff_growth: BackoffGrowth,
@@ -62,7 +61,6 @@ const ROWS: SettingRows<Variables> = rows!(Variables {
     key: String = "CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", "PEM file with the private key of CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
     authorities: String = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", "PEM file with the CA certificates to trust for the control plane; empty: the CAs of the system";
     name: String = "CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", "DNS name or IP address that the certificate of the control plane must have; empty: the host in CONFIG_GRPC_XDS_SERVER_URL";
-    _connect_retry: Micros = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", "No effect; accepted because envoyproxy/ratelimit has it. XDS_CLIENT_BACKOFF_INITIAL_INTERVAL applies";
     backoff_initial: Micros = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "1s", "Wait before the first new connection to the control plane";
     backoff_max: Micros = "XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", "Longest wait before a new connection to the control plane";
     backoff_growth: BackoffGrowth = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", "Factor by which the wait grows with each failed connection; a factor below 2 counts as 2";
@@ -100,7 +98,7 @@ impl Variables {
         let named = files.into_iter().chain([("CONFIG_GRPC_XDS_SERVER_TLS_SAN", self.name.as_str())]);
         for (variable, found) in named.filter(|(_, found)| !found.is_empty() && !self.is_tls) {
             let takes = "an empty value, because CONFIG_GRPC_XDS_SERVER_USE_TLS is false; set that to true to use TLS";
-            wrong.push(InvalidSetting::Value { variable, found: found.to_owned(), takes });
+            wrong.push(InvalidSetting::Value { variable, found: <String as Setting>::shown(found), takes });
         }
         let duration = |length: Micros| Duration::from_micros(length.get());
         ControlPlane {
@@ -247,7 +245,8 @@ mod tests {
         let parsed = |text| ServerAddress::parse(text).map(|address| (address.host, address.port));
         assert_eq!(parsed("dns:///envoy-gateway:18001"), Some(("envoy-gateway".to_owned(), 18_001)));
         assert_eq!(parsed("[::1]:18001"), Some(("::1".to_owned(), 18_001)));
-        for text in ["", "host", ":18000", "host:", "host:0", "host:65536", "http://host:18000", "a b:1"] {
+        for text in ["", "host", ":18000", "host:", "host:0", "host:65536", "http://host:18000", "a b:1", "a:b@host:1"]
+        {
             assert_eq!(ServerAddress::parse(text), None, "{text}");
         }
         assert_eq!(

@@ -107,5 +107,11 @@ metrics! {
     SPANS_DROPPED: Counter "tidegate_spans_dropped_total" [] "Spans that were recorded but not exported, because the queue was full or the receiver did not accept them";
     LOG_LINES_DROPPED: Counter "tidegate_log_lines_dropped_total" [] "Log lines that were dropped because standard error accepted no more";
     BUILD_INFO: Gauge "tidegate_build_info" ["version"] "Always 1; the label version is the version of Tidegate";
+    PROCESS_CPU: Counter "process_cpu_seconds_total" [] "CPU time of the process, in seconds";
+    PROCESS_OPEN_FILES: Gauge "process_open_fds" [] "Open files of the process, its connections included";
+    PROCESS_MAX_FILES: Gauge "process_max_fds" [] "Maximum number of open files of the process";
+    PROCESS_VIRTUAL: Gauge "process_virtual_memory_bytes" [] "Virtual memory of the process";
+    PROCESS_VIRTUAL_MAX: Gauge "process_virtual_memory_max_bytes" [] "Maximum virtual memory of the process; 18446744073709551615: no limit";
+    PROCESS_RESIDENT: Gauge "process_resident_memory_bytes" [] "Resident memory of the process";
     START_TIME: Gauge "process_start_time_seconds" [] "Time when the process started, in seconds since 1970";
 }

@@ -59,6 +59,16 @@ impl Page {
         self.family(metric, |family| family.sample(&[], value));
     }
 
+    /// Adds a metric with one series and no labels, or without a series if there is no value.
+    pub fn optional(&mut self, metric: &'static Metric, value: Option<impl Into<Value>>) {
+        self.family(metric, |family| value.into_iter().for_each(|value| family.sample(&[], value)));
+    }
+
+    /// Returns true if the page is one of data points.
+    pub fn is_of_points(&self) -> bool {
+        matches!(self.0, Form::Points(_))
+    }
+
     /// Returns the text of the page; nothing for data points.
     pub fn into_text(self) -> String {
         match self.0 {

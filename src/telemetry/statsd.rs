@@ -67,6 +67,8 @@ pub enum Format {
     },
     /// DogStatsD: tags stand behind the value.
     Dog {
+        /// Tags of every statistic that stand first, as they are sent: `KEY:VALUE`.
+        global: Vec<String>,
         /// Tags of every statistic.
         tags: Vec<(String, String)>,
         /// Renaming rules; the first that matches applies.
@@ -109,7 +111,7 @@ impl Format {
                 }
                 write!(text, ":{value}")
             }
-            Self::Dog { tags, mogrifiers } => {
+            Self::Dog { global, tags, mogrifiers } => {
                 let found = mogrifiers.iter().find_map(|rule| Some((rule, rule.pattern.captures(name)?)));
                 let (name, more) = match &found {
                     Some((rule, groups)) => {
@@ -119,7 +121,8 @@ impl Format {
                     None => (name.to_owned(), Vec::new()),
                 };
                 let tags = tags.iter().map(|(key, value)| (key.as_str(), plain(value)));
-                let tags: Vec<_> = tags.chain(more).map(|(key, value)| format!("{key}:{value}")).collect();
+                let tags = tags.chain(more).map(|(key, value)| format!("{key}:{value}"));
+                let tags: Vec<_> = global.iter().cloned().chain(tags).collect();
                 let mark = if tags.is_empty() { "" } else { "|#" };
                 write!(text, "{name}:{value}{mark}{}", tags.join(","))
             }
@@ -163,11 +166,14 @@ mod tests {
             text(|lines| statsd.times("t", &[(0, 1), (7, 2)], lines)),
             "t.__az=eu_1:0|ms\nt.__az=eu_1:7|ms\nt.__az=eu_1:7|ms\n"
         );
-        let dog = Format::Dog { tags, mogrifiers: Vec::new() };
-        assert_eq!(text(|lines| dog.counter("a.b", 3, lines)), "a.b:3|c|#az:eu_1\n");
-        assert_eq!(text(|lines| dog.times("t", &[(7, 1)], lines)), "t:7.000000|ms|#az:eu_1\n");
+        let dog = Format::Dog { global: vec!["env:a.b".to_owned()], tags, mogrifiers: Vec::new() };
+        assert_eq!(text(|lines| dog.counter("a.b", 3, lines)), "a.b:3|c|#env:a.b,az:eu_1\n");
+        assert_eq!(text(|lines| dog.times("t", &[(7, 1)], lines)), "t:7.000000|ms|#env:a.b,az:eu_1\n");
         assert_eq!(
-            text(|lines| Format::Dog { tags: Vec::new(), mogrifiers: Vec::new() }.counter("a", 1, lines)),
+            text(|lines| {
+                let dog = Format::Dog { global: Vec::new(), tags: Vec::new(), mogrifiers: Vec::new() };
+                dog.counter("a", 1, lines);
+            }),
             "a:1|c\n"
         );
     }
@@ -181,7 +187,7 @@ mod tests {
             vec![tag("domain", "$1"), tag("descriptor", "$2")],
         );
         let mogrifiers = vec![by_place.unwrap(), rule("^ratelimit", "x$0", Vec::new()).unwrap()];
-        let dog = Format::Dog { tags: vec![tag("az", "1")], mogrifiers };
+        let dog = Format::Dog { global: Vec::new(), tags: vec![tag("az", "1")], mogrifiers };
         assert_eq!(
             text(|lines| dog.counter("ratelimit.service.rate_limit.mongo_cps.database_users.within_limit", 1, lines)),
             "ratelimit.service.rate_limit.within_limit:1|c|#az:1,domain:mongo_cps,descriptor:database_users\n"

@@ -104,16 +104,62 @@ async fn a_start_stops_at_a_secret_that_is_no_regular_file() {
         }
         let redis = ("REDIS_URL", Path::new("127.0.0.1:1"));
         let tls = ("REDIS_TLS", Path::new("true"));
+        let metrics = ("OTEL_METRICS_EXPORTER", Path::new("otlp"));
+        let collector = ("OTEL_EXPORTER_OTLP_ENDPOINT", Path::new("https://127.0.0.1:1"));
         for variables in [
             &[("REDIS_AUTH_FILE", path.as_path()), redis][..],
             &[("REDIS_TLS_CACERT", &path), redis, tls],
             &[("REDIS_TLS_CLIENT_CERT", &path), ("REDIS_TLS_CLIENT_KEY", &good.key), redis, tls],
             &[("REDIS_TLS_CLIENT_KEY", &path), ("REDIS_TLS_CLIENT_CERT", &good.certificate), redis, tls],
+            &[("OTEL_EXPORTER_OTLP_CERTIFICATE", &path), metrics, collector],
+            &[("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", &path), ("TRACING_ENABLED", Path::new("true")), collector],
+            &[
+                ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &path),
+                ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &good.key),
+                metrics,
+                collector,
+            ],
+            &[
+                ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_KEY", &path),
+                ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE", &good.certificate),
+                metrics,
+                collector,
+            ],
         ] {
             let told = refused(&["serve"], Some(&rules), variables).await;
             let (variable, _) = variables[0];
             assert!(told.contains(&format!("{variable} is ")) && told.contains(words), "{variable} {name}: {told}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_start_stops_at_a_file_for_a_receiver_that_is_not_what_it_should_be() {
+    let (authority, made) = (Authority::new(), tempfile::tempdir().expect("a directory"));
+    let (one, other) = (authority.issue("one"), authority.issue("other"));
+    let (rules, text) = (made.path().join("rules.yaml"), made.path().join("text"));
+    fs::write(&rules, RULES).expect("it is written");
+    fs::write(&text, "not PEM").expect("it is written");
+    for protocol in ["grpc", "http/protobuf"] {
+        let shared = [
+            ("OTEL_METRICS_EXPORTER", Path::new("otlp")),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", Path::new(protocol)),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", Path::new("https://127.0.0.1:1")),
+        ];
+        let authorities = [&shared[..], &[("OTEL_EXPORTER_OTLP_CERTIFICATE", &text)]].concat();
+        let told = refused(&["serve"], Some(&rules), &authorities).await;
+        let expected =
+            format!("OTEL_EXPORTER_OTLP_CERTIFICATE is {}: expected at least one certificate", text.display());
+        assert!(told.contains(&expected), "{told}");
+        let client = [
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", one.certificate.as_path()),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &other.key),
+        ];
+        let told = refused(&["serve"], Some(&rules), &[&shared[..], &client].concat()).await;
+        assert!(
+            told.contains("OTEL_EXPORTER_OTLP_CLIENT_KEY is ") && told.contains("with the certificate beside it"),
+            "{told}"
+        );
     }
 }
 

@@ -25,6 +25,8 @@ mod concurrency;
 mod conformance;
 /// The listeners under load, attack and stop.
 mod edges;
+/// The variables of the reference and of its libraries: obeyed, or named as without effect.
+mod environment;
 /// A real Envoy in front, with the configurations and rules of `examples/`.
 mod envoy;
 /// What the embedded store forgets when it is full.

@@ -181,7 +181,10 @@ async fn a_collector_gets_what_is_on_the_page_by_either_protocol() {
         let differs = |series: &str| series.starts_with("tidegate_connections ");
         let (mut sent, mut shown) = (series(last), page(&served.tidegate.metrics().await));
         sent.retain(|series, _| !differs(series));
-        shown.retain(|series, _| !differs(series));
+        // What the machine says of the process is on the page alone.
+        let is_of_machine = |series: &str| series.starts_with("process_") && !series.starts_with("process_start_time");
+        assert_eq!(shown.keys().filter(|series| is_of_machine(series)).count(), 6);
+        shown.retain(|series, _| !differs(series) && !is_of_machine(series));
         assert_eq!(sent, shown);
         assert_eq!(
             sent["ratelimit_service_rate_limit_over_limit {\"domain\": \"edge\", \"key1\": \"user_alice\"}"],
@@ -257,6 +260,30 @@ async fn a_collector_under_tls_is_sent_metrics_only_where_its_authority_is_trust
             eventually("they are sent or lost", is_told).await;
             served.stop().await;
             assert_eq!(!receiver.metrics().is_empty(), is_sent, "{}", protocol(grpc).1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_collector_may_have_a_private_authority_and_ask_for_a_client_certificate() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let (ca, client) = (authority.certificate(), clients.issue("tidegate"));
+    let text = |path: &std::path::Path| path.to_str().expect("a path").to_owned();
+    let (ca, certificate, key) = (text(&ca), text(&client.certificate), text(&client.key));
+    for (grpc, prefix) in [(false, "OTEL_EXPORTER_OTLP_"), (true, "OTEL_EXPORTER_OTLP_METRICS_")] {
+        let receiver = receiver(grpc).await;
+        let (url, _way) = receiver.under_tls_for(&authority, Some(&clients)).await;
+        let names = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(|name| format!("{prefix}{name}"));
+        let files = [(names[0].as_str(), ca.as_str()), (&names[1], &certificate), (&names[2], &key)];
+        for (files, is_sent) in [(&files[..1], false), (&files[1..], false), (&files[..], true)] {
+            let served = Served::with(&url, &[&[SOON, protocol(grpc)], files].concat()).await;
+            let is_told = async || {
+                let is_told = served.tidegate.log().contains("metrics.undelivered");
+                (is_told || !receiver.metrics().is_empty()).then_some(())
+            };
+            eventually("they are sent or lost", is_told).await;
+            served.stop().await;
+            assert_eq!(!receiver.metrics().is_empty(), is_sent, "{} {files:?}", protocol(grpc).1);
         }
     }
 }

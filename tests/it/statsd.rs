@@ -159,6 +159,27 @@ async fn statsd_gets_what_grew_under_the_names_of_the_reference() {
 }
 
 #[tokio::test]
+async fn statsd_goes_over_udp_where_its_protocol_says_so() {
+    for protocol in ["udp", "UDP4"] {
+        let (receiver, rules) = (Receiver::udp().await, rules());
+        let tidegate = serve(&rules, receiver.port, &[("STATSD_PROTOCOL", protocol), ("EXTRA_TAGS", "az:a")]).await;
+        ask(&tidegate, ALICE, 3).await;
+        receiver.sees(&format!("{USER}.total_hits.__az=a"), 3).await;
+        for packet in receiver.packets() {
+            assert!(packet.ends_with(b"\n") && packet.len() <= 1_432, "{packet:?}");
+        }
+        stop(tidegate).await;
+    }
+    let (receiver, rules) = (Receiver::tcp(0).await, rules());
+    let tidegate = serve(&rules, receiver.port, &[("STATSD_PROTOCOL", "tcp6")]).await;
+    eventually("127.0.0.1 is no address of version 6", async || {
+        tidegate.log().contains("the host has no address for STATSD_PROTOCOL").then_some(())
+    })
+    .await;
+    stop(tidegate).await;
+}
+
+#[tokio::test]
 async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
     let (receiver, rules) = (Receiver::udp().await, rules());
     let mogrifier = [
@@ -167,11 +188,12 @@ async fn dogstatsd_gets_datagrams_of_whole_lines_with_tags_and_new_names() {
         ("DOG_STATSD_MOGRIFIER_RULE_NAME", "hits.$3"),
         ("DOG_STATSD_MOGRIFIER_RULE_TAGS", "domain:$1,rule:$2"),
     ];
-    let more = [&[("USE_DOG_STATSD", "True"), ("USE_STATSD", "1"), ("EXTRA_TAGS", "az:a")][..], &mogrifier].concat();
+    let own = [("USE_DOG_STATSD", "True"), ("USE_STATSD", "1"), ("EXTRA_TAGS", "az:a"), ("DD_VERSION", "1.2")];
+    let more = [&own[..], &mogrifier].concat();
     let tidegate = serve(&rules, receiver.port, &more).await;
     ask(&tidegate, DEEP, 2).await;
-    receiver.sees("hits.total_hits|#az:a,domain:edge,rule:a_b.c.d_e", 2).await;
-    receiver.sees("ratelimit.service.config_load_success|#az:a", 1).await;
+    receiver.sees("hits.total_hits|#version:1.2,az:a,domain:edge,rule:a_b.c.d_e", 2).await;
+    receiver.sees("ratelimit.service.config_load_success|#version:1.2,az:a", 1).await;
     for packet in receiver.packets() {
         assert!(packet.ends_with(b"\n") && packet.len() <= 1_432, "{packet:?}");
     }

@@ -412,7 +412,14 @@ async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
         for (trusted, is_told) in [(&other, false), (&authority, true)] {
             let (rules, trusted) = (rules(RULES), trusted.certificate());
             let trusted = trusted.to_str().expect("a path");
-            let settings = [("TRACING_EXPORTER_PROTOCOL", protocol), ("SSL_CERT_FILE", trusted)];
+            // A directory of authorities is as good as a file.
+            let directory = tempfile::tempdir().expect("a directory");
+            std::fs::copy(trusted, directory.path().join("authority.pem")).expect("it is copied");
+            let trusted = match protocol {
+                "grpc" => ("SSL_CERT_DIR", directory.path().to_str().expect("a path")),
+                _ => ("SSL_CERT_FILE", trusted),
+            };
+            let settings = [("TRACING_EXPORTER_PROTOCOL", protocol), trusted];
             let tidegate = serve(&rules, &url, &settings).await;
             let mut client = Client::of(&tidegate).await;
             assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1));
@@ -423,6 +430,33 @@ async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
             }
             stop(tidegate).await;
             assert_eq!(receiver.spans().len(), usize::from(is_told), "{protocol}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_receiver_may_have_a_private_authority_and_ask_for_a_client_certificate() {
+    let (authority, clients) = (Authority::new(), Authority::new());
+    let (ca, client) = (authority.certificate(), clients.issue("tidegate"));
+    let text = |path: &std::path::Path| path.to_str().expect("a path").to_owned();
+    let (ca, certificate, key) = (text(&ca), text(&client.certificate), text(&client.key));
+    for (protocol, prefix) in [("http", "OTEL_EXPORTER_OTLP_TRACES_"), ("grpc", "OTEL_EXPORTER_OTLP_")] {
+        let receiver = if protocol == "grpc" { Receiver::grpc().await } else { Receiver::http().await };
+        let (url, _way) = receiver.under_tls_for(&authority, Some(&clients)).await;
+        let names = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(|name| format!("{prefix}{name}"));
+        let files = [(names[0].as_str(), ca.as_str()), (&names[1], &certificate), (&names[2], &key)];
+        for (files, is_told) in [(&files[..1], false), (&files[1..], false), (&files[..], true)] {
+            let rules = rules(RULES);
+            let tidegate = serve(&rules, &url, &[&[("TRACING_EXPORTER_PROTOCOL", protocol)], files].concat()).await;
+            let mut client = Client::of(&tidegate).await;
+            assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1));
+            if is_told {
+                receiver.of_kind(SERVER, 1).await;
+            } else {
+                eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
+            }
+            stop(tidegate).await;
+            assert_eq!(receiver.spans().len(), usize::from(is_told), "{protocol} {files:?}");
         }
     }
 }

@@ -19,9 +19,10 @@ use tonic::Code;
 
 use super::client::{Calls, Client};
 use super::http::HttpClient;
-use super::process::{Process, Usage, Used};
+use super::process::{Process, Used};
 use super::requests::Distribution;
 use super::results::{Ended, Interval, Tally};
+use crate::app::process::Usage;
 use crate::model::counted;
 
 /// Pause of a caller after a call that the server did not answer: 10 ms, so that a server that is gone is not called in a tight loop.

@@ -1,15 +1,8 @@
-//! CPU time and memory of the processes in `--process`, from Linux' `/proc`.
-
-use std::fs::read_to_string;
-use std::io;
-use std::time::Duration;
+//! CPU time and memory of the processes in `--process`.
 
 use anyhow::Context;
 
-/// Milliseconds of a tick, the unit of CPU times: Linux shows 100 ticks a second to programs on every machine (`USER_HZ`).
-const TICK_MS: u64 = 10;
-/// Place of user and system time behind the name of a process in `stat`: the fields 14 and 15 of proc(5), the name is the second.
-const USER_TIME: usize = 11;
+use crate::app::process::Usage;
 
 /// Process in `--process NAME=PID`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,15 +10,6 @@ pub(super) struct Process {
     /// Name in the results.
     pub(super) name: String,
     pub(super) pid: u32,
-}
-
-/// Usage of a process at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Usage {
-    /// CPU time so far of all its threads, those that have ended included.
-    pub(super) cpu: Duration,
-    /// Resident memory.
-    pub(super) resident_bytes: u64,
 }
 
 /// Usage of a process during the measurement.
@@ -51,11 +35,7 @@ impl Process {
     /// If there is no such process.
     pub(super) fn usage(&self) -> anyhow::Result<Usage> {
         let Self { name, pid } = self;
-        let read = |file: &str| read_to_string(format!("/proc/{pid}/{file}"));
-        let usage = read("stat").and_then(|stat| {
-            Usage::of(&stat, &read("status")?).ok_or_else(|| io::Error::other("it has no CPU time or memory"))
-        });
-        usage.with_context(|| {
+        Usage::of(&pid.to_string()).with_context(|| {
             format!(
                 "--process {name}={pid}: /proc/{pid}/stat cannot be read; set the PID of a running process, on Linux"
             )
@@ -70,19 +50,6 @@ impl Process {
     }
 }
 
-impl Usage {
-    /// Parses the files `stat` and `status` of a process.
-    fn of(stat: &str, status: &str) -> Option<Self> {
-        // `schedstat` counts nanoseconds, but those of threads that have ended are not in it. The name may contain spaces and brackets.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        let ticks = fields.split_whitespace().skip(USER_TIME).take(2).map(str::parse::<u64>);
-        let ticks = ticks.sum::<Result<u64, _>>().ok()?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
-        let kib: u64 = kib?.parse().ok()?;
-        Some(Self { cpu: Duration::from_millis(ticks * TICK_MS), resident_bytes: kib * 1_024 })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,15 +60,6 @@ mod tests {
         for wrong in ["42", "=42", "server=", "server=0", "server=-1", "server=x"] {
             assert_eq!(parse(wrong), Err("write NAME=PID, such as server=4242"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn cpu_time_is_that_of_user_and_system() {
-        let stat = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 7 8 20 0";
-        let usage = Usage { cpu: Duration::from_secs(2), resident_bytes: 2_048 * 1_024 };
-        assert_eq!(Usage::of(stat, "Name:\ta\nVmRSS:\t    2048 kB\n"), Some(usage));
-        assert_eq!(Usage::of(stat, "Name:\ta kernel thread\n"), None);
-        assert_eq!(Usage::of("", ""), None);
     }
 
     #[test]

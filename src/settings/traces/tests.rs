@@ -27,6 +27,7 @@ fn the_defaults_are_the_references() {
     let expected = TraceSettings {
         protocol: ExportProtocol::Http,
         endpoint: "http://localhost:4318/v1/traces".to_owned(),
+        tls: None,
         timeout: Duration::from_secs(10),
         ratio: 1.0,
         follows_caller: true,

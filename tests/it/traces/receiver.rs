@@ -18,9 +18,10 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
-use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
@@ -117,13 +118,30 @@ impl Receiver {
 
     /// A way to it under TLS, by the name `localhost`.
     pub async fn under_tls(&self, authority: &Authority) -> (String, AbortOnDrop) {
+        self.under_tls_for(authority, None).await
+    }
+
+    /// The same, only for clients with a certificate of `clients`, if that is given.
+    pub async fn under_tls_for(&self, authority: &Authority, clients: Option<&Authority>) -> (String, AbortOnDrop) {
         let issued = authority.issue("localhost");
         let chain =
             CertificateDer::pem_file_iter(&issued.certificate).expect("it reads").map(|read| read.expect("PEM"));
         let key = PrivateKeyDer::from_pem_file(&issued.key).expect("a key");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.expect("the protocol").with_no_client_auth().with_single_cert(chain.collect(), key);
+        let config = config.expect("the protocol");
+        let config = match clients {
+            None => config.with_no_client_auth(),
+            Some(clients) => {
+                let mut roots = RootCertStore::empty();
+                let certificate = CertificateDer::from_pem_file(clients.certificate()).expect("a certificate");
+                roots.add(certificate).expect("an authority");
+                let provider = Arc::new(rustls::crypto::ring::default_provider());
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+                config.with_client_cert_verifier(verifier.expect("a verifier"))
+            }
+        };
+        let config = config.with_single_cert(chain.collect(), key);
         let mut config = config.expect("a key of this certificate");
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let (acceptor, listener, to) = (TlsAcceptor::from(Arc::new(config)), listener().await, self.at);
