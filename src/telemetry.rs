@@ -4,6 +4,7 @@
 //! Nothing here blocks, and no value from a client becomes a label unless a rule asks for it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -29,6 +30,7 @@ use self::series::Rules;
 use self::servers::ServerMetrics;
 use self::times::Times;
 use self::traces::{Span, Traces, Way};
+use self::undecided::{Reason, UndecidedCalls};
 use self::value::seconds;
 use crate::model::{About, Answered, Deciding, Decision, Micros, Outcome, Request, Wait};
 
@@ -58,6 +60,7 @@ pub mod throttle;
 mod times;
 pub mod top;
 pub mod traces;
+pub mod undecided;
 pub mod unmatched;
 mod value;
 
@@ -83,6 +86,7 @@ pub struct Telemetry {
     times: Option<Times>,
     invalid: AtomicU64,
     limited: Arc<LimitedCalls>,
+    undecided: UndecidedCalls,
     /// Decisions in which a failure policy answered for the store at least once.
     unasked: AtomicU64,
     shadowed_refusals: AtomicU64,
@@ -138,6 +142,7 @@ impl Telemetry {
             times: None,
             invalid: AtomicU64::new(0),
             limited: Arc::default(),
+            undecided: UndecidedCalls::default(),
             unasked: AtomicU64::new(0),
             shadowed_refusals: AtomicU64::new(0),
             delayed: Default::default(),
@@ -228,6 +233,11 @@ impl Telemetry {
             return;
         }
         self.invalid.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a gRPC call of `peer` that ended before a decision, even if other calls are not counted.
+    pub fn undecided(&self, reason: Reason, peer: Option<IpAddr>, method: Option<&str>) {
+        self.undecided.count(reason, peer, method);
     }
 
     /// Counts a call that hit a bound of this process, even if other calls are not counted.
@@ -398,6 +408,7 @@ impl Telemetry {
             HttpDoor::ALL.into_iter().for_each(|door| family.sample(&[door.name()], self.http_requests.of(door)));
         });
         self.limited.write_to(page);
+        self.undecided.write_to(page);
         page.family(&RESPONSE_TIME, |family| family.histogram(&[METHOD], &self.response_time));
         let Loads { succeeded, rejected, is_rejected, rules, generation, loaded_us } = &self.loads;
         page.single(&LOADS, read(succeeded));

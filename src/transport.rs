@@ -12,6 +12,7 @@
 pub mod activity;
 pub mod admin;
 pub mod answer;
+mod authority;
 pub mod body;
 pub mod budget;
 pub mod callers;

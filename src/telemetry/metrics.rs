@@ -56,6 +56,7 @@ metrics! {
     TOTAL_REQUESTS: Counter "ratelimit_service_total_requests" ["grpc_method"] "gRPC calls";
     REQUESTS: Counter "tidegate_requests_total" ["door"] "Requests for a decision, by the door at which they arrived: grpc, json (/json) or check (/check); also those that are refused or invalid";
     CALLS_LIMITED: Counter "tidegate_calls_limited_total" ["cause"] "Calls that hit a bound of this process on size, time or memory, by bound";
+    CALLS_UNDECIDED: Counter "tidegate_calls_undecided_total" ["reason"] "gRPC calls that got an error and no decision, by reason; not those of the policy error and those without a right";
     RESPONSE_TIME: Histogram "ratelimit_service_response_time_seconds" ["grpc_method"] "Time from the message of a gRPC call to its answer";
     LOADS: Counter "ratelimit_service_config_load_success" [] "Loads of rules that took effect, the first included";
     REJECTED_LOADS: Counter "ratelimit_service_config_load_error" [] "Loads of rules that were rejected; a rejected load changes nothing";

@@ -6,12 +6,14 @@
 //! refused. One call at a time may exceed the bound (the turn), so that a connection full of unfinished messages makes
 //! progress (`docs/decisions/0024`).
 
+pub(super) mod inflation;
 pub mod process;
 pub(super) mod runner;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::mem;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
@@ -20,6 +22,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use self::inflation::InflationTurn;
 use self::process::{CALL_BYTES, OPEN_BODY_BYTES, Pace, ProcessAccount};
 use super::activity::InFlight;
 use super::waiting::ReadEmpty;
@@ -60,11 +63,13 @@ pub(super) struct Account {
     now: AtomicUsize,
     /// Turn of the large requests of this connection: a semaphore with one permit.
     large: OnceLock<Arc<Semaphore>>,
-    /// Turn of the large bodies of `/json` and `/check` on this connection, in the same way.
+    /// Turn of the large bodies of `/json` and `/check`, and of large compressed messages, on this connection, in the same way.
     bodies: OnceLock<Arc<Semaphore>>,
     limited: Option<Arc<LimitedCalls>>,
     process: Arc<ProcessAccount>,
     read_empty: Arc<ReadEmpty>,
+    /// Address of the peer. `None` on a Unix socket.
+    peer: Option<IpAddr>,
 }
 
 /// Bytes that were read around the data of open bodies (those not read to their end). The data of a body can be a small
@@ -119,6 +124,8 @@ pub(super) struct Call {
     answer: Answering,
     /// Guard that makes the connection busy.
     in_flight: Option<InFlight>,
+    /// Turn in which its message was inflated.
+    inflation: Option<InflationTurn>,
 }
 
 /// Progress of the answer of a call.
@@ -146,7 +153,12 @@ impl Account {
     ) -> Self {
         let [held, begun, all] = [0; 3].map(AtomicUsize::new);
         let (queue, around, now, large, bodies) = Default::default();
-        Self { held, begun, all, queue, around, now, large, bodies, limited, process, read_empty }
+        Self { held, begun, all, queue, around, now, large, bodies, limited, process, read_empty, peer: None }
+    }
+
+    /// Sets the address of the peer.
+    pub(super) fn with_peer(self, peer: Option<IpAddr>) -> Self {
+        Self { peer, ..self }
     }
 
     /// Returns true while requests must arrive soon, because all connections together hold far too much memory.
@@ -281,7 +293,7 @@ impl Call {
     pub(super) fn new(account: Arc<Account>, in_flight: Option<InFlight>) -> Self {
         account.add(CALL_BYTES);
         let answer = Answering::default();
-        Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight }
+        Self { account, bytes: 0, arrived: 0, ticket: None, has_turn: false, answer, in_flight, inflation: None }
     }
 
     /// Returns true if this call may begin a message. Otherwise `waker` is woken for another try. `may_take_turn` is
@@ -378,6 +390,24 @@ pub(super) fn may_begin(cx: &Context<'_>) -> bool {
 /// its task is woken for another try. Returns false outside of a call.
 pub(super) fn may_hold(bytes: usize, cx: &Context<'_>) -> bool {
     running(|call| call.may_hold(bytes, true, cx.waker())).unwrap_or(false)
+}
+
+/// Returns true if the running call may keep `bytes` in place of its message, and counts them until the answer is there.
+/// Otherwise its task is woken for another try. Returns true outside of a call.
+pub(super) fn may_keep(bytes: usize, cx: &Context<'_>) -> bool {
+    running(|call| {
+        let may_hold = call.may_hold(bytes, true, cx.waker());
+        if may_hold {
+            call.keeps(bytes);
+        }
+        may_hold
+    })
+    .unwrap_or(true)
+}
+
+/// Returns the address of the peer of the running call. `None` on a Unix socket.
+pub(super) fn peer() -> Option<IpAddr> {
+    running(|call| call.account.peer).flatten()
 }
 
 /// Sets the bytes of the running call's message that have arrived and are kept to `bytes`.

@@ -21,10 +21,14 @@ pub(super) enum Ending {
 impl Ending {
     /// Returns the end of a connection whose future returned `ended`.
     pub(super) fn of(ended: hyper::Result<()>, state: &State) -> Self {
-        let Err(error) = ended else { return Self::Closed };
+        let Err(error) = ended else {
+            // HTTP/1 takes an error before its first request for an end.
+            return if state.broken() == Some(FrameError::Tls) { Self::Ended(EndCause::Tls) } else { Self::Closed };
+        };
         match (state.broken(), how(&error)) {
             (Some(FrameError::Trailers), _) => Self::Failed(EndCause::Trailers, error.into()),
             (Some(FrameError::Http1), _) => Self::Failed(EndCause::Http1, error.into()),
+            (Some(FrameError::Tls), _) => Self::Failed(EndCause::Tls, error.into()),
             (Some(FrameError::PushPromise), _) => Self::Failed(EndCause::ProtocolError, error.into()),
             (Some(FrameError::LateHead), _) => Self::Failed(EndCause::LateHead, error.into()),
             // hyper starts the timeout of a request head at the answer before it, so this is an HTTP/1 connection that

@@ -9,6 +9,8 @@ use std::mem;
 use thiserror::Error;
 use tokio::time::{Duration, Instant};
 
+use super::authority::AuthorityRepair;
+
 /// Maximum bytes of trailers: 64. No gRPC request has trailers (gRPC over HTTP/2, Requests), so no client needs more.
 const MOST_TRAILER_BYTES: usize = 64;
 /// Time in which a head that has begun must end: 5 s. Ordinary heads arrive in one piece.
@@ -47,6 +49,8 @@ pub(super) struct FrameReader {
     is_data: bool,
     /// Bytes that are not data of a body, since the last [`FrameReader::take_around`].
     around: usize,
+    /// `None` on TCP, where no client sends a path as authority.
+    authority: Option<Box<AuthorityRepair>>,
 }
 
 type IsLast = bool;
@@ -74,6 +78,9 @@ pub(super) enum FrameError {
     /// A request of HTTP/1 in place of the preface.
     #[error("a client spoke HTTP/1")]
     Http1,
+    /// TLS on a connection in plaintext.
+    #[error("a client spoke TLS to a plaintext listener")]
+    Tls,
 }
 
 impl FrameReader {
@@ -90,7 +97,13 @@ impl FrameReader {
             begun: None,
             is_data: false,
             around: 0,
+            authority: None,
         }
+    }
+
+    /// Repairs the authority of each call, as clients send it on a Unix socket.
+    pub(super) fn repairing_authority(self) -> Self {
+        Self { authority: Some(Box::new(AuthorityRepair::new())), ..self }
     }
 
     /// Returns the memory in bytes that h2 may take for a head whose end has not arrived.
@@ -108,22 +121,26 @@ impl FrameReader {
         mem::take(&mut self.around)
     }
 
-    /// Reads the next bytes.
+    /// Reads the next bytes, and repairs what h2 would refuse ([`FrameReader::repairing_authority`]).
     ///
     /// # Errors
     /// Returns an error if the peer sends trailers that are too long, or a frame that it must not send.
-    pub(super) fn pass(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
+    pub(super) fn pass(&mut self, bytes: &mut [u8]) -> Result<(), FrameError> {
         let mut bytes = self.pass_preface(bytes)?;
         while !bytes.is_empty() {
             if self.missing > 0 {
                 let passed = self.missing.min(bytes.len());
                 self.missing -= passed;
-                bytes = bytes.get(passed..).unwrap_or_default();
+                let (payload, rest) = bytes.split_at_mut(passed);
+                if let (Some(authority), Some(_)) = (&mut self.authority, self.fields) {
+                    authority.repair(payload);
+                }
+                bytes = rest;
                 self.around += if self.is_data { 0 } else { passed };
                 self.pass_fields(passed)?;
             } else {
                 let wanted = (FRAME_HEAD_BYTES - self.head_bytes).min(bytes.len());
-                let (read, rest) = bytes.split_at(wanted);
+                let (read, rest) = bytes.split_at_mut(wanted);
                 self.head[self.head_bytes..][..wanted].copy_from_slice(read);
                 self.head_bytes += wanted;
                 self.around += wanted;
@@ -139,12 +156,12 @@ impl FrameReader {
     }
 
     /// Compares `bytes` with the rest of the preface. Returns the bytes after it. h2 reports bytes that are no text.
-    fn pass_preface<'b>(&mut self, bytes: &'b [u8]) -> Result<&'b [u8], FrameError> {
+    fn pass_preface<'b>(&mut self, bytes: &'b mut [u8]) -> Result<&'b mut [u8], FrameError> {
         let expected = PREFACE.get(self.preface_bytes..).unwrap_or_default();
-        let (read, rest) = bytes.split_at(expected.len().min(bytes.len()));
-        let is_preface = expected.starts_with(read);
         // The name of a method: upper-case letters. At least `P`, the beginning of the preface, is in `bytes` or was before.
         let is_method = self.preface_bytes > 0 || bytes.first().is_some_and(u8::is_ascii_uppercase);
+        let (read, rest) = bytes.split_at_mut(expected.len().min(bytes.len()));
+        let is_preface = expected.starts_with(read);
         if !is_preface && is_method {
             return Err(FrameError::Http1);
         }
@@ -164,6 +181,11 @@ impl FrameReader {
             let is_trailers = stream <= self.last_stream;
             self.last_stream = self.last_stream.max(stream);
             self.begun = Some(BegunHead { bytes: 0, is_trailers, since: Instant::now() });
+        }
+        match (&mut self.authority, kind) {
+            (Some(authority), HEADERS) => authority.begin(flags, self.missing),
+            (Some(authority), CONTINUATION) => authority.go_on(self.missing),
+            _ => {}
         }
         if kind == PUSH_PROMISE { Err(FrameError::PushPromise) } else { Ok(()) }
     }
@@ -197,8 +219,8 @@ mod tests {
     /// Passes a preface and the frames `sent`, in parts of `cut` bytes.
     fn passed(sent: &[Vec<u8>], cut: usize) -> Result<FrameReader, FrameError> {
         let mut frames = FrameReader::new();
-        let bytes = [PREFACE, &sent.concat()].concat();
-        bytes.chunks(cut).try_for_each(|part| frames.pass(part))?;
+        let mut bytes = [PREFACE, &sent.concat()].concat();
+        bytes.chunks_mut(cut).try_for_each(|part| frames.pass(part))?;
         Ok(frames)
     }
 
@@ -217,7 +239,7 @@ mod tests {
         let part = passed(&[frame(HEADERS, END_HEADERS, 1, 100)], 50).expect("no trailers");
         assert_eq!(part.due(), None);
         let mut part = part;
-        part.pass(&frame(HEADERS, END_HEADERS, 3, 100)[..59]).expect("no trailers");
+        part.pass(&mut frame(HEADERS, END_HEADERS, 3, 100)[..59]).expect("no trailers");
         assert_eq!(part.begun_bytes(), 50 * HEAD_BYTE_COST);
     }
 
@@ -227,14 +249,12 @@ mod tests {
             let request = format!("{method} /json HTTP/1.1\r\nhost: tidegate\r\n\r\n");
             for cut in [1, 2, 7, 8_192] {
                 let mut frames = FrameReader::new();
-                let read = request.as_bytes().chunks(cut).try_for_each(|part| frames.pass(part));
+                let read = request.clone().into_bytes().chunks_mut(cut).try_for_each(|part| frames.pass(part));
                 assert_eq!(read, Err(FrameError::Http1), "{method} {cut}");
             }
         }
-        let hello = [0x16, 3, 1, 2, 0, 1];
-        assert_eq!(FrameReader::new().pass(&hello), Ok(()), "TLS is left to h2");
         let mut whole = FrameReader::new();
-        assert_eq!((whole.pass(PREFACE), whole.take_around()), (Ok(()), PREFACE.len()));
+        assert_eq!((whole.pass(&mut PREFACE.to_vec()), whole.take_around()), (Ok(()), PREFACE.len()));
     }
 
     #[test]

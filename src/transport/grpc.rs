@@ -21,12 +21,13 @@ use tonic_health::server::HealthReporter;
 use tower::Service;
 
 mod large;
+mod undecided;
 
 use super::budget;
 use super::callers::{ConnectionCaller, Denied};
-use super::head::EXPLAIN;
+use super::head::{EXPLAIN, GRPC_ENCODING};
 use super::hold::{Caller, Held, Permits};
-use super::message::{Beginning, LARGEST_MESSAGE, Unopened, UnreadMessage};
+use super::message::{Beginning, Compression, LARGEST_MESSAGE, Unopened, UnreadMessage, Unreadable};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::{CallerTime, Limiter};
 use crate::model::{InvalidRequest, Request, Rights};
@@ -38,9 +39,12 @@ use crate::proto::large::SLICE_DESCRIPTORS;
 use crate::telemetry::Telemetry;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
+use crate::telemetry::undecided::Reason;
 
 /// Path of the only method that decides.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Prefix of the paths of the health check.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 /// Names of the health check: the server as a whole, the reference's name, and the service's own name.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
@@ -206,20 +210,30 @@ impl Edge {
                 Err(Undecided::NotGranted) => span.answered("PERMISSION_DENIED", false),
             }
         }
-        answer.map(Response::new).map_err(Status::from)
+        answer.map(Response::new).map_err(|undecided| {
+            if let Some(reason) = undecided.reason() {
+                self.undecided(reason, None);
+            }
+            undecided.into()
+        })
+    }
+
+    /// Counts a call that ended before a decision.
+    fn undecided(&self, reason: Reason, method: Option<&str>) {
+        self.telemetry.undecided(reason, budget::peer(), method);
     }
 }
 
 /// Handler of one call of `ShouldRateLimit`.
-struct DecisionHandler(Arc<Edge>);
+struct DecisionHandler<'a>(&'a Arc<Edge>);
 
-impl UnaryService<Incoming> for DecisionHandler {
+impl UnaryService<Incoming> for DecisionHandler<'_> {
     type Response = Outgoing;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Outgoing>, Status>> + Send>>;
 
     fn call(&mut self, request: Wire<Incoming>) -> Self::Future {
         let is_explained = request.metadata().as_ref().contains_key(&EXPLAIN);
-        let edge = if is_explained { Arc::new(self.0.explaining()) } else { Arc::clone(&self.0) };
+        let edge = if is_explained { Arc::new(self.0.explaining()) } else { Arc::clone(self.0) };
         Box::pin(async move { edge.should_rate_limit(request).await })
     }
 }
@@ -331,19 +345,52 @@ impl Services {
         Ok((Self { decisions: Arc::new(edge), others, limiter }, health))
     }
 
-    /// Answers a call whose message has not arrived, or is above [`LARGEST_MESSAGE`].
-    fn open<B>(&self, mut head: Parts, body: Unopened<B>) -> AnswerFuture
+    /// Answers a call whose message has not arrived, is above [`LARGEST_MESSAGE`], or is compressed.
+    fn open<B>(&self, mut head: Parts, body: Unopened<B>, compression: Compression) -> AnswerFuture
     where
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
     {
         let (decisions, limiter) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter));
         self.counted(Box::pin(async move {
-            match body.open(&mut head, || limiter.rules().longest_domain()).await {
+            match body.open(&mut head, compression, || limiter.rules().longest_domain()).await {
                 Ok(body) => answer(decisions, http::Request::from_parts(head, body)).await,
-                Err(broken) => Ok(broken.into_http()),
+                Err(unreadable) => Ok(decisions.unreadable(unreadable)),
             }
         }))
+    }
+
+    /// Answers a call of any other method. One that no service has is answered with the method that decides.
+    fn other<B>(&self, mut head: Parts, body: B) -> AnswerFuture
+    where
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        let (edge, limiter, mut others) = (Arc::clone(&self.decisions), Arc::clone(&self.limiter), self.others.clone());
+        Box::pin(async move {
+            let path = head.uri.path().to_owned();
+            // Its requests are single messages. tonic would refuse the encoding, even if the message is not compressed.
+            let encoding = path.starts_with(HEALTH).then(|| head.headers.remove(&GRPC_ENCODING)).flatten();
+            let answer = match encoding {
+                None => others.call(http::Request::from_parts(head, body)).await,
+                Some(encoding) => {
+                    let opened = match Beginning::of(body) {
+                        Ok(Beginning::Ordinary(body)) => Ok(body),
+                        Ok(Beginning::Other(body)) => {
+                            let compression = Compression::of(Some(&encoding));
+                            let longest_domain = || limiter.rules().longest_domain();
+                            body.open(&mut head, compression, longest_domain).await
+                        }
+                        Err(broken) => Err(Status::from_error(broken.into()).into()),
+                    };
+                    match opened {
+                        Ok(body) => others.call(http::Request::from_parts(head, body)).await,
+                        Err(unreadable) => return Ok(edge.unreadable(unreadable)),
+                    }
+                }
+            };
+            Ok(edge.named(answer?, &path))
+        })
     }
 
     /// Counts the call if its body does not arrive in time.
@@ -366,7 +413,10 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>> + Send + 'static,
 {
-    Ok(Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE).unary(DecisionHandler(edge), request).await)
+    let mut grpc = Grpc::new(Decisions).max_decoding_message_size(LARGEST_MESSAGE);
+    let answer = grpc.unary(DecisionHandler(&edge), request).await;
+    edge.note_malformed(&answer);
+    Ok(answer)
 }
 
 type AnswerFuture = Pin<Box<dyn Future<Output = Result<http::Response<tonic::body::Body>, Infallible>> + Send>>;
@@ -385,10 +435,12 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> AnswerFuture {
-        if request.uri().path() != SHOULD_RATE_LIMIT {
-            return Box::pin(self.others.call(request));
+        let (mut head, body) = request.into_parts();
+        if head.uri.path() != SHOULD_RATE_LIMIT {
+            return self.other(head, body);
         }
-        let (head, body) = request.into_parts();
+        // tonic would refuse the encoding, even if the message is not compressed.
+        let compression = Compression::of(head.headers.remove(&GRPC_ENCODING).as_ref());
         match Beginning::of(body) {
             Ok(Beginning::Ordinary(body)) => {
                 let has_arrived = body.has_arrived();
@@ -396,7 +448,7 @@ where
                 let answered: AnswerFuture = Box::pin(answer(Arc::clone(&self.decisions), request));
                 if has_arrived { answered } else { self.counted(answered) }
             }
-            Ok(Beginning::Other(body)) => self.open(head, body),
+            Ok(Beginning::Other(body)) => self.open(head, body, compression),
             Err(broken) => Box::pin(ready(Ok(Status::from_error(broken.into()).into_http()))),
         }
     }

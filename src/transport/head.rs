@@ -18,7 +18,8 @@ const LONGEST_PATH: usize = 256;
 const LONGEST_METHOD: usize = 15;
 
 static GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+/// Compression of the messages of a call.
+pub(super) static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 /// [`proto::EXPLAIN`] as a header name.
 pub(super) static EXPLAIN: HeaderName = HeaderName::from_static(proto::EXPLAIN);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::budget::inflation::InflationTurn;
 use crate::model::{Decision, Micros, Outcome};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 
@@ -104,6 +105,7 @@ impl Hold {
     /// Waits until the answer is due.
     pub(super) async fn over(self) {
         if !self.length.is_zero() {
+            InflationTurn::end();
             // Boxed, because a timer is large and hardly any call has one.
             Box::pin(tokio::time::sleep(self.length)).await;
         }

@@ -102,7 +102,7 @@ impl Listener {
             began: Instant::now(),
             ages: Ages::new(limits.age),
             errors: LogThrottle::new(),
-            warnings: EndCause::ALL.map(|_| LogThrottle::new()),
+            warnings: EndCause::ALL.map(|how| LogThrottle::every(how.log_interval())),
         };
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -131,7 +131,7 @@ struct Loop {
     name: &'static str,
     tally: Arc<Tally>,
     tls: Option<Arc<ListenerTls>>,
-    connections: JoinSet<Ending>,
+    connections: JoinSet<(Ending, Option<IpAddr>)>,
     idle: Idle,
     began: Instant,
     ages: Ages,
@@ -151,7 +151,7 @@ impl Loop {
         stop: &StopNotice,
     ) -> Option<Duration> {
         let Some(slot) = slots.take() else {
-            self.count(EndCause::Refused);
+            self.count(EndCause::Refused, client);
             return Some(REFUSAL_REST);
         };
         self.tally.accepted.fetch_add(1, Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl Loop {
         let connection = async move {
             let _held = (slot, seat);
             let state = State::default();
-            match tls {
+            let ending = match tls {
                 None => match stream.register() {
                     Ok(stream) => {
                         let stream = Stream::Plain(Link::plain(stream, limits.stall));
@@ -175,7 +175,8 @@ impl Loop {
                 },
                 // Boxed, so that a connection in plaintext has no space for it.
                 Some(tls) => Box::pin(shaken(tls, protocol, (stream, client), state, activity, limits, stop)).await,
-            }
+            };
+            (ending, client)
         };
         let id = self.connections.spawn_on(connection, &worker).id();
         self.idle.add(id, shared);
@@ -196,13 +197,14 @@ impl Loop {
         Some(ACCEPT_REST)
     }
 
-    fn ended(&mut self, ended: Result<(Id, Ending), JoinError>) -> Drained {
+    fn ended(&mut self, ended: Result<(Id, (Ending, Option<IpAddr>)), JoinError>) -> Drained {
         let name = self.name;
+        let client = ended.as_ref().ok().and_then(|(_, (_, client))| *client);
         self.idle.remove(ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id));
         let how = match ended {
-            Ok((_, Ending::Closed)) => None,
-            Ok((_, Ending::Ended(how))) => Some(how),
-            Ok((_, Ending::Failed(how, error))) => {
+            Ok((_, (Ending::Closed, _))) => None,
+            Ok((_, (Ending::Ended(how), _))) => Some(how),
+            Ok((_, (Ending::Failed(how, error), _))) => {
                 tracing::debug!(event = "connection.failed", listener = name, how = how.name(), %error, "a connection failed");
                 Some(how)
             }
@@ -216,7 +218,7 @@ impl Loop {
             }
             Err(_) => Some(EndCause::Cut),
         };
-        how.into_iter().for_each(|how| self.count(how));
+        how.into_iter().for_each(|how| self.count(how, client));
         // Counted after the cause, so that a reader that sees no open connection sees why each ended.
         self.tally.ended.fetch_add(1, Ordering::Release);
         match how {
@@ -226,12 +228,13 @@ impl Loop {
         }
     }
 
-    /// Counts a connection that ended abnormally. Logs a rate-limited warning for causes that an operator should know.
-    fn count(&mut self, how: EndCause) {
+    /// Counts a connection of `client` that ended abnormally. Logs a rate-limited warning for causes that an operator should know.
+    fn count(&mut self, how: EndCause, client: Option<IpAddr>) {
         self.tally.end(how, 1);
         let (Some(sentence), Some(number)) = (how.warning(), how.number()) else { return };
         if let Some(count) = self.warnings.get(number).and_then(LogThrottle::due) {
-            tracing::warn!(event = "connections.ended", listener = self.name, how = how.name(), count, "{sentence}");
+            let (how, last_client) = (how.name(), client.map(tracing::field::display));
+            tracing::warn!(event = "connections.ended", listener = self.name, how, count, last_client, "{sentence}");
         }
     }
 

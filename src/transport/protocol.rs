@@ -180,7 +180,7 @@ impl<S: Answering> Http2<S> {
     ) -> <Self as Protocol>::Connection {
         let limits = &self.limits;
         let account = Account::new(self.limited.clone(), Arc::clone(&self.process), socket.read_empty());
-        let account = Arc::new(account);
+        let account = Arc::new(account.with_peer(socket.peer_address()));
         http2::Builder::new(Runner::new(Arc::clone(&account), limits.stall, activity.clone()))
             .timer(TurnTimer(activity.clone()))
             .max_concurrent_streams(MAX_STREAMS)

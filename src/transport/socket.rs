@@ -35,6 +35,9 @@ const MOST_DISCARDED: usize = 4 << 20;
 /// Bytes of one such read: 4 KiB.
 const DISCARDED_AT_ONCE: usize = 4 << 10;
 
+/// First bytes of TLS: a record with a handshake, and the major version.
+const TLS_HANDSHAKE: &[u8] = &[0x16, 3];
+
 /// Stream that reads at most [`TURN_BYTES`] in a turn, and counts its first bytes. With TLS these are the decrypted bytes.
 #[derive(Debug)]
 pub struct Socket {
@@ -125,7 +128,9 @@ impl Socket {
 
     /// Reads HTTP/2 frames, slowly while the connection of `account` holds more than its share of the memory.
     pub(super) fn within(self, account: Arc<Account>) -> Self {
-        let http2 = Http2 { account, frames: FrameReader::new(), head_bytes: 0, late_head: None };
+        let frames = FrameReader::new();
+        let frames = if self.stream.get_ref().is_unix() { frames.repairing_authority() } else { frames };
+        let http2 = Http2 { account, frames, head_bytes: 0, late_head: None };
         Self { http2: Some(http2), ..self }
     }
 
@@ -172,6 +177,12 @@ impl Socket {
         false
     }
 
+    /// Returns true if the connection is in plaintext and `read`, its first bytes, begin a handshake of TLS (RFC 8446, 5.1).
+    fn speaks_tls(&self, read: &[u8]) -> bool {
+        let is_first = !self.state.has_begun_request();
+        is_first && matches!(self.stream.get_ref(), Stream::Plain(_)) && read.starts_with(TLS_HANDSHAKE)
+    }
+
     fn broken(&self, error: FrameError) -> Error {
         self.state.note_broken(error);
         Error::new(ErrorKind::InvalidData, error)
@@ -213,7 +224,7 @@ impl Socket {
 }
 
 impl Http2 {
-    fn pass(&mut self, bytes: &[u8], cx: &mut Context<'_>) -> std::result::Result<(), FrameError> {
+    fn pass(&mut self, bytes: &mut [u8], cx: &mut Context<'_>) -> std::result::Result<(), FrameError> {
         self.frames.pass(bytes)?;
         self.account.reads_around(self.frames.take_around());
         let before = mem::replace(&mut self.head_bytes, self.frames.begun_bytes());
@@ -237,6 +248,9 @@ impl Drop for Http2 {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        if let Some(error) = self.state.broken() {
+            return Poll::Ready(Err(Error::new(ErrorKind::InvalidData, error)));
+        }
         if !self.may_read(cx) {
             return Poll::Pending;
         }
@@ -252,8 +266,11 @@ impl AsyncRead for Socket {
         }
         let bytes = buffer.filled().len().saturating_sub(before);
         if bytes > 0 {
+            if self.unopened_bytes > 0 && self.speaks_tls(buffer.filled().get(before..).unwrap_or_default()) {
+                return Poll::Ready(Err(self.broken(FrameError::Tls)));
+            }
             self.state.note_rest(false);
-            let read = buffer.filled().get(before..).unwrap_or_default();
+            let read = buffer.filled_mut().get_mut(before..).unwrap_or_default();
             if let Some(Err(error)) = self.http2.as_mut().map(|http2| http2.pass(read, cx)) {
                 return Poll::Ready(Err(self.broken(error)));
             }

@@ -127,19 +127,24 @@ impl Link {
 impl Stream {
     /// Returns the address of the peer. `None` if it has already left, or on a Unix socket.
     pub(super) fn peer_address(&self) -> Option<IpAddr> {
-        let link = match self {
+        self.link().stream.as_ref()?.peer_address()
+    }
+
+    /// Returns true on a Unix socket.
+    pub(super) fn is_unix(&self) -> bool {
+        matches!(self.link().stream, Some(NetStream::Unix(_)))
+    }
+
+    fn link(&self) -> &Link {
+        match self {
             Self::Plain(link) => link,
             Self::Tls(stream) => stream.get_ref().0,
-        };
-        link.stream.as_ref()?.peer_address()
+        }
     }
 
     /// Returns true if the last read was held back until the next turn, although the peer may have sent more.
     pub(super) fn is_held(&self) -> bool {
-        match self {
-            Self::Plain(_) => false,
-            Self::Tls(stream) => stream.get_ref().0.is_held(),
-        }
+        self.link().is_held()
     }
 }
 

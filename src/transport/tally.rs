@@ -1,6 +1,7 @@
 //! Counts of a listener's connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 macro_rules! endings {
     ($($(#[$about:meta])+ $how:ident $name:literal $(warn $log:literal)?;)+) => {
@@ -45,6 +46,8 @@ endings! {
     LateHead "late_head";
     /// Dropped because the peer spoke HTTP/1 where only HTTP/2 is served.
     Http1 "http1" warn "peers spoke HTTP/1 to the gRPC port, which needs HTTP/2, and got no answer: in Envoy set http2_protocol_options (typed_extension_protocol_options) for the cluster of Tidegate; callers without HTTP/2 use /json on the HTTP port";
+    /// Dropped because the peer spoke TLS where plaintext is served.
+    Tls "tls" warn "peers spoke TLS to a plaintext listener, and got no answer: set GRPC_SERVER_USE_TLS (HTTP_SERVER_USE_TLS, DEBUG_SERVER_USE_TLS) so that Tidegate speaks TLS, or remove the transport_socket with UpstreamTlsContext from the cluster of Tidegate in Envoy; in a mesh, its sidecar must end the TLS";
     /// Dropped because a request had trailers of more than 64 bytes. gRPC requests have none.
     Trailers "trailers" warn "connections were dropped, because their requests had trailers of more than 64 bytes";
     /// Closed without a call in flight, because more connections were open than their memory allows.
@@ -122,6 +125,11 @@ impl ConnectionCounts {
 }
 
 impl EndCause {
+    /// Returns the time between two log lines: 1 min where a peer speaks another protocol, else 10 s.
+    pub(super) const fn log_interval(self) -> Duration {
+        Duration::from_secs(if matches!(self, Self::Http1 | Self::Tls) { 60 } else { 10 })
+    }
+
     /// Returns the index in [`EndCause::ALL`].
     pub(super) fn number(self) -> Option<usize> {
         Self::ALL.iter().position(|other| *other == self)

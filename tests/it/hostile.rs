@@ -455,18 +455,6 @@ async fn what_is_too_long_is_refused_and_not_buffered() {
 }
 
 #[tokio::test]
-async fn what_is_compressed_is_refused() {
-    let (server, _) = server().await;
-    for unknown in ["gzip", "deflate", "zstd", "snappy", "\t", "no such"] {
-        let (code, message) =
-            raw_call(&server, &[("grpc-encoding", unknown)], Bytes::from_static(&[1, 0, 0, 0, 0]), false).await;
-        assert_eq!(code, tonic::Code::Unimplemented as i32, "{unknown:?}: {message}");
-    }
-    let (code, _) = raw_call(&server, &[], Bytes::from_static(&[1, 0, 0, 0, 0]), false).await;
-    assert_ne!(code, tonic::Code::Ok as i32, "compressed by nothing");
-}
-
-#[tokio::test]
 async fn what_the_callers_configuration_got_wrong_is_said_in_a_sentence() {
     let (_server, mut client) = server().await;
     let request = |domain: &str, descriptors: Vec<RateLimitDescriptor>| RateLimitRequest {

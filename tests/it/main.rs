@@ -101,6 +101,8 @@ mod topology;
 mod traces;
 /// What the counters of the embedded store and of Redis owe each other: the same answers.
 mod twins;
+/// Calls that get no decision, each with its reason, and calls compressed by gzip, which get one.
+mod undecided;
 /// gRPC on a Unix socket.
 mod unix;
 /// The protocol, spoken with types that are not ours.

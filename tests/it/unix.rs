@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::envoy::proxy::{Proxy, get};
 use crate::redis::certificates::Authority;
-use crate::support::{Process, in_time, on_free_ports, output, repository, rule_file};
+use crate::support::{Process, in_time, on_free_ports, output, repository, rule_file, tool};
 use crate::tls::client::{Client, ask};
 
 /// A server on a Unix socket in a directory of its own.
@@ -200,4 +200,27 @@ async fn a_unix_socket_speaks_tls_as_a_port_does() {
         let (code, printed) = call(&served.socket(), more).await;
         assert!(code == Some(2) && printed.contains(expected), "{more:?}: {printed}");
     }
+}
+
+/// The smallest client of Python: one call on each of two channels, whose targets are this socket.
+const PYTHON: &str = "
+import sys, grpc
+request = b'\\n\\x04edge\\x12\\x0f\\n\\r\\n\\x04user\\x12\\x05alice'
+path = '/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit'
+for target in sys.argv[1:]:
+    with grpc.insecure_channel(target) as channel:
+        for _ in range(2):
+            print(channel.unary_unary(path)(request, timeout=30)[:2].hex())
+";
+
+#[tokio::test]
+async fn a_client_of_c_core_calls_over_a_unix_socket_whatever_its_path_is() {
+    let directory = tempfile::Builder::new().prefix("a ~b.c%d+é").tempdir().expect("a directory");
+    let served = Served::start_in(directory, &[]).await;
+    let socket = served.socket().display().to_string();
+    let mut python = Command::new(tool("python"));
+    python.args(["-c", PYTHON, &format!("unix:{socket}"), &format!("unix://{socket}")]).env_clear();
+    let (status, printed, errors) = output(&mut python).await;
+    assert!(status.success(), "{errors}");
+    assert_eq!(printed, "0801\n".repeat(4), "{errors}");
 }

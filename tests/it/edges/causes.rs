@@ -15,7 +15,7 @@ async fn ends(how: EndCause, sent: &[u8]) {
 }
 
 /// Waits until every connection has ended, and compares what was counted.
-async fn assert_counted(edge: &Edge, expected: &[(EndCause, u64)]) {
+pub(super) async fn assert_counted(edge: &Edge, expected: &[(EndCause, u64)]) {
     eventually("all have ended", || edge.tally.counts().accepted > 0 && edge.tally.counts().open == 0).await;
     let counts = EndCause::ALL.map(|how| (how, edge.tally.counts().ended(how)));
     let found: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
@@ -76,17 +76,21 @@ async fn a_head_that_does_not_end_and_long_trailers_end_the_connection() {
 }
 
 #[tokio::test]
-async fn a_peer_that_speaks_http1_is_named_other_bytes_are_a_protocol_error_and_silence_is_not_opened() {
+async fn a_peer_that_speaks_http1_or_tls_is_named_other_bytes_are_a_protocol_error_and_silence_is_not_opened() {
     let edge = Edge::grpc(ConnectionLimits { handshake: 300 * MS, ..limits() }, 10).await;
     let mut stranger = edge.socket().await;
     stranger.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody\r\n\r\n").await.unwrap();
     let mut babbler = edge.socket().await;
     babbler.write_all(&[0x16; 64]).await.unwrap();
+    let mut encrypting = edge.socket().await;
+    encrypting.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.unwrap();
     let mut silent = edge.socket().await;
     until_closed(&mut stranger).await;
     until_closed(&mut babbler).await;
+    until_closed(&mut encrypting).await;
     until_closed(&mut silent).await;
-    assert_counted(&edge, &[(EndCause::Unopened, 1), (EndCause::Http1, 1), (EndCause::ProtocolError, 1)]).await;
+    let causes = [EndCause::Unopened, EndCause::Http1, EndCause::Tls, EndCause::ProtocolError];
+    assert_counted(&edge, &causes.map(|cause| (cause, 1))).await;
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use axum::routing::{get, post};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Notify;
 
+use super::causes::assert_counted;
 use super::*;
 use crate::support::{Tidegate, said};
 
@@ -34,6 +35,16 @@ async fn answer(at: SocketAddr, request: http::request::Builder, body: &'static 
         text.extend(part.expect("a part"));
     }
     (head.status.as_u16(), String::from_utf8(text).expect("text"))
+}
+
+#[tokio::test]
+async fn a_peer_that_speaks_tls_to_a_listener_in_plaintext_is_named() {
+    for edge in [Edge::http(limits(), echo()).await, Edge::json(limits(), echo()).await] {
+        let mut socket = edge.socket().await;
+        socket.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.unwrap();
+        until_closed(&mut socket).await;
+        assert_counted(&edge, &[(EndCause::Tls, 1)]).await;
+    }
 }
 
 #[tokio::test]
