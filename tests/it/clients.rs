@@ -17,10 +17,12 @@ use crate::redis::certificates::Authority;
 use crate::support::{Process, Tidegate, answering, eventually, output, repository, said};
 use crate::tls::{MUTUAL, Secured};
 
+/// What the libraries of gRPC do with each transport, and when something ends early.
+mod standard;
 /// The toolchains of the languages, and what they build.
 mod toolchains;
 
-use toolchains::Demo;
+use toolchains::Program;
 
 /// The rules of the demos.
 const RULES: &str = "examples/clients/rules.yaml";
@@ -36,39 +38,39 @@ const SOON: Duration = Duration::from_secs(5);
 
 #[tokio::test]
 async fn a_python_service_and_its_caller_keep_limits_and_deadlines() {
-    if let Some(demo) = toolchains::python().await {
-        keeps_limits_and_deadlines(&demo).await;
+    if let Some(built) = toolchains::python().await {
+        keeps_limits_and_deadlines(&built.demo).await;
     }
 }
 
 #[tokio::test]
 async fn a_go_service_and_its_caller_keep_limits_and_deadlines() {
-    if let Some(demo) = toolchains::go().await {
-        keeps_limits_and_deadlines(&demo).await;
+    if let Some(built) = toolchains::go().await {
+        keeps_limits_and_deadlines(&built.demo).await;
     }
 }
 
 #[tokio::test]
 async fn a_node_service_and_its_caller_keep_limits_and_deadlines() {
-    if let Some(demo) = toolchains::node().await {
-        keeps_limits_and_deadlines(&demo).await;
+    if let Some(built) = toolchains::node().await {
+        keeps_limits_and_deadlines(&built.demo).await;
     }
 }
 
 #[tokio::test]
 async fn a_java_service_and_its_caller_keep_limits_and_deadlines() {
-    if let Some(demo) = toolchains::java().await {
-        keeps_limits_and_deadlines(&demo).await;
+    if let Some(built) = toolchains::java().await {
+        keeps_limits_and_deadlines(&built.demo).await;
     }
 }
 
 #[tokio::test]
 async fn a_rust_service_and_its_caller_keep_limits_and_deadlines() {
-    keeps_limits_and_deadlines(&toolchains::rust().await).await;
+    keeps_limits_and_deadlines(&toolchains::rust().await.demo).await;
 }
 
 /// Everything that a client promises.
-async fn keeps_limits_and_deadlines(demo: &Demo) {
+async fn keeps_limits_and_deadlines(demo: &Program) {
     let server = tidegate(0, "ietf").await;
     let (proxy, opened) = counts_connections(server.grpc).await;
     let service = Service::start(demo, proxy, "open", LONG_TIMEOUT).await;
@@ -132,13 +134,13 @@ impl Answer {
 }
 
 impl Service {
-    async fn start(demo: &Demo, server: SocketAddr, without_answer: &str, timeout_ms: &str) -> Self {
+    async fn start(demo: &Program, server: SocketAddr, without_answer: &str, timeout_ms: &str) -> Self {
         Self::start_with(demo, server, without_answer, timeout_ms, &[]).await
     }
 
     /// The same with these files of TLS.
     async fn start_with(
-        demo: &Demo,
+        demo: &Program,
         server: SocketAddr,
         without_answer: &str,
         timeout_ms: &str,
@@ -211,7 +213,7 @@ struct Attempt {
     ended_ms: u64,
 }
 
-async fn attempts(demo: &Demo, how: &str, url: &str) -> Vec<Attempt> {
+async fn attempts(demo: &Program, how: &str, url: &str) -> Vec<Attempt> {
     let (status, said, errors) = output(&mut demo.command(&[how, url])).await;
     assert!(status.success(), "{said}{errors}");
     let attempts = said.lines().map(|line| {
@@ -224,7 +226,7 @@ async fn attempts(demo: &Demo, how: &str, url: &str) -> Vec<Attempt> {
     attempts.collect()
 }
 
-async fn retries_wait_for_retry_after(demo: &Demo, service: &Service) {
+async fn retries_wait_for_retry_after(demo: &Program, service: &Service) {
     let attempts = attempts(demo, "retry", &service.url("/search")).await;
     let answered = attempts.iter().filter(|attempt| attempt.status == 200).count();
     assert_eq!(answered, 2, "each call is answered in the end");
@@ -237,7 +239,7 @@ async fn retries_wait_for_retry_after(demo: &Demo, service: &Service) {
     }
 }
 
-async fn callers_who_wait_for_the_same_moment_spread(demo: &Demo) {
+async fn callers_who_wait_for_the_same_moment_spread(demo: &Program) {
     let refuses = api("429 Too Many Requests\r\nretry-after: 1").await;
     let leaves_none = api("200 OK\r\nratelimit: \"all\";r=0;t=4").await;
     let (refused, paced) = tokio::join!(attempts(demo, "retry", &refuses), attempts(demo, "pace", &leaves_none));
@@ -268,19 +270,19 @@ fn waited_ms(attempts: &[Attempt]) -> u64 {
     attempts.windows(2).map(|pair| pair[1].began_ms.saturating_sub(pair[0].ended_ms)).sum()
 }
 
-async fn no_call_is_refused(demo: &Demo, service: &Service) {
+async fn no_call_is_refused(demo: &Program, service: &Service) {
     let attempts = attempts(demo, "pace", &service.url("/feed")).await;
     let statuses: Vec<_> = attempts.iter().map(|attempt| attempt.status).collect();
     assert_eq!(statuses, [200; 6], "a caller that reads the headers is not refused");
 }
 
-async fn no_call_is_refused_in(demo: &Demo, style: &str) {
+async fn no_call_is_refused_in(demo: &Program, style: &str) {
     let server = tidegate(0, style).await;
     let service = Service::start(demo, server.grpc, "open", LONG_TIMEOUT).await;
     no_call_is_refused(demo, &service).await;
 }
 
-async fn files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo: &Demo) {
+async fn files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo: &Program) {
     let path = |path: &Path| path.display().to_string();
     let stranger = Authority::new();
     for is_mutual in [false, true] {
@@ -309,7 +311,7 @@ async fn files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo: &Demo) {
     }
 }
 
-async fn the_choice_without_an_answer_is_kept(demo: &Demo, mut server: Tidegate) {
+async fn the_choice_without_an_answer_is_kept(demo: &Program, mut server: Tidegate) {
     let open = Service::start(demo, server.grpc, "open", SHORT_TIMEOUT).await;
     let closed = Service::start(demo, server.grpc, "closed", SHORT_TIMEOUT).await;
     let both = async || {

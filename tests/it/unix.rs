@@ -37,9 +37,8 @@ fn command(rules: &Path, socket: &Path, variables: &[(&str, &str)]) -> Command {
 }
 
 impl Served {
-    /// Starts a server in `directory`.
-    async fn start_in(directory: TempDir, variables: &[(&str, &str)]) -> Self {
-        let rules = rules();
+    /// Starts a server in `directory` with these rules.
+    async fn start_in(directory: TempDir, rules: NamedTempFile, variables: &[(&str, &str)]) -> Self {
         let socket = directory.path().join("grpc.sock");
         let mut process = Process::start(&mut command(rules.path(), &socket, variables));
         loop {
@@ -52,7 +51,12 @@ impl Served {
     }
 
     pub async fn start(variables: &[(&str, &str)]) -> Self {
-        Self::start_in(tempfile::tempdir().expect("a directory"), variables).await
+        Self::start_with(rules(), variables).await
+    }
+
+    /// The same with these rules.
+    pub async fn start_with(rules: NamedTempFile, variables: &[(&str, &str)]) -> Self {
+        Self::start_in(tempfile::tempdir().expect("a directory"), rules, variables).await
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -120,7 +124,7 @@ async fn a_socket_that_a_killed_process_has_left_is_replaced() {
     served.process.signal(rustix::process::Signal::KILL);
     assert!(!served.process.ended().await.success());
     assert!(served.socket().exists(), "nobody has removed it");
-    let next = Served::start_in(served.directory, &[]).await;
+    let next = Served::start_in(served.directory, rules(), &[]).await;
     assert_eq!(call(&next.socket(), &[]).await.0, Some(0));
 }
 

@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
 use crate::helm::aside;
 use crate::support::repository;
@@ -12,14 +13,21 @@ const BUILD: Duration = Duration::from_mins(15);
 /// Made by the package managers where someone runs a demo in the repository itself.
 const GENERATED: [&str; 7] = ["node_modules", "dist", "target", "venv", "envoy", "google", "__pycache__"];
 
-/// A demo that is built: a program, the arguments before its own, and its variables.
-pub struct Demo {
+/// What is built for a language.
+pub struct Built {
+    pub demo: Program,
+    /// A client that a test steers; its commands are in `probes/probe.py`.
+    pub probe: Program,
+}
+
+/// A program, the arguments before its own, and its variables.
+pub struct Program {
     program: PathBuf,
     arguments: Vec<PathBuf>,
     variables: Vec<(&'static str, PathBuf)>,
 }
 
-impl Demo {
+impl Program {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).args(arguments).envs(self.variables.iter().cloned());
@@ -27,9 +35,37 @@ impl Demo {
     }
 }
 
-pub async fn python() -> Option<Demo> {
+/// Built once, for all tests of the process.
+type Once = OnceCell<Option<Built>>;
+
+pub async fn python() -> Option<&'static Built> {
+    static ONCE: Once = OnceCell::const_new();
+    ONCE.get_or_init(build_python).await.as_ref()
+}
+
+pub async fn go() -> Option<&'static Built> {
+    static ONCE: Once = OnceCell::const_new();
+    ONCE.get_or_init(build_go).await.as_ref()
+}
+
+pub async fn node() -> Option<&'static Built> {
+    static ONCE: Once = OnceCell::const_new();
+    ONCE.get_or_init(build_node).await.as_ref()
+}
+
+pub async fn java() -> Option<&'static Built> {
+    static ONCE: Once = OnceCell::const_new();
+    ONCE.get_or_init(build_java).await.as_ref()
+}
+
+pub async fn rust() -> &'static Built {
+    static ONCE: OnceCell<Built> = OnceCell::const_new();
+    ONCE.get_or_init(build_rust).await
+}
+
+async fn build_python() -> Option<Built> {
     are_found("Python", &["python3"])?;
-    let directory = copied("python");
+    let directory = copied("python", "probe.py", "probe.py");
     let venv = directory.join("venv");
     let python = venv.join("bin/python");
     if is_new(&directory, "requirements.txt") {
@@ -41,48 +77,66 @@ pub async fn python() -> Option<Demo> {
     let mut stubs = Command::new(&python);
     stubs.args(["-m", "grpc_tools.protoc", "--python_out=.", "--grpc_python_out=.", "-I"]).arg(repository("proto"));
     run(stubs.args(protos(&repository("proto/envoy"))).current_dir(&directory)).await;
-    Some(Demo { program: python, arguments: vec![directory.join("demo.py")], variables: vec![] })
+    let program =
+        |name: &str| Program { program: python.clone(), arguments: vec![directory.join(name)], variables: vec![] };
+    Some(Built { demo: program("demo.py"), probe: program("probe.py") })
 }
 
-pub async fn go() -> Option<Demo> {
+async fn build_go() -> Option<Built> {
     are_found("Go", &["go"])?;
-    let program = copied("go").join("demo");
-    let mut build = Command::new("go");
-    run(build.args(["build", "-o"]).arg(&program).arg(".").current_dir(repository("examples/clients/go"))).await;
-    Some(Demo { program, arguments: vec![], variables: vec![] })
+    let directory = copied("go", "probe.go", "probe/main.go");
+    // Programs have the names of the module and of the directory.
+    let build = ["build", "-o", "bin/", "./..."];
+    run(Command::new("go").args(build).current_dir(&directory)).await;
+    let program =
+        |name: &str| Program { program: directory.join("bin").join(name), arguments: vec![], variables: vec![] };
+    Some(Built { demo: program("limited"), probe: program("probe") })
 }
 
-pub async fn node() -> Option<Demo> {
+async fn build_node() -> Option<Built> {
     are_found("TypeScript", &["node", "npm"])?;
-    let directory = copied("node");
+    let directory = copied("node", "probe.ts", "probe.ts");
     if is_new(&directory, "package-lock.json") {
         let install = ["ci", "--no-audit", "--no-fund", "--ignore-scripts"];
         run(Command::new("npm").args(install).current_dir(&directory)).await;
         keep(&directory, "package-lock.json");
     }
     run(Command::new("npm").args(["run", "build"]).current_dir(&directory)).await;
-    let variables = vec![("PROTOS", repository("proto"))];
-    Some(Demo { program: "node".into(), arguments: vec![directory.join("dist/demo.js")], variables })
+    let program = |name: &str| Program {
+        program: "node".into(),
+        arguments: vec![directory.join("dist").join(name)],
+        variables: vec![("PROTOS", repository("proto"))],
+    };
+    Some(Built { demo: program("demo.js"), probe: program("probe.js") })
 }
 
-pub async fn java() -> Option<Demo> {
+async fn build_java() -> Option<Built> {
     are_found("Java", &["java", "javac", "mvn"])?;
-    let directory = copied("java");
+    let directory = copied("java", "Probe.java", "src/main/java/tidegate/Probe.java");
     let protos = format!("-Dprotos={}", repository("proto").display());
     let build = ["--quiet", "--batch-mode", &protos, "process-classes"];
     run(Command::new("mvn").args(build).current_dir(&directory)).await;
     let target = directory.join("target");
     let classes = format!("{}:{}/*", target.join("classes").display(), target.join("lib").display());
-    let arguments = ["-cp", &classes, "tidegate.Demo"].map(PathBuf::from).to_vec();
-    Some(Demo { program: "java".into(), arguments, variables: vec![] })
+    let program = |name: &str| Program {
+        program: "java".into(),
+        arguments: ["-cp", &classes, name].map(PathBuf::from).to_vec(),
+        variables: vec![],
+    };
+    Some(Built { demo: program("tidegate.Demo"), probe: program("tidegate.Probe") })
 }
 
-pub async fn rust() -> Demo {
-    let directory = copied("rust").join("target");
+async fn build_rust() -> Built {
+    let directory = copied("rust", "probe.rs", "src/bin/probe.rs");
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--target-dir"]).arg(&directory);
-    run(build.current_dir(repository("examples/clients/rust"))).await;
-    Demo { program: directory.join("debug/limited"), arguments: vec![], variables: vec![] }
+    build.args(["build", "--quiet", "--locked", "--features", "tonic/gzip", "--target-dir", "target"]);
+    run(build.current_dir(&directory)).await;
+    let program = |name: &str| Program {
+        program: directory.join("target/debug").join(name),
+        arguments: vec![],
+        variables: vec![],
+    };
+    Built { demo: program("limited"), probe: program("probe") }
 }
 
 /// Whether a language is on this machine. Without it its test says so and passes, unless it must not: in CI.
@@ -97,12 +151,22 @@ fn are_found(language: &str, programs: &[&str]) -> Option<()> {
     None
 }
 
-/// A copy of a client's directory below `target/`, so that what is built stays out of the repository. What an earlier run
-/// downloaded is still there.
-fn copied(client: &str) -> PathBuf {
+/// A copy of a client's directory below `target/`, so that what is built stays out of the repository, with this probe as
+/// the file `name` in it. What an earlier run downloaded is still there.
+fn copied(client: &str, probe: &str, name: &str) -> PathBuf {
     let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(client);
     copy_all(&repository("examples/clients").join(client), &copy);
+    let name = copy.join(name);
+    std::fs::create_dir_all(name.parent().expect("a directory")).expect("it is made");
+    copy_file(&repository("tests/it/clients/probes").join(probe), &name);
     copy
+}
+
+/// Copies a file. One that is the same keeps its time, and is not built again.
+fn copy_file(source: &Path, target: &Path) {
+    if std::fs::read(target).ok() != std::fs::read(source).ok() {
+        std::fs::copy(source, target).expect("it is copied");
+    }
 }
 
 fn copy_all(from: &Path, to: &Path) {
@@ -114,9 +178,8 @@ fn copy_all(from: &Path, to: &Path) {
         }
         if source.is_dir() {
             copy_all(&source, &target);
-        } else if std::fs::read(&target).ok() != std::fs::read(&source).ok() {
-            // A file that is the same keeps its time, and is not built again.
-            std::fs::copy(&source, &target).expect("it is copied");
+        } else {
+            copy_file(&source, &target);
         }
     }
 }
