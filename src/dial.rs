@@ -39,7 +39,7 @@ pub fn authority(host: &str, port: u16) -> String {
 /// # Errors
 /// If the host has no address, or none accepts the connection.
 pub async fn tcp(host: &str, port: u16, timeouts: TcpTimeouts) -> io::Result<TcpStream> {
-    first(lookup_host((host, port)).await?, |address| one(address, timeouts)).await
+    first(lookup_host((host, port)).await?, |address| tcp_at(address, timeouts)).await
 }
 
 /// Connects over TLS to all addresses of `host` at once. Returns the first connection. Its certificate must be for `name`: a DNS name,
@@ -54,13 +54,21 @@ pub async fn tls(
     config: ClientConfig,
     name: &str,
 ) -> io::Result<TlsStream<TcpStream>> {
-    let connector = TlsConnector::from(Arc::new(config));
+    first(lookup_host((host, port)).await?, |address| tls_at(address, timeouts, config.clone(), name)).await
+}
+
+/// Connects over TLS to `address`. Its certificate must be for `name`, as in [`tls()`].
+///
+/// # Errors
+/// If it does not accept the connection, or TLS fails.
+pub async fn tls_at(
+    address: SocketAddr,
+    timeouts: TcpTimeouts,
+    config: ClientConfig,
+    name: &str,
+) -> io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
-    let connect = |address| {
-        let (connector, name) = (&connector, name.clone());
-        async move { connector.connect(name, one(address, timeouts).await?).await }
-    };
-    first(lookup_host((host, port)).await?, connect).await
+    TlsConnector::from(Arc::new(config)).connect(name, tcp_at(address, timeouts).await?).await
 }
 
 /// Connects over TLS to the Unix socket at `path`. Its certificate must be for `name`, as in [`tls()`].
@@ -73,7 +81,10 @@ pub async fn socket_tls(path: &Path, config: ClientConfig, name: &str) -> io::Re
 }
 
 /// Connects to all `addresses` of a host at once. Returns the first connection.
-async fn first<T, F: Future<Output = io::Result<T>>>(
+///
+/// # Errors
+/// If there is no address, or none accepts the connection.
+pub async fn first<T, F: Future<Output = io::Result<T>>>(
     addresses: impl Iterator<Item = SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
 ) -> io::Result<T> {
@@ -84,7 +95,11 @@ async fn first<T, F: Future<Output = io::Result<T>>>(
     Ok(select_ok(attempts).await?.0)
 }
 
-async fn one(address: SocketAddr, timeouts: TcpTimeouts) -> io::Result<TcpStream> {
+/// Connects to `address`.
+///
+/// # Errors
+/// If it does not accept the connection.
+pub async fn tcp_at(address: SocketAddr, timeouts: TcpTimeouts) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&stream, true)?;

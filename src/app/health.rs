@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+use crate::model::FailurePolicy;
 use crate::rules::live::LiveRules;
 use crate::store::redis::Redis;
 use crate::transport::Workers;
@@ -16,6 +19,10 @@ const FIRST_CONNECTION: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Interval at which health follows its conditions, if the settings ask for any: 100 ms.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
+
+/// Time after the start at which a Redis that was not reached is logged: 2 s. The first attempt ends after 1 s (`REDIS_TIMEOUT`), the
+/// second begins about half a second later.
+const UNREACHED: Duration = Duration::from_secs(2);
 
 /// The health check and the readiness probe: both report whether this instance accepts calls.
 #[derive(Clone)]
@@ -65,6 +72,48 @@ impl Conditions {
     pub(super) fn hold(&self) -> bool {
         let has_rules = |rules: &Arc<LiveRules>| rules.snapshot().has_domain_of_source();
         self.redis.as_ref().is_none_or(Redis::is_connected) && self.rules.as_ref().is_none_or(has_rules)
+    }
+}
+
+/// Logs each Redis that is not reached within 2 s of the start, and shows in `/healthcheck` that there is one, until all have been
+/// reached. `names` are the main Redis and the one for limits per second; `policy` answers while they are away.
+pub(super) async fn report_unreached(redis: Redis, names: Vec<String>, policy: FailurePolicy, readiness: Readiness) {
+    let are_reached = || redis.were_reached().all(|is_reached| is_reached);
+    let mut due = tokio::time::interval(FOLLOW_EVERY);
+    let log_at = Instant::now() + UNREACHED;
+    let mut is_logged = false;
+    while !are_reached() {
+        readiness.set_lacks_store(true);
+        if !is_logged && log_at <= Instant::now() {
+            is_logged = true;
+            let unreached = names.iter().zip(redis.were_reached()).filter(|(_, is_reached)| !is_reached);
+            for (server, _) in unreached {
+                tracing::warn!(
+                    event = "store.unreached",
+                    server,
+                    on_store_failure = policy.name(),
+                    "this Redis has not been reached since the start, so {}, unless a rule has another policy: check the address, the network and the password; store.connection.failed has the reason",
+                    effect(policy)
+                );
+            }
+        }
+        due.tick().await;
+    }
+    readiness.set_lacks_store(false);
+    if is_logged {
+        tracing::warn!(event = "store.reached", "every Redis has been reached now");
+    }
+}
+
+/// Says for people what `policy` does to requests.
+const fn effect(policy: FailurePolicy) -> &'static str {
+    match policy {
+        FailurePolicy::Error => {
+            "each call fails, and its caller decides (Envoy admits it unless failure_mode_deny is true)"
+        }
+        FailurePolicy::Open => "every request is admitted",
+        FailurePolicy::Closed => "every request is refused",
+        FailurePolicy::Local => "each instance counts by itself, its share of each limit",
     }
 }
 

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::inputs::OverlayState;
 use super::listener_tls::{Expiry, Tls as ListenersTls};
 use super::process;
+use super::store::STORES;
 use crate::dial::tls::Tls;
 use crate::model::Clock;
 use crate::rulefile::OverlayEffect;
@@ -28,7 +29,7 @@ use crate::telemetry::metrics::{
     ADMIN_TOKENS_REJECTED, CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED,
     HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LEASE_HITS, LEASES, LOG_LINES_DROPPED, MEMORY_COUNTERS,
     MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED,
-    STORE_CONNECTED, STORE_LOGIN_READS, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
+    STORE_CONNECTED, STORE_LOGIN_READS, STORE_REACHED, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
     XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::records::Records;
@@ -126,6 +127,10 @@ pub(super) fn xds(telemetry: &Telemetry, status: Option<Arc<XdsStatus>>) {
 pub(super) fn stores(telemetry: &Telemetry, memory: &Arc<Memory>, redis: Option<&Redis>) {
     let (memory, redis) = (Arc::clone(memory), redis.cloned());
     telemetry.also(move |page| {
+        page.family(&STORE_REACHED, |family| {
+            let reached = redis.iter().flat_map(Redis::were_reached);
+            STORES.iter().zip(reached).for_each(|(store, is_reached)| family.sample(&[store], u8::from(is_reached)));
+        });
         page.single(&STORE_CONNECTED, u8::from(redis.as_ref().is_none_or(Redis::is_connected)));
         page.single(&MEMORY_COUNTERS, memory.counters());
         page.single(&MEMORY_EVICTED, memory.evicted());

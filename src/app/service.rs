@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::admin_tokens::TokenFile;
 use super::callers::CallersFile;
-use super::health::{Conditions, HealthState, connected_at_first};
+use super::health::{Conditions, HealthState, connected_at_first, report_unreached};
 use super::intake::Intake;
 use super::listener_tls::{ListenerFiles, Tls};
 use super::log::{self, Log};
@@ -26,7 +26,7 @@ use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worke
 use crate::limiter::Limiter;
 use crate::model::Micros;
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::settings::{ListenerTlsSettings, Settings};
+use crate::settings::{ListenerTlsSettings, Settings, StoreChoice};
 use crate::source::file::FileSource;
 use crate::source::xds::status::XdsStatus;
 use crate::source::{RuleSource, Source};
@@ -256,6 +256,11 @@ impl Service {
                 .map(|announcer| tokio::spawn(async move { announcer.announce(&replicas, &SystemClock).await })),
         );
         connected_at_first(redis.as_ref(), &workers).await;
+        if let (Some(redis), StoreChoice::Redis { main, per_second }) = (redis.clone(), &settings.store) {
+            let names = std::iter::once(main.as_ref()).chain(per_second.as_deref()).map(ToString::to_string).collect();
+            let policy = settings.on_store_failure.0;
+            tasks.push(tokio::spawn(report_unreached(redis, names, policy, health.readiness.clone())));
+        }
         let conditions = Conditions {
             redis: redis.filter(|_| settings.redis_health_check_active_connection),
             rules: settings.source.needs_rules.then_some(live),

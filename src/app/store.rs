@@ -20,6 +20,9 @@ use crate::store::redis::{Instance, Redis};
 use crate::store::replicas::Replicas;
 use crate::telemetry::servers::ServerMetrics;
 
+/// Labels in metrics of the main Redis and of the one for limits per second.
+pub(super) const STORES: [&str; 2] = ["redis", "redis_persecond"];
+
 /// The stores of the process.
 pub(super) struct Stores {
     /// The configured store, behind its guard.
@@ -68,8 +71,8 @@ impl RedisFiles {
     }
 
     fn labelled(&self) -> impl Iterator<Item = (&'static str, &Secrets)> {
-        let all = [("redis", Some(&self.main)), ("redis_persecond", self.per_second.as_ref())];
-        all.into_iter().filter_map(|(of, secrets)| Some((of, secrets?)))
+        let all = STORES.into_iter().zip([Some(&self.main), self.per_second.as_ref()]);
+        all.filter_map(|(of, secrets)| Some((of, secrets?)))
     }
 }
 

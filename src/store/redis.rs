@@ -148,6 +148,12 @@ impl Redis {
         main.node(main.slot(&[], key))
     }
 
+    /// Returns for each Redis, the main one first, if there has been a connection to it since the start.
+    pub fn were_reached(&self) -> impl Iterator<Item = bool> {
+        let Instances { main, per_second, .. } = &*self.0;
+        std::iter::once(main).chain(per_second).map(Servers::was_reached)
+    }
+
     /// Returns true if at least one server is connected.
     pub fn is_connected(&self) -> bool {
         let Instances { main, per_second, .. } = &*self.0;

@@ -95,6 +95,7 @@ metrics! {
     STORE_BAD_REPLIES: Counter "tidegate_store_bad_replies_total" ["server" "reason"] "Replies of a store server that ended their connection; too_large: larger than the request allows; malformed: not the Redis protocol; unasked: no request is open";
     STORE_BREAKER: Gauge "tidegate_store_breaker_open" ["server"] "1 while a store server is known to be down and gets no calls, else 0";
     STORE_LOGIN_READS: Counter "tidegate_store_login_reads_total" ["store" "outcome"] "Reads of the login for a Redis from its file or command, by outcome; failed: the last login stays in use";
+    STORE_REACHED: Gauge "tidegate_store_reached" ["store"] "1 once there has been a connection to a Redis since the start, else 0";
     STORE_CONNECTED: Gauge "tidegate_store_connected" [] "1 while at least one store server can be asked, else 0; always 1 for the embedded store";
     MEMORY_COUNTERS: Gauge "tidegate_memory_counters" [] "Counters in the embedded store";
     MEMORY_EVICTED: Counter "tidegate_memory_evicted_total" [] "Counters in use that the embedded store evicted because it was full";

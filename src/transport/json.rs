@@ -44,17 +44,36 @@ const MOST_DISCARDED: usize = 4 << 20;
 
 /// Readiness of this instance, for `/healthcheck`.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<AtomicBool>);
+pub struct Readiness(Arc<ReadinessFlags>);
+
+#[derive(Debug, Default)]
+struct ReadinessFlags {
+    is_ready: AtomicBool,
+    lacks_store: AtomicBool,
+}
 
 impl Readiness {
     /// Sets the readiness.
     pub fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Release);
+        self.0.is_ready.store(ready, Ordering::Release);
     }
 
     /// Returns the readiness.
     pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Notes that a Redis has not been reached since the start, or that all have been. The readiness does not change.
+    pub fn set_lacks_store(&self, lacks_store: bool) {
+        self.0.lacks_store.store(lacks_store, Ordering::Release);
+    }
+
+    /// Returns the body of the answer of an instance that is ready.
+    fn body(&self) -> &'static str {
+        match self.0.lacks_store.load(Ordering::Acquire) {
+            false => "OK",
+            true => "OK, but Redis has not been reached since the start: the failure policy answers\n",
+        }
     }
 }
 
@@ -77,7 +96,7 @@ pub fn service(
 }
 
 async fn healthcheck(State(readiness): State<Readiness>) -> Response {
-    if readiness.get() { "OK".into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
+    if readiness.get() { readiness.body().into_response() } else { StatusCode::INTERNAL_SERVER_ERROR.into_response() }
 }
 
 /// State of the handlers of `/json` and `/check`.

@@ -19,7 +19,7 @@ use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
-use crate::support::{Process, Tidegate, eventually, in_time};
+use crate::support::{Process, Tidegate, eventually, in_time, said};
 
 mod expiring;
 mod hanging;
@@ -186,7 +186,16 @@ async fn the_sentinels_password_is_another() {
     let given = given(&format!("{CANARY}-wrong"));
     let service = Service::start(&given.each_ref().map(|(name, value)| (*name, value.as_str()))).await;
     let log = service.fails("WRONGPASS").await;
-    assert!(log.contains("sentinel"), "{log}");
+    assert!(log.contains("server=\"sentinel 127.0.0.1:") && log.contains("check REDIS_SENTINEL_AUTH"), "{log}");
+    // The same mistake at the master is told apart.
+    let given = [("REDIS_AUTH", format!("alice:{CANARY}-wrong")), ("REDIS_SENTINEL_AUTH", password.clone())];
+    let given: Vec<_> = given.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let addresses = set.addresses();
+    let service =
+        Service::start(&[&given[..], &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &addresses)]].concat()).await;
+    let log = service.fails("WRONGPASS").await;
+    let master = format!("master {} (", set.servers()[0].address());
+    assert!(log.contains(&master) && log.contains("check REDIS_AUTH"), "{log}");
 }
 
 #[tokio::test]
@@ -352,6 +361,48 @@ async fn health_follows_the_connection_where_it_is_asked_to() {
     .await;
     server.signal(Signal::CONT);
     eventually("it is healthy", async || follows.is_healthy().await.then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_was_never_reached_shows_in_the_log_the_metrics_and_the_health_check() {
+    let main = Single::start(&[]).await;
+    let mut late = Single::start(&[]).await;
+    late.signal(Signal::KILL);
+    late.ended().await;
+    let (url, apart) = (main.address().to_string(), late.address().to_string());
+    let variables = [
+        ("REDIS_URL", url.as_str()),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", apart.as_str()),
+        ("ON_STORE_FAILURE", "open"),
+    ];
+    let service = Service::start(&variables).await;
+    let health =
+        async || said(service.tidegate.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    let told = health().await;
+    assert!(
+        told.starts_with("HTTP/1.1 200 OK\r\n") && told.contains("\r\n\r\nOK, but Redis has not been reached"),
+        "{told}"
+    );
+    eventually("the log says so", async || service.tidegate.log().contains("store.unreached").then_some(())).await;
+    let log = service.tidegate.log();
+    let line = log.lines().find(|line| line.contains("store.unreached")).expect("it is there");
+    assert!(line.contains(&format!("redis at {apart}")) && line.contains("every request is admitted"), "{line}");
+    assert_eq!(log.matches("store.unreached").count(), 1, "the other one was reached: {log}");
+    let page = service.tidegate.metrics().await;
+    let reached = |page: &str, store: &str, is_reached| {
+        page.contains(&format!("tidegate_store_reached{{store=\"{store}\"}} {is_reached}\n"))
+    };
+    assert!(reached(&page, "redis", 1) && reached(&page, "redis_persecond", 0), "{page}");
+    late.restart().await;
+    eventually("it is reached", async || service.tidegate.log().contains("store.reached").then_some(())).await;
+    let told = health().await;
+    assert!(told.ends_with("\r\n\r\nOK"), "{told}");
+    assert!(reached(&service.tidegate.metrics().await, "redis_persecond", 1));
+    // A Redis that was reached and is gone is another matter.
+    late.signal(Signal::KILL);
+    eventually("the policy answers", async || service.tidegate.log().contains("store.connection.").then_some(())).await;
+    assert!(health().await.ends_with("\r\n\r\nOK"));
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
+use futures_util::future::join_all;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::net::TcpSocket;
@@ -24,6 +25,7 @@ pub mod paced;
 mod partition;
 mod preloaded;
 pub mod proxy;
+pub mod resolve;
 pub mod sentinel;
 mod tests;
 pub mod user;
@@ -96,6 +98,18 @@ impl Single {
         let server = Self::start(&[&slow[..], &["--enable-debug-command", "yes"]].concat()).await;
         assert_eq!(server.cli(&["DEBUG", "POPULATE", &keys.to_string()]).await, "OK");
         server
+    }
+
+    /// Starts a server on the same free port of each of these addresses of this machine.
+    pub async fn at_each<const N: usize>(hosts: [Ipv4Addr; N]) -> [Self; N] {
+        let held = Port::free();
+        let port = held.address().port();
+        let servers = hosts.map(async |host| {
+            let beside = Port::beside(host, port).expect("nobody else is given it");
+            Self::launch(vec![beside], None, None, &["--bind", &host.to_string()]).await
+        });
+        let servers = join_all(servers).await;
+        servers.try_into().unwrap_or_else(|_| panic!("one for each"))
     }
 
     /// Starts a server whose default user has a password, which the URL and `cli` give.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 
 use crate::telemetry::throttle::LogThrottle;
@@ -37,9 +38,9 @@ impl Backoff {
         self.failures.notify_waiters();
     }
 
-    /// Waits for the next failed attempt.
-    pub async fn failure(&self) {
-        self.failures.notified().await;
+    /// Waits for the next failed attempt, from the time of the call on.
+    pub fn failure(&self) -> Notified<'_> {
+        self.failures.notified()
     }
 
     /// Notes that an attempt succeeded.

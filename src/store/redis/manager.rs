@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use super::clock::NodeClock;
 use super::connection::{Connection, ConnectionHealth, Driver};
 use super::credentials::Credentials;
 use super::hidden::hidden;
-use super::login::{Login, Secret};
+use super::login::Login;
 use super::round_trip::RoundTrips;
 use super::script;
 use super::stream::{self, Guarded, RejectedReply};
@@ -37,15 +38,38 @@ const QUEUE: usize = 1_024;
 pub enum Locate {
     /// A known address.
     At(Address),
-    /// The master that these sentinels name.
-    Sentinel {
-        /// The name of the master.
-        master: String,
-        /// The sentinels, asked in this order.
+    /// A server that can move.
+    Followed {
+        /// The server.
+        of: Followed,
+        /// Its present place; `None` until that is known.
+        place: Option<Place>,
+    },
+}
+
+/// A server that can move to another address.
+#[derive(Clone)]
+pub enum Followed {
+    /// The server at this name.
+    Name(Address),
+    /// A master that sentinels name.
+    Master {
+        /// Its name.
+        name: String,
+        /// The sentinels.
         sentinels: Vec<Address>,
         /// Login for the sentinels.
         login: Login,
     },
+}
+
+/// Present place of a server that can move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The address as configured, or as the sentinels name it.
+    pub address: Address,
+    /// The only one of its addresses in use.
+    pub at: SocketAddr,
 }
 
 /// Settings and state that all connections of one Redis share.
@@ -79,6 +103,34 @@ pub struct Manager {
     metrics: Arc<Server>,
 }
 
+impl Access {
+    /// Connects and authenticates. Calls `report` if a refused reply ends the connection.
+    ///
+    /// # Errors
+    /// If the server does not accept the connection or the login.
+    pub async fn handshake(
+        &self,
+        (address, at): (&Address, Option<SocketAddr>),
+        login: &Login,
+        db: i64,
+        config: AsyncConnectionConfig,
+        report: impl Fn(&RejectedReply) + Send + 'static,
+    ) -> RedisResult<(MultiplexedConnection, Driver)> {
+        let mut settings =
+            RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+        if let Some(user) = &login.user {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = &login.password {
+            settings = settings.set_password(password.expose());
+        }
+        let socket = stream::connect(address, at, self.tls.as_deref()).await?;
+        let guarded = Guarded::new(socket, address, report);
+        let (handle, driver) = MultiplexedConnection::new_with_config(&settings, guarded, config).await?;
+        Ok((handle, Driver::new(driver)))
+    }
+}
+
 impl Manager {
     /// Creates a manager of the connections to the node at `locate`. It adds samples to `clock` and `round_trips`.
     pub fn new(
@@ -94,25 +146,34 @@ impl Manager {
     }
 
     async fn open(&self) -> RedisResult<Connection> {
-        let address = match &self.locate {
-            Locate::At(address) => address.clone(),
-            Locate::Sentinel { master, sentinels, login } => self.ask_sentinels(master, sentinels, login).await?,
+        let (address, at) = match &self.locate {
+            Locate::At(address) => (address, None),
+            Locate::Followed { place: Some(place), .. } => (&place.address, Some(place.at)),
+            Locate::Followed { place: None, .. } => {
+                return Err((ErrorKind::Io, "the address of the server is not known yet").into());
+            }
         };
         // Read first: then the login is at least as new.
         let generation = self.access.credentials.generation();
         let known = self.access.credentials.known();
-        let first = self.connect_to(&address, &known.now, generation).await.inspect(|_| known.accept());
+        let first = self.connect_to(address, at, &known.now, generation).await.inspect(|_| known.accept());
         let connection = match (first, &known.before) {
             // The server may not know the new password yet.
             (Err(error), Some(before)) if error.code() == Some("WRONGPASS") => {
-                self.connect_to(&address, before, generation.wrapping_sub(1)).await?
+                self.connect_to(address, at, before, generation.wrapping_sub(1)).await?
             }
             (first, _) => first?,
         };
         self.prepare(connection).await
     }
 
-    async fn connect_to(&self, address: &Address, login: &Login, generation: u64) -> RedisResult<Connection> {
+    async fn connect_to(
+        &self,
+        address: &Address,
+        at: Option<SocketAddr>,
+        login: &Login,
+        generation: u64,
+    ) -> RedisResult<Connection> {
         let health = Arc::new(ConnectionHealth::new(generation, Arc::clone(&self.access.alive)));
         let watcher = Arc::downgrade(&health);
         let config = AsyncConnectionConfig::new()
@@ -128,31 +189,8 @@ impl Manager {
                 Ok::<(), SendError>(())
             });
         let report = self.report(Arc::downgrade(&health));
-        let (handle, driver) = self.handshake(address, login, self.access.db, config, report).await?;
+        let (handle, driver) = self.access.handshake((address, at), login, self.access.db, config, report).await?;
         Ok(Connection::new(handle, driver, health))
-    }
-
-    /// Connects and authenticates. Calls `report` if a refused reply ends the connection.
-    async fn handshake(
-        &self,
-        address: &Address,
-        login: &Login,
-        db: i64,
-        config: AsyncConnectionConfig,
-        report: impl Fn(&RejectedReply) + Send + 'static,
-    ) -> RedisResult<(MultiplexedConnection, Driver)> {
-        let mut settings =
-            RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-        if let Some(user) = &login.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &login.password {
-            settings = settings.set_password(password.expose());
-        }
-        let socket = stream::connect(address, self.access.tls.as_deref()).await?;
-        let guarded = Guarded::new(socket, address, report);
-        let (handle, driver) = MultiplexedConnection::new_with_config(&settings, guarded, config).await?;
-        Ok((handle, Driver::new(driver)))
     }
 
     /// Returns a function that counts a refused reply. For a connection in use it also starts the backoff and logs the reply. A
@@ -177,7 +215,7 @@ impl Manager {
     async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
         let sent = Instant::now();
         let mut commands = vec![cmd("TIME"), script::load()];
-        let is_named = matches!(self.locate, Locate::Sentinel { .. });
+        let is_named = matches!(self.locate, Locate::Followed { of: Followed::Master { .. }, .. });
         if is_named {
             commands.push(cmd("ROLE"));
         }
@@ -209,42 +247,24 @@ impl Manager {
         Ok(connection)
     }
 
-    /// Returns the text of `error` without the passwords that the servers may have repeated.
+    /// Returns the text of `error` without the passwords that the server may have repeated.
     fn without_passwords(&self, error: &RedisError) -> String {
-        let known = self.access.credentials.known();
-        let of_sentinels = match &self.locate {
-            Locate::At(_) => None,
-            Locate::Sentinel { login, .. } => Some(login),
-        };
-        let of_sentinels = of_sentinels.and_then(|login| login.password.as_ref()).map(Secret::expose);
-        hidden(&error.to_string(), known.passwords().chain(of_sentinels))
+        hidden(&error.to_string(), self.access.credentials.known().passwords())
     }
+}
 
-    /// Returns the address of the master from the first sentinel that knows it.
-    async fn ask_sentinels(&self, master: &str, sentinels: &[Address], login: &Login) -> RedisResult<Address> {
-        let mut wrong = RedisError::from((ErrorKind::EmptySentinelList, "no sentinel is configured"));
-        // Each sentinel gets an equal part of the timeout, so that a dead one does not use it up.
-        let each = self.access.connect_timeout.checked_div(sentinels.len().try_into().unwrap_or(u32::MAX));
-        for sentinel in sentinels {
-            let asked = timeout(each.unwrap_or_default(), async {
-                let config = AsyncConnectionConfig::new().set_response_timeout(None);
-                let report = self.report(Weak::new());
-                let (mut handle, _driver) = self.handshake(sentinel, login, 0, config, report).await?;
-                let mut question = cmd("SENTINEL");
-                question.arg("get-master-addr-by-name").arg(master);
-                question.query_async::<Option<(String, u16)>>(&mut handle).await
-            });
-            match asked.await {
-                Ok(Ok(Some((host, port)))) => return Ok(Address::Tcp(host, port)),
-                Ok(Ok(None)) => {
-                    wrong = (ErrorKind::MasterNameNotFoundBySentinel, "the sentinel does not know the master").into();
-                }
-                Ok(Err(error)) => wrong = error,
-                Err(_) => wrong = (ErrorKind::Io, "the sentinel did not answer in time").into(),
-            }
+/// Logs that no connection to `server` could be made. `auth` is the setting with its login.
+pub fn report_failure(server: &str, error: &str, auth: &str) {
+    let advice = match ["WRONGPASS", "NOAUTH"].iter().any(|code| error.contains(code)) {
+        true => {
+            let per_second = auth.replace("REDIS_", "REDIS_PERSECOND_");
+            format!(
+                ": check {auth} (for limits per second {per_second}), where what precedes the first colon is the user"
+            )
         }
-        Err(wrong)
-    }
+        false => String::new(),
+    };
+    tracing::warn!(event = "store.connection.failed", %error, server, "cannot connect to Redis{advice}");
 }
 
 /// Parses the reply to `TIME`.
@@ -274,9 +294,10 @@ impl ManageConnection for Manager {
             }
             Err(error) => {
                 self.backoff.failed();
-                if self.backoff.failed.is_due() {
-                    let error = self.without_passwords(&error);
-                    tracing::warn!(event = "store.connection.failed", %error, server = %self.locate, "cannot connect to Redis");
+                // What follows a server reports that its place is not known.
+                let is_known = !matches!(self.locate, Locate::Followed { place: None, .. });
+                if is_known && self.backoff.failed.is_due() {
+                    report_failure(&self.locate.server(), &self.without_passwords(&error), "REDIS_AUTH");
                 }
                 Err(error)
             }
@@ -292,11 +313,46 @@ impl ManageConnection for Manager {
     }
 }
 
+impl Locate {
+    /// Returns the location of a single server: one at a name can move.
+    pub fn single(address: Address) -> Self {
+        match &address {
+            Address::Tcp(host, _) if host.parse::<IpAddr>().is_err() => {
+                Self::Followed { of: Followed::Name(address), place: None }
+            }
+            Address::Tcp(..) | Address::Unix(_) => Self::At(address),
+        }
+    }
+
+    /// Returns the server as logs name it.
+    pub fn server(&self) -> String {
+        match self {
+            Self::Followed { of: Followed::Master { name, .. }, place: Some(place) } => {
+                format!("master {} ({name})", place.address)
+            }
+            Self::At(_) | Self::Followed { .. } => self.to_string(),
+        }
+    }
+
+    /// Returns its host and port, if it has them.
+    pub fn host_and_port(&self) -> Option<(&str, u16)> {
+        match self {
+            Self::At(Address::Tcp(host, port))
+            | Self::Followed { of: Followed::Name(Address::Tcp(host, port)), .. }
+            | Self::Followed { place: Some(Place { address: Address::Tcp(host, port), .. }), .. } => {
+                Some((host, *port))
+            }
+            Self::At(Address::Unix(_)) | Self::Followed { .. } => None,
+        }
+    }
+}
+
+/// Name in metrics: the same wherever a server moves.
 impl fmt::Display for Locate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::At(address) => address.fmt(f),
-            Self::Sentinel { master, .. } => write!(f, "sentinels' {master}"),
+            Self::At(address) | Self::Followed { of: Followed::Name(address), .. } => address.fmt(f),
+            Self::Followed { of: Followed::Master { name, .. }, .. } => write!(f, "sentinels' {name}"),
         }
     }
 }

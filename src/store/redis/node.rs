@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bb8_redis::bb8::{Pool, QueueStrategy};
 use redis::{Cmd, Value, cmd};
+use tokio::sync::futures::Notified;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::address::Address;
 use super::backoff::{Backoff, chance};
 use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
@@ -103,8 +103,8 @@ impl Lane {
 impl Node {
     /// Creates a node at `locate` with a connection for each of `lanes` threads. No connection is opened yet.
     pub fn new(locate: Locate, access: Access, lanes: usize, attention: Arc<Notify>) -> Self {
-        let name = locate.to_string();
-        let (metrics, breaker) = (access.metrics.named(&name), Breaker::default());
+        let name = locate.server();
+        let (metrics, breaker) = (access.metrics.named(&locate.to_string()), Breaker::default());
         metrics.watch_breaker(breaker.is_open());
         static NUMBERS: AtomicUsize = AtomicUsize::new(0);
         let lanes: Box<[Lane]> = std::iter::repeat_with(Lane::new).take(lanes.max(1)).collect();
@@ -144,10 +144,17 @@ impl Node {
 
     /// Returns its host and port, or its name if it has none.
     pub fn place(&self) -> (&str, Option<u16>) {
-        match &self.locate {
-            Locate::At(Address::Tcp(host, port)) => (host, Some(*port)),
-            Locate::At(Address::Unix(_)) | Locate::Sentinel { .. } => (&self.name, None),
-        }
+        self.locate.host_and_port().map_or((&self.name, None), |(host, port)| (host, Some(port)))
+    }
+
+    /// Returns the location of its server.
+    pub const fn locate(&self) -> &Locate {
+        &self.locate
+    }
+
+    /// Waits for the next failed attempt to connect, from the time of the call on.
+    pub fn failure(&self) -> Notified<'_> {
+        self.backoff.failure()
     }
 
     /// Returns its metrics.

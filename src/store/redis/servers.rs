@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -16,11 +16,15 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::address::{Address, Topology};
 use super::backoff::chance;
 use super::files;
-use super::manager::{Access, Locate};
+use super::manager::{Access, Followed, Locate};
 use super::node::Node;
 use crate::store::StoreError;
 use crate::telemetry::servers::{FailureReason, Server};
 use crate::telemetry::throttle::LogThrottle;
+
+mod follow;
+mod lookup;
+mod sentinels;
 
 /// Number of slots of a cluster (the cluster specification): 16,384.
 const SLOTS: u16 = 16_384;
@@ -54,10 +58,13 @@ pub struct Servers {
     older_since: Mutex<Option<Instant>>,
     unmapped: LogThrottle,
     nowhere: Arc<Server>,
+    /// True once there was a connection.
+    was_reached: AtomicBool,
 }
 
 enum Shape {
-    One(Arc<Node>),
+    /// One server: another node takes its place when it moves.
+    One(ArcSwap<Node>),
     Cluster {
         map: ArcSwap<Map>,
         /// The configured nodes. They are kept, so that backoff applies to one that is down.
@@ -84,9 +91,10 @@ impl Servers {
         let attention = Arc::new(Notify::new());
         let node = |locate| Arc::new(Node::new(locate, access.clone(), lanes, Arc::clone(&attention)));
         let shape = match topology {
-            Topology::Single(address) => Shape::One(node(Locate::At(address))),
-            Topology::Sentinel { master, sentinels, login } => {
-                Shape::One(node(Locate::Sentinel { master, sentinels, login }))
+            Topology::Single(address) => Shape::One(node(Locate::single(address)).into()),
+            Topology::Sentinel { master: name, sentinels, login } => {
+                let of = Followed::Master { name, sentinels, login };
+                Shape::One(node(Locate::Followed { of, place: None }).into())
             }
             Topology::Cluster(seeds) => {
                 let seeds = seeds.into_iter().map(|address| node(Locate::At(address))).collect();
@@ -94,7 +102,8 @@ impl Servers {
             }
         };
         let nowhere = access.metrics.named(UNMAPPED);
-        Self { access, lanes, shape, attention, older_since: Mutex::new(None), unmapped: LogThrottle::new(), nowhere }
+        let (older_since, unmapped, was_reached) = (Mutex::new(None), LogThrottle::new(), AtomicBool::new(false));
+        Self { access, lanes, shape, attention, older_since, unmapped, nowhere, was_reached }
     }
 
     /// Returns true if the counters of a call must be in one slot.
@@ -109,6 +118,12 @@ impl Servers {
             Shape::Cluster { map, .. } => !map.load().masters.is_empty(),
         };
         is_mapped && self.access.alive.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns true if there has been a connection since the start.
+    pub fn was_reached(&self) -> bool {
+        let is_reached = self.access.alive.load(Ordering::Acquire) > 0;
+        self.was_reached.fetch_or(is_reached, Ordering::AcqRel) || is_reached
     }
 
     /// Connects the calling thread to every node that receives charges. Waits until `until` at most.
@@ -130,7 +145,7 @@ impl Servers {
     /// Returns the node that has `slot`, if it is known.
     pub fn node(&self, slot: u16) -> Option<Arc<Node>> {
         match &self.shape {
-            Shape::One(node) => Some(Arc::clone(node)),
+            Shape::One(node) => Some(node.load_full()),
             Shape::Cluster { map, .. } => {
                 let map = map.load();
                 let master = map.slots.get(usize::from(slot)).and_then(|index| map.masters.get(usize::from(*index)));
@@ -171,10 +186,9 @@ impl Servers {
         &self.nowhere
     }
 
-    /// Connects, follows changes of the cluster, probes nodes in doubt, and polls the files of passwords and certificates, for
-    /// ever.
+    /// Connects, follows the cluster or the server's address, probes nodes in doubt, and polls files of secrets, for ever.
     pub async fn supervise(&self) {
-        tokio::join!(self.look_after_nodes(), self.look_after_files());
+        tokio::join!(self.look_after_nodes(), self.look_after_files(), self.follow());
     }
 
     async fn look_after_files(&self) {
@@ -205,6 +219,7 @@ impl Servers {
             let began = Instant::now();
             if refresh_at <= began {
                 self.refresh().await;
+                self.was_reached();
                 refresh_at = began + REFRESH;
             }
             let is_in_doubt = self.nodes().iter().any(|node| !node.is_well());
@@ -227,7 +242,7 @@ impl Servers {
     /// Returns the smallest recent round trip of the furthest node.
     pub fn round_trip(&self) -> Option<Duration> {
         match &self.shape {
-            Shape::One(node) => node.round_trip(),
+            Shape::One(node) => node.load().round_trip(),
             Shape::Cluster { map, .. } => map.load().masters.iter().filter_map(|node| node.round_trip()).max(),
         }
     }
@@ -235,7 +250,7 @@ impl Servers {
     /// Returns every node that receives charges.
     pub fn nodes(&self) -> Vec<Arc<Node>> {
         match &self.shape {
-            Shape::One(node) => vec![Arc::clone(node)],
+            Shape::One(node) => vec![node.load_full()],
             Shape::Cluster { map, .. } => map.load().masters.clone(),
         }
     }
@@ -243,12 +258,14 @@ impl Servers {
     /// In a cluster, asks some nodes for the map at once and takes the newest. Otherwise pings the server.
     async fn refresh(&self) {
         let (map, seeds, renewed) = match &self.shape {
-            Shape::One(node) if node.is_well() => {
-                // Connects before the first charge, and detects a lost server. The timeout is short: no probe is sent meanwhile.
-                node.ask(vec![cmd("PING")], Instant::now() + MAP_TIMEOUT).await;
+            Shape::One(node) => {
+                let node = node.load_full();
+                if node.is_well() {
+                    // Connects before the first charge, and detects a lost server. The timeout is short: no probe is sent meanwhile.
+                    node.ask(vec![cmd("PING")], Instant::now() + MAP_TIMEOUT).await;
+                }
                 return;
             }
-            Shape::One(_) => return,
             Shape::Cluster { map, seeds, renewed } => (map, seeds, renewed),
         };
         let old = map.load_full();

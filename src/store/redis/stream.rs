@@ -1,6 +1,7 @@
 //! Sockets to Redis servers. The bytes to and from the Redis client are checked on their way.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::dial::tls::Tls;
 use crate::dial::{self, TcpTimeouts};
 
 /// An idle connection is probed after 15 s. A connection whose bytes are not acknowledged for 1.5 s ends.
-const TIMEOUTS: TcpTimeouts =
+pub const TIMEOUTS: TcpTimeouts =
     TcpTimeouts { keepalive: Duration::from_secs(15), unacknowledged: Duration::from_millis(1_500) };
 
 /// A byte stream to and from a server.
@@ -48,18 +49,22 @@ impl From<RejectedReply> for io::Error {
     }
 }
 
-/// Connects to `address`; over TCP with TLS if `tls` is given.
+/// Connects to `address`, or to `at`, the only one of its addresses in use; over TCP with TLS if `tls` is given.
 ///
 /// # Errors
 /// If the server does not accept the connection, or TLS fails.
-pub async fn connect(address: &Address, tls: Option<&Tls>) -> io::Result<RedisSocket> {
-    match (address, tls) {
-        (Address::Unix(path), _) => Ok(Box::new(UnixStream::connect(path).await?)),
-        (Address::Tcp(host, port), None) => Ok(Box::new(dial::tcp(host, *port, TIMEOUTS).await?)),
-        (Address::Tcp(host, port), Some(tls)) => {
-            Ok(Box::new(dial::tls(host, *port, TIMEOUTS, tls.config()?, host).await?))
+pub async fn connect(address: &Address, at: Option<SocketAddr>, tls: Option<&Tls>) -> io::Result<RedisSocket> {
+    Ok(match (address, tls, at) {
+        (Address::Unix(path), ..) => Box::new(UnixStream::connect(path).await?),
+        (Address::Tcp(..), None, Some(at)) => Box::new(dial::tcp_at(at, TIMEOUTS).await?),
+        (Address::Tcp(host, port), None, None) => Box::new(dial::tcp(host, *port, TIMEOUTS).await?),
+        (Address::Tcp(host, _), Some(tls), Some(at)) => {
+            Box::new(dial::tls_at(at, TIMEOUTS, tls.config()?, host).await?)
         }
-    }
+        (Address::Tcp(host, port), Some(tls), None) => {
+            Box::new(dial::tls(host, *port, TIMEOUTS, tls.config()?, host).await?)
+        }
+    })
 }
 
 impl Guarded {

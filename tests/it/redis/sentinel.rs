@@ -85,6 +85,38 @@ impl Sentinel {
     }
 }
 
+/// Sentinels of a server without a replica. They name what they are told to, so that some of them are like those that a partition
+/// keeps from hearing of a failover.
+pub struct Divided(Vec<Single>);
+
+impl Divided {
+    /// All of them name `server`.
+    pub async fn of(server: &Single) -> Self {
+        let port = server.address().port().to_string();
+        Self(join_all((0..SENTINELS).map(|_| sentinel(&port, ""))).await)
+    }
+
+    /// The sentinels.
+    pub fn sentinels(&self) -> &[Single] {
+        &self.0
+    }
+
+    /// What `REDIS_URL` takes.
+    pub fn addresses(&self) -> String {
+        let addresses = self.0.iter().map(|sentinel| sentinel.address().to_string());
+        [vec![MASTER.to_owned()], addresses.collect()].concat().join(",")
+    }
+
+    /// Has all but the first name `server`.
+    pub async fn others_name(&self, server: &Single) {
+        let port = server.address().port().to_string();
+        for sentinel in &self.0[1..] {
+            sentinel.cli(&["SENTINEL", "REMOVE", MASTER]).await;
+            assert_eq!(sentinel.cli(&["SENTINEL", "MONITOR", MASTER, "127.0.0.1", &port, "2"]).await, "OK");
+        }
+    }
+}
+
 async fn sentinel(master_port: &str, password: &str) -> Single {
     let (port, directory) = (Port::free(), directory());
     let mut configuration = format!(
