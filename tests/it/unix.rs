@@ -220,7 +220,7 @@ for target in sys.argv[1:]:
 #[tokio::test]
 async fn a_client_of_c_core_calls_over_a_unix_socket_whatever_its_path_is() {
     let directory = tempfile::Builder::new().prefix("a ~b.c%d+é").tempdir().expect("a directory");
-    let served = Served::start_in(directory, &[]).await;
+    let served = Served::start_in(directory, rules(), &[]).await;
     let socket = served.socket().display().to_string();
     let mut python = Command::new(tool("python"));
     python.args(["-c", PYTHON, &format!("unix:{socket}"), &format!("unix://{socket}")]).env_clear();
