@@ -19,9 +19,9 @@ use self::sockets::Sockets;
 use self::summary::Summary;
 use crate::file;
 use crate::model::Micros;
-use crate::settings::{BodyStyle, HeaderStyle, Settings};
+use crate::settings::{BodyStyle, HeaderStyle, LogFormat, Settings, StoreChoice, UnknownVariables};
 use crate::source::SourceChoice;
-use crate::source::file::find::Location;
+use crate::source::file::find::{Location, joined};
 use crate::store::clock::SystemClock;
 pub use crate::telemetry::decision_id::DecisionId;
 use crate::telemetry::records::Records;
@@ -32,6 +32,7 @@ mod admin_tokens;
 mod authorities;
 pub mod callers;
 mod collector;
+mod failure;
 mod health;
 mod inputs;
 mod intake;
@@ -54,12 +55,17 @@ mod traces;
 mod xds;
 
 /// Warning for response headers that Envoy can also build itself.
-const SENT_TWICE: &str = "warning: x-ratelimit in RESPONSE_HEADERS sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
+const SENT_TWICE: &str = "x-ratelimit in RESPONSE_HEADERS sends headers that Envoy's own enable_x_ratelimit_headers builds from the statuses; with both, each client gets them twice: leave one off";
 
 /// Returns the environment variable `name` if it is set and valid UTF-8.
 pub fn environment(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
     std::env::var(name).ok()
+}
+
+/// Returns all environment variables that are valid UTF-8.
+fn environment_variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// Returns the rule source that the settings and the paths on the command line choose. Without paths, rule files are in the
@@ -78,7 +84,7 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result
     Ok(SourceChoice::Files(match paths.is_empty() {
         false => Location::Paths(paths),
         true => Location::Runtime {
-            directory: [&settings.runtime_root, &settings.runtime_subdirectory].iter().collect(),
+            directory: joined(settings.runtime_root.as_ref(), &settings.runtime_subdirectory),
             app_directory: settings.runtime_appdirectory.clone(),
             is_root_watched: settings.runtime_watch_root,
             ignores_dot_files: settings.runtime_ignoredotfiles,
@@ -86,23 +92,20 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result
     }))
 }
 
-/// Runs the service until a stop signal arrives.
+/// Runs the service until a stop signal arrives. `ignored`: arguments that have no effect.
 ///
 /// # Errors
 /// Returns the reason why the service cannot start.
-pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitCode> {
+pub fn serve(settings: &Settings, source: &SourceChoice, ignored: &[String]) -> anyhow::Result<ExitCode> {
     use_small_pages();
-    let log = Log::start(settings)?;
-    for unused in &settings.unused {
-        let (variable, why) = (unused.variable, unused.why);
-        tracing::warn!(event = "settings.unused", variable, "{variable} is set and has no effect: {why}");
-    }
+    let log = Log::start(settings.log_format, settings.log_level.0)?;
+    warn(settings, ignored);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let (given, source) = (settings.clone(), source.clone());
+        let (given, choice) = (settings.clone(), source.clone());
         let read = file::apart(
-            move || Read::all(&given, source),
+            move || Read::all(&given, choice),
             |passed| {
                 tracing::warn!(
                     event = "start.slow",
@@ -118,11 +121,60 @@ pub fn serve(settings: &Settings, source: &SourceChoice) -> anyhow::Result<ExitC
                 return Ok(ExitCode::SUCCESS);
             }
         };
+        warn_of_memory(settings, source);
         run(settings, &log, read, signals).await
     });
     // Do not wait for a read that is still blocked.
     runtime.shutdown_background();
     code
+}
+
+/// Warns of settings and arguments that probably do not do what their author expects.
+fn warn(settings: &Settings, ignored: &[String]) {
+    if !ignored.is_empty() {
+        // Values may be secrets.
+        let names = ignored.iter().filter(|argument| argument.starts_with('-'));
+        let names: Vec<&str> = names.filter_map(|argument| argument.split('=').next()).collect();
+        tracing::warn!(
+            event = "start.arguments_ignored",
+            count = ignored.len(),
+            flags = names.join(" "),
+            "under the name ratelimit, arguments have no effect, as in envoyproxy/ratelimit: set environment variables, or call `tidegate serve`"
+        );
+    }
+    for unused in &settings.unused {
+        let (variable, why) = (unused.variable, unused.why);
+        tracing::warn!(event = "settings.unused", variable, "{variable} is set and has no effect: {why}");
+    }
+    let is_undecided = matches!(settings.store, StoreChoice::Memory { is_asked: false });
+    if let Some(unknown) = UnknownVariables::find(environment_variables(), is_undecided) {
+        tracing::warn!(event = "settings.unknown", "{unknown}");
+    }
+}
+
+/// Warns of counters in the memory of this process where other instances probably share the limits.
+fn warn_of_memory(settings: &Settings, source: &SourceChoice) {
+    let StoreChoice::Memory { is_asked } = settings.store else { return };
+    if let Some(replicas) = settings.replicas.0.filter(|replicas| replicas.get() > 1) {
+        tracing::warn!(
+            event = "store.memory.replicas",
+            replicas,
+            "REPLICAS is {replicas}, and counters are in the memory of each instance, so together they admit up to {replicas} times each limit: set REDIS_URL"
+        );
+    }
+    if !is_asked && !matches!(source, SourceChoice::Files(Location::Paths(_))) {
+        tracing::warn!(
+            event = "store.memory",
+            "the rules come from where envoyproxy/ratelimit reads them, but REDIS_URL is not set, so each instance counts for itself in its memory: set REDIS_URL, or BACKEND_TYPE=memory"
+        );
+    }
+}
+
+/// Logs the reason why the service does not start, as JSON.
+pub fn failed(error: &anyhow::Error) {
+    // Without a log there is nowhere to say it.
+    let Ok(_log) = Log::start(LogFormat::Json, tracing::Level::WARN) else { return };
+    failure::log(error);
 }
 
 async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -> anyhow::Result<ExitCode> {
@@ -142,8 +194,11 @@ async fn run(settings: &Settings, log: &Log, read: Read, mut signals: Signals) -
     let files = running.rules().files();
     let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
     let summary = Summary { settings, rules: &running.rules(), program: &program, files, addresses };
-    // Standard output may be closed; the service runs anyway.
-    let _ = write!(std::io::stdout(), "{summary}");
+    match settings.log_format {
+        // Standard output may be closed; the service runs anyway.
+        LogFormat::Text => write!(std::io::stdout(), "{summary}").unwrap_or_default(),
+        LogFormat::Json => log::once_to(std::io::stdout, || summary.log()),
+    }
     systemd::ready();
     tokio::spawn(systemd::keep_alive());
     signals.wait().await;

@@ -57,6 +57,7 @@ pub fn run() -> ExitCode {
     ];
     let (names, runs): (Vec<_>, Vec<_>) = commands.into_iter().unzip();
     let order: Vec<String> = names.iter().map(|command| command.get_name().to_owned()).collect();
+    let given = arguments(std::env::args_os().collect(), &order);
     let matches = Command::new("tidegate")
         .version(env!("CARGO_PKG_VERSION"))
         .about("A rate limit decision service for Envoy, API gateways and microservices")
@@ -66,7 +67,18 @@ pub fn run() -> ExitCode {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(names)
-        .get_matches_from(arguments(std::env::args_os().collect()));
+        .try_get_matches_from(given.clone());
+    let matches = match matches {
+        Ok(matches) => matches,
+        // The log of a start is JSON from its first line, if that is wanted.
+        Err(wrong)
+            if wrong.use_stderr() && given.get(1).is_some_and(|name| name == "serve") && serve::is_json(None) =>
+        {
+            app::failed(&anyhow::Error::msg(wrong.to_string()));
+            return ExitCode::from(FAILED);
+        }
+        Err(wrong) => wrong.exit(),
+    };
     let Some((name, matches)) = matches.subcommand() else { return ExitCode::from(FAILED) };
     let run = order.iter().zip(runs).find(|(command, _)| *command == name).map(|(_, run)| run);
     match run.map(|run| run(matches)) {
@@ -84,11 +96,28 @@ fn with_braces(text: &str) -> String {
     text.replace("{n}", "{\u{1b}[0mn}")
 }
 
-/// Returns the command line to parse. Gateways start the reference as `/bin/ratelimit` without arguments; this means `serve`.
-fn arguments(mut given: Vec<OsString>) -> Vec<OsString> {
+/// Returns the command line to parse. The reference starts as `/bin/ratelimit` and ignores every argument, so `ratelimit`, as the name
+/// of this program or as its first argument, means `serve`, unless one of `commands` or a question for help follows.
+fn arguments(mut given: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
     let is_reference = |program: &OsString| Path::new(program).file_name().is_some_and(|name| name == "ratelimit");
-    if matches!(given.as_slice(), [program] if is_reference(program)) {
+    let named = given.iter().take(2).take_while(|argument| is_reference(argument)).count();
+    // The image has the program `tidegate`, to which `command: /bin/ratelimit` of a compose file is an argument.
+    let begin = if named == 0 && given.get(1).is_some_and(is_reference) { 2 } else { named };
+    if begin == 0 {
+        return given;
+    }
+    let is_own = |argument: &OsString| {
+        let own = ["help", "--help", "-h", "--version", "-V"];
+        argument.to_str().is_some_and(|text| own.contains(&text) || commands.iter().any(|command| command == text))
+    };
+    let rest = given.split_off(begin);
+    given.truncate(1);
+    if rest.first().is_some_and(is_own) {
+        given.extend(rest);
+    } else {
         given.push("serve".into());
+        given.extend((!rest.is_empty()).then(|| format!("--{}", serve::IGNORED).into()));
+        given.extend(rest);
     }
     given
 }
@@ -176,4 +205,38 @@ fn overlay() -> Arg {
 
 fn paths(matches: &ArgMatches) -> Vec<PathBuf> {
     matches.get_many("FILE").into_iter().flatten().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::arguments;
+
+    #[test]
+    fn the_references_name_means_serve_and_what_follows_it_is_ignored() {
+        for (given, expected) in [
+            ("tidegate", "tidegate"),
+            ("tidegate serve a.yaml", "tidegate serve a.yaml"),
+            ("tidegate check ratelimit", "tidegate check ratelimit"),
+            ("ratelimit", "ratelimit serve"),
+            ("/bin/ratelimit", "/bin/ratelimit serve"),
+            ("tidegate /bin/ratelimit", "tidegate serve"),
+            ("/bin/tidegate ratelimit", "/bin/tidegate serve"),
+            ("tidegate ./ratelimit", "tidegate serve"),
+            ("tidegate /usr/bin/ratelimit -v", "tidegate serve --ignored -v"),
+            ("ratelimit /bin/ratelimit", "ratelimit serve"),
+            ("ratelimit /bin/ratelimit --a=b c", "ratelimit serve --ignored --a=b c"),
+            ("ratelimit --config-dir=/d --redis-url=r:1", "ratelimit serve --ignored --config-dir=/d --redis-url=r:1"),
+            ("ratelimit -configpath=/d/c.yaml", "ratelimit serve --ignored -configpath=/d/c.yaml"),
+            ("ratelimit --grpc-port 1", "ratelimit serve --ignored --grpc-port 1"),
+            ("ratelimit check a.yaml", "ratelimit check a.yaml"),
+            ("ratelimit serve --grpc-port 1", "ratelimit serve --grpc-port 1"),
+            ("tidegate /bin/ratelimit check a.yaml", "tidegate check a.yaml"),
+            ("ratelimit --help", "ratelimit --help"),
+            ("ratelimit -V", "ratelimit -V"),
+        ] {
+            let commands = ["serve", "check"].map(str::to_owned);
+            let found = arguments(given.split(' ').map(Into::into).collect(), &commands);
+            assert_eq!(found.join(" ".as_ref()).to_str(), Some(expected), "{given}");
+        }
+    }
 }

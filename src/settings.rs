@@ -12,6 +12,7 @@ use crate::model::{Micros, StorePolicies};
 mod admin;
 mod hidden;
 mod listener_tls;
+mod log;
 mod otel;
 mod otlp;
 mod redis;
@@ -20,24 +21,27 @@ mod statsd;
 mod store;
 mod tls;
 mod traces;
+mod unknown;
 mod unused;
 mod values;
 mod xds;
 
 pub use admin::AdminSettings;
 pub use listener_tls::ListenerTlsSettings;
+pub use log::{LogFormat, LogSeverity};
 pub use otel::ExportProtocol;
 pub use otlp::OtlpSettings;
 pub use redis::{Auth, RedisSettings};
 pub use statsd::{StatsdSettings, StatsdTransport};
 pub use store::StoreChoice;
 pub use traces::TraceSettings;
+pub use unknown::UnknownVariables;
 pub use unused::{OF_LIBRARIES, ReadWith, UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
     BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, LeaseDefault,
-    ListenAddress, LogFormat, LogSeverity, OverloadPolicy, PagePath, Policy, Ratio, RefusalsKeep, ReplicaCount,
-    SocketMode, SocketPath, StoreDeadline, WorkerCount,
+    ListenAddress, OverloadPolicy, PagePath, Policy, Ratio, RefusalsKeep, ReplicaCount, SocketMode, SocketPath,
+    StoreDeadline, WorkerCount,
 };
 pub use xds::SourceSettings;
 
@@ -60,6 +64,16 @@ impl SettingRow {
     /// Returns the flag of the same name, such as `--grpc-port`; `None` for a secret.
     pub fn flag(&self) -> Option<String> {
         (!self.is_secret).then(|| self.variable.to_ascii_lowercase().replace('_', "-"))
+    }
+
+    /// Returns true if `text` means the same as the default.
+    fn is_default(&self, text: &str) -> bool {
+        let (text, default) = (text.trim(), self.default);
+        // An `off` without quotes in YAML is `false`.
+        let is_off = default == "off" && text == "false";
+        let is_same_switch = bool::parse(default).is_some_and(|switch| bool::parse(text) == Some(switch));
+        let is_same_length = Micros::parse(default).is_some_and(|length| Micros::parse(text) == Some(length));
+        text.eq_ignore_ascii_case(default) || is_off || is_same_switch || is_same_length
     }
 }
 
@@ -239,6 +253,14 @@ pub enum InvalidSetting {
         /// Advice for the operator.
         why: &'static str,
     },
+    /// Settings of Redis are given without its address, and nothing asks for counters in memory.
+    #[error("REDIS_URL is {}: set REDIS_URL, or set BACKEND_TYPE=memory, with which each instance counts for itself", without_redis(*is_empty, variables))]
+    WithoutRedis {
+        /// True if `REDIS_URL` is set to an empty text.
+        is_empty: bool,
+        /// Names of the other settings of Redis.
+        variables: Vec<&'static str>,
+    },
     /// Two settings exclude each other.
     #[error("{one} and {other} are both set: {why}")]
     Contradiction {
@@ -264,6 +286,16 @@ impl Settings {
     }
 }
 
+/// Describes `REDIS_URL`, which has no address, and the settings of Redis beside it.
+fn without_redis(is_empty: bool, variables: &[&str]) -> String {
+    let url = if is_empty { "empty" } else { "not set" };
+    match variables {
+        [] => url.to_owned(),
+        [variable] => format!("{url}, but {variable} is set"),
+        all => format!("{url}, but {} are set", all.join(", ")),
+    }
+}
+
 const fn row<T: Setting>(variable: &'static str, default: &'static str, does: &'static str) -> SettingRow {
     SettingRow { variable, default, takes: T::TAKES, does, is_secret: T::IS_SECRET }
 }
@@ -274,7 +306,8 @@ fn read_one<T: Setting>(
     given: Lookup<'_>,
     wrong: &mut Vec<InvalidSetting>,
 ) -> Option<T> {
-    let found = given(variable).unwrap_or_else(|| default.to_owned());
+    let is_given = |text: &String| !T::EMPTY_IS_DEFAULT || !text.trim().is_empty();
+    let found = given(variable).filter(is_given).unwrap_or_else(|| default.to_owned());
     let parsed = T::parse(if T::KEEPS_BLANKS { &found } else { found.trim() });
     if parsed.is_none() {
         wrong.push(InvalidSetting::Value { variable, found: T::shown(&found), takes: T::TAKES });

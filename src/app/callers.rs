@@ -11,7 +11,7 @@ use crate::file::{Named, Unusable, apart};
 use crate::model::Callers;
 use crate::rulefile::callers::{MAX_CALLERS_BYTES, compile};
 use crate::rulefile::{File, InvalidRules};
-use crate::settings::Settings;
+use crate::settings::{LogFormat, Settings};
 use crate::telemetry::escape::escaped;
 use crate::telemetry::throttle::LogThrottle;
 use crate::transport::callers::CallerGate;
@@ -19,6 +19,9 @@ use crate::transport::callers::CallerGate;
 /// Interval between two reads of the file: 250 ms. A change holds when the file was read twice with the same content, so
 /// within a second.
 const EVERY: Duration = Duration::from_millis(250);
+
+/// Logs a warning about the file.
+const LOG_WARNING: fn(String) = |warning| tracing::warn!(event = "callers.warning", "{warning}");
 
 /// File of callers, and the gate that has its last valid content.
 pub(super) struct CallersFile {
@@ -44,7 +47,11 @@ impl CallersFile {
         let path = settings.callers_file.clone();
         let file = Named::new("CALLERS_FILE", PathBuf::from(&path), MAX_CALLERS_BYTES);
         let content = bytes(&file)?;
-        let callers = compiled(&path, &content, |warning| eprintln!("{warning}"))
+        let warn: fn(String) = match settings.log_format {
+            LogFormat::Text => |warning| eprintln!("{warning}"),
+            LogFormat::Json => LOG_WARNING,
+        };
+        let callers = compiled(&path, &content, warn)
             .map_err(|invalid| anyhow::Error::from(invalid).context("CALLERS_FILE has errors"))?;
         let has_certificates = settings.listener_tls.as_ref().is_some_and(|tls| !tls.authorities.is_empty());
         if !has_certificates {
@@ -103,8 +110,7 @@ impl CallersFile {
     /// Puts `content` in force, if it is another one and valid.
     fn take(&mut self, content: Vec<u8>) {
         if content != self.content {
-            let warn = |warning: String| tracing::warn!(event = "callers.warning", "{warning}");
-            let compiled = compiled(&self.path, &content, warn);
+            let compiled = compiled(&self.path, &content, LOG_WARNING);
             (self.content, self.is_valid) = (content, compiled.is_ok());
             match compiled {
                 Ok(callers) => {

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::inputs::{Inputs, OverlayState};
-use super::metrics;
 use super::summary::counted;
+use super::{failure, metrics};
 use crate::rulefile::{CompiledRules, Documents, InvalidRules, Options, Overlay};
 use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
@@ -114,7 +114,7 @@ impl Intake {
     }
 
     fn warn_and_put_in_force(&self, CompiledRules { rules, warnings }: CompiledRules, files: usize) -> Generation {
-        warnings.iter().for_each(|warning| tracing::warn!(event = "rules.warning", "{warning}"));
+        warnings.iter().for_each(failure::warning);
         self.put_in_force(rules, files)
     }
 

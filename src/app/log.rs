@@ -14,7 +14,7 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
 
-use crate::settings::{LogFormat, LogSeverity, Settings};
+use crate::settings::{LogFormat, LogSeverity};
 use crate::telemetry::json_lines;
 use crate::telemetry::lines::Lines;
 use crate::transport::admin;
@@ -39,14 +39,13 @@ pub(super) struct ChangingLevel {
 }
 
 impl Log {
-    /// Starts the log according to `settings`. A second start in one process reuses the log of the first.
-    pub(super) fn start(settings: &Settings) -> anyhow::Result<Self> {
+    /// Starts the log. A second start in one process reuses the log of the first.
+    pub(super) fn start(format: LogFormat, level: Level) -> anyhow::Result<Self> {
         static FIRST: OnceLock<(Arc<Lines>, Arc<ChangingLevel>)> = OnceLock::new();
-        let level = settings.log_level.0;
         if let Some((lines, first)) = FIRST.get().cloned() {
             return Ok(Self { lines, level: first });
         }
-        let is_colored = settings.log_format == LogFormat::Text && std::io::stderr().is_terminal();
+        let is_colored = format == LogFormat::Text && std::io::stderr().is_terminal();
         let lines = Arc::new(Lines::new(is_colored));
         let writer = Arc::clone(&lines);
         // A detached thread: standard error may be a pipe that nobody reads.
@@ -55,7 +54,7 @@ impl Log {
         });
         started.context("the thread of the log cannot be started")?;
         let (changing, filter) = reload::Layer::new(targets(level));
-        let layer = match settings.log_format {
+        let layer = match format {
             LogFormat::Text => {
                 tracing_subscriber::fmt::layer().with_writer(Arc::clone(&lines)).with_ansi(is_colored).boxed()
             }
@@ -78,6 +77,11 @@ impl Log {
         let (lines, level) = FIRST.get_or_init(|| (lines, level)).clone();
         Ok(Self { lines, level })
     }
+}
+
+/// Writes the JSON lines of what `write` logs to `output` in place of the log.
+pub(super) fn once_to<W: std::io::Write + 'static>(output: fn() -> W, write: impl FnOnce()) {
+    tracing::subscriber::with_default(tracing_subscriber::registry().with(json_lines::layer(output)), write);
 }
 
 impl Drop for Log {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::SENT_TWICE;
 use super::admin_tokens::TokenFile;
 use super::callers::CallersFile;
 use super::inputs::{Inputs, OverlayState};
@@ -13,13 +12,14 @@ use super::listener_tls::ListenerFiles;
 use super::otlp::Exporter;
 use super::store::RedisFiles;
 use super::traces::Exporting;
+use super::{SENT_TWICE, failure};
 use crate::file::{self, MAX_SECRET, Named, apart};
 use crate::model::Charging;
 use crate::normalize::digest::KeySecret;
 use crate::rulefile::document::MAX_FILE_BYTES;
 use crate::rulefile::{self, CompiledRules, Documents, File, InvalidRules, Options, Overlay};
 use crate::rules::RuleSet;
-use crate::settings::{HeaderStyle, Settings};
+use crate::settings::{HeaderStyle, LogFormat, Settings};
 use crate::source::file::FileSource;
 use crate::source::file::find::Location;
 use crate::source::{Source, SourceChoice};
@@ -85,15 +85,24 @@ impl Read {
             (None, Some(overlay)) => Some(overlay.compile(None, &options)?),
             (None, None) => None,
         };
+        let is_text = settings.log_format == LogFormat::Text;
         let rules = compiled.map(|(CompiledRules { rules, warnings }, effect)| {
             *overlay_state.effect.lock() = effect;
-            warnings.iter().for_each(|warning| eprintln!("{}", escaped(&warning.to_string(), false)));
+            for warning in &warnings {
+                match is_text {
+                    true => eprintln!("{}", escaped(&warning.to_string(), false)),
+                    false => failure::warning(warning),
+                }
+            }
             rules
         });
         // An overlay without rules of its own waits for the source.
         let rules = rules.filter(|rules| !rules.awaits_source || !rules.is_empty());
         if matches!(settings.response_headers, HeaderStyle::XRateLimit | HeaderStyle::XRateLimitAndIetf) {
-            eprintln!("{SENT_TWICE}");
+            match is_text {
+                true => eprintln!("warning: {SENT_TWICE}"),
+                false => tracing::warn!(event = "settings.headers_twice", "{SENT_TWICE}"),
+            }
         }
         let (redis, spans) = (RedisFiles::read(settings)?, Exporting::start(settings)?);
         let metrics = Exporter::build(settings)?;

@@ -89,6 +89,29 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
+impl Summary<'_> {
+    /// Logs the summary as one event.
+    pub(super) fn log(&self) {
+        let Self { settings, rules, program: _, files, addresses } = self;
+        let StorePolicies { on_failure, on_overload } = settings.policies();
+        tracing::info!(
+            event = "start.done",
+            version = env!("CARGO_PKG_VERSION"),
+            grpc = %addresses.grpc,
+            http = %addresses.http,
+            debug = %addresses.debug,
+            metrics = addresses.metrics.map(tracing::field::display),
+            store = store(settings),
+            failure = on_failure.name(),
+            overload = on_overload.name(),
+            shadow_mode = settings.shadow_mode,
+            quota_mode = settings.quota_mode,
+            "the service has started with {}",
+            counted(rules, *files)
+        );
+    }
+}
+
 /// Returns the size of a rule set, such as `12 rules in 2 domains from 1 file`.
 pub fn counted(rules: &RuleSet, files: usize) -> String {
     let (all, domains) = (usize::try_from(rules.len()).unwrap_or(usize::MAX), rules.domains().len());

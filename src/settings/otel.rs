@@ -137,6 +137,7 @@ pub(super) fn endpoint(
 
 impl Setting for ExportProtocol {
     const TAKES: &'static str = "http or grpc";
+    const EMPTY_IS_DEFAULT: bool = true;
     fn parse(text: &str) -> Option<Self> {
         match text {
             "http" => Some(Self::Http),

@@ -53,6 +53,8 @@ pub(super) struct VariableGroup {
 /// Names of the variables that can contradict each other.
 pub(super) struct VariableNames {
     url: &'static str,
+    /// Advice for a list of servers where one is expected.
+    several: &'static str,
     socket_type: &'static str,
     auth_file: &'static str,
     auth_command: &'static str,
@@ -78,6 +80,8 @@ const PORT: u16 = 6379;
 
 /// Accepted forms of a single server's URL.
 const SINGLE: &str = "HOST:PORT, the path of a socket, redis://[USER:PASSWORD@]HOST:PORT[/DATABASE], the same with rediss:// for TLS, or unix://PATH";
+/// Accepted forms of a single server's URL that has credentials.
+const ENCODED: &str = "redis://USER:PASSWORD@HOST:PORT[/DATABASE], or the same with rediss://, in which `/`, `?`, `#`, `%` and `@` of user and password are written %2F, %3F, %23, %25 and %40";
 /// Accepted form of the URL of servers under sentinels.
 const SENTINEL: &str = "MASTER,HOST:PORT,HOST:PORT,...: the name of the master, then its sentinels";
 /// Accepted form of a cluster's URL.
@@ -100,6 +104,7 @@ macro_rules! group {
             }),
             names: VariableNames {
                 url: concat!($prefix, "URL"),
+                several: concat!("one address; for several, set ", $prefix, "TYPE=sentinel (MASTER,HOST:PORT,HOST:PORT,...) or ", $prefix, "TYPE=cluster (HOST:PORT,HOST:PORT,...)"),
                 socket_type: concat!($prefix, "SOCKET_TYPE"),
                 auth_file: concat!($prefix, "AUTH_FILE"),
                 auth_command: concat!($prefix, "AUTH_COMMAND"),
@@ -157,7 +162,11 @@ impl Variables {
         }
         let url = self.url.0.as_str();
         let read = match self.kind {
-            RedisType::Single => single(url, self.socket).ok_or(SINGLE),
+            RedisType::Single => single(url, self.socket).ok_or_else(|| match url.split_once("://") {
+                Some((_, rest)) if rest.contains('@') => ENCODED,
+                None if url.contains(',') => names.several,
+                _ => SINGLE,
+            }),
             RedisType::Sentinel => {
                 sentinel(url, self.sentinel_auth).ok_or(SENTINEL).map(|topology| (topology, 0, None))
             }

@@ -1,7 +1,7 @@
 //! Variables of the reference that have no effect here, with the reasons.
 
-use super::Lookup;
 use super::values::Setting;
+use super::{Lookup, Settings, store};
 
 mod libraries;
 mod switches;
@@ -47,6 +47,10 @@ unused! {
     "the listeners serve TCP, and the reference does not use it either": "PROTO";
 }
 
+/// Settings of how Redis is used, which do not say that there is one. Instances with and without Redis may share them.
+const OF_A_STORE: [&str; 5] =
+    ["CACHE_KEY_PREFIX", "STORE_DEADLINE", "LEASE_DEFAULT", "ON_STORE_OVERLOAD", "ON_STORE_FAILURE"];
+
 /// Returns the variables that are set and have no effect.
 pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
     let is_set = |variable| given(variable).is_some_and(|text| !text.trim().is_empty());
@@ -54,10 +58,15 @@ pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
         is_set("GRPC_UDS"),
         given("CONFIG_TYPE").is_some_and(|kind| kind.trim().eq_ignore_ascii_case("GRPC_XDS_SOTW")),
     );
-    let has_redis = is_set("REDIS_URL") || is_set("REDIS_PERSECOND_URL");
-    let of_redis = ["REDIS_AUTH", "REDIS_AUTH_FILE", "REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"];
-    let of_redis = of_redis
-        .map(|variable| (!has_redis, variable, "no REDIS_URL is set, so counters are in the memory of this process"));
+    let is_memory_asked = given("BACKEND_TYPE").is_some_and(|kind| kind.trim().eq_ignore_ascii_case("memory"));
+    let is_in_memory = is_memory_asked || !is_set("REDIS_URL");
+    // Without BACKEND_TYPE=memory, a setting of Redis without its address is an error.
+    let why = "BACKEND_TYPE is memory, so counters are in the memory of this process";
+    let of_redis = store::of_redis(given).filter(|_| is_memory_asked).map(|variable| UnusedVariable { variable, why });
+    let why = "counters are in the memory of this process and not in Redis";
+    let of_a_store = Settings::PROCESS.iter().filter(|row| is_in_memory && OF_A_STORE.contains(&row.variable));
+    let of_a_store = of_a_store.filter(|row| given(row.variable).is_some_and(|text| !row.is_default(&text)));
+    let of_redis = of_redis.chain(of_a_store.map(|row| UnusedVariable { variable: row.variable, why }));
     let beside_others = [
         (!has_socket, "GRPC_UDS_MODE", "it applies only with GRPC_UDS"),
         (has_socket, "GRPC_HOST", "GRPC_UDS is set, so gRPC is served on that socket only"),
@@ -70,9 +79,14 @@ pub(super) fn set(given: Lookup<'_>) -> Vec<UnusedVariable> {
     ];
     let beside_others = beside_others
         .into_iter()
-        .chain(of_redis)
         .filter_map(|(is_unused, variable, why)| is_unused.then_some(UnusedVariable { variable, why }));
-    let all = UNUSED.iter().copied().chain(libraries::set(given)).chain(beside_others).chain(switches::set(given));
+    let all = UNUSED
+        .iter()
+        .copied()
+        .chain(libraries::set(given))
+        .chain(beside_others)
+        .chain(switches::set(given))
+        .chain(of_redis);
     all.filter(|unused| is_set(unused.variable)).collect()
 }
 
@@ -83,6 +97,7 @@ fn given_true(given: Lookup<'_>, variable: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use crate::settings::LogFormat;
     use crate::settings::tests::read;
 
     #[test]
@@ -107,7 +122,9 @@ mod tests {
         let plane = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", "a:1")];
         assert!(named(&[&plane[..], &[("STATE_DIR", "/a")]].concat()).is_empty());
         let login = [("REDIS_AUTH_COMMAND", "/bin/token"), ("REDIS_CONNECTION_MAX_AGE", "12h")];
-        assert_eq!(named(&login), ["REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"]);
+        let memory = ("BACKEND_TYPE", "Memory");
+        assert_eq!(named(&[login[0], login[1], memory]), ["REDIS_AUTH_COMMAND", "REDIS_CONNECTION_MAX_AGE"]);
+        assert_eq!(named(&[("REDIS_URL", "h:1"), memory]), ["REDIS_URL"]);
         assert!(named(&[login[0], login[1], ("REDIS_URL", "h:1")]).is_empty());
     }
     #[test]
@@ -168,5 +185,69 @@ mod tests {
         assert_eq!(named(&[("USE_DOG_STATSD", "true"), ("STATSD_PROTOCOL", "tcp6")]), ["STATSD_PROTOCOL"]);
         assert!(named(&[("USE_STATSD", "false"), ("STATSD_PORT", "9125"), ("EXTRA_TAGS", "")]).is_empty());
         assert!(named(&[("STATSD_PORT", "8125"), ("PROMETHEUS_ADDR", ":9090")]).is_empty(), "the defaults");
+    }
+
+    #[test]
+    fn what_only_a_store_that_can_fail_gives_a_meaning_is_named_without_one() {
+        let named = |given: &[(&str, &str)]| read(given).expect("settings").unused;
+        for (variable, value) in [
+            ("ON_STORE_FAILURE", "local"),
+            ("ON_STORE_OVERLOAD", "closed"),
+            ("STORE_DEADLINE", "25ms"),
+            ("CACHE_KEY_PREFIX", "p_"),
+            ("LEASE_DEFAULT", "5%"),
+        ] {
+            for memory in [&[(variable, value)][..], &[(variable, value), ("BACKEND_TYPE", "memory")]] {
+                let unused = named(memory);
+                assert_eq!(unused.iter().map(|unused| unused.variable).collect::<Vec<_>>(), [variable]);
+                assert!(unused[0].why.contains("in the memory of this process"), "{unused:?}");
+            }
+            assert!(named(&[(variable, value), ("REDIS_URL", "h:1")]).is_empty());
+        }
+        for default in [("ON_STORE_FAILURE", "error"), ("LEASE_DEFAULT", "false"), ("STORE_DEADLINE", "auto")] {
+            assert!(named(&[default]).is_empty(), "{default:?}");
+        }
+    }
+
+    /// The reference's settings that are texts there: an empty one is a value, and it starts with it.
+    const TEXTS_OF_THE_REFERENCE: &str = "HOST GRPC_HOST DEBUG_HOST GRPC_UDS GRPC_SERVER_TLS_CERT GRPC_SERVER_TLS_KEY
+        GRPC_CLIENT_TLS_CACERT GRPC_CLIENT_TLS_SAN LOG_FORMAT RUNTIME_ROOT RUNTIME_SUBDIRECTORY RUNTIME_APPDIRECTORY
+        CONFIG_GRPC_XDS_NODE_ID CONFIG_GRPC_XDS_NODE_METADATA CONFIG_GRPC_XDS_SERVER_URL
+        CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS CONFIG_GRPC_XDS_CLIENT_TLS_CERT CONFIG_GRPC_XDS_CLIENT_TLS_KEY
+        CONFIG_GRPC_XDS_SERVER_TLS_CACERT CONFIG_GRPC_XDS_SERVER_TLS_SAN BACKEND_TYPE CACHE_KEY_PREFIX LIMIT_LIMIT_HEADER
+        LIMIT_REMAINING_HEADER LIMIT_RESET_HEADER REDIS_AUTH REDIS_SENTINEL_AUTH REDIS_TLS_CLIENT_CERT
+        REDIS_TLS_CLIENT_KEY REDIS_TLS_CACERT REDIS_PERSECOND_AUTH REDIS_PERSECOND_SENTINEL_AUTH REDIS_PERSECOND_URL
+        MEMCACHE_HOST_PORT MEMCACHE_SRV MEMCACHE_TLS_CLIENT_CERT MEMCACHE_TLS_CLIENT_KEY MEMCACHE_TLS_CACERT STATSD_HOST
+        USE_DOG_STATSD_MOGRIFIERS EXTRA_TAGS PROMETHEUS_ADDR PROMETHEUS_MAPPER_YAML TRACING_SERVICE_NAME
+        TRACING_SERVICE_NAMESPACE TRACING_SERVICE_INSTANCE_ID TRACING_EXPORTER_PROTOCOL";
+
+    #[test]
+    fn an_empty_text_that_the_reference_starts_with_stops_no_start() {
+        let refused: Vec<_> = TEXTS_OF_THE_REFERENCE
+            .split_whitespace()
+            .filter(|variable| ["", " "].into_iter().any(|empty| read(&[(variable, empty)]).is_err()))
+            .collect();
+        assert_eq!(refused, Vec::<&str>::new());
+        let all =
+            read(&[("HOST", ""), ("GRPC_HOST", ""), ("DEBUG_HOST", ""), ("LIMIT_RESET_HEADER", "")]).expect("settings");
+        let default = read(&[]).expect("settings");
+        assert_eq!((all.host, all.grpc_host, all.debug_host), (default.host, default.grpc_host, default.debug_host));
+        assert_eq!(all.limit_reset_header, default.limit_reset_header);
+    }
+
+    #[test]
+    fn words_in_any_case_that_the_reference_takes_stop_no_start() {
+        for (variable, value) in [
+            ("LOG_FORMAT", "JSON"),
+            ("LOG_FORMAT", " Text"),
+            ("LOG_LEVEL", "Warning"),
+            ("CONFIG_TYPE", "file"),
+            ("HOST", "LOCALHOST"),
+            ("BACKEND_TYPE", "MEMORY"),
+        ] {
+            assert!(read(&[(variable, value)]).is_ok(), "{variable}={value}");
+        }
+        let format = |text| read(&[("LOG_FORMAT", text)]).map(|settings| settings.log_format);
+        assert_eq!((format("JSON"), format("")), (Ok(LogFormat::Json), Ok(LogFormat::Text)));
     }
 }

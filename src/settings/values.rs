@@ -17,6 +17,8 @@ pub(super) trait Setting: Sized {
     const IS_SECRET: bool = false;
     /// True if the value is not trimmed before it is parsed.
     const KEEPS_BLANKS: bool = Self::IS_SECRET;
+    /// True if an empty text stands for the default, because the reference starts with it.
+    const EMPTY_IS_DEFAULT: bool = false;
     /// Parses `text`; returns `None` if it is not an accepted value.
     fn parse(text: &str) -> Option<Self>;
     /// Returns an invalid `text` as an error shows it, without possible secrets: a URL may have a password even where none is
@@ -32,11 +34,12 @@ pub(super) trait Setting: Sized {
 
 impl Setting for IpAddr {
     const TAKES: &'static str = "an IP address such as 0.0.0.0, 127.0.0.1 or ::";
+    const EMPTY_IS_DEFAULT: bool = true;
     fn parse(text: &str) -> Option<Self> {
-        match text {
-            "localhost" => Some(Self::from([127, 0, 0, 1])),
-            _ => text.trim_start_matches('[').trim_end_matches(']').parse().ok(),
+        if text.eq_ignore_ascii_case("localhost") {
+            return Some(Self::from([127, 0, 0, 1]));
         }
+        text.trim_start_matches('[').trim_end_matches(']').parse().ok()
     }
 }
 
@@ -147,6 +150,7 @@ pub struct ListenAddress(pub SocketAddr);
 
 impl Setting for ListenAddress {
     const TAKES: &'static str = "ADDRESS:PORT, or :PORT for all addresses";
+    const EMPTY_IS_DEFAULT: bool = true;
     fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = match host {
@@ -236,6 +240,7 @@ pub struct HeaderText(pub String);
 
 impl Setting for HeaderText {
     const TAKES: &'static str = "a header name of letters, digits and dashes";
+    const EMPTY_IS_DEFAULT: bool = true;
     fn parse(text: &str) -> Option<Self> {
         HeaderName::try_from(text).ok().map(|_| Self(text.to_owned()))
     }
@@ -355,54 +360,6 @@ impl Setting for BodyStyle {
             "" => Some(Self::Unset),
             "json" => Some(Self::Json),
             "text" => Some(Self::Text),
-            _ => None,
-        }
-    }
-}
-
-/// Minimum severity that is logged, by the reference's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogSeverity(pub tracing::Level);
-
-impl LogSeverity {
-    /// Accepted names, in words.
-    pub const NAMES: &'static str = "trace, debug, info, warn or error";
-
-    /// Returns the level named `text`, in any case; `None` if there is none.
-    pub fn named(text: &str) -> Option<Self> {
-        Some(Self(match text.to_ascii_lowercase().as_str() {
-            "trace" => tracing::Level::TRACE,
-            "debug" => tracing::Level::DEBUG,
-            "info" => tracing::Level::INFO,
-            "warn" | "warning" => tracing::Level::WARN,
-            "error" | "fatal" | "panic" => tracing::Level::ERROR,
-            _ => return None,
-        }))
-    }
-}
-
-impl Setting for LogSeverity {
-    const TAKES: &'static str = Self::NAMES;
-    fn parse(text: &str) -> Option<Self> {
-        Self::named(text)
-    }
-}
-
-/// Format of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Text for people.
-    Text,
-    /// One JSON object per line, for programs.
-    Json,
-}
-
-impl Setting for LogFormat {
-    const TAKES: &'static str = "text or json";
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "text" => Some(Self::Text),
-            "json" => Some(Self::Json),
             _ => None,
         }
     }

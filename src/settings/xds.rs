@@ -160,6 +160,7 @@ struct ServerAddress {
 
 impl Setting for ServerAddress {
     const TAKES: &'static str = "HOST:PORT";
+    const EMPTY_IS_DEFAULT: bool = true;
     fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("dns:///").unwrap_or(text);
         let (host, port) = text.rsplit_once(':')?;

@@ -17,6 +17,7 @@ mod call;
 mod counter;
 mod readers;
 mod replay;
+mod start;
 mod tap;
 mod test;
 mod top;

@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
@@ -192,9 +193,7 @@ impl Tidegate {
     /// Starts it by a command with everything that it needs.
     pub async fn start_command(mut command: Command, log: Option<Stdio>) -> Self {
         let mut process = Process::start_with(&mut command, log);
-        let grpc = listener(&mut process, "gRPC").await;
-        let http = listener(&mut process, "HTTP").await;
-        let debug = listener(&mut process, "debug").await;
+        let [grpc, http, debug] = listeners(&mut process, ["gRPC", "HTTP", "debug"]).await;
         Self { grpc, http, debug, process }
     }
 
@@ -263,15 +262,22 @@ pub async fn said(at: SocketAddr, request: &str) -> String {
     .expect("it listens")
 }
 
-/// The address that the start says of a listener.
-async fn listener(process: &mut Process, name: &str) -> SocketAddr {
+/// The addresses that the start says of these listeners, as text or as one object.
+pub async fn listeners<const N: usize>(process: &mut Process, names: [&str; N]) -> [SocketAddr; N] {
+    let mut addresses = [None; N];
     loop {
         let line = process.line().await;
         let line = line.unwrap_or_else(|| panic!("the server does not start: {}", process.errors()));
-        let mut words = line.split_whitespace();
-        if words.next() == Some(name) {
-            let address = words.next().and_then(|address| address.parse().ok());
-            return address.unwrap_or_else(|| panic!("no address in {line:?}"));
+        let object: Value = serde_json::from_str(&line).unwrap_or_default();
+        for (name, address) in names.iter().zip(&mut addresses) {
+            let of_object = object[name.to_lowercase()].as_str();
+            let of_text = line.trim_start().strip_prefix(name).and_then(|rest| rest.split_whitespace().next());
+            if let Some(text) = of_object.or(of_text) {
+                *address = Some(text.parse().unwrap_or_else(|_| panic!("no address in {line:?}")));
+            }
+        }
+        if addresses.iter().all(Option::is_some) {
+            return addresses.map(|address| address.expect("it is there"));
         }
     }
 }

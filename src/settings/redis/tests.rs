@@ -192,6 +192,25 @@ fn what_is_no_address_stops_the_start() {
 }
 
 #[test]
+fn an_address_that_is_meant_for_another_topology_or_has_a_bare_slash_in_its_password_gets_that_advice() {
+    for url in ["mymaster,s1:26379", "n1:6379,n2:6379", "mymaster,s1:26379,s2:26379"] {
+        let single = "expected one address; for several, set REDIS_TYPE=sentinel (MASTER,HOST:PORT,HOST:PORT,...) or REDIS_TYPE=cluster (HOST:PORT,HOST:PORT,...)";
+        assert_eq!(wrong(&[("REDIS_URL", url)]), [format!("REDIS_URL is {url:?}: {single}")]);
+        let apart = [("REDIS_URL", "h:1"), ("REDIS_PERSECOND", "true"), ("REDIS_PERSECOND_URL", url)];
+        assert!(wrong(&apart)[0].contains("set REDIS_PERSECOND_TYPE=sentinel (MASTER"), "{url}");
+    }
+    for (password, written) in [("a/b", "a%2Fb"), ("a?b", "a%3Fb"), ("a#b", "a%23b"), ("a%b", "a%25b")] {
+        let found = wrong(&[("REDIS_URL", &format!("redis://:{password}@h:6379"))]);
+        assert!(
+            found[0].contains("`/`, `?`, `#`, `%` and `@` of user and password are written %2F, %3F, %23"),
+            "{found:?}"
+        );
+        assert!(found[0].starts_with(r#"REDIS_URL is "redis://***"#), "{found:?}");
+        assert_eq!(credentials(&at(&format!("redis://:{written}@h:6379")).auth), Some((None, password)));
+    }
+}
+
+#[test]
 fn no_password_is_in_an_error_or_in_what_is_printed() {
     for url in [
         "redis://alice:hunter2@h:x",

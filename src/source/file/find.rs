@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -27,7 +27,7 @@ pub enum Location {
     Paths(Vec<PathBuf>),
     /// A directory of the reference's runtime.
     Runtime {
-        /// `RUNTIME_ROOT/RUNTIME_SUBDIRECTORY`.
+        /// `RUNTIME_ROOT/RUNTIME_SUBDIRECTORY`, joined by [`joined`].
         directory: PathBuf,
         /// `RUNTIME_APPDIRECTORY`.
         app_directory: String,
@@ -62,9 +62,9 @@ pub enum UnreadableRules {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// The runtime directory does not exist.
+    /// The runtime directory does not exist, or is no directory.
     #[error(
-        "{}: this directory does not exist: name rule files on the command line (`tidegate serve rules.yaml`), or set `RUNTIME_ROOT`, `RUNTIME_SUBDIRECTORY` and `RUNTIME_APPDIRECTORY`", path.display()
+        "{}: there is no such directory: name rule files on the command line (`tidegate serve rules.yaml`), or set `RUNTIME_ROOT`, `RUNTIME_SUBDIRECTORY` and `RUNTIME_APPDIRECTORY`", path.display()
     )]
     NoDirectory {
         /// Path of the directory.
@@ -96,7 +96,7 @@ impl Location {
         match self {
             Self::Paths(named) => named.clone(),
             Self::Runtime { directory, app_directory, is_root_watched, .. } => {
-                vec![if *is_root_watched { directory.clone() } else { directory.join(app_directory) }]
+                vec![if *is_root_watched { directory.clone() } else { joined(directory, app_directory) }]
             }
         }
     }
@@ -115,9 +115,13 @@ impl Location {
                         found.wrong.push(UnreadableRules::NoRuleFile { path: root });
                     }
                 }
+                // A file that is mounted in place of the app directory.
+                Self::Runtime { is_root_watched: false, .. } if root.is_file() => found.files.push(root),
                 Self::Runtime { .. } if !root.is_dir() => found.wrong.push(UnreadableRules::NoDirectory { path: root }),
                 Self::Runtime { directory, app_directory, is_root_watched, ignores_dot_files } => {
-                    let prefix = format!("{app_directory}.");
+                    let app = joined(Path::new(""), app_directory);
+                    let names = app.iter().filter(|name| *name != ".");
+                    let prefix: String = names.map(|name| format!("{}.", name.to_string_lossy())).collect();
                     let is_app = |path: &Path| !is_root_watched || runtime_key(directory, path).starts_with(&prefix);
                     found.walk(&root, DEEPEST, *ignores_dot_files, &is_app);
                 }
@@ -199,6 +203,25 @@ pub fn read_list(path: &Path) -> Result<Vec<u8>, Unreadable> {
     file::read(path, file::MAX_LIST)
 }
 
+/// Joins two paths as the reference does (Go's `filepath.Join`): `path` is below `directory` even if it begins with a slash, and `.` and
+/// `..` are resolved without looking at links.
+pub fn joined(directory: &Path, path: &str) -> PathBuf {
+    let below = Path::new(path).components().filter(|part| !matches!(part, Component::RootDir));
+    let mut joined = PathBuf::new();
+    for part in directory.components().chain(below) {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if joined.file_name().is_some() => {
+                joined.pop();
+            }
+            Component::ParentDir if joined.has_root() => {}
+            part => joined.push(part),
+        }
+    }
+    let is_here = joined.as_os_str().is_empty() && !(directory.as_os_str().is_empty() && path.is_empty());
+    if is_here { PathBuf::from(".") } else { joined }
+}
+
 fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }
@@ -207,4 +230,82 @@ fn extension(path: &Path) -> &str {
 fn runtime_key(directory: &Path, path: &Path) -> String {
     let below = path.strip_prefix(directory).unwrap_or(path);
     below.iter().map(|part| part.to_string_lossy()).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::{Location, joined};
+
+    #[test]
+    fn paths_are_joined_as_in_the_reference() {
+        for (directory, path, expected) in [
+            ("/data", "/ratelimit", "/data/ratelimit"),
+            ("/data/", "/ratelimit/", "/data/ratelimit"),
+            ("/data", "//ratelimit//a", "/data/ratelimit/a"),
+            ("/data", "ratelimit", "/data/ratelimit"),
+            ("/data", "./ratelimit", "/data/ratelimit"),
+            ("/data", "", "/data"),
+            ("/data", "/", "/data"),
+            ("/data", ".", "/data"),
+            ("/data", "../x", "/x"),
+            ("/data", "/../../x", "/x"),
+            ("/data/current/..", "a/./b", "/data/a/b"),
+            ("data", "/a", "data/a"),
+            ("data", "..", "."),
+            ("..", "/a", "../a"),
+            ("../..", "../a", "../../../a"),
+            (".", "", "."),
+            ("", "/a", "a"),
+            ("", "", ""),
+        ] {
+            let found = joined(Path::new(directory), path);
+            assert_eq!(found.to_str(), Some(expected), "{directory} and {path}");
+        }
+    }
+
+    /// The names of the files that are found below `made`, with this app directory.
+    fn found(made: &Path, app_directory: &str, is_root_watched: bool) -> Vec<String> {
+        let location = Location::Runtime {
+            directory: made.to_owned(),
+            app_directory: app_directory.to_owned(),
+            is_root_watched,
+            ignores_dot_files: false,
+        };
+        let files = location.find().files;
+        files.iter().map(|path| path.strip_prefix(made).unwrap().display().to_string()).collect()
+    }
+
+    #[test]
+    fn an_app_directory_may_begin_and_end_with_a_slash_be_nested_or_be_a_file() {
+        let made = tempfile::tempdir().unwrap();
+        let write = |path: &str| {
+            let path = made.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "domain: d\n").unwrap();
+        };
+        ["config/a.yaml", "config/deep/b.yaml", "other/c.yaml", "rules.yaml"].into_iter().for_each(write);
+        for is_root_watched in [true, false] {
+            let found = |app: &str| found(made.path(), app, is_root_watched);
+            for app in ["config", "/config", "config/", "/config/", "./config", "other/../config"] {
+                assert_eq!(found(app), ["config/a.yaml", "config/deep/b.yaml"], "{app}");
+            }
+            for app in ["config/deep", "/config/deep"] {
+                assert_eq!(found(app), ["config/deep/b.yaml"], "{app}");
+            }
+            for app in ["", "/", "."] {
+                assert_eq!(found(app).len(), 4, "{app:?}");
+            }
+        }
+        for app in ["rules.yaml", "/rules.yaml", "config/a.yaml"] {
+            assert_eq!(found(made.path(), app, false), [app.trim_start_matches('/')]);
+            assert_eq!(
+                found(made.path(), app, true),
+                Vec::<String>::new(),
+                "its name has no part behind the app directory's"
+            );
+        }
+    }
 }

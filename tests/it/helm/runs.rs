@@ -11,7 +11,7 @@ use super::container::{Host, Mounted, USER};
 use super::{Helm, environment, of, one, server};
 use crate::gateways::ISTIO;
 use crate::redis::certificates::Authority;
-use crate::support::{Process, Tidegate, eventually, output, repository, tool};
+use crate::support::{Process, Tidegate, eventually, listeners, output, repository, tool};
 use crate::xds::plane::{Plane, Secured, answer, limit, response, rlconfig};
 
 /// The password of Redis in these tests.
@@ -283,19 +283,12 @@ fn files_of(map: &Value) -> Vec<(String, String)> {
 
 /// Waits until it has started, and holds the ports that it says against those that its container declares.
 async fn listens(server: &mut Process, container: &Value) {
-    let mut listeners = Vec::new();
-    while listeners.len() < 3 {
-        let line = server.line().await.unwrap_or_else(|| panic!("it does not start: {}", server.errors()));
-        let mut words = line.split_whitespace();
-        if words.next().is_some_and(|word| ["gRPC", "HTTP", "debug"].contains(&word)) {
-            listeners.push(words.next().expect("an address").to_owned());
-        }
-    }
+    let said = listeners(server, ["gRPC", "HTTP", "debug"]).await;
     let ports = container["ports"].as_array().expect("ports");
     let port = |name: &str| ports.iter().find(|port| port["name"] == name).expect("a port")["containerPort"].clone();
     let expected =
         [format!("0.0.0.0:{}", port("grpc")), format!("0.0.0.0:{}", port("http")), "127.0.0.1:6070".to_owned()];
-    assert_eq!(listeners, expected);
+    assert_eq!(said.map(|address| address.to_string()), expected);
     assert_eq!(ports.len(), 2, "the debug listener is on loopback, and no port of the pod");
 }
 

@@ -65,3 +65,18 @@ async fn a_config_map_in_the_app_directory_is_followed_with_the_root_watched_or_
         assert_eq!(scene.load().await, 4, "with RUNTIME_WATCH_ROOT={is_watched}");
     }
 }
+
+#[tokio::test]
+async fn a_file_in_place_of_the_app_directory_is_read_and_followed_below_a_subdirectory_with_a_slash() {
+    let made = directory(&[("ratelimit/config", &limit("1"))]);
+    let variables = [
+        ("RUNTIME_ROOT", made.path().to_str().expect("text")),
+        ("RUNTIME_SUBDIRECTORY", "/ratelimit"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+    ];
+    let server = Tidegate::start_with(None, &variables).await;
+    let scene = Scene { directory: made, server };
+    scene.shows(&[("d.one", 1)]).await;
+    scene.edit("ratelimit/config", &limit("2"));
+    scene.shows(&[("d.one", 2)]).await;
+}
