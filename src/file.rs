@@ -3,8 +3,10 @@
 //! A pipe, a socket or a device in place of a file can block its reader for ever, or deliver bytes without end. The process reads
 //! all of its own files with [`read`].
 
-use std::fs::{File, FileType, OpenOptions, metadata};
+use std::collections::BTreeSet;
+use std::fs::{File, FileType, OpenOptions, canonicalize, metadata, read_link};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,6 +39,11 @@ pub enum Unreadable {
         /// Kind of file at the path.
         found: &'static str,
     },
+    /// The file is not below a directory from which it may be read.
+    #[error(
+        "it is not below the directory of a rule file, links resolved: move it there, or set VALUES_ROOT to a directory above it"
+    )]
+    Outside,
     /// The file is larger than allowed.
     #[error("it is larger than {}, the maximum for this kind of file", size(*.most))]
     TooLarge {
@@ -44,6 +51,10 @@ pub enum Unreadable {
         most: usize,
     },
 }
+
+/// Directories, links resolved, below which files may be read.
+#[derive(Clone, Debug, Default)]
+pub struct Roots(BTreeSet<PathBuf>);
 
 /// A file that a setting names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +71,23 @@ pub struct Unusable {
     variable: &'static str,
     path: PathBuf,
     why: String,
+}
+
+impl Roots {
+    /// Returns the roots at `paths`. One that is not there has no files.
+    pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let paths: BTreeSet<_> = paths.into_iter().collect();
+        let here = |path: PathBuf| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path };
+        Self(paths.into_iter().filter_map(|path| canonicalize(here(path)).ok()).collect())
+    }
+
+    /// Returns true if the file at `path`, which has no links, is below a root. Of the whole file system, which is the root of a rule file at the top, only
+    /// the files at the top are.
+    fn have(&self, path: &Path) -> bool {
+        path.ancestors()
+            .skip(1)
+            .any(|above| self.0.contains(above) && (above.parent().is_some() || path.parent() == Some(above)))
+    }
 }
 
 impl Named {
@@ -90,18 +118,51 @@ impl Named {
 /// # Errors
 /// If there is no regular file at the path, the system returns an error, or the file is larger than `most`.
 pub fn read(path: &Path, most: usize) -> Result<Vec<u8>, Unreadable> {
+    whole(open(path)?, most)
+}
+
+/// Reads a file as [`read`] does. Returns its content, and true if the file is below one of `roots`.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_and_locate(path: &Path, most: usize, roots: &Roots) -> Result<(Vec<u8>, bool), Unreadable> {
+    let file = open(path)?;
+    let is_below = roots.have(&location(&file)?);
+    Ok((whole(file, most)?, is_below))
+}
+
+/// Reads a file as [`read`] does if it is below one of `roots`, links resolved. A file that has another name below a root, by a hard link, is there.
+///
+/// # Errors
+/// As [`read`], or if the file is elsewhere. Then it is not read.
+pub fn read_below(path: &Path, most: usize, roots: &Roots) -> Result<Vec<u8>, Unreadable> {
+    let file = open(path)?;
+    if roots.have(&location(&file)?) { whole(file, most) } else { Err(Unreadable::Outside) }
+}
+
+/// Opens a regular file.
+fn open(path: &Path) -> Result<File, Unreadable> {
     // Checked before opening: opening a pipe would wake its writer, and some devices act when they are opened.
     regular(metadata(path)?.file_type())?;
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     // Another file may have replaced it since the first check.
-    let found = file.metadata()?;
-    regular(found.file_type())?;
+    regular(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Returns the path of an open file, without links. The kernel knows it, whatever has replaced a link on the way since.
+fn location(file: &File) -> io::Result<PathBuf> {
+    read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn whole(file: File, most: usize) -> Result<Vec<u8>, Unreadable> {
+    let length = file.metadata()?.len();
     let most_long = u64::try_from(most).unwrap_or(u64::MAX);
-    if found.len() > most_long {
+    if length > most_long {
         return Err(Unreadable::TooLarge { most });
     }
-    let bytes = read_to_end(file, usize::try_from(found.len()).unwrap_or(0), most_long)?;
+    let bytes = read_to_end(file, usize::try_from(length).unwrap_or(0), most_long)?;
     if bytes.len() > most { Err(Unreadable::TooLarge { most }) } else { Ok(bytes) }
 }
 
@@ -166,6 +227,71 @@ mod tests {
         assert_eq!(metadata(path).unwrap().len(), 0);
         assert!(read(path, MAX_SECRET).unwrap().starts_with(b"Name:"));
         assert!(matches!(read(path, 16), Err(Unreadable::TooLarge { most: 16 })));
+    }
+
+    #[test]
+    fn a_list_is_read_below_its_roots_only_links_resolved() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir_all(at("rules/..2026")).unwrap();
+        fs::create_dir(at("rules/deep")).unwrap();
+        fs::create_dir(at("rules2")).unwrap();
+        for name in ["rules/..2026/list", "rules/deep/list", "rules2/list", "secret"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        symlink("..2026", at("rules/..data")).unwrap();
+        symlink("..data/list", at("rules/list")).unwrap();
+        symlink("../secret", at("rules/out")).unwrap();
+        symlink("..", at("rules/up")).unwrap();
+        symlink("rules", at("current")).unwrap();
+        let read = |name: &str, root: &str| read_below(&at(name), 9, &Roots::of([at(root)]));
+        for inside in ["rules/list", "rules/deep/list", "current/list", "rules/deep/../list", "rules/up/rules/list"] {
+            assert_eq!(read(inside, "rules").unwrap(), b"x", "{inside}");
+            assert_eq!(read(inside, "current").unwrap(), b"x", "{inside}: a root may be a link");
+        }
+        for outside in ["secret", "rules2/list", "rules/out", "rules/../secret", "rules/up/secret"] {
+            assert!(matches!(read(outside, "rules"), Err(Unreadable::Outside)), "{outside}");
+            assert!(matches!(read(outside, "missing"), Err(Unreadable::Outside)), "{outside}");
+        }
+        for file in ["/proc/self/environ", "/etc/passwd"] {
+            assert!(matches!(read(file, "rules"), Err(Unreadable::Outside)), "{file}");
+            assert!(!Roots::of(["/".into()]).have(Path::new(file)), "{file}");
+        }
+        assert!(Roots::of(["/".into()]).have(Path::new("/list")));
+        assert!(Roots::of([PathBuf::new()]).have(&canonicalize("Cargo.toml").unwrap()), "the present directory");
+        mknodat(CWD, at("rules/pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        assert!(matches!(read("rules/pipe", "rules"), Err(Unreadable::Irregular { .. })));
+        fs::write(at("rules/deep/list"), "more than 9").unwrap();
+        assert!(matches!(read("rules/deep/list", "rules"), Err(Unreadable::TooLarge { most: 9 })));
+    }
+
+    #[test]
+    fn a_link_that_is_swapped_all_the_time_never_leads_out_of_a_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("rules")).unwrap();
+        fs::write(at("rules/list"), "list").unwrap();
+        fs::write(at("secret"), "secret").unwrap();
+        symlink("list", at("rules/link")).unwrap();
+        let (ends, ended) = std::sync::mpsc::channel::<()>();
+        let link = at("rules/link");
+        let swapping = std::thread::spawn(move || {
+            for target in ["../secret", "list"].into_iter().cycle() {
+                let new = link.with_file_name("new");
+                symlink(target, &new).unwrap();
+                fs::rename(&new, &link).unwrap();
+                if ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Disconnected) {
+                    return;
+                }
+            }
+        });
+        let roots = Roots::of([at("rules")]);
+        let read: Vec<_> = (0..2_000).map(|_| read_below(&at("rules/link"), 9, &roots)).collect();
+        drop(ends);
+        swapping.join().unwrap();
+        let (inside, outside): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
+        assert!(inside.iter().flatten().all(|read| read == b"list"));
+        assert!(outside.iter().flat_map(Result::as_ref).next().is_none());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::model::{Micros, StorePolicies};
 
 mod admin;
+mod doors;
 mod hidden;
 mod listener_tls;
 mod log;
@@ -27,6 +28,7 @@ mod values;
 mod xds;
 
 pub use admin::AdminSettings;
+pub use doors::{JsonDoor, JsonRights};
 pub use listener_tls::ListenerTlsSettings;
 pub use log::{LogFormat, LogSeverity};
 pub use otel::ExportProtocol;
@@ -39,7 +41,7 @@ pub use unknown::UnknownVariables;
 pub use unused::{OF_LIBRARIES, ReadWith, UNUSED, UnusedVariable};
 use values::Setting;
 pub use values::{
-    BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, JsonDoor, KeyPrefix, LeaseDefault,
+    BodySize, BodyStyle, CounterCount, HeaderStyle, HeaderText, IdleConnections, KeyPrefix, LeaseDefault,
     ListenAddress, OverloadPolicy, PagePath, Policy, Ratio, RefusalsKeep, ReplicaCount, SocketMode, SocketPath,
     StoreDeadline, WorkerCount,
 };
@@ -167,6 +169,7 @@ settings! {
     json_max_body: BodySize = "JSON_MAX_BODY", "256KiB", "Maximum size of a request body of /json; a larger body gets HTTP status 413";
     callers_file: String = "CALLERS_FILE", "", "File that says which callers may ask about which domains, send limits and give hits back, by the names in their certificates; read again when it changes; empty: every caller may do all of this";
     json_door: JsonDoor = "JSON_DOOR", "on", "Callers that may use /json: on: all; loopback: those on this machine; off: none; the others get HTTP status 403";
+    json_rights: JsonRights = "JSON_RIGHTS", "auto", "Rights of callers over /json and over /check with from_gateway: none, where CALLERS_FILE is not set: override: they may send limits; refund: they may give hits back; auto: override if the rule files are those of RUNTIME_ROOT, as with envoyproxy/ratelimit, else none";
     debug_host: IpAddr = "DEBUG_HOST", "127.0.0.1", "Address of the debug listener (/rlconfig, /log_level, /v1/)";
     debug_port: u16 = "DEBUG_PORT", "6070", "Port of the debug listener; 0 picks a free port";
     workers: WorkerCount = "WORKERS", "auto", "Number of threads that answer calls; each thread has its own runtime";
@@ -182,6 +185,7 @@ settings! {
     runtime_watch_root: bool = "RUNTIME_WATCH_ROOT", "true", "Reads every file below RUNTIME_SUBDIRECTORY whose path begins with the name of the app directory as a rule file; false: reads only the files below the app directory";
     merge_domain_config: bool = "MERGE_DOMAIN_CONFIG", "false", "Allows several files to extend one domain";
     rules_overlay: String = "RULES_OVERLAY", "", "File or directory with overlays: settings of the operator that are laid over the rules of every source; empty: none";
+    values_root: String = "VALUES_ROOT", "", "Directory below which the lists of rule files and overlays (values_file) may be, beside the directories of these files; links are resolved first; empty: none";
     key_secret_file: String = "KEY_SECRET_FILE", "", "File with the secret for the digests of `sensitive` values, at least 16 random bytes; a new secret resets the counters of these values";
     memory_max_counters: CounterCount = "MEMORY_MAX_COUNTERS", "1000000", "Approximate maximum number of counters in memory; beyond it, the store evicts from a sample the counter whose loss changes the least";
     cache_key_prefix: KeyPrefix = "CACHE_KEY_PREFIX", "", "Prefix of every counter name in Redis, for a Redis that other applications use too";

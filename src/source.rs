@@ -1,6 +1,7 @@
 //! Sources of rules. A source offers documents to a sink whenever they change; the sink compiles them and puts them in force.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,22 +35,22 @@ pub enum SourceChoice {
 #[derive(Debug)]
 pub enum Source {
     /// Rule files.
-    Files(FileSource),
+    Files(Box<FileSource>),
     /// A control plane.
     Xds(Box<XdsSource>),
 }
 
 impl Source {
     /// Opens the chosen source. Returns it with its first documents, which the caller puts in force; `None` if it offers even the
-    /// first ones later.
+    /// first ones later. Lists of rule files may be below `values_root`.
     ///
     /// # Errors
     /// The reasons why there are no documents.
-    pub fn open(choice: SourceChoice) -> Result<(Self, Option<Documents>), NotOpened> {
+    pub fn open(choice: SourceChoice, values_root: Option<PathBuf>) -> Result<(Self, Option<Documents>), NotOpened> {
         match choice {
             SourceChoice::Files(location) => {
-                let (source, documents) = FileSource::open(location)?;
-                Ok((Self::Files(source), Some(documents)))
+                let (source, documents) = FileSource::open(location, values_root)?;
+                Ok((Self::Files(Box::new(source)), Some(documents)))
             }
             SourceChoice::Xds(plane) => Ok((Self::Xds(Box::new(XdsSource::open(*plane)?)), None)),
         }

@@ -30,6 +30,7 @@ mod message;
 pub mod metrics;
 pub mod net;
 pub mod opening;
+pub mod page;
 pub mod protocol;
 mod rest;
 pub mod socket;

@@ -15,6 +15,7 @@ use crate::rules::live::LiveRules;
 use crate::rules::{Generation, RuleSet};
 use crate::source::RuleSink;
 use crate::telemetry::Telemetry;
+use crate::telemetry::throttle::LogThrottle;
 use crate::transport::admin::RulesStatus;
 
 /// Target of the log lines about reloads. They are written at every log level: a reload is as rare as a start, and an
@@ -23,6 +24,8 @@ pub(super) const TARGET: &str = module_path!();
 /// Maximum number of replaced rule sets that are kept until no request uses them: 8. A rule set beyond that is dropped
 /// by its last user.
 const MOST_RETIRED: usize = 8;
+/// Interval between two log lines about rejected rules of a control plane: 1 minute. A control plane sends rejected rules again at once.
+const REJECTED_EVERY: Duration = Duration::from_secs(60);
 
 /// The receiver of new rules.
 pub(super) struct Intake {
@@ -38,6 +41,8 @@ pub(super) struct Intake {
     /// Inputs of the load in force. Its lock orders loads of the source and of the overlay.
     inputs: Mutex<Inputs>,
     overlay: Arc<OverlayState>,
+    /// Limits the log lines about rejected rules, of a source that may send them again and again.
+    rejections: Option<LogThrottle>,
 }
 
 /// Signals of accepted inputs, each for the source of the other input.
@@ -66,7 +71,13 @@ impl Intake {
             accepted: Accepted::default(),
             inputs: Mutex::new(inputs),
             overlay,
+            rejections: None,
         }
+    }
+
+    /// Writes at most one log line a minute about rejected rules: the source sends them again and again.
+    pub(super) fn with_few_lines(self) -> Self {
+        Self { rejections: Some(LogThrottle::every(REJECTED_EVERY)), ..self }
     }
 
     /// Returns the state of the overlay.
@@ -165,8 +176,16 @@ impl RuleSink for Intake {
 
     fn unreadable(&self, error: &str) {
         self.rejected(error);
+        let count = match &self.rejections {
+            None => None,
+            Some(rejections) => match rejections.due() {
+                None => return,
+                count => count,
+            },
+        };
         tracing::error!(
             event = "rules.rejected",
+            count,
             "the new rules are invalid, so the old rules stay in force:\n{error}"
         );
     }

@@ -28,14 +28,15 @@ use crate::telemetry::lines::Lines;
 use crate::telemetry::metrics::{
     ADMIN_TOKENS_REJECTED, CALLER_DENIALS, CALLERS_REJECTED, CERTIFICATE_EXPIRY, CONNECTIONS, CONNECTIONS_ENDED,
     HELD_CALLS, KNOWN_REFUSALS, LATER_BACKLOG, LATER_DROPPED, LEASE_HITS, LEASES, LOG_LINES_DROPPED, MEMORY_COUNTERS,
-    MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, REPLICAS, RULES_LOADING, SPANS_DROPPED,
-    STORE_CONNECTED, STORE_LOGIN_READS, STORE_REACHED, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED, XDS_DISCONNECTED,
-    XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
+    MEMORY_EVICTED, OVERLAY_REJECTED, OVERLAY_SKIPPED, OVERLAY_UNMATCHED, PAGES_REFUSED, REPLICAS, RULES_LOADING,
+    SPANS_DROPPED, STORE_CONNECTED, STORE_LOGIN_READS, STORE_REACHED, STORE_UNTIMELY, TLS_HANDSHAKES, XDS_CONNECTED,
+    XDS_DISCONNECTED, XDS_EMPTY_HELD, XDS_RESPONSES, XDS_RESTORED_AGE,
 };
 use crate::telemetry::records::Records;
 use crate::telemetry::traces::Traces;
 use crate::transport::admin::RulesStatus;
 use crate::transport::callers::{CallerGate, Denial};
+use crate::transport::page::{PageGate, PageSign};
 use crate::transport::{EndCause, HandshakeOutcome, Tally};
 
 /// Creates the telemetry of a process that starts now.
@@ -92,16 +93,24 @@ pub(super) fn overlay(telemetry: &Telemetry, state: Arc<OverlayState>) {
     });
 }
 
-/// Adds the metrics of the callers' rights, which are all 0 without `callers`: the gate, and the flag of a rejected file.
-pub(super) fn callers(telemetry: &Telemetry, callers: Option<(Arc<CallerGate>, Arc<AtomicBool>)>) {
+/// Adds the metrics of the callers' rights: those of the HTTP listener's `gate`, which is that of all callers if there is a file of callers.
+/// `is_rejected` is the flag of a rejected file.
+pub(super) fn callers(telemetry: &Telemetry, gate: Arc<CallerGate>, is_rejected: Option<Arc<AtomicBool>>) {
     telemetry.also(move |page| {
         page.family(&CALLER_DENIALS, |family| {
-            for denial in Denial::ALL {
-                family.sample(&[denial.name()], callers.as_ref().map_or(0, |(gate, _)| gate.count(denial)));
-            }
+            Denial::ALL.into_iter().for_each(|denial| family.sample(&[denial.name()], gate.count(denial)));
         });
-        let is_rejected = callers.as_ref().is_some_and(|(_, is_rejected)| is_rejected.load(Ordering::Relaxed));
+        let is_rejected = is_rejected.as_ref().is_some_and(|is_rejected| is_rejected.load(Ordering::Relaxed));
         page.single(&CALLERS_REJECTED, u64::from(is_rejected));
+    });
+}
+
+/// Adds the metric of requests of web pages that were refused.
+pub(super) fn pages(telemetry: &Telemetry, gate: Arc<PageGate>) {
+    telemetry.also(move |page| {
+        page.family(&PAGES_REFUSED, |family| {
+            PageSign::ALL.into_iter().for_each(|sign| family.sample(&[sign.name()], gate.count(sign)));
+        });
     });
 }
 
@@ -240,7 +249,7 @@ pub(super) fn admin_tokens(telemetry: &Telemetry, is_rejected: Option<Arc<Atomic
     });
 }
 
-/// Adds the metric of delayed calls, summed over all edges.
-pub(super) fn held_calls(telemetry: &Telemetry, edges: Vec<Box<dyn Fn() -> usize + Send + Sync>>) {
-    telemetry.also(move |page| page.single(&HELD_CALLS, edges.iter().map(|held| held()).sum::<usize>()));
+/// Adds the metric of delayed calls.
+pub(super) fn held_calls(telemetry: &Telemetry, held: impl Fn() -> usize + Send + Sync + 'static) {
+    telemetry.also(move |page| page.single(&HELD_CALLS, held()));
 }

@@ -27,8 +27,9 @@ use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
 /// Settings that apply to rule files.
-pub const RULE_SETTINGS: [&str; 7] = [
+pub const RULE_SETTINGS: [&str; 8] = [
     "RULES_OVERLAY",
+    "VALUES_ROOT",
     "MERGE_DOMAIN_CONFIG",
     "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
     "ON_STORE_FAILURE",
@@ -62,6 +63,8 @@ pub(super) struct Read {
     pub(super) callers: Option<CallersFile>,
     /// File of the tokens of the debug listener, if one is set.
     pub(super) admin_tokens: Option<TokenFile>,
+    /// True if the rule files are in the reference's directory.
+    pub(super) has_rules_of_reference: bool,
     /// Span recorder and exporter, if tracing is on. The exporter reads the system's certificate authorities.
     pub(super) spans: Option<(Arc<Traces>, Exporting)>,
     /// Exporter of metrics, if that is on. It reads the same authorities.
@@ -75,7 +78,8 @@ impl Read {
     /// If a file cannot be used; names its path.
     pub(super) fn all(settings: &Settings, choice: SourceChoice) -> anyhow::Result<Self> {
         let options = Options { needs_secret: true, ..options(settings)? };
-        let (source, documents) = Source::open(choice)?;
+        let has_rules_of_reference = matches!(choice, SourceChoice::Files(Location::Runtime { .. }));
+        let (source, documents) = Source::open(choice, values_root(settings)?)?;
         let overlay_state = OverlayState::default();
         let (overlay, laid_over) = open_overlay(settings, &options)?.unzip();
         let mut inputs = Inputs { source: None, overlay: laid_over };
@@ -120,6 +124,7 @@ impl Read {
             listener_tls,
             callers,
             admin_tokens,
+            has_rules_of_reference,
             spans,
             metrics,
         })
@@ -169,7 +174,7 @@ fn load_with(
     let load = move || {
         let options = adapt(options(&settings)?);
         let documents = match given {
-            Given::Files(location) => Some(FileSource::open(location)?.1),
+            Given::Files(location) => Some(FileSource::open(location, values_root(&settings)?)?.1),
             Given::Push(path) => Some(push(&path, &options)?),
             Given::Overlay => None,
         };
@@ -210,7 +215,17 @@ fn read_overlay(settings: &Settings) -> anyhow::Result<Option<(FileSource, Docum
         return Ok(None);
     }
     let location = Location::Paths(vec![(&settings.rules_overlay).into()]);
-    Ok(Some(FileSource::open(location).context("RULES_OVERLAY cannot be read")?))
+    Ok(Some(FileSource::open(location, values_root(settings)?).context("RULES_OVERLAY cannot be read")?))
+}
+
+/// Returns the directory below which lists may be, beside those of the rule files. `None` if the settings name none.
+fn values_root(settings: &Settings) -> anyhow::Result<Option<PathBuf>> {
+    let root = Path::new(&settings.values_root);
+    if settings.values_root.is_empty() {
+        return Ok(None);
+    }
+    anyhow::ensure!(root.is_dir(), "VALUES_ROOT is {}: expected a directory", root.display());
+    Ok(Some(root.to_owned()))
 }
 
 /// Returns the options of the rule compiler that the settings define.

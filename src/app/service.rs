@@ -24,9 +24,9 @@ use super::store::{self, RedisFiles, Stores};
 use super::traces::Exporting;
 use super::{SystemClock, answers, duration, metrics, summary, unless_zero, worker_count};
 use crate::limiter::Limiter;
-use crate::model::Micros;
+use crate::model::{Micros, Rights};
 use crate::rules::live::{LiveRules, Snapshot};
-use crate::settings::{ListenerTlsSettings, Settings, StoreChoice};
+use crate::settings::{JsonDoor, ListenerTlsSettings, Settings, StoreChoice};
 use crate::source::file::FileSource;
 use crate::source::xds::status::XdsStatus;
 use crate::source::{RuleSource, Source};
@@ -42,6 +42,7 @@ use crate::transport::budget::process::ProcessAccount;
 use crate::transport::callers::CallerGate;
 use crate::transport::grpc::{Edge, Services};
 use crate::transport::json::{HttpService, Readiness};
+use crate::transport::page::PageGate;
 use crate::transport::{
     self, ConnectionLimits, Drained, Http, Http1, Http2, Listener, NetListener, Workers, json, limits as bounds,
 };
@@ -83,6 +84,8 @@ pub(super) struct Service {
     callers: Option<CallersFile>,
     /// File of the tokens of the debug listener, if one is set.
     admin_tokens: Option<TokenFile>,
+    /// True if the rule files are in the reference's directory.
+    has_rules_of_reference: bool,
     workers: NonZeroUsize,
 }
 
@@ -123,6 +126,7 @@ impl Service {
             listener_tls,
             callers,
             admin_tokens,
+            has_rules_of_reference,
             spans,
             metrics: exporter,
         } = read;
@@ -137,19 +141,7 @@ impl Service {
             store::open(settings, redis, workers.get() + 1, &telemetry.servers());
         metrics::stores(&telemetry, &memory, redis.as_ref());
         let live = Arc::new(rules.map_or_else(LiveRules::without_rules, LiveRules::new));
-        let what = {
-            let rules = live.snapshot();
-            if !rules.is_empty() || rules.is_loaded() {
-                metrics::rules_loaded(&telemetry, &rules, rules.generation());
-            }
-            match (rules.is_loaded(), rules.is_empty()) {
-                (true, _) => summary::counted(&rules, rules.files()),
-                (false, true) => "none yet, because the control plane has sent none".to_owned(),
-                (false, false) => {
-                    format!("{}; the control plane has sent none yet", summary::counted(&rules, rules.files()))
-                }
-            }
-        };
+        let what = first_rules(&live, &telemetry);
         let (page, status) =
             watch::channel(RulesStatus { since: Instant::now(), what, rejected: None, slow_since: None });
         metrics::slow_load(&telemetry, status.clone());
@@ -157,9 +149,9 @@ impl Service {
         let guard = Arc::new(guard);
         metrics::guard(&telemetry, &guard, &replicas);
         let limiter = Arc::new(Limiter::new(Arc::clone(&live), Arc::clone(&guard)));
-        let intake =
-            Arc::new(Intake::new(options, Arc::clone(&live), page, Arc::clone(&telemetry), inputs, overlay_state));
         let xds = source.xds_status();
+        let intake = Intake::new(options, Arc::clone(&live), page, Arc::clone(&telemetry), inputs, overlay_state);
+        let intake = Arc::new(if xds.is_some() { intake.with_few_lines() } else { intake });
         metrics::xds(&telemetry, xds.clone());
         let (source, following) = (Some(source), None);
         Self {
@@ -181,6 +173,7 @@ impl Service {
             listener_tls,
             callers,
             admin_tokens,
+            has_rules_of_reference,
             workers,
         }
     }
@@ -196,22 +189,24 @@ impl Service {
         }
     }
 
-    /// Starts TLS of the listeners, and the tasks that read its files and the file of callers again.
+    /// Starts TLS of the listeners, and the tasks that read its files and the file of callers again. Without that file, callers of the HTTP listener have
+    /// `rights_over_http`.
     ///
     /// # Errors
     /// If the threads for handshakes cannot be started.
-    fn secure(&mut self) -> anyhow::Result<Security> {
+    fn secure(&mut self, rights_over_http: Rights) -> anyhow::Result<Security> {
         let (files, callers) = (self.listener_tls.take(), self.callers.take());
         let tls = files.as_ref().map(|files| files.start(self.workers)).transpose()?;
         metrics::handshakes(&self.telemetry, tls.clone());
         let gate = callers.as_ref().map(CallersFile::gate);
-        metrics::callers(&self.telemetry, gate.clone().zip(callers.as_ref().map(CallersFile::is_rejected)));
+        let http_gate = gate.clone().unwrap_or_else(|| Arc::new(CallerGate::of_http(rights_over_http)));
+        metrics::callers(&self.telemetry, Arc::clone(&http_gate), callers.as_ref().map(CallersFile::is_rejected));
         let following = files.zip(tls.clone()).map(|(files, tls)| tokio::spawn(files.follow(tls)));
         let following = following.into_iter().chain(callers.map(|callers| tokio::spawn(callers.follow())));
         metrics::admin_tokens(&self.telemetry, self.admin_tokens.as_ref().map(TokenFile::is_rejected));
         let tokens = self.admin_tokens.take().map(|tokens| tokio::spawn(tokens.follow()));
         let tasks = following.chain(tokens).collect();
-        Ok(Security { tls, callers: gate, tasks })
+        Ok(Security { tls, callers: gate, http_callers: http_gate, tasks })
     }
 
     /// Starts the listeners and all tasks. Returns once health is reported.
@@ -221,13 +216,11 @@ impl Service {
     pub(super) async fn serve(mut self, settings: &Settings, log: &Log, sockets: Sockets) -> anyhow::Result<Running> {
         let addresses = sockets.addresses()?;
         let answers = Arc::new(answers(settings, self.telemetry.records())?);
-        let edge = |most_held| {
-            Edge::new(Arc::clone(&self.limiter), Arc::clone(&answers), Arc::clone(&self.telemetry), most_held)
-        };
-        let (grpc_edge, http_edge) = (edge(settings.max_held_calls), edge(sockets.slots.other / 4));
-        let held: [Box<dyn Fn() -> usize + Send + Sync>; 2] =
-            [Box::new(grpc_edge.held_calls()), Box::new(http_edge.held_calls())];
-        metrics::held_calls(&self.telemetry, held.into());
+        let grpc_edge =
+            Edge::new(Arc::clone(&self.limiter), answers, Arc::clone(&self.telemetry), settings.max_held_calls);
+        // A held request keeps its connection, and the listener has few.
+        let http_edge = grpc_edge.delaying(sockets.slots.other / 4);
+        metrics::held_calls(&self.telemetry, grpc_edge.held_calls());
         let (services, health) = Services::new(grpc_edge).await?;
         let health = HealthState { health, readiness: Readiness::default() };
         let statsd = settings.statsd.as_ref().map(|settings| Statsd::start(settings, Arc::clone(&self.telemetry)));
@@ -235,10 +228,10 @@ impl Service {
         let (stop, stopped) = watch::channel(false);
         let routes = Routes {
             services,
-            http: http_service(settings, http_edge, health.readiness.clone()),
+            http: http_service(settings, http_edge, health.readiness.clone(), &self.telemetry),
             admin: self.debug_routes(settings, log, &addresses, &health.readiness, stopped.clone()),
         };
-        let security = self.secure()?;
+        let security = self.secure(settings.json_rights.rights(self.has_rules_of_reference))?;
         let serving = listeners(settings, sockets, routes, &self.telemetry, &workers, &stopped, &security);
         let Self {
             following, overlay, intake, live, limiter, guard, memory, redis, replicas, exporting, exporter, ..
@@ -288,6 +281,19 @@ impl Service {
     }
 }
 
+/// Adds the metrics of the rules of the start, if there are any. Returns their description.
+fn first_rules(live: &LiveRules, telemetry: &Telemetry) -> String {
+    let rules = live.snapshot();
+    if !rules.is_empty() || rules.is_loaded() {
+        metrics::rules_loaded(telemetry, &rules, rules.generation());
+    }
+    match (rules.is_loaded(), rules.is_empty()) {
+        (true, _) => summary::counted(&rules, rules.files()),
+        (false, true) => "none yet, because the control plane has sent none".to_owned(),
+        (false, false) => format!("{}; the control plane has sent none yet", summary::counted(&rules, rules.files())),
+    }
+}
+
 /// Starts the tasks of the stores, with `sweep` among them. Calls in flight need them.
 fn store_tasks(
     guard: &Arc<Guard>,
@@ -321,6 +327,8 @@ struct Security {
     tls: Option<Tls>,
     /// `None` if callers have no rights.
     callers: Option<Arc<CallerGate>>,
+    /// Callers of the HTTP listener.
+    http_callers: Arc<CallerGate>,
     /// Tasks that read the files again.
     tasks: Vec<JoinHandle<()>>,
 }
@@ -332,9 +340,11 @@ struct Routes {
     admin: axum::Router,
 }
 
-fn http_service(settings: &Settings, edge: Edge, readiness: Readiness) -> HttpService {
+fn http_service(settings: &Settings, edge: Edge, readiness: Readiness, telemetry: &Telemetry) -> HttpService {
     let door = settings.json_door;
-    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address))
+    let pages = Arc::new(PageGate::new(door == JsonDoor::Loopback));
+    metrics::pages(telemetry, Arc::clone(&pages));
+    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address), pages)
 }
 
 /// Starts the listeners.
@@ -348,7 +358,7 @@ fn listeners(
     security: &Security,
 ) -> JoinSet<Drained> {
     let Sockets { grpc, http, debug, metrics, slots } = sockets;
-    let (tls, callers) = (security.tls.as_ref(), security.callers.clone());
+    let (tls, callers, http_callers) = (security.tls.as_ref(), security.callers.clone(), &security.http_callers);
     let limits = ConnectionLimits {
         age: unless_zero(settings.grpc_max_connection_age),
         grace: unless_zero(settings.grpc_max_connection_age_grace),
@@ -380,8 +390,8 @@ fn listeners(
     let calls = Http2::new(routes.services, &limits).within(Arc::clone(&process));
     let requests = Http2::new(routes.http, &http_limits).within(process);
     let (calls, requests) = (
-        calls.counting(telemetry.limited_calls()).of_callers(callers.clone()),
-        requests.counting(telemetry.limited_calls()).of_callers(callers),
+        calls.counting(telemetry.limited_calls()).of_callers(callers),
+        requests.counting(telemetry.limited_calls()).of_callers(Some(Arc::clone(http_callers))),
     );
     let http1 = |routes| Http1::new(routes, &limits);
     let mut serving = JoinSet::new();

@@ -84,6 +84,14 @@ impl Documents {
         }
     }
 
+    /// Hides the text of the files with these `names` in the problems found so far. They may be no rule files at all.
+    pub fn hide(&mut self, names: &[Arc<str>]) {
+        for problem in self.problems.iter_mut().filter(|problem| names.contains(&problem.file)) {
+            "the text here is not shown, because a link leads to this file outside of the directory of the rule files: check the file itself (`tidegate check` with its own path), or move it there".clone_into(&mut problem.message);
+            problem.excerpt = None;
+        }
+    }
+
     /// Sets the digest of the whole content, for files that have only excerpts of it.
     #[must_use]
     pub fn with_content(self, content: blake3::Hash) -> Self {

@@ -1,6 +1,5 @@
 //! Problems of a rule file, with their places.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -143,13 +142,7 @@ impl Report {
         }
     }
 
-    /// Does the same as `finish` for a text that may not be UTF-8. Does not decode `bytes` if there is no problem.
-    pub(crate) fn finish_bytes(self, bytes: &[u8], problems: &mut Vec<Problem>) {
-        let text = if self.found.is_empty() { Cow::Borrowed("") } else { String::from_utf8_lossy(bytes) };
-        self.finish(&text, problems);
-    }
-
-    /// Does the same as `finish` without excerpts, for files with sensitive values.
+    /// Does the same as `finish` without excerpts, for files that may hold secrets.
     pub(crate) fn finish_hidden(self, problems: &mut Vec<Problem>) {
         let first = problems.len();
         self.finish("", problems);

@@ -17,12 +17,16 @@ use crate::rules::tree::Position;
 /// Name of the message in `@type`.
 const MESSAGE: &str = "ratelimit.config.ratelimit.v3.RateLimitConfig";
 
+/// Maximum number of resources and descriptors of a recorded push: 400,000, twice as many as the service takes in a response of 4 MiB. They take about
+/// 200 MiB.
+const MOST_ITEMS: usize = 400_000;
+
 /// Returns the documents of a recorded push. With `merge_domains`, several resources may have one domain.
 pub fn recorded_push(file: File, merge_domains: bool) -> Documents {
     let mut report = Report::new(&file.name);
     let text = String::from_utf8_lossy(&file.bytes).into_owned();
     let tree = yaml::parse(&text, &mut report);
-    let mut reader = Reader { file: &file, report: &mut report };
+    let mut reader = Reader { file: &file, report: &mut report, items: 0 };
     let documents = tree.and_then(|tree| tree.root().map(|root| reader.push(root))).unwrap_or_else(|| {
         let message = "the file is empty: write the JSON of a DiscoveryResponse";
         reader.error(Position { line: 1, column: 1 }, message.to_owned());
@@ -46,6 +50,8 @@ pub fn recorded_push(file: File, merge_domains: bool) -> Documents {
 struct Reader<'a> {
     file: &'a File,
     report: &'a mut Report,
+    /// Resources and descriptors so far.
+    items: usize,
 }
 
 /// The values of a mapping, by their keys in snake_case.
@@ -72,6 +78,7 @@ impl Reader<'_> {
                 Vec::new()
             }
         };
+        let resources = self.bounded(resources);
         resources.into_iter().filter_map(|resource| Some((0, self.resource(resource)?))).collect()
     }
 
@@ -106,7 +113,20 @@ impl Reader<'_> {
 
     fn descriptors(&mut self, fields: &Fields<'_>) -> Vec<DescriptorNode> {
         let items = fields.get("descriptors").map(|items| self.list(*items)).unwrap_or_default();
+        let items = self.bounded(items);
         items.into_iter().map(|item| self.descriptor(item)).collect()
+    }
+
+    /// Returns `items`, and none with an error where there are too many in all.
+    fn bounded<'t>(&mut self, items: Vec<Node<'t>>) -> Vec<Node<'t>> {
+        self.items = self.items.saturating_add(items.len());
+        match items.first() {
+            Some(first) if self.items > MOST_ITEMS => {
+                self.error(first.place, format!("the push has more than {MOST_ITEMS} resources and descriptors"));
+                Vec::new()
+            }
+            _ => items,
+        }
     }
 
     fn descriptor(&mut self, item: Node<'_>) -> DescriptorNode {
@@ -290,6 +310,13 @@ mod tests {
         assert!(user.role().is_shadow() && free.is_unlimited());
         assert_eq!(user.about().metadata.as_deref().unwrap()["n"].to_string(), "[1,true]");
         assert_eq!((path.path().to_string().as_str(), rules.places(path).as_str()), ("edge.free.path", "push.json:13"));
+    }
+
+    #[test]
+    fn a_push_of_too_many_descriptors_is_an_error() {
+        let push = |items: usize| format!(r#"{{"domain": "edge", "descriptors": [{}{{}}]}}"#, "{},".repeat(items - 1));
+        assert!(!compiled(&push(1_000)).unwrap_err().contains("the push has more than"));
+        assert!(compiled(&push(MOST_ITEMS + 1)).unwrap_err().contains("the push has more than 400000"));
     }
 
     #[test]

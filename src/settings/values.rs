@@ -1,6 +1,6 @@
 //! Types of settings: the accepted values of each in words, and its parser.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
@@ -275,44 +275,6 @@ impl Setting for HeaderStyle {
     }
 }
 
-/// Callers that may use `/json`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JsonDoor {
-    /// All.
-    On,
-    /// Those on this machine.
-    Loopback,
-    /// None.
-    Off,
-}
-
-impl JsonDoor {
-    /// Returns true if a caller at `address` may use it.
-    pub fn admits(self, address: IpAddr) -> bool {
-        match self {
-            Self::On => true,
-            // Not all of 127.0.0.0/8: the sidecar of a mesh passes calls of other machines on from 127.0.0.6.
-            Self::Loopback => {
-                [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()].contains(&address.to_canonical())
-            }
-            Self::Off => false,
-        }
-    }
-}
-
-impl Setting for JsonDoor {
-    const TAKES: &'static str = "on, loopback or off";
-    /// Accepts `true` and `false` too: YAML reads `on` and `off` without quotes as these.
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "on" | "true" => Some(Self::On),
-            "loopback" => Some(Self::Loopback),
-            "off" | "false" => Some(Self::Off),
-            _ => None,
-        }
-    }
-}
-
 /// Path of a Unix socket; `None`: TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketPath(pub Option<PathBuf>);
@@ -426,29 +388,6 @@ mod tests {
         assert_eq!((mode(""), mode("0660"), mode("777")), (Some(None), Some(Some(0o660)), Some(Some(0o777))));
         for wrong in ["66", "0668", "1777", "+660", "rw-rw----", "00660"] {
             assert_eq!(mode(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_door_on_loopback_admits_callers_of_this_machine_only() {
-        let admits = |door: &str, address: &str| JsonDoor::parse(door).unwrap().admits(address.parse().unwrap());
-        for address in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
-            assert!(admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
-        }
-        for address in ["10.0.0.1", "127.0.0.6", "0.0.0.0", "::ffff:10.0.0.1", "fe80::1"] {
-            assert!(!admits("loopback", address) && admits("on", address) && !admits("off", address), "{address}");
-        }
-    }
-
-    #[test]
-    fn a_door_is_on_or_off_also_as_yaml_reads_these_words() {
-        for (text, door) in
-            [("on", JsonDoor::On), ("true", JsonDoor::On), ("off", JsonDoor::Off), ("false", JsonDoor::Off)]
-        {
-            assert_eq!(JsonDoor::parse(text), Some(door), "{text}");
-        }
-        for wrong in ["yes", "ON", "1", ""] {
-            assert_eq!(JsonDoor::parse(wrong), None, "{wrong}");
         }
     }
 }

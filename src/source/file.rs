@@ -1,5 +1,6 @@
 //! The source for rule files: reads them, watches them, and offers them when they have changed.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -32,12 +33,13 @@ struct Reload {
 }
 
 impl FileSource {
-    /// Reads the rule files of `location` for the first time. The caller puts the returned documents in force.
+    /// Reads the rule files of `location` for the first time. Their lists are below `values_root`, or below the directories of the rule files. The caller
+    /// puts the returned documents in force.
     ///
     /// # Errors
     /// All files that cannot be read.
-    pub fn open(location: Location) -> Result<(Self, Documents), NotLoaded> {
-        let (loader, documents) = Loader::open(location)?;
+    pub fn open(location: Location, values_root: Option<PathBuf>) -> Result<(Self, Documents), NotLoaded> {
+        let (loader, documents) = Loader::open(location, values_root)?;
         Ok((Self { loader }, documents))
     }
 }

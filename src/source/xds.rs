@@ -18,6 +18,7 @@ use self::resource::{TYPE_URL, documents};
 use self::state::{Restored, StateDirectory, Unsaved, save};
 use self::status::{Answered, XdsStatus};
 use self::stream::{Event, StreamEnd, next, open};
+use self::weight::Received;
 use super::{NotOpened, RuleSink, RuleSource};
 use crate::file::apart;
 use crate::proto::envoy::config::core::v3::Node;
@@ -30,6 +31,7 @@ mod resource;
 pub mod state;
 pub mod status;
 mod stream;
+mod weight;
 
 /// Maximum bytes of the reasons in a refusal: 64 KiB. A server of grpc-go takes messages of at most 4 MiB.
 const LONGEST_REASONS: usize = 64 << 10;
@@ -39,6 +41,14 @@ const MOST_REQUESTS: usize = 4;
 const REFUSE_AGAIN: Duration = Duration::from_secs(1);
 /// Longest wait before a refusal: 8 s. A control plane may wait for the refusal before it sends corrected rules.
 const REFUSE_AGAIN_MOST: Duration = Duration::from_secs(8);
+
+/// Pause before the third response in a row of which none changes a rule: 100 ms. It doubles up to 1 s, so that a control plane that sends the same
+/// again at once takes little of the processor.
+const REST: Duration = Duration::from_millis(100);
+/// Longest such pause: 1 s. The next response may have other rules.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+/// Such a pause in multiples of the time that the response took: 9, so that this takes a tenth of one processor core.
+const REST_SHARE: u32 = 9;
 
 /// The rules of one control plane.
 #[derive(Debug)]
@@ -50,6 +60,8 @@ pub struct XdsSource {
     status: Arc<XdsStatus>,
     /// Number of responses that were refused in a row.
     refused: u32,
+    /// Number of responses in a row that changed nothing.
+    unchanged: u32,
     /// Last set that the compiler refused: it may be valid once another input of the load has changed.
     refused_set: Option<RefusedSet>,
     /// True while the rules that arrived last are rejected.
@@ -85,6 +97,7 @@ impl XdsSource {
             answered: watch::Sender::new(false),
             status: Arc::default(),
             refused: 0,
+            unchanged: 0,
             refused_set: None,
             is_rejected: false,
             in_force: None,
@@ -132,10 +145,12 @@ impl XdsSource {
         // A refusal that waits, and the time at which it is sent.
         let mut refusal: Option<(Instant, DiscoveryRequest)> = None;
         let mut other_inputs = sink.other_inputs();
+        // A new stream is no way round the pause.
+        let mut rest = Instant::now() + self.rest(Duration::ZERO);
         loop {
             let due = refusal.as_ref().map(|(due, _)| *due);
             let other_input = self.refused_set.is_some().then_some(&mut other_inputs);
-            let answer = match self.unless_held(sink, next(&mut responses, due, other_input)).await {
+            let answer = match self.unless_held(sink, next(&mut responses, rest, due, other_input)).await {
                 Event::RefusalDue => refusal.take().map(|(_, request)| request),
                 Event::OtherInput => match self.take_again(sink).await {
                     Err(end) => return end,
@@ -148,14 +163,20 @@ impl XdsSource {
                 },
                 Event::Received(Err(status)) => return StreamEnd::of(status, plane.max_message),
                 Event::Received(Ok(None)) => return StreamEnd::Closed,
-                Event::Received(Ok(Some(response))) => {
+                Event::Received(Ok(Some(Received { response, refused }))) => {
                     *is_answered = true;
                     request.response_nonce.clone_from(&response.nonce);
                     let version = response.version_info.clone();
-                    let taken = match self.take(response, sink).await {
-                        Ok(taken) => taken,
-                        Err(end) => return end,
+                    let (began, before) = (Instant::now(), self.in_force);
+                    let taken = match refused {
+                        Some(reason) => Err(self.refuse(reason, sink)),
+                        None => match self.take(response, sink).await {
+                            Ok(taken) => taken,
+                            Err(end) => return end,
+                        },
                     };
+                    self.unchanged = if self.in_force == before { self.unchanged.saturating_add(1) } else { 0 };
+                    rest = Instant::now() + self.rest(began.elapsed());
                     // A later response replaces one whose refusal still waits.
                     refusal = None;
                     let wait = self.answer(&mut request, version, taken);
@@ -202,6 +223,21 @@ impl XdsSource {
         }
     }
 
+    /// Reports a response without a readable set of rules. Returns the reason.
+    fn refuse(&mut self, reason: String, sink: &Arc<dyn RuleSink>) -> String {
+        self.refused_set = None;
+        sink.unreadable(&reason);
+        self.is_rejected = true;
+        reason
+    }
+
+    /// Returns the pause before the next response is read, if the last one `took` so long.
+    fn rest(&self, took: Duration) -> Duration {
+        let Some(doublings) = self.unchanged.checked_sub(2) else { return Duration::ZERO };
+        let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
+        REST.saturating_mul(factor).min(LONGEST_REST).max(took.saturating_mul(REST_SHARE))
+    }
+
     /// Puts the rules of `response` in force. The inner error has all reasons why they are not.
     async fn take(
         &mut self,
@@ -213,9 +249,7 @@ impl XdsSource {
         if resources.is_empty() && !type_url.is_empty() && !resource::is_ours(&type_url) {
             // Taken as an empty set, it would remove all rules.
             let reason = format!("the response has no resources, and is of the type {type_url:?}: expected {TYPE_URL}");
-            sink.unreadable(&reason);
-            self.is_rejected = true;
-            return Ok(Err(reason));
+            return Ok(Err(self.refuse(reason, sink)));
         }
         let digest = digest(&resources);
         if self.in_force == Some(digest) {

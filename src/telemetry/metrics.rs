@@ -102,7 +102,8 @@ metrics! {
     CONNECTIONS: Gauge "tidegate_connections" ["listener"] "Open connections";
     CONNECTIONS_ENDED: Counter "tidegate_connections_ended_total" ["listener" "how"] "Connections that did not end normally, by cause";
     TLS_HANDSHAKES: Counter "tidegate_tls_handshakes_total" ["outcome"] "TLS handshakes on the gRPC listener, by outcome; full and resumed succeeded";
-    CALLER_DENIALS: Counter "tidegate_caller_denials_total" ["what"] "Requests of which a part was denied to their caller by CALLERS_FILE; domain: answered with PERMISSION_DENIED; override and refund: ignored";
+    CALLER_DENIALS: Counter "tidegate_caller_denials_total" ["what"] "Requests of which a part was denied to their caller by CALLERS_FILE or JSON_RIGHTS; domain: answered with PERMISSION_DENIED; override and refund: ignored";
+    PAGES_REFUSED: Counter "tidegate_pages_refused_total" ["reason"] "Requests to /json or /check that were refused because a web page of another site made them, by the header that says so: site, origin or host";
     CALLERS_REJECTED: Gauge "tidegate_callers_rejected" [] "1 while the current CALLERS_FILE is invalid or unreadable and an older one stays in force, else 0";
     ADMIN_TOKENS_REJECTED: Gauge "tidegate_admin_tokens_rejected" [] "1 while the current ADMIN_TOKEN_FILE is invalid or unreadable and older tokens stay in force, else 0";
     CERTIFICATE_EXPIRY: Gauge "tidegate_certificate_expiry_seconds" ["use"] "Time until which a certificate in use is valid, in seconds since 1970; the earliest time if a file has several";

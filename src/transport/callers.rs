@@ -3,17 +3,22 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
 use self::lines::{DenialLines, DueLine};
-use crate::model::{CallerGrants, Callers, PeerName, Rights};
+use crate::model::{CallerGrants, CallerName, Callers, Grant, GrantedDomains, PeerName, Rights};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 
 mod lines;
 
 /// Maximum number of characters of a domain, and of a caller's names, in a log line: 128.
 const MOST_LOGGED: usize = 128;
+/// Interval between two log lines about one caller: 10 s.
+const LINES_EVERY: Duration = Duration::from_secs(10);
+/// Interval between two log lines about callers of the HTTP listener, who are all one without a file of callers: 1 minute.
+const HTTP_LINES_EVERY: Duration = Duration::from_secs(60);
 
 /// Part of a request that its caller has no right to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +37,15 @@ pub struct CallerGate {
     current: ArcSwap<CallersVersion>,
     counts: [AtomicU64; Denial::ALL.len()],
     lines: DenialLines,
+    /// Setting that gives the rights.
+    setting: RightsSetting,
+}
+
+/// Setting that gives callers their rights.
+#[derive(Clone, Copy, Debug)]
+enum RightsSetting {
+    CallersFile,
+    JsonRights,
 }
 
 /// Grants, and their number in the order of changes.
@@ -65,15 +79,23 @@ impl Denial {
     }
 
     /// Returns the sentence of the log line.
-    const fn warning(self) -> &'static str {
-        match self {
-            Self::Domain => {
+    const fn warning(self, setting: RightsSetting) -> &'static str {
+        match (self, setting) {
+            (Self::Domain, _) => {
                 "calls were answered with PERMISSION_DENIED, because CALLERS_FILE does not grant their domain to their caller; an Envoy without failure_mode_deny admits the requests"
             }
-            Self::Override => {
+            (Self::Override, RightsSetting::CallersFile) => {
                 "limits of requests were ignored, because CALLERS_FILE does not grant `override` to their caller"
             }
-            Self::Refund => "hits were not given back, because CALLERS_FILE does not grant `refund` to their caller",
+            (Self::Refund, RightsSetting::CallersFile) => {
+                "hits were not given back, because CALLERS_FILE does not grant `refund` to their caller"
+            }
+            (Self::Override, RightsSetting::JsonRights) => {
+                "limits of requests to /json or /check were ignored, because JSON_RIGHTS does not have `override`"
+            }
+            (Self::Refund, RightsSetting::JsonRights) => {
+                "hits were not given back over /json or /check, because JSON_RIGHTS does not have `refund`"
+            }
         }
     }
 }
@@ -81,10 +103,25 @@ impl Denial {
 impl CallerGate {
     /// Creates a gate with these grants.
     pub fn new(callers: Callers) -> Self {
+        Self::of(callers, RightsSetting::CallersFile)
+    }
+
+    /// Creates the gate of the HTTP listener without a file of callers: everyone may ask about each domain, with these rights.
+    pub fn of_http(rights: Rights) -> Self {
+        let everyone = Grant { names: vec![CallerName::Anonymous], domains: GrantedDomains::All, rights };
+        Self::of(Callers::new(vec![everyone]), RightsSetting::JsonRights)
+    }
+
+    fn of(callers: Callers, setting: RightsSetting) -> Self {
+        let every = match setting {
+            RightsSetting::CallersFile => LINES_EVERY,
+            RightsSetting::JsonRights => HTTP_LINES_EVERY,
+        };
         Self {
             current: ArcSwap::from_pointee(CallersVersion { callers, number: 0 }),
             counts: Default::default(),
-            lines: DenialLines::new(),
+            lines: DenialLines::new(every),
+            setting,
         }
     }
 
@@ -171,7 +208,7 @@ impl ConnectionCaller {
                 last_caller,
                 last_domain,
                 "{}",
-                denial.warning()
+                denial.warning(self.gate.setting)
             );
         }
     }
@@ -225,7 +262,6 @@ impl fmt::Display for Shown<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{CallerName, Grant, GrantedDomains};
 
     fn callers(name: CallerName, domain: &str, rights: Rights) -> Callers {
         let domains = GrantedDomains::These([domain.into()].into_iter().collect());
@@ -247,6 +283,15 @@ mod tests {
         assert_eq!((caller.rights("edge"), caller.is_granted_nothing()), (None, true));
         assert_eq!(gate.caller(None).rights("edge"), Some(Rights::ALL));
         assert_eq!(gate.count(Denial::Domain), 1);
+    }
+
+    #[test]
+    fn without_a_file_of_callers_http_asks_about_each_domain_with_the_rights_of_its_setting() {
+        for rights in [Rights::default(), Rights { may_override: true, may_refund: false }, Rights::ALL] {
+            let gate = Arc::new(CallerGate::of_http(rights));
+            let caller = gate.caller(None);
+            assert_eq!((caller.rights("any"), caller.is_granted_nothing()), (Some(rights), false));
+        }
     }
 
     #[test]

@@ -72,6 +72,12 @@ impl Edge {
         Self { slice, ..self }
     }
 
+    /// Returns an edge that decides in the same way and delays at most `most_held` of the calls that both together may delay.
+    #[must_use]
+    pub fn delaying(&self, most_held: usize) -> Self {
+        Self { permits: self.permits.at_most(most_held), ..self.clone() }
+    }
+
     /// Returns an edge that decides in the same way and adds the decision to the metadata of its answers.
     fn explaining(&self) -> Self {
         let answers = Answers { decision_metadata: true, explains: true, ..Answers::clone(&self.answers) };

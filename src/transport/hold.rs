@@ -38,21 +38,31 @@ pub(super) struct Hold {
 pub(super) struct Permits {
     taken: AtomicUsize,
     most: usize,
+    /// Permits of which each of these is one as well.
+    of: Option<Arc<Permits>>,
 }
 
 #[derive(Debug)]
-struct Permit(Arc<Permits>);
+struct Permit {
+    permits: Arc<Permits>,
+    _of: Option<Box<Permit>>,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+        self.permits.taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Permits {
     /// Creates `most` permits.
     pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { taken: AtomicUsize::new(0), most })
+        Arc::new(Self { taken: AtomicUsize::new(0), most, of: None })
+    }
+
+    /// Creates at most `most` permits, each of which is one of `self` as well.
+    pub(super) fn at_most(self: &Arc<Self>, most: usize) -> Arc<Self> {
+        Arc::new(Self { taken: AtomicUsize::new(0), most, of: Some(Arc::clone(self)) })
     }
 
     /// Returns the number of taken permits.
@@ -61,9 +71,10 @@ impl Permits {
     }
 
     fn take(self: &Arc<Self>) -> Option<Permit> {
+        let of = self.of.as_ref().map(|of| of.take().map(Box::new).ok_or(())).transpose().ok()?;
         let permit = |taken: usize| (taken < self.most).then_some(taken + 1);
         let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, permit);
-        taken.is_ok().then(|| Permit(Arc::clone(self)))
+        taken.is_ok().then(|| Permit { permits: Arc::clone(self), _of: of })
     }
 }
 
@@ -183,6 +194,27 @@ mod tests {
         let began = Instant::now();
         Held { response: RateLimitResponse::default(), hold }.over().await;
         assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_over_http_and_over_grpc_wait_within_one_bound() {
+        let all = Permits::new(3);
+        let http = all.at_most(2);
+        let is_held = |permits: &Arc<Permits>| {
+            let mut decision = waiting(Outcome::Admitted);
+            let hold = Caller::who_waits(None).hold(&mut decision, permits);
+            (decision.outcome == Outcome::Admitted).then_some(hold)
+        };
+        let first = is_held(&http).unwrap();
+        let _second = is_held(&http).unwrap();
+        assert!(is_held(&http).is_none(), "HTTP has a bound of its own");
+        let _third = is_held(&all).unwrap();
+        assert!(is_held(&all).is_none());
+        drop(first);
+        assert_eq!((http.taken(), all.taken()), (1, 2));
+        let _fourth = is_held(&all).unwrap();
+        assert!(is_held(&http).is_none(), "all permits are taken");
+        assert_eq!((http.taken(), all.taken()), (1, 3));
     }
 
     #[tokio::test(start_paused = true)]

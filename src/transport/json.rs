@@ -21,6 +21,7 @@ use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
 pub use self::service::HttpService;
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
+use super::page::PageGate;
 use super::protocol::Origin;
 use super::{head, metrics};
 use crate::limiter::CallerTime;
@@ -78,14 +79,16 @@ impl Readiness {
 }
 
 /// Returns the service of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
+/// `pages` admits no web page of another site.
 pub fn service(
     edge: Edge,
     readiness: Readiness,
     most_bytes: usize,
     admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
+    pages: Arc<PageGate>,
 ) -> HttpService {
     let metrics = metrics::routes("/metrics", edge.telemetry());
-    let door = Door { edge, most_bytes, admits: Arc::new(admits), room: Room::new() };
+    let door = Door { edge, most_bytes, admits: Arc::new(admits), pages, room: Room::new() };
     // Callers of /json cannot take the room of /check.
     let check = Door { room: Room::new(), ..door.clone() };
     let routes = Router::new()
@@ -105,6 +108,7 @@ struct Door {
     edge: Edge,
     most_bytes: usize,
     admits: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
+    pages: Arc<PageGate>,
     room: Room,
 }
 
@@ -135,6 +139,9 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
     if !(door.admits)(peer(&head)) {
         return (StatusCode::FORBIDDEN, "The request was not decided: /json is closed to this caller (JSON_DOOR).\n")
             .into_response();
+    }
+    if let Err(sign) = door.pages.admit_to_json(&head.headers) {
+        return (StatusCode::FORBIDDEN, format!("The request was not decided: {sign}.\n")).into_response();
     }
     if caller(&head).is_some_and(|caller| caller.is_granted_nothing()) {
         return (

@@ -23,6 +23,7 @@ use tidegate::store::memory::Memory;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::Edge;
 use tidegate::transport::json::{self, Readiness};
+use tidegate::transport::page::PageGate;
 use tidegate::transport::wire::Answers;
 use tokio::process::Command;
 use tokio::time::{Instant, timeout};
@@ -325,7 +326,7 @@ async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
 
 #[tokio::test(start_paused = true)]
 async fn as_json_a_call_is_held_as_well() {
-    let service = json::service(holding(), Readiness::default(), 4_096, |_| true);
+    let service = json::service(holding(), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)));
     let mut waits = Vec::new();
     for _ in 0..3 {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;

@@ -181,7 +181,7 @@ impl Compiler<'_> {
             match Network::parse(&value.value) {
                 Some(Ok(network)) if network.is_single() => {}
                 Some(Err(error @ InvalidNetwork::Zone { network })) if network.is_single() => {
-                    self.error(file, value.place, invalid(&value.value, error));
+                    self.error(file, value.place, invalid(&quoted(&value.value), error));
                 }
                 Some(_) => {
                     let message = format!(
@@ -221,7 +221,7 @@ impl Compiler<'_> {
         for Placed { value, place } in &value_list.cidr {
             match Network::parse(value) {
                 Some(Ok(network)) => self.list_value(node, ListValue::Network(network), *place, file),
-                Some(Err(error)) => self.error(file, *place, invalid(value, error)),
+                Some(Err(error)) => self.error(file, *place, invalid(&quoted(value), error)),
                 None => {
                     let message = format!(
                         "{} is not a network: write one like `10.0.0.0/8`, `2001:db8::/32` or `192.0.2.1`",
@@ -242,10 +242,10 @@ impl Compiler<'_> {
             }
             match ListValue::parse(value.as_bytes(), normalizer) {
                 Ok(ListValue::Text(_)) if normalizer.is_some_and(Normalizer::is_of_addresses) => {
-                    self.warning(file, *place, nobody_meets(value));
+                    self.warning(file, *place, nobody_meets(&quoted(value)));
                 }
                 Ok(list_value) => self.list_value(node, list_value, *place, file),
-                Err(error) => self.error(file, *place, invalid(value, error)),
+                Err(error) => self.error(file, *place, invalid(&quoted(value), error)),
             }
         }
         if let Some(named) = &value_list.file {
@@ -286,38 +286,38 @@ impl Compiler<'_> {
         let name: Arc<str> = path.to_string_lossy().into();
         let mut report = Report::new(&name);
         let mut is_empty = true;
-        let is_hidden = normalizer.is_some_and(|normalizer| normalizer.digester.is_some());
         for (line, text) in list::lines(bytes) {
             is_empty = false;
-            let shown = || if is_hidden { "***".to_owned() } else { String::from_utf8_lossy(text).into_owned() };
+            let place = Position { line, column: 1 };
+            // A list may be any file that somebody who writes rules can name.
+            let shown = || format!("the line ({} bytes, not shown)", text.len());
             match ListValue::parse(text, normalizer) {
                 Ok(ListValue::Text(_)) if normalizer.is_some_and(Normalizer::is_of_addresses) => {
-                    report.warning(Position { line, column: 1 }, || nobody_meets(&shown()));
+                    report.warning(place, || nobody_meets(&shown()));
                 }
                 // Duplicates are no error here: other people and tools produce these files.
                 Ok(list_value) => {
                     let _ = node.add_list_value(list_value);
                 }
                 Err(InvalidNetwork::Beyond { masked }) => {
-                    report.warning(Position { line, column: 1 }, || {
-                        let taken = if is_hidden { "the network".to_owned() } else { format!("`{masked}`") };
+                    report.warning(place, || {
                         format!(
-                            "{} is an address with a prefix length, not a network: it is read as {taken}",
-                            quoted(&shown())
+                            "{} is an address with a prefix length, not a network: it is read as its network",
+                            shown()
                         )
                     });
                     let _ = node.add_list_value(ListValue::Network(masked));
                 }
                 Err(InvalidNetwork::Zone { network }) => {
-                    report.warning(Position { line, column: 1 }, || {
+                    report.warning(place, || {
                         format!(
-                            "{} has a zone id, which is not part of a client's address: it is read as `{network}`, which matches on every interface",
-                            quoted(&shown())
+                            "{} has a zone id, which is not part of a client's address: it is read without it, and matches on every interface",
+                            shown()
                         )
                     });
                     let _ = node.add_list_value(ListValue::Network(network));
                 }
-                Err(error) => report.error(Position { line, column: 1 }, || invalid(&shown(), error)),
+                Err(error) => report.error(place, || invalid(&shown(), error)),
             }
         }
         if is_empty {
@@ -327,11 +327,7 @@ impl Compiler<'_> {
             );
             self.warning(file, named.place, message);
         }
-        if is_hidden {
-            report.finish_hidden(&mut self.of_lists);
-        } else {
-            report.finish_bytes(bytes, &mut self.of_lists);
-        }
+        report.finish_hidden(&mut self.of_lists);
     }
 }
 
@@ -390,16 +386,15 @@ fn listed(value_list: &ValueListNode, normalizer: Option<&Normalizer>) -> Listed
     }
 }
 
-/// Returns the warning for a value that is no address in a list of addresses.
-fn nobody_meets(text: &str) -> String {
+/// Returns the warning for `value`, as a message shows it, that is no address in a list of addresses.
+fn nobody_meets(value: &str) -> String {
     format!(
-        "{} is neither an address nor a network, so it matches nothing in a list of addresses: correct it, or remove it",
-        quoted(text)
+        "{value} is neither an address nor a network, so it matches nothing in a list of addresses: correct it, or remove it"
     )
 }
 
+/// Returns the error for `text`, as a message shows it.
 pub(super) fn invalid(text: &str, error: InvalidNetwork) -> String {
-    let text = quoted(text);
     match error {
         InvalidNetwork::Bits { most } => {
             format!("{text} is not a network: the prefix length after the slash must be a number from 0 to {most}")

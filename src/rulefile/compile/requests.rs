@@ -81,7 +81,7 @@ impl Compiler<'_> {
     fn proxy(&mut self, file: usize, text: &Placed<String>) -> Option<Network> {
         match Network::parse(&text.value) {
             Some(Ok(network)) => return Some(network),
-            Some(Err(error)) => self.error(file, text.place, invalid(&text.value, error)),
+            Some(Err(error)) => self.error(file, text.place, invalid(&quoted(&text.value), error)),
             None => {
                 let message =
                     format!("{} is no address and no network: write one like 10.0.0.0/8", quoted(&text.value));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::file::{self, Unreadable};
+use crate::file::{self, Roots, Unreadable};
 use crate::rulefile::File;
 use crate::rulefile::document::MAX_FILE_BYTES;
 
@@ -82,13 +82,20 @@ pub(super) struct FoundFiles {
     wrong: Vec<UnreadableRules>,
 }
 
+/// Rule files that were read.
+pub(super) struct FilesRead {
+    pub(super) files: Vec<File>,
+    /// Names of the files to which links lead from outside of their own directories.
+    pub(super) elsewhere: Vec<Arc<str>>,
+}
+
 impl Location {
     /// Reads every rule file, sorted by path within each directory.
     ///
     /// # Errors
     /// Every path that could not be read.
     pub fn read(&self) -> Result<Vec<File>, Vec<UnreadableRules>> {
-        self.find().read()
+        Ok(self.find().read(&Roots::default())?.files)
     }
 
     /// Returns the paths that the operator named, or the one runtime directory.
@@ -99,6 +106,17 @@ impl Location {
                 vec![if *is_root_watched { directory.clone() } else { joined(directory, app_directory) }]
             }
         }
+    }
+
+    /// Returns the roots of the lists of `found` files: the directory of each file, each directory that was searched, the runtime directory, and `more`.
+    pub(super) fn list_roots(&self, found: &FoundFiles, more: Option<&Path>) -> Roots {
+        let of_files = found.files.iter().filter_map(|file| file.parent());
+        let searched = found.directories.iter().map(PathBuf::as_path);
+        let runtime = match self {
+            Self::Paths(_) => None,
+            Self::Runtime { directory, .. } => Some(directory.as_path()),
+        };
+        Roots::of(of_files.chain(searched).chain(runtime).chain(more).map(Path::to_owned))
     }
 
     /// Searches for rule files.
@@ -132,25 +150,30 @@ impl Location {
 }
 
 impl FoundFiles {
-    /// Reads the files. Returns an error for each path that could not be read.
-    pub(super) fn read(self) -> Result<Vec<File>, Vec<UnreadableRules>> {
+    /// Reads the files. Returns them, and the names of those that are not below one of `roots`: links lead elsewhere.
+    ///
+    /// # Errors
+    /// Each path that could not be read.
+    pub(super) fn read(self, roots: &Roots) -> Result<FilesRead, Vec<UnreadableRules>> {
         let Self { files: paths, mut wrong, .. } = self;
         let mut files = Vec::with_capacity(paths.len());
-        let mut read = 0;
+        let (mut read, mut elsewhere) = (0, Vec::new());
         for path in paths {
-            match file::read(&path, MAX_FILE_BYTES) {
-                Ok(bytes) if read + bytes.len() > MAX_BYTES => {
+            match file::read_and_locate(&path, MAX_FILE_BYTES, roots) {
+                Ok((bytes, _)) if read + bytes.len() > MAX_BYTES => {
                     wrong.push(UnreadableRules::TooLarge { path });
                     break;
                 }
-                Ok(bytes) => {
+                Ok((bytes, is_below)) => {
                     read += bytes.len();
-                    files.push(File { name: Arc::from(path.to_string_lossy()), bytes });
+                    let name = Arc::from(path.to_string_lossy());
+                    elsewhere.extend((!is_below).then(|| Arc::clone(&name)));
+                    files.push(File { name, bytes });
                 }
                 Err(error) => wrong.push(UnreadableRules::Path { path, error }),
             }
         }
-        if wrong.is_empty() { Ok(files) } else { Err(wrong) }
+        if wrong.is_empty() { Ok(FilesRead { files, elsewhere }) } else { Err(wrong) }
     }
 
     /// Adds the files below `directory` for which `counts` returns true, sorted. Links to directories are not followed, as in
@@ -198,9 +221,9 @@ fn is_to_be_read(path: &Path, name: &str) -> bool {
 /// Reads the list of values that a rule file names.
 ///
 /// # Errors
-/// If `path` is not a regular file, cannot be read, or is too large.
-pub fn read_list(path: &Path) -> Result<Vec<u8>, Unreadable> {
-    file::read(path, file::MAX_LIST)
+/// If `path` is not a regular file below one of `roots`, cannot be read, or is too large.
+pub(super) fn read_list(path: &Path, roots: &Roots) -> Result<Vec<u8>, Unreadable> {
+    file::read_below(path, file::MAX_LIST, roots)
 }
 
 /// Joins two paths as the reference does (Go's `filepath.Join`): `path` is below `directory` even if it begins with a slash, and `.` and

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::find::{FoundFiles, Location, read_list};
-use crate::file::Unreadable;
+use super::find::{FilesRead, FoundFiles, Location, read_list};
+use crate::file::{Roots, Unreadable};
 use crate::rulefile::{Documents, File};
 
 /// Maximum number of links followed from one path: 40, as in Linux.
@@ -21,6 +21,10 @@ const MOST_RELOADS: usize = 3;
 #[derive(Debug)]
 pub struct Loader {
     location: Location,
+    /// Directory below which lists may be, beside those of the rule files.
+    values_root: Option<PathBuf>,
+    /// Roots of lists, as of the last look.
+    roots: Roots,
     /// Reads a list that a rule file names.
     read_list: ReadList,
     /// Content from which the rules in force were loaded.
@@ -32,7 +36,7 @@ pub struct Loader {
     places: Places,
 }
 
-type ReadList = fn(&Path) -> Result<Vec<u8>, Unreadable>;
+type ReadList = fn(&Path, &Roots) -> Result<Vec<u8>, Unreadable>;
 
 /// Result of a look at the rule files.
 #[derive(Debug)]
@@ -75,26 +79,30 @@ struct Fingerprint {
 type ListHash = Result<blake3::Hash, String>;
 
 impl Loader {
-    /// Reads the rule files for the first time. The caller puts the returned documents in force.
+    /// Reads the rule files for the first time. Their lists are below `values_root`, or below the directories of the rule files. The caller puts the
+    /// returned documents in force.
     ///
     /// # Errors
     /// All files that cannot be read.
-    pub fn open(location: Location) -> Result<(Self, Documents), NotLoaded> {
+    pub fn open(location: Location, values_root: Option<PathBuf>) -> Result<(Self, Documents), NotLoaded> {
         let found = location.find();
         let places = places(&location, &found);
-        let files = read(found)?;
-        let hash = hash_of(&files);
-        let (documents, lists) = parse(files, read_list);
+        let roots = location.list_roots(&found, values_root.as_deref());
+        let files = read(found, &roots)?;
+        let hash = hash_of(&files.files);
+        let (documents, lists) = parse(files, read_list, &roots);
         let in_force = Fingerprint { files: hash, lists };
-        Ok((Self { location, read_list, in_force, refused: None, is_retried: false, places }, documents))
+        let (refused, is_retried) = (None, false);
+        Ok((Self { location, values_root, roots, read_list, in_force, refused, is_retried, places }, documents))
     }
 
     /// Reads everything again.
     pub fn look(&mut self) -> Look {
         let found = self.location.find();
         self.places = places(&self.location, &found);
+        self.roots = self.location.list_roots(&found, self.values_root.as_deref());
         let is_retried = mem::take(&mut self.is_retried);
-        let files = match read(found) {
+        let files = match read(found, &self.roots) {
             Ok(files) => files,
             Err(unreadable) => {
                 let unread = Fingerprint { files: blake3::hash(unreadable.0.as_bytes()), lists: Vec::new() };
@@ -102,11 +110,11 @@ impl Loader {
                 return if is_known { Look::Same } else { Look::Unreadable(unreadable) };
             }
         };
-        let hash = hash_of(&files);
-        if self.in_force.is_of(hash) {
+        let hash = hash_of(&files.files);
+        if self.in_force.is_of(hash, &self.roots) {
             return if self.refused.take().is_some() { Look::Restored } else { Look::Same };
         }
-        if !is_retried && self.refused.as_ref().is_some_and(|refused| refused.is_of(hash)) {
+        if !is_retried && self.refused.as_ref().is_some_and(|refused| refused.is_of(hash, &self.roots)) {
             return Look::Same;
         }
         Look::Changed(self.load(files, hash))
@@ -126,19 +134,19 @@ impl Loader {
 
     /// Parses `files` with the hash `hash`, and reads their lists. If files change meanwhile, the result may combine old rules
     /// with new lists, so it is repeated, at most 3 times. The next look sees later changes.
-    fn load(&mut self, mut files: Vec<File>, mut hash: blake3::Hash) -> Documents {
+    fn load(&mut self, mut files: FilesRead, mut hash: blake3::Hash) -> Documents {
         let mut again = MOST_RELOADS;
         loop {
             // If parsing panics, it is not repeated for the same files.
             self.refused = Some(Fingerprint { files: hash, lists: Vec::new() });
-            let (documents, lists) = parse(files, self.read_list);
+            let (documents, lists) = parse(files, self.read_list, &self.roots);
             let read_now = Fingerprint { files: hash, lists };
             if again > 0
-                && let Ok(now) = read(self.location.find())
-                && !read_now.is_of(hash_of(&now))
+                && let Ok(now) = read(self.location.find(), &self.roots)
+                && !read_now.is_of(hash_of(&now.files), &self.roots)
             {
                 again -= 1;
-                (hash, files) = (hash_of(&now), now);
+                (hash, files) = (hash_of(&now.files), now);
                 continue;
             }
             self.refused = Some(read_now);
@@ -157,23 +165,28 @@ impl Loader {
 
 impl Fingerprint {
     /// Returns true if the fingerprint matches rule files with the hash `files` and the present content of the lists.
-    fn is_of(&self, files: blake3::Hash) -> bool {
-        self.files == files && self.lists.iter().all(|(path, hash)| list_hash(&read_list(path)) == *hash)
+    fn is_of(&self, files: blake3::Hash, roots: &Roots) -> bool {
+        self.files == files && self.lists.iter().all(|(path, hash)| list_hash(&read_list(path, roots)) == *hash)
     }
 }
 
-fn read(found: FoundFiles) -> Result<Vec<File>, NotLoaded> {
+fn read(found: FoundFiles, roots: &Roots) -> Result<FilesRead, NotLoaded> {
     let lines = |wrong: &[_]| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    found.read().map_err(|wrong| NotLoaded(lines(&wrong)))
+    found.read(roots).map_err(|wrong| NotLoaded(lines(&wrong)))
 }
 
 /// Parses `files` and reads the lists that they name. Returns the hash of each list as read: hashing the lists in a second
 /// read would miss a change between the two reads.
-fn parse(files: Vec<File>, read_list: ReadList) -> (Documents, Vec<(PathBuf, ListHash)>) {
+fn parse(
+    FilesRead { files, elsewhere }: FilesRead,
+    read_list: ReadList,
+    roots: &Roots,
+) -> (Documents, Vec<(PathBuf, ListHash)>) {
     let mut lists = Vec::new();
     let mut documents = Documents::parse(files);
+    documents.hide(&elsewhere);
     documents.read_lists(|path| {
-        let read = read_list(path);
+        let read = read_list(path, roots);
         lists.push((path.to_owned(), list_hash(&read)));
         read.map_err(|error| error.to_string())
     });
@@ -241,41 +254,47 @@ mod tests {
     use crate::rulefile::{Options, compile};
 
     fn fingerprint(list: &Path) -> Fingerprint {
-        Fingerprint { files: hash_of(&[]), lists: vec![(list.to_owned(), list_hash(&read_list(list)))] }
+        Fingerprint { files: hash_of(&[]), lists: vec![(list.to_owned(), list_hash(&read_list(list, &roots(list))))] }
+    }
+
+    fn roots(list: &Path) -> Roots {
+        Roots::of(list.parent().map(Path::to_owned))
     }
 
     #[test]
     fn a_list_with_other_content_is_a_change() {
         let list = tempfile::NamedTempFile::new().unwrap();
         fs::write(&list, "10.0.0.1").unwrap();
-        let read = fingerprint(list.path());
-        assert!(read.is_of(read.files));
+        let (read, roots) = (fingerprint(list.path()), roots(list.path()));
+        let is_same = || read.is_of(read.files, &roots);
+        assert!(is_same());
         fs::write(&list, "10.0.0.2").unwrap();
-        assert!(!read.is_of(read.files));
+        assert!(!is_same());
         fs::write(&list, "10.0.0.1").unwrap();
-        assert!(read.is_of(read.files));
+        assert!(is_same());
         fs::remove_file(&list).unwrap();
-        assert!(!read.is_of(read.files));
+        assert!(!is_same());
     }
 
     #[test]
     fn a_list_that_could_not_be_read_is_a_change_once_it_can_be() {
         let directory = tempfile::tempdir().unwrap();
         let list = directory.path().join("list");
-        let read = fingerprint(&list);
-        assert!(read.is_of(read.files));
+        let (read, roots) = (fingerprint(&list), roots(&list));
+        let is_same = || read.is_of(read.files, &roots);
+        assert!(is_same());
         fs::write(&list, "").unwrap();
-        assert!(!read.is_of(read.files));
+        assert!(!is_same());
     }
 
     /// Replaces the rule file beside `list`, then reads `list`.
-    fn read_list_late(list: &Path) -> Result<Vec<u8>, Unreadable> {
+    fn read_list_late(list: &Path, roots: &Roots) -> Result<Vec<u8>, Unreadable> {
         fs::write(
             list.with_file_name("rules.yaml"),
             "domain: d\ndescriptors: [{ key: new, rate_limit: { unit: day, requests_per_unit: 1 } }]\n",
         )
         .unwrap();
-        read_list(list)
+        read_list(list, roots)
     }
 
     /// Returns a loader of a rule file without limits, and its directory.
@@ -283,7 +302,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let rules = directory.path().join("rules.yaml");
         fs::write(&rules, "domain: d\ndescriptors: [{ key: old }]\n").unwrap();
-        let (loader, _) = Loader::open(Location::Paths(vec![rules])).unwrap();
+        let (loader, _) = Loader::open(Location::Paths(vec![rules]), None).unwrap();
         (Loader { read_list: read_list_late, ..loader }, directory)
     }
 
@@ -300,6 +319,67 @@ mod tests {
         let paths: Vec<_> = loaded.rules.rules().iter().map(|rule| rule.path().to_string()).collect();
         assert_eq!(paths, ["d.new"]);
         assert!(matches!(loader.look(), Look::Same));
+    }
+
+    #[test]
+    fn a_list_elsewhere_is_an_error_and_below_a_root_of_the_operator_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir_all(at("runtime/config/deep")).unwrap();
+        fs::create_dir(at("elsewhere")).unwrap();
+        for list in ["runtime/list", "elsewhere/list"] {
+            fs::write(at(list), "10.0.0.1").unwrap();
+        }
+        let error = |list: &str, location: Location, root: Option<&str>| {
+            let rules = format!("domain: d\ndescriptors: [{{ key: ip, values_file: {list}, deny: true }}]\n");
+            fs::write(at("runtime/config/deep/rules.yaml"), rules).unwrap();
+            let (_, documents) = Loader::open(location, root.map(at)).unwrap();
+            compile(documents, &Options::default()).err().map(|invalid| invalid.to_string())
+        };
+        let runtime = |is_root_watched| Location::Runtime {
+            directory: at("runtime"),
+            app_directory: "config".to_owned(),
+            is_root_watched,
+            ignores_dot_files: false,
+        };
+        let path = |named: &str| Location::Paths(vec![at(named)]);
+        let elsewhere = at("elsewhere/list").display().to_string();
+        for is_root_watched in [true, false] {
+            assert_eq!(error("../../list", runtime(is_root_watched), None), None, "beside the app directory");
+        }
+        assert_eq!(error("../../list", path("runtime"), None), None);
+        assert_eq!(error(&elsewhere, path("runtime"), Some("elsewhere")), None);
+        for location in [runtime(true), path("runtime"), path("runtime/config/deep/rules.yaml")] {
+            let error = error(&elsewhere, location, None).unwrap();
+            assert!(error.contains("elsewhere/list cannot be read: it is not below"), "{error}");
+            assert!(error.contains("VALUES_ROOT") && error.contains("rules.yaml:2:"), "{error}");
+        }
+        assert!(error("../../list", path("runtime/config"), None).unwrap().contains("VALUES_ROOT"));
+    }
+
+    #[test]
+    fn what_a_link_to_another_place_leads_to_is_not_quoted() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("rules")).unwrap();
+        symlink("../secret", at("rules/secret.yaml")).unwrap();
+        for secret in
+            ["hunter2", "password: hunter2\n", "domain: d\nhunter2: x\n", "a: [hunter2", "\u{1}hunter2", "- hunter2"]
+        {
+            fs::write(at("secret"), secret).unwrap();
+            let said = |rules: &str| {
+                let (_, documents) = Loader::open(Location::Paths(vec![at(rules)]), None).unwrap();
+                compile(documents, &Options::default()).map_or_else(
+                    |invalid| invalid.to_string(),
+                    |compiled| compiled.warnings.iter().map(ToString::to_string).collect(),
+                )
+            };
+            for named in ["rules", "rules/secret.yaml"] {
+                let said = said(named);
+                assert!(said.contains("secret.yaml:") && !said.contains("hunter2"), "{secret}: {said}");
+            }
+            assert!(said("secret").contains("hunter2") || secret.contains('\u{1}'), "its own path shows it: {secret}");
+        }
     }
 
     #[test]

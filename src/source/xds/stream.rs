@@ -4,17 +4,22 @@ use std::future::pending;
 
 use futures_util::stream;
 use http::HeaderMap;
+use http::uri::PathAndQuery;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
+use tonic::client::Grpc;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::connect::{NotConnected, connect};
 use super::plane::ControlPlane;
 use super::status::XdsStatus;
-use crate::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
-use crate::proto::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use super::weight::{Received, Responses};
+use crate::proto::envoy::service::discovery::v3::DiscoveryRequest;
+
+/// Path of the method that opens a stream.
+const METHOD: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 
 /// Reason for the end of a stream.
 #[derive(Debug, Error)]
@@ -46,7 +51,7 @@ pub(super) enum StreamEnd {
 /// Event of a stream.
 pub(super) enum Event {
     /// A response has arrived, or the stream has ended.
-    Received(Result<Option<DiscoveryResponse>, Status>),
+    Received(Result<Option<Received>, Status>),
     /// The wait before a refusal is over.
     RefusalDue,
     /// Another input of the load has changed.
@@ -69,21 +74,23 @@ pub(super) async fn open(
     requests: &mpsc::Sender<DiscoveryRequest>,
     first: &DiscoveryRequest,
     queue: mpsc::Receiver<DiscoveryRequest>,
-) -> Result<Streaming<DiscoveryResponse>, StreamEnd> {
+) -> Result<Streaming<Received>, StreamEnd> {
     let channel = connect(plane, status).await?;
-    let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(plane.max_message);
+    let mut client = Grpc::new(channel).max_decoding_message_size(plane.max_message);
     let _ = requests.send(first.clone()).await;
     let queue = stream::unfold(queue, async |mut queue| queue.recv().await.map(|request| (request, queue)));
     let mut call = Request::new(queue);
     let headers: HeaderMap = plane.headers.iter().cloned().collect();
     *call.metadata_mut() = MetadataMap::from_headers(headers);
-    let opened = client.stream_aggregated_resources(call).await;
+    client.ready().await.map_err(|error| StreamEnd::Ended(Status::unknown(error.to_string())))?;
+    let opened = client.streaming(call, PathAndQuery::from_static(METHOD), Responses(plane.max_message)).await;
     Ok(opened.map_err(|status| StreamEnd::of(status, plane.max_message))?.into_inner())
 }
 
-/// Waits for the next response, for the time at which a refusal is due, or for a change of another input if one is given.
+/// Waits for the next response, which is read after `rest`, for the time at which a refusal is due, or for a change of another input if one is given.
 pub(super) async fn next(
-    responses: &mut Streaming<DiscoveryResponse>,
+    responses: &mut Streaming<Received>,
+    rest: Instant,
     due: Option<Instant>,
     other_input: Option<&mut watch::Receiver<()>>,
 ) -> Event {
@@ -100,9 +107,13 @@ pub(super) async fn next(
             None => pending().await,
         }
     };
+    let received = async {
+        sleep_until(rest).await;
+        responses.message().await
+    };
     tokio::select! {
         biased;
-        received = responses.message() => Event::Received(received),
+        received = received => Event::Received(received),
         () = due => Event::RefusalDue,
         () = changed => Event::OtherInput,
     }

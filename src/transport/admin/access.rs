@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -15,11 +14,10 @@ use tokio::sync::watch;
 use super::mask::{Mask, ValueDigest};
 use super::tokens::{AdminToken, AdminTokens, TokenRight};
 use crate::telemetry::throttle::LogThrottle;
+use crate::transport::page::{host, is_addressed_directly, is_of_page, only};
 
 /// Target of the log lines about who reads values and who changes something. They are written at every log level.
 pub const AUDIT: &str = "tidegate::audit";
-/// Header in which a browser says whose page makes a request.
-const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Maximum number of characters of a path in a log line: 128.
 const MOST_LOGGED: usize = 128;
 
@@ -244,59 +242,19 @@ pub(super) async fn addressed_directly(request: Request, next: Next) -> Response
     (StatusCode::FORBIDDEN, why).into_response()
 }
 
-/// Returns true if the Host header of the request is an address or localhost. This stops DNS rebinding: a foreign web
-/// page can make its own name resolve to this machine, but the browser then sends that name.
-fn is_addressed_directly(headers: &HeaderMap) -> bool {
-    host(headers).is_some_and(|name| name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok())
-}
-
-/// Returns true if a browser makes the request for a page. It names the page in the Origin header, but not for images and the like: there
-/// it says in Sec-Fetch-Site that the page is not the user's own input.
-fn is_of_page(headers: &HeaderMap) -> bool {
-    let is_own = |site: &HeaderValue| matches!(site.as_bytes(), b"none" | b"same-origin");
-    headers.contains_key(header::ORIGIN) || !headers.get_all(FETCH_SITE).iter().all(is_own)
-}
-
-/// Returns the host of the Host header without brackets and port.
-fn host(headers: &HeaderMap) -> Option<String> {
-    let host: Authority = only(headers, &header::HOST)?.parse().ok()?;
-    Some(host.host().trim_start_matches('[').trim_end_matches(']').to_owned())
-}
-
 /// Returns the secret of the Authorization header.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, secret) = only(headers, &header::AUTHORIZATION)?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
-/// Returns the text of a header that is there once.
-fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next()?;
-    if values.next().is_some() { None } else { value.to_str().ok() }
-}
-
 #[cfg(test)]
 mod tests {
+    use axum::http::{HeaderName, HeaderValue};
     use futures_util::FutureExt;
 
     use super::*;
-
-    #[test]
-    fn only_an_address_or_this_machines_own_name_is_direct() {
-        let is_direct = |host: &str| {
-            let host = HeaderValue::from_str(host).unwrap();
-            is_addressed_directly(&HeaderMap::from_iter([(header::HOST, host)]))
-        };
-        for direct in ["127.0.0.1", "127.0.0.1:6070", "[::1]:6070", "[::1]", "localhost", "LocalHost:6070"] {
-            assert!(is_direct(direct), "{direct}");
-        }
-        for led in ["", "evil.example", "evil.example:6070", "localhost.evil.example", "127.0.0.1.evil.example", "a b"]
-        {
-            assert!(!is_direct(led), "{led}");
-        }
-        assert!(!is_addressed_directly(&HeaderMap::new()));
-    }
+    use crate::transport::page::FETCH_SITE;
 
     const SECRET: &str = "q83vEjRWeJq83vEjRWeJq83vEjRWeJq83vEjRWeJq80=";
 

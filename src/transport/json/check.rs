@@ -101,6 +101,8 @@ impl Door {
             if head.method != Method::POST {
                 return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "the descriptors are sent by POST, as JSON"));
             }
+            // The headers of an original request, which a gateway passes on, may be those of a page. Here a script asks.
+            self.pages.admit(&head.headers).map_err(|sign| refused(StatusCode::FORBIDDEN, &sign.to_string()))?;
             return Ok((refusal, Asked::Body));
         }
         let descriptors = requests.read(peer, &head.method, path, &head.headers).map_err(|unreadable| {

@@ -394,21 +394,10 @@ impl<N> Number<N> {
     const NEW: Self = Self(PhantomData);
 }
 
-/// Type of such numbers.
-trait Unsigned: TryFrom<u64> + std::str::FromStr {
-    /// Largest number, as a float.
-    const LARGEST: f64;
-}
+/// First number that is too large for 64 bits, as a float. A float that is less has at most 64 bits; `u64::MAX` itself is no float.
+const TOO_LARGE: f64 = 18_446_744_073_709_551_616.0;
 
-impl Unsigned for u32 {
-    const LARGEST: f64 = 4_294_967_295.0;
-}
-
-impl Unsigned for u64 {
-    const LARGEST: f64 = 18_446_744_073_709_551_615.0;
-}
-
-impl<'de, N: Unsigned> DeserializeSeed<'de> for Number<N> {
+impl<'de, N: TryFrom<u64>> DeserializeSeed<'de> for Number<N> {
     type Value = N;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<N, D::Error> {
@@ -416,15 +405,23 @@ impl<'de, N: Unsigned> DeserializeSeed<'de> for Number<N> {
     }
 }
 
-impl<N: Unsigned> Visitor<'_> for Number<N> {
+impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
     type Value = N;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a whole number, or a string of its digits")
     }
 
-    fn visit_str<E: Error>(self, digits: &str) -> Result<N, E> {
-        digits.parse().map_err(|_| E::custom("no number"))
+    /// Reads the number in a string, which has the same forms as one without quotes: `"7"`, `"1e3"`, and not `"+7"` or `"07"`.
+    fn visit_str<E: Error>(self, text: &str) -> Result<N, E> {
+        let is_number =
+            text.ends_with(|c: char| c.is_ascii_digit()) && text.starts_with(|c| matches!(c, '-' | '0'..='9'));
+        let number = is_number.then(|| serde_json::from_str::<serde_json::Number>(text).ok()).flatten();
+        let number = number.ok_or_else(|| E::custom("no number"))?;
+        match number.as_u64() {
+            Some(whole) => self.visit_u64(whole),
+            None => self.visit_f64(number.as_f64().unwrap_or(f64::NAN)),
+        }
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<N, E> {
@@ -432,13 +429,13 @@ impl<N: Unsigned> Visitor<'_> for Number<N> {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<N, E> {
-        if number.fract() != 0.0 || !(0.0..=N::LARGEST).contains(&number) {
+        if number.fract() != 0.0 || !(0.0..TOO_LARGE).contains(&number) {
             return Err(E::custom("no whole number, or too large"));
         }
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "whole, and cut off at the largest"
+            reason = "whole, not negative, and of at most 64 bits"
         )]
         self.visit_u64(number as u64)
     }

@@ -80,18 +80,16 @@ fn scalar() -> impl Strategy<Value = String> {
         "4294967296",
         "4294967295.0",
         "4294967296.0",
+        "9007199254740993",
+        "18446744073709549568.0",
+        "18446744073709551617e1",
         "18446744073709551615",
-        "18446744073709551616",
-        "18446744073709551616.0",
-        "1.8446744073709552e19",
         "2e19",
         "-9223372036854775808",
         "\"\"",
         "\"5\"",
-        "\"+5\"",
         "\"-5\"",
         "\" 5\"",
-        "\"1.0\"",
         "\"18446744073709551615\"",
         "\"18446744073709551616\"",
         "\"true\"",
@@ -279,4 +277,57 @@ fn requests_with_every_form_of_a_value_are_read_as_by_their_descriptor() {
         assert_eq!(read_by_hand(body.as_bytes()), read_by_descriptor(body.as_bytes()), "{body}");
     }
     assert_eq!(read_by_hand(b"{\"domain\":\"\xff\"}"), None, "strings are UTF-8");
+}
+
+/// Compares with `protojson` of Go, which the reference uses. prost-reflect takes 2^64 as 2^64 - 1, and reads strings by other rules.
+#[test]
+fn a_number_is_read_as_the_reference_reads_it() {
+    let hits = |text: &str| {
+        let body = format!("{{\"domain\":\"d\",\"descriptors\":[{{\"hitsAddend\":{text}}}],\"hitsAddend\":1}}");
+        read_by_hand(body.as_bytes()).map(|request| request.descriptors[0].hits_addend)
+    };
+    let whole = [
+        ("0", 0),
+        ("-0", 0),
+        ("1e3", 1_000),
+        ("1.5e1", 15),
+        ("100e-2", 1),
+        ("4294967296", 1 << 32),
+        ("9007199254740993", (1 << 53) + 1),
+        ("18446744073709551615", u64::MAX),
+    ];
+    for (text, number) in whole {
+        for text in [text.to_owned(), format!("\"{text}\"")] {
+            assert_eq!(hits(&text), Some(Some(number)), "{text}");
+        }
+    }
+    assert_eq!(hits("null"), Some(None));
+    let refused = [
+        "-1",
+        "1.5",
+        "01",
+        "+5",
+        " 5",
+        "5 ",
+        "",
+        "5.",
+        ".5",
+        "1e400",
+        "NaN",
+        "18446744073709551616",
+        "18446744073709551616.0",
+        "1.8446744073709552e19",
+        "184467440737095516150",
+    ];
+    for text in refused {
+        // Spaces around a number are no part of it.
+        assert!(text.trim() != text || hits(text).is_none(), "{text}");
+        assert_eq!(hits(&format!("\"{text}\"")), None, "{text}");
+    }
+    for (text, number) in [("4294967295", Some(u32::MAX)), ("4294967296", None), ("4294967296.0", None)] {
+        for text in [text.to_owned(), format!("\"{text}\"")] {
+            let body = format!("{{\"domain\":\"d\",\"hitsAddend\":{text}}}");
+            assert_eq!(read_by_hand(body.as_bytes()).map(|request| request.hits_addend), number, "{text}");
+        }
+    }
 }

@@ -90,23 +90,48 @@ async fn no_error_of_a_start_quotes_a_secret() {
     }
 }
 
+/// Whoever writes a rule file may name any file as a list, or put a link to one beside the rule file.
 #[tokio::test]
-async fn an_error_in_a_list_of_sensitive_values_does_not_quote_it() {
+async fn a_message_about_a_list_does_not_quote_it_and_a_list_elsewhere_is_not_read() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
-    let rules = "domain: d
-entries: { k: { sensitive: true } }
-descriptors: [{ key: k, values_file: list.txt, deny: true }]
-";
-    fs::write(at("rules.yaml"), rules).expect("it is written");
-    fs::write(at("list.txt"), format!("10.0.0.0/99 {CANARY}\n10.67.97.110/8\nfine\n192.0.2.77/40\n"))
-        .expect("it is written");
-    fs::write(at("secret"), "0123456789abcdef").expect("it is written");
-    let secret = at("secret");
-    let told = refused(&[&at("rules.yaml")], &[("KEY_SECRET_FILE", secret.to_str().expect("text"))]).await;
-    assert!(told.contains("list.txt:4:1: error: `***` is not a network"), "{told}");
-    assert_clean("the list", &told);
-    assert!(!told.contains("192.0.2") && !told.contains("10.67"), "{told}");
+    let secret = format!("10.0.0.0/99 {CANARY}\n10.67.97.110/8\nfine {CANARY}\nfe80::77%{CANARY}\n192.0.2.77/40\n");
+    fs::create_dir(at("rules")).expect("it is made");
+    for list in ["rules/list", "secret", "key"] {
+        fs::write(at(list), &secret).expect("it is written");
+    }
+    std::os::unix::fs::symlink("../secret", at("rules/link")).expect("it is made");
+    let (rules, key) = (at("rules/rules.yaml"), at("key"));
+    let key = key.to_str().expect("text");
+    let name = |named: &str, entries: &str| {
+        let rules_text = format!(
+            "domain: d\nentries: {{ k: {{ {entries} }} }}\ndescriptors: [{{ key: k, values_file: {named}, deny: true }}]\n"
+        );
+        fs::write(&rules, rules_text).expect("it is written");
+    };
+    for entries in ["as: ip", "sensitive: true", "as: ip, sensitive: true"] {
+        name("list", entries);
+        let told = refused(&[&rules], &[("KEY_SECRET_FILE", key)]).await;
+        assert!(told.contains("list:5:1: error: the line (13 bytes, not shown) is not a network"), "{told}");
+        assert_clean("the list", &told);
+        assert!(!told.contains("192.0.2") && !told.contains("10.67") && !told.contains("fe80"), "{told}");
+    }
+    let outside = at("secret").display().to_string();
+    for named in
+        ["link", "../secret", &outside, key, "/proc/self/environ", "/proc/self/root/etc/passwd", "../rules/../secret"]
+    {
+        name(named, "as: ip");
+        let told = refused(&[&rules], &[("SECRET", CANARY)]).await;
+        assert!(told.contains("cannot be read: it is not below the directory of a rule file"), "{named}: {told}");
+        assert_clean(named, &told);
+    }
+    name("link", "as: ip");
+    let root = directory.path().to_str().expect("text");
+    let told = refused(&[&rules], &[("VALUES_ROOT", root)]).await;
+    assert!(told.contains("link:5:1: error: "), "it is read below the root of the operator: {told}");
+    assert_clean("the link", &told);
+    let told = refused(&[&rules], &[("VALUES_ROOT", key)]).await;
+    assert!(told.contains("VALUES_ROOT is ") && told.contains("expected a directory"), "{told}");
 }
 
 /// A server that refuses every command and repeats all that it was sent.

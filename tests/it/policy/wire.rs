@@ -16,6 +16,7 @@ use tidegate::store::StoreError;
 use tidegate::telemetry::Telemetry;
 use tidegate::transport::grpc::{Edge, Services};
 use tidegate::transport::json::{self, Readiness};
+use tidegate::transport::page::PageGate;
 use tidegate::transport::wire::{Answers, HeaderNames, Headers};
 use tonic::Status;
 use tower::ServiceExt;
@@ -247,7 +248,8 @@ async fn every_policy_of_a_request_is_named_beside_the_metadata_that_was_asked_f
 #[tokio::test]
 async fn as_json_the_policies_are_200_429_and_503() {
     let instance = Instance::of(2);
-    let service = json::service(edge(&instance, false), Readiness::default(), 4_096, |_| true);
+    let service =
+        json::service(edge(&instance, false), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)));
     let ask = async |key: &str| {
         let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"{key}","value":"down"}}]}}]}}"#);
         let request = Request::post("/json").body(Body::from(body)).expect("a request");

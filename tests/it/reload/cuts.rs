@@ -56,7 +56,7 @@ impl Desk {
     fn new() -> Self {
         let directory = directory(&[("edge.yaml", EDGE), ("inner.yaml", INNER)]);
         let source = Location::Paths(vec![directory.path().to_owned()]);
-        let (loader, documents) = Loader::open(source).expect("they are there");
+        let (loader, documents) = Loader::open(source, None).expect("they are there");
         let loaded = compile(documents, &Options::default()).expect("they are whole");
         Self { directory, loader, in_force: said(&loaded.rules) }
     }

@@ -307,3 +307,42 @@ async fn a_set_without_room_beside_the_overlay_is_acknowledged_once_the_overlay_
     assert!(metric(&server, "tidegate_rules 100").await);
     assert!(metric(&server, "tidegate_rules_rejected 0").await);
 }
+
+/// Responses that cost their sender nothing: a response of tiny messages, and one of another type again and again.
+#[tokio::test]
+async fn responses_of_tiny_messages_and_of_another_type_take_little_memory_log_and_time() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")]).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Day, 5)])).expect("it is sent");
+    assert_eq!(answer(&plane.request().await), ("1", "n1", None));
+    let before = server.peak_memory();
+    let domain = limit("res", "edge", RateLimitUnit::Day, 6);
+    let mut tiny = response("2", "n2", &[domain]).expect("a response");
+    tiny.resources[0].value.extend([0x1a, 0x00].repeat(1_900_000));
+    stream.send(Ok(tiny)).expect("it is sent");
+    let refused = plane.request().await;
+    let (version, nonce, reasons) = answer(&refused);
+    assert_eq!((version, nonce), ("1", "n2"));
+    assert!(reasons.is_some_and(|reasons| reasons.contains("they were not decoded")), "{reasons:?}");
+    let grown = server.peak_memory() - before;
+    println!("1.9 million empty descriptors: {} MiB more", grown >> 20);
+    assert!(grown < 32 << 20, "{grown} bytes more");
+    let mut other = response("3", "n3", &[]).expect("a response");
+    other.type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
+    for _ in 0..20_000 {
+        stream.send(Ok(other.clone())).expect("it is sent");
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let page = server.metrics().await;
+    let count = page.lines().find_map(|line| line.strip_prefix("tidegate_xds_responses_total{answer=\"refused\"} "));
+    let count: u64 = count.expect("the metric").parse().expect("a number");
+    assert!((2..12).contains(&count), "{count} in 2 s");
+    assert_eq!(
+        server.log().matches("rules.rejected").count() + server.log().matches("new rules are invalid").count() / 2,
+        1,
+        "{}",
+        server.log()
+    );
+    assert!(rlconfig(&server).await.contains("requests_per_unit=5"), "the last good rules stay");
+}

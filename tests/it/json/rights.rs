@@ -1,0 +1,138 @@
+//! Who may charge, refund and send limits over `/json` and `/check`: no web page of another site, and others only what a setting grants.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::{Tidegate, eventually, in_time, said};
+
+const RULES: &str = "domain: edge
+requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
+descriptors:
+  - { key: remote_address, rate_limit: { unit: year, requests_per_unit: 3 } }
+";
+const ADDRESS: &str = r#""entries":[{"key":"remote_address","value":"192.0.2.7"}]"#;
+/// Headers of a request that a browser makes for a page of another site.
+const PAGE: &str = "host: attacker.example\r\norigin: https://attacker.example\r\nsec-fetch-site: cross-site\r\ncontent-type: text/plain\r\n";
+const CURL: &str = "host: 127.0.0.1\r\n";
+
+/// Sends a descriptor with more fields. Returns the status.
+async fn ask(server: &Tidegate, path: &str, headers: &str, more: &str) -> String {
+    let body = format!(r#"{{"domain":"edge","descriptors":[{{{ADDRESS}{more}}}]}}"#);
+    let length = body.len();
+    let request =
+        format!("POST {path} HTTP/1.1\r\n{headers}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
+    said(server.http, &request).await[9..12].to_owned()
+}
+
+/// Uses the limit up.
+async fn use_up(server: &Tidegate) {
+    for status in ["200", "200", "200", "429"] {
+        assert_eq!(ask(server, "/json", CURL, "").await, status);
+    }
+}
+
+const REFUND: &str = r#","hitsAddend":"99","isNegativeHits":true"#;
+const OVERRIDE: &str = r#","limit":{"requestsPerUnit":1000,"unit":"YEAR"}"#;
+
+fn rule_file(directory: &Path) -> std::path::PathBuf {
+    let path = directory.join("rules.yaml");
+    std::fs::write(&path, RULES).expect("it is written");
+    path
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for door in ["on", "loopback"] {
+        let variables = [("JSON_RIGHTS", "override,refund"), ("JSON_DOOR", door)];
+        let server = Tidegate::start(&rule_file(directory.path()), &variables).await;
+        use_up(&server).await;
+        for path in ["/json", "/check/edge"] {
+            assert_eq!(ask(&server, path, PAGE, REFUND).await, "403", "{path}");
+            assert_eq!(ask(&server, path, "host: 127.0.0.1\r\norigin: null\r\n", REFUND).await, "403", "{path}");
+            assert_eq!(ask(&server, path, CURL, "").await, "429", "{path}: nothing was given back");
+        }
+        let page = server.metrics().await;
+        let refused = |reason: &str, count: u32| {
+            let line = format!("tidegate_pages_refused_total{{reason=\"{reason}\"}} {count}");
+            assert!(page.contains(&line), "{door}: no {line}");
+        };
+        let (site, host) = if door == "on" { (2, 0) } else { (1, 1) };
+        refused("site", site);
+        refused("origin", 2);
+        refused("host", host);
+        let lines = server.log().matches("http.page_refused").count();
+        assert_eq!(lines, 1, "one a minute: {}", server.log());
+        // The page of the same origin, and nobody's page.
+        let port = server.http.port();
+        let own =
+            format!("host: 127.0.0.1:{port}\r\norigin: http://127.0.0.1:{port}\r\nsec-fetch-site: same-origin\r\n");
+        assert_eq!(ask(&server, "/json", &own, REFUND).await, "200");
+        assert_eq!(ask(&server, "/json", CURL, "").await, "200", "the refund counts");
+    }
+}
+
+#[tokio::test]
+async fn over_http_hits_are_given_back_and_limits_sent_with_the_right_only() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let runtime = directory.path().join("runtime");
+    std::fs::create_dir_all(runtime.join("config")).expect("it is made");
+    rule_file(&runtime.join("config"));
+    let rules = rule_file(directory.path());
+    for (variables, may_override, may_refund) in [
+        (vec![], false, false),
+        (vec![("JSON_RIGHTS", "none")], false, false),
+        (vec![("JSON_RIGHTS", "override")], true, false),
+        (vec![("JSON_RIGHTS", "refund")], false, true),
+        (vec![("RUNTIME_ROOT", runtime.to_str().expect("UTF-8"))], true, false),
+    ] {
+        let is_runtime = variables.iter().any(|(name, _)| *name == "RUNTIME_ROOT");
+        let server = Tidegate::start_with((!is_runtime).then_some(&rules), &variables).await;
+        use_up(&server).await;
+        for path in ["/json", "/check/edge"] {
+            let expected = if may_override { "200" } else { "429" };
+            assert_eq!(ask(&server, path, CURL, OVERRIDE).await, expected, "{variables:?}: {path}");
+        }
+        for path in ["/json", "/check/edge"] {
+            ask(&server, path, CURL, REFUND).await;
+        }
+        let expected = if may_refund { "200" } else { "429" };
+        assert_eq!(ask(&server, "/json", CURL, "").await, expected, "{variables:?}");
+        let page = server.metrics().await;
+        for (what, is_granted) in [("override", may_override), ("refund", may_refund)] {
+            let count = if is_granted { 0 } else { 2 };
+            let line = format!("tidegate_caller_denials_total{{what=\"{what}\"}} {count}");
+            assert!(page.contains(&line), "{variables:?}: no {line}");
+            assert_eq!(server.log().matches(&format!("JSON_RIGHTS does not have `{what}`")).count(), count / 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_over_http_wait_within_the_bound_of_all_calls() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let rules = directory.path().join("rules.yaml");
+    let text = "domain: edge
+descriptors:
+  - key: remote_address
+    rate_limit: { algorithm: gcra, unit: minute, requests_per_unit: 1, delay: { max: 5m, delivery: hold } }
+";
+    std::fs::write(&rules, text).expect("it is written");
+    let server = Tidegate::start(&rules, &[("MAX_HELD_CALLS", "1")]).await;
+    assert_eq!(ask(&server, "/json", CURL, "").await, "200", "the first is not early");
+    let held = async {
+        let waits = ask(&server, "/json", CURL, "");
+        tokio::time::timeout(Duration::from_secs(60), waits).await.expect_err("it waits for a minute")
+    };
+    let beyond = async {
+        eventually("one waits", async || server.metrics().await.contains("tidegate_held_calls 1\n").then_some(()))
+            .await;
+        for _ in 0..3 {
+            assert_eq!(in_time("it is refused at once", ask(&server, "/json", CURL, "")).await, "429");
+        }
+    };
+    tokio::select! {
+        _ = held => panic!("it ended"),
+        () = beyond => {}
+    }
+}
