@@ -123,6 +123,7 @@ fn instance(redis: &RedisSettings, secrets: Secrets, metrics: &Arc<ServerMetrics
         max_age: (redis.max_age > Micros::ZERO).then(|| duration(redis.max_age)),
         tls: secrets.tls,
         db: redis.database,
+        prefix: Arc::default(),
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
         metrics: Arc::clone(metrics),

@@ -3,6 +3,7 @@
 //! The charges of one slot are one script and one atomic step. The scripts of one node are one write, and all nodes are called at
 //! once. A script that was provably not executed is sent again; one that may have been executed is not.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub mod clock;
 pub mod concurrency;
 pub mod connection;
 pub mod credentials;
+pub mod dialect;
 mod files;
 mod hidden;
 mod later;
@@ -110,7 +112,9 @@ impl Redis {
     /// Creates a store of counters at `main`, and of limits per second at `per_second` if that is given. `prefix` stands before each key;
     /// at most `threads` threads call it.
     pub fn new(main: Instance, per_second: Option<Instance>, prefix: &str, threads: usize) -> Self {
-        let servers = |instance: Instance| Servers::new(instance.topology, instance.access, threads);
+        let servers = |Instance { topology, access }: Instance| {
+            Servers::new(topology, Access { prefix: prefix.as_bytes().into(), ..access }, threads)
+        };
         Self(Arc::new(Instances {
             main: servers(main),
             per_second: per_second.map(servers),
@@ -318,25 +322,29 @@ impl Instances {
 
     /// Groups the charges by Redis instance and slot, in order. Limits of 0 have no counter and join any group.
     fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[SlotGroup; 1]> {
-        let mut places: SmallVec<[(bool, u16, usize); 4]> = SmallVec::with_capacity(charges.len());
+        // Of each charge: the instance, the slot, where a script has one key the first charge with its key, and its own place.
+        let mut places: SmallVec<[(bool, u16, usize, usize); 4]> = SmallVec::with_capacity(charges.len());
+        let mut firsts = HashMap::new();
         for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
             let is_per_second =
                 self.per_second.is_some() && charge.limit.quota().window().length() == Unit::Second.length();
-            let slot = self.servers(is_per_second).slot(&self.prefix, charge.key.as_bytes());
-            places.push((is_per_second, slot, member));
+            let servers = self.servers(is_per_second);
+            let slot = servers.slot(&self.prefix, charge.key.as_bytes());
+            let first = if servers.is_together() { 0 } else { *firsts.entry(&charge.key).or_insert(member) };
+            places.push((is_per_second, slot, first, member));
         }
-        if let Some(&(is_per_second, slot, _)) = places.first() {
+        if let Some(&(is_per_second, slot, first, _)) = places.first() {
             let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
-            places.extend(closed.map(|(member, _)| (is_per_second, slot, member)));
+            places.extend(closed.map(|(member, _)| (is_per_second, slot, first, member)));
         }
         places.sort_unstable();
-        let same = |one: &(bool, u16, usize), other: &(bool, u16, usize)| (one.0, one.1) == (other.0, other.1);
+        let script = |place: &(bool, u16, usize, usize)| (place.0, place.1, place.2);
         let mut groups: SmallVec<[SlotGroup; 1]> = SmallVec::new();
-        for places in places.chunk_by(same) {
+        for places in places.chunk_by(|one, other| script(one) == script(other)) {
             // A bounded script does not hold up others for long.
             let most = if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT };
             let mut cost_of_script = most;
-            for &(is_per_second, slot, member) in places {
+            for &(is_per_second, slot, _, member) in places {
                 let cost = if is_together { charges[member].limit.algorithm().script_cost() } else { 1 };
                 if cost_of_script + cost > most {
                     groups.push(SlotGroup { is_per_second, slot, members: SmallVec::new() });

@@ -87,6 +87,8 @@ mod python;
 mod reload;
 /// Instances that are replaced one after the other behind an Envoy that fails closed: no request notices.
 mod rolling;
+/// Redis servers that lack commands, and proxies in front of servers.
+mod servers;
 /// Many instances, one cluster: never one hit over.
 mod shared;
 /// Which files of a directory are rule files.

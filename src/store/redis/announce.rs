@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Script, Value, cmd};
+use redis::{Cmd, Script, ServerError, Value, cmd};
 use tokio::time::{Instant, sleep};
 
 use super::Redis;
 use super::backoff::chance;
+use super::dialect::{Dialect, said};
 use crate::model::Clock;
 use crate::store::replicas::{FALL, Replicas};
 use crate::telemetry::throttle::LogThrottle;
@@ -58,8 +59,10 @@ impl Announcer {
                 Some(Value::ServerError(error)) if self.refused.is_due() => tracing::warn!(
                     event = "store.replicas.not_counted",
                     code = error.code(),
+                    said = said(error),
                     assumed = replicas.get(),
-                    "Redis does not permit the commands that count the instances, so the policy `local` divides limits by the assumed number: allow +zadd +zremrangebyscore +zcard +zrem +pexpire, or set REPLICAS"
+                    advice = advice(error),
+                    "Redis does not count the instances, so the policy `local` divides limits by the assumed number"
                 ),
                 _ => {}
             }
@@ -73,11 +76,35 @@ impl Announcer {
     }
 
     async fn run(&self, argument: &str) -> Option<Value> {
-        let mut load: Cmd = cmd("SCRIPT");
-        load.arg("LOAD").arg(SCRIPT);
-        let mut call: Cmd = cmd("EVALSHA");
-        call.arg(self.script.get_hash()).arg(1).arg(&self.key).arg(&self.id).arg(argument);
+        let call = |name, script: &str| {
+            let mut call: Cmd = cmd(name);
+            call.arg(script).arg(1).arg(&self.key).arg(&self.id).arg(argument);
+            call
+        };
+        let commands = |dialect: Dialect| {
+            if !dialect.knows_scripts() {
+                return vec![call("EVAL", SCRIPT)];
+            }
+            let mut load: Cmd = cmd("SCRIPT");
+            load.arg("LOAD").arg(SCRIPT);
+            vec![load, call("EVALSHA", self.script.get_hash())]
+        };
         let node = self.redis.node(&self.key)?;
-        node.ask(vec![load, call], Instant::now() + TIMEOUT).await?.pop()
+        node.ask_in(commands, Instant::now() + TIMEOUT).await?.pop()
+    }
+}
+
+/// Returns what to do about an error in place of the number of instances.
+fn advice(error: &ServerError) -> &'static str {
+    let said = error.details().unwrap_or_default();
+    // In a script, a missing right is a general error whose text differs by version.
+    if error.code() == "NOPERM"
+        || ["NOPERM", "can't run this command", "permission"].iter().any(|text| said.contains(text))
+    {
+        "allow +zadd +zremrangebyscore +zcard +zrem +pexpire, or set REPLICAS"
+    } else if said.contains("nknown") {
+        "Redis has to know EVAL or EVALSHA, TIME, ZADD, ZREMRANGEBYSCORE, ZCARD, ZREM and PEXPIRE; or set REPLICAS"
+    } else {
+        "if it lasts, set REPLICAS"
     }
 }

@@ -8,13 +8,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, RedisError, RedisResult, Value, cmd, pipe};
+use redis::{Cmd, RedisError, RedisResult, Value, pipe};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::backoff::Backoff;
 use super::credentials::Credentials;
+use super::dialect::Dialect;
 use super::silence::Silence;
 use super::stream::RejectedReply;
 use crate::telemetry::throttle::LogThrottle;
@@ -35,6 +36,7 @@ pub struct Connection {
     handle: MultiplexedConnection,
     _driver: Arc<Driver>,
     health: Arc<ConnectionHealth>,
+    dialect: Dialect,
 }
 
 /// The task that reads and writes for a connection. Dropping it closes the connection.
@@ -136,13 +138,19 @@ impl Drop for ConnectionHealth {
 }
 
 impl Connection {
-    /// Creates a connection from its handle, driver and health state.
-    pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<ConnectionHealth>) -> Self {
-        Self { handle, _driver: Arc::new(driver), health }
+    /// Creates a connection from its handle, driver, health state and dialect.
+    pub fn new(handle: MultiplexedConnection, driver: Driver, health: Arc<ConnectionHealth>, dialect: Dialect) -> Self {
+        Self { handle, _driver: Arc::new(driver), health, dialect }
     }
 
-    /// Marks the connection as ready for calls.
-    pub fn establish(&self) {
+    /// Returns what it has to do without.
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Marks the connection as ready for calls in this dialect.
+    pub fn establish(&mut self, dialect: Dialect) {
+        self.dialect = dialect;
         self.health.establish();
     }
 
@@ -211,15 +219,9 @@ impl Connection {
             return;
         }
         let (mut handle, health) = (self.handle.clone(), Arc::clone(&self.health));
-        let credentials = credentials.known();
+        let (credentials, is_resp2) = (credentials.known(), self.dialect.is_resp2);
         tokio::spawn(async move {
-            let login = credentials.now.clone();
-            let Some(password) = login.password else { return };
-            let mut auth = cmd("AUTH");
-            if let Some(user) = login.user {
-                auth.arg(user);
-            }
-            auth.arg(password.expose());
+            let Some(auth) = credentials.now.auth(is_resp2) else { return };
             let refusal = match handle.send_packed_command(&auth).await {
                 Ok(Value::ServerError(refusal)) => refusal,
                 Ok(_) => return credentials.accept(),

@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+use redis::{Cmd, cmd};
+
+/// Name of the server's default user.
+const DEFAULT: &str = "default";
+
 /// A user and a password. Without either, the server's default user without a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
@@ -46,5 +51,23 @@ impl Login {
     pub fn new(user: &str, password: &str) -> Option<Self> {
         let user = (!user.is_empty()).then(|| user.to_owned());
         (!password.is_empty()).then(|| Self { user, password: Some(Secret::new(password.to_owned())) })
+    }
+
+    /// Returns the command that begins RESP3 and authenticates.
+    pub fn hello(&self) -> Cmd {
+        let mut hello = cmd("HELLO");
+        hello.arg(3);
+        if let Some(password) = &self.password {
+            hello.arg("AUTH").arg(self.user.as_deref().unwrap_or(DEFAULT)).arg(password.expose());
+        }
+        hello
+    }
+
+    /// Returns the command that authenticates, if there is a password. In RESP2 the default user is not named: Redis before 6 knows no users.
+    pub fn auth(&self, is_resp2: bool) -> Option<Cmd> {
+        let password = self.password.as_ref()?;
+        let mut auth = cmd("AUTH");
+        auth.arg(self.user.as_deref().filter(|user| !is_resp2 || *user != DEFAULT)).arg(password.expose());
+        Some(auth)
     }
 }

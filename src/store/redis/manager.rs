@@ -8,10 +8,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bb8_redis::bb8::ManageConnection;
-use redis::aio::{MultiplexedConnection, SendError};
+use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
-    RedisResult, Value, cmd, from_redis_value_ref,
+    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerError,
+    Value, cmd, pipe,
 };
 use tokio::time::{Instant, timeout};
 
@@ -21,17 +21,19 @@ use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, ConnectionHealth, Driver};
 use super::credentials::Credentials;
+use super::dialect::{Dialect, KnownDialect, is_unknown, refuses_resp3};
 use super::hidden::hidden;
 use super::login::Login;
 use super::round_trip::RoundTrips;
-use super::script;
+use super::script::{self, Requests};
 use super::stream::{self, Guarded, RejectedReply};
 use crate::dial::tls::Tls;
-use crate::model::Micros;
 use crate::telemetry::servers::{Server, ServerMetrics};
 
 /// Capacity of the queue to the connection's writer: 1,024 calls. The client's default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
+/// Name, after the prefix, of the key by which a proxy finds a server for a script that charges nothing. Nothing is stored there.
+const PROBE_KEY: &[u8] = b"{tidegate}instances";
 
 /// Location of the server that a connection is made to.
 #[derive(Clone)]
@@ -83,6 +85,8 @@ pub struct Access {
     pub tls: Option<Arc<Tls>>,
     /// Number of the database.
     pub db: i64,
+    /// Text in front of the name of every counter.
+    pub prefix: Arc<[u8]>,
     /// Timeout for connecting.
     pub connect_timeout: Duration,
     /// Number of live connections.
@@ -100,11 +104,19 @@ pub struct Manager {
     backoff: Arc<Backoff>,
     /// True once a connection has inspected the node.
     is_inspected: Arc<AtomicBool>,
+    dialect: Arc<KnownDialect>,
     metrics: Arc<Server>,
 }
 
 impl Access {
-    /// Connects and authenticates. Calls `report` if a refused reply ends the connection.
+    /// Returns the command of a script that charges nothing and is answered with the time.
+    pub fn time(&self, dialect: Dialect) -> Cmd {
+        let key = (!dialect.is_together()).then(|| [&self.prefix, PROBE_KEY].concat());
+        Requests::time(key.as_deref()).command(dialect.by())
+    }
+
+    /// Connects and authenticates: in RESP3, or in RESP2 if the server does not know that or `dialect` says so. Calls `report` if a
+    /// refused reply ends the connection, and `ended` when it has ended.
     ///
     /// # Errors
     /// If the server does not accept the connection or the login.
@@ -113,21 +125,46 @@ impl Access {
         (address, at): (&Address, Option<SocketAddr>),
         login: &Login,
         db: i64,
-        config: AsyncConnectionConfig,
+        mut dialect: Dialect,
         report: impl Fn(&RejectedReply) + Send + 'static,
-    ) -> RedisResult<(MultiplexedConnection, Driver)> {
-        let mut settings =
-            RedisConnectionInfo::default().set_db(db).set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-        if let Some(user) = &login.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &login.password {
-            settings = settings.set_password(password.expose());
-        }
+        ended: impl FnOnce() + Send + 'static,
+    ) -> RedisResult<(MultiplexedConnection, Driver, Dialect)> {
+        // The client greets nobody itself: it would close the connection where HELLO is refused, and drop the reason where AUTH is.
+        let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
+        // Every call has a deadline of its own.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE);
         let socket = stream::connect(address, at, self.tls.as_deref()).await?;
         let guarded = Guarded::new(socket, address, report);
-        let (handle, driver) = MultiplexedConnection::new_with_config(&settings, guarded, config).await?;
-        Ok((handle, Driver::new(driver)))
+        let failure = guarded.failure();
+        let explained = |error: RedisError| failure.get().map_or(error, |failure| stream::again(failure).into());
+        let (mut handle, task) = MultiplexedConnection::new_with_config(&settings, guarded, config).await?;
+        let driver = Driver::new(async move {
+            task.await;
+            ended();
+        });
+        let select = (db != 0).then(|| {
+            let mut select = cmd("SELECT");
+            select.arg(db);
+            select
+        });
+        if !dialect.is_resp2 {
+            let hello = std::iter::once(login.hello()).chain(select.clone());
+            let replies = greet(&mut handle, hello).await.map_err(explained)?;
+            dialect.is_resp2 = replies.first().is_some_and(refuses_resp3);
+            if !dialect.is_resp2 {
+                accepted(replies.into_iter())?;
+            }
+        }
+        if dialect.is_resp2 {
+            // Who is not let in must know before the script is sent: Redis closes the connection of a stranger who sends so much.
+            let auth = login.auth(true).unwrap_or_else(|| cmd("PING"));
+            let replies = greet(&mut handle, std::iter::once(auth).chain(select)).await.map_err(explained)?;
+            let is_stranger = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOAUTH");
+            // Nobody needs PING otherwise.
+            let needed = login.password.is_some() || replies.first().is_some_and(is_stranger);
+            accepted(replies.into_iter().skip(usize::from(!needed)))?;
+        }
+        Ok((handle, driver, dialect))
     }
 }
 
@@ -140,9 +177,10 @@ impl Manager {
         round_trips: Arc<RoundTrips>,
         backoff: Arc<Backoff>,
         is_inspected: Arc<AtomicBool>,
+        dialect: Arc<KnownDialect>,
     ) -> Self {
         let metrics = access.metrics.named(&locate.to_string());
-        Self { locate, access, clock, round_trips, backoff, is_inspected, metrics }
+        Self { locate, access, clock, round_trips, backoff, is_inspected, dialect, metrics }
     }
 
     async fn open(&self) -> RedisResult<Connection> {
@@ -159,7 +197,7 @@ impl Manager {
         let first = self.connect_to(address, at, &known.now, generation).await.inspect(|_| known.accept());
         let connection = match (first, &known.before) {
             // The server may not know the new password yet.
-            (Err(error), Some(before)) if error.code() == Some("WRONGPASS") => {
+            (Err(error), Some(before)) if is_wrong_password(&error) => {
                 self.connect_to(address, at, before, generation.wrapping_sub(1)).await?
             }
             (first, _) => first?,
@@ -175,22 +213,17 @@ impl Manager {
         generation: u64,
     ) -> RedisResult<Connection> {
         let health = Arc::new(ConnectionHealth::new(generation, Arc::clone(&self.access.alive)));
-        let watcher = Arc::downgrade(&health);
-        let config = AsyncConnectionConfig::new()
-            // Every call has a deadline of its own.
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(QUEUE)
-            .set_push_sender(move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection
-                    && let Some(health) = watcher.upgrade()
-                {
-                    health.give_up();
-                }
-                Ok::<(), SendError>(())
-            });
         let report = self.report(Arc::downgrade(&health));
-        let (handle, driver) = self.access.handshake((address, at), login, self.access.db, config, report).await?;
-        Ok(Connection::new(handle, driver, health))
+        let (watcher, known) = (Arc::downgrade(&health), Arc::clone(&self.dialect));
+        let ended = move || {
+            if let Some(health) = watcher.upgrade() {
+                known.forget();
+                health.give_up();
+            }
+        };
+        let (dialect, db) = (self.dialect.next(), self.access.db);
+        let (handle, driver, dialect) = self.access.handshake((address, at), login, db, dialect, report, ended).await?;
+        Ok(Connection::new(handle, driver, health, dialect))
     }
 
     /// Returns a function that counts a refused reply. For a connection in use it also starts the backoff and logs the reply. A
@@ -214,7 +247,12 @@ impl Manager {
     /// sentinels is one, and inspects the node once.
     async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
         let sent = Instant::now();
-        let mut commands = vec![cmd("TIME"), script::load()];
+        let mut dialect = connection.dialect();
+        let mut commands = vec![self.access.time(dialect)];
+        if dialect.knows_scripts() {
+            commands.insert(0, script::load());
+        }
+        let asked = commands.len();
         let is_named = matches!(self.locate, Locate::Followed { of: Followed::Master { .. }, .. });
         if is_named {
             commands.push(cmd("ROLE"));
@@ -223,12 +261,28 @@ impl Manager {
             commands.extend(advice::questions());
         }
         let replies = connection.send_all(commands).await?;
-        let [time, loaded, rest @ ..] = replies.as_slice() else {
-            return Err((ErrorKind::UnexpectedReturnType, "TIME and SCRIPT LOAD were not answered").into());
-        };
+        let (about_script, rest) = replies.split_at_checked(asked).unwrap_or_default();
         let (role, about) = rest.split_at_checked(usize::from(is_named)).unwrap_or_default();
-        if let Value::ServerError(error) = loaded {
-            return Err(error.clone().into());
+        let mut time = about_script.last().and_then(script::time_of);
+        if let [loaded, run] = about_script {
+            (dialect.lacks_script, dialect.lacks_evalsha) = (is_unknown(loaded), is_unknown(run));
+            if let Value::ServerError(error) = loaded
+                && !dialect.lacks_script
+                && !is_of_proxy(error)
+            {
+                return Err(error.clone().into());
+            }
+            if !dialect.knows_scripts() {
+                // Loads the script too.
+                let text = Dialect { lacks_evalsha: true, ..dialect };
+                let run = connection.send(&self.access.time(text)).await?;
+                time = None;
+                if let Value::ServerError(error) = &run
+                    && (is_unknown(&run) || error.code() == "NOPERM")
+                {
+                    return Err(error.clone().into());
+                }
+            }
         }
         if let [Value::Array(role)] = role
             && role.first().is_some_and(|role| !matches!(role, Value::BulkString(role) if role == b"master"))
@@ -238,12 +292,15 @@ impl Manager {
         if !about.is_empty() && !self.is_inspected.swap(true, Ordering::AcqRel) {
             advice::warn(about, &self.locate);
         }
-        if let Some(time) = time_of(time) {
+        if let Some(time) = time {
             let now = Instant::now();
             self.clock.learn(sent, now, time);
             self.round_trips.add(now, now.duration_since(sent));
         }
-        connection.establish();
+        if self.dialect.learn(dialect) && dialect != Dialect::default() {
+            tracing::warn!(event = "store.dialect", server = %self.locate, missing = %dialect, "this Redis, or a proxy in front of it, has not all commands that Tidegate uses: it does without them");
+        }
+        connection.establish(dialect);
         Ok(connection)
     }
 
@@ -267,10 +324,29 @@ pub fn report_failure(server: &str, error: &str, auth: &str) {
     tracing::warn!(event = "store.connection.failed", %error, server, "cannot connect to Redis{advice}");
 }
 
-/// Parses the reply to `TIME`.
-pub fn time_of(reply: &Value) -> Option<Micros> {
-    let (secs, micros): (u64, u64) = from_redis_value_ref(reply).ok()?;
-    Some(Micros::from_secs(secs).saturating_add(Micros::new(micros)))
+/// Sends commands in one write and returns their replies.
+async fn greet(handle: &mut MultiplexedConnection, commands: impl Iterator<Item = Cmd>) -> RedisResult<Vec<Value>> {
+    let mut together = pipe();
+    for command in commands {
+        together.add_command(command);
+    }
+    let count = together.len();
+    handle.send_packed_commands(&together, 0, count).await
+}
+
+/// Returns the first error of the server in `replies`.
+fn accepted(mut replies: impl Iterator<Item = Value>) -> RedisResult<()> {
+    replies.try_for_each(|reply| reply.extract_error().map(drop))
+}
+
+/// Returns true if the server refuses a password. Redis before 6 and proxies have no code for it.
+fn is_wrong_password(error: &RedisError) -> bool {
+    error.code() == Some("WRONGPASS") || error.detail().is_some_and(|said| said.contains("invalid password"))
+}
+
+/// Returns true for an error that a proxy makes where one of its servers does not answer (`upstream failure`): codes of Redis are in capitals.
+fn is_of_proxy(error: &ServerError) -> bool {
+    error.code().starts_with(|letter: char| letter.is_ascii_lowercase())
 }
 
 impl ManageConnection for Manager {
@@ -293,6 +369,7 @@ impl ManageConnection for Manager {
                 Ok(connection)
             }
             Err(error) => {
+                self.dialect.forget();
                 self.backoff.failed();
                 // What follows a server reports that its place is not known.
                 let is_known = !matches!(self.locate, Locate::Followed { place: None, .. });

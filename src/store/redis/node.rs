@@ -16,6 +16,7 @@ use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
 use super::concurrency::{CallPriority, Concurrency, Permit};
 use super::connection::Connection;
+use super::dialect::{Dialect, KnownDialect};
 use super::manager::{Access, Locate, Manager};
 use super::round_trip::RoundTrips;
 use super::silence::Silence;
@@ -51,6 +52,7 @@ pub struct Node {
     round_trips: Arc<RoundTrips>,
     backoff: Arc<Backoff>,
     is_inspected: Arc<AtomicBool>,
+    dialect: Arc<KnownDialect>,
     breaker: Breaker,
     silence: Silence,
     far_probes: LogThrottle,
@@ -119,6 +121,7 @@ impl Node {
             round_trips: Arc::default(),
             backoff: Arc::default(),
             is_inspected: Arc::default(),
+            dialect: Arc::default(),
             breaker,
             silence: Silence::default(),
             far_probes: LogThrottle::every(PROBE_FAR),
@@ -323,7 +326,8 @@ impl Node {
     fn pool(&self) -> Pool<Manager> {
         let (clock, backoff) = (Arc::clone(&self.clock), Arc::clone(&self.backoff));
         let (round_trips, is_inspected) = (Arc::clone(&self.round_trips), Arc::clone(&self.is_inspected));
-        let manager = Manager::new(self.locate.clone(), self.access.clone(), clock, round_trips, backoff, is_inspected);
+        let (locate, access, dialect) = (self.locate.clone(), self.access.clone(), Arc::clone(&self.dialect));
+        let manager = Manager::new(locate, access, clock, round_trips, backoff, is_inspected, dialect);
         Pool::builder()
             .max_size(1)
             .queue_strategy(QueueStrategy::Fifo)
@@ -374,15 +378,19 @@ impl Node {
         }
     }
 
-    /// Sends a PING and returns whether it is answered within 100 ms. The answer measures the round trip: a node that has moved
+    /// Sends a PING, or through what may be a proxy a script that charges nothing, and returns whether it is answered within 100 ms. The answer measures the round trip: a node that has moved
     /// further away is given the time that it needs once that is known.
     async fn is_there(&self) -> bool {
         let Some(connection) = self.connection(Instant::now() + IN_TIME).await else { return false };
-        let (mut asked, ping, sent) = (connection.clone(), cmd("PING"), Instant::now());
+        let probe =
+            if connection.dialect().is_together() { cmd("PING") } else { self.access.time(connection.dialect()) };
+        let (mut asked, sent) = (connection.clone(), Instant::now());
         connection.silence().sent(sent);
         // An answer that has arrived counts even if this thread polls late.
-        let is_there = match timeout_at(sent + IN_TIME, asked.send(&ping)).await {
-            Ok(Ok(Value::ServerError(_)) | Err(_)) => false,
+        let is_there = match timeout_at(sent + IN_TIME, asked.send(&probe)).await {
+            // These are answered by a Redis behind a proxy, too.
+            Ok(Ok(Value::ServerError(error))) if !matches!(error.code(), "NOSCRIPT" | "NOPERM" | "MOVED") => false,
+            Ok(Err(_)) => false,
             Ok(Ok(_)) => {
                 let now = Instant::now();
                 connection.answered(now);
@@ -406,7 +414,13 @@ impl Node {
 
     /// Sends commands that charge nothing on this thread's connection.
     pub async fn ask(&self, commands: Vec<Cmd>, until: Instant) -> Option<Vec<Value>> {
+        self.ask_in(|_| commands, until).await
+    }
+
+    /// The same for commands that depend on what the connection has to do without.
+    pub async fn ask_in(&self, commands: impl FnOnce(Dialect) -> Vec<Cmd>, until: Instant) -> Option<Vec<Value>> {
         let mut connection = self.connection(until).await?;
+        let commands = commands(connection.dialect());
         let replies = timeout_at(until, connection.send_all(commands)).await.ok()?;
         if replies.is_err() {
             connection.give_up();
@@ -421,7 +435,23 @@ impl Node {
 
     /// Returns true if calls may share a call of the script.
     pub fn may_share(&self) -> bool {
-        !self.is_slotted.load(Ordering::Relaxed)
+        !self.is_slotted.load(Ordering::Relaxed) && self.is_together()
+    }
+
+    /// Returns true if a script may have several keys, as far as is known: what answers is no proxy in front of several servers.
+    pub fn is_together(&self) -> bool {
+        self.dialect.is_together()
+    }
+
+    /// Notes what a connection has to do without.
+    #[cfg(test)]
+    pub fn speaks(&self, dialect: Dialect) {
+        self.dialect.learn(dialect);
+    }
+
+    /// Returns true if `EVAL` loads the script.
+    pub fn loads_by_eval(&self) -> bool {
+        !self.dialect.next().knows_scripts()
     }
 
     /// Notes that it does not run shared calls, such as a node of a cluster that is named as a single server: calls go alone from now on.

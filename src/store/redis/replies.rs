@@ -79,7 +79,7 @@ struct Limits {
     values: usize,
 }
 
-/// Follows a stream of values of the Redis protocol (RESP 3): parses their headers and skips their content.
+/// Follows a stream of values of the Redis protocol (RESP 2 and 3): parses their headers and skips their content.
 #[derive(Debug, Default)]
 struct ReplyFrames {
     place: ReplyPosition,
@@ -170,7 +170,7 @@ impl RequestKind {
     /// Returns the kind of the request `name` whose last argument has `last_bytes` bytes.
     fn of(name: &[u8], last_bytes: usize) -> Self {
         match name {
-            b"EVALSHA" => Self::Script { packed_bytes: u32::try_from(last_bytes).unwrap_or(u32::MAX) },
+            b"EVALSHA" | b"EVAL" => Self::Script { packed_bytes: u32::try_from(last_bytes).unwrap_or(u32::MAX) },
             b"CLUSTER" => Self::Map,
             _ => Self::Other,
         }

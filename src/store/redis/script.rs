@@ -13,7 +13,7 @@ use crate::store::StoreError;
 
 mod requests;
 
-pub use self::requests::{Requests, UNREAD};
+pub use self::requests::{By, Requests, UNREAD};
 
 /// Relation between the charges of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,10 @@ static TEXT: LazyLock<String> = LazyLock::new(|| {
         .map(|((name, body), (_, algorithm))| format!("if number == {} then -- {name}\n{body}end\n", number(algorithm)))
         .collect();
     let (fixed_window, driver) = (number(Algorithm::FixedWindow), include_str!("driver.lua"));
-    format!("local fixed_window = {fixed_window}\nlocal function twin(number)\n{}{twins}end\n{driver}", shared.concat())
+    let shared = shared.concat();
+    without_comments(&format!(
+        "local fixed_window = {fixed_window}\nlocal function twin(number)\n{shared}{twins}end\n{driver}"
+    ))
 });
 
 static SHA1: LazyLock<String> = LazyLock::new(|| Script::new(text()).get_hash().to_owned());
@@ -132,6 +135,29 @@ pub fn load() -> Cmd {
     let mut command = redis::cmd("SCRIPT");
     command.arg("LOAD").arg(text());
     command
+}
+
+/// Returns a script without its comments, its indentation and its empty lines, which a server would be sent for nothing.
+fn without_comments(script: &str) -> String {
+    let mut text = String::with_capacity(script.len());
+    for line in script.lines() {
+        let mut quote = None;
+        let is_comment = |(at, letter): &(usize, char)| {
+            match quote {
+                Some(open) => quote = quote.filter(|_| *letter != open),
+                None if matches!(letter, '\'' | '"') => quote = Some(*letter),
+                None => return line[*at..].starts_with("--"),
+            }
+            false
+        };
+        let end = line.char_indices().find(is_comment).map_or(line.len(), |(at, _)| at);
+        let code = line[..end].trim();
+        if !code.is_empty() {
+            text.push_str(code);
+            text.push('\n');
+        }
+    }
+    text
 }
 
 /// Splits the reply to a call with so many requests: one reply for each, as if it had been called alone.
@@ -259,7 +285,7 @@ mod tests {
     use redis::Value;
 
     use super::requests::{LONGEST, Packed};
-    use super::{FRAME, Mode, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, read};
+    use super::{FRAME, Mode, ROW, SHORTEST, ScriptReply, TAKE_ROW, TIME, largest_reply, read, text, without_comments};
     use crate::algorithm::{Algorithm, Charge, Limit};
     use crate::model::key::KeyPart;
     use crate::model::{Charging, Colocation, CounterKey, Hits, Micros, Quota, Role, StorePolicies, Unit, Window};
@@ -314,6 +340,15 @@ mod tests {
         assert_eq!(told(3, 5), (5, None, true));
         assert_eq!(told(1, 5), (0, Some(5), false));
         assert_eq!(told(1, -1), (0, None, false));
+    }
+
+    #[test]
+    fn the_script_is_sent_without_comments_and_what_looks_like_one_in_a_text_stays() {
+        let script =
+            "-- all of it\n\n  local a = '--' -- a text\n\tlocal b = \"-- it's\" --[ no block\nreturn a - -1\n";
+        assert_eq!(without_comments(script), "local a = '--'\nlocal b = \"-- it's\"\nreturn a - -1\n");
+        assert!(!text().contains("--"), "the script itself has no such text");
+        println!("the script has {} bytes", text().len());
     }
 
     #[test]

@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 use super::concurrency::{CallPriority, Permit};
+use super::dialect::{Dialect, said};
 use super::node::Node;
-use super::script::{self, ChargeRows, Mode, Requests, ScriptReply, UNREAD};
+use super::script::{self, By, ChargeRows, Mode, Requests, ScriptReply, UNREAD};
 use super::servers::Servers;
 use crate::model::Micros;
 use crate::store::StoreError;
@@ -81,6 +82,8 @@ struct SendMode {
     is_asking: bool,
     /// True if the script is loaded first.
     with_script: bool,
+    /// True in a cluster, whose nodes refuse a script with counters that are elsewhere.
+    is_cluster: bool,
     /// Way in which it shares a call of the script with others; `None` if it goes alone.
     shares: Option<Shares>,
 }
@@ -105,7 +108,8 @@ pub(super) async fn run(
 ) -> SmallVec<[CallResult; 1]> {
     let loads = node.loads();
     let shares = if servers.is_cluster() { Shares::OverSlots } else { Shares::Declared };
-    let mode = SendMode { shares: Some(shares).filter(|_| node.may_share()), ..SendMode::default() };
+    let is_cluster = servers.is_cluster();
+    let mode = SendMode { shares: Some(shares).filter(|_| node.may_share()), is_cluster, ..SendMode::default() };
     let outcomes: SmallVec<[CallResult; 1]> = match exchange(node, permit, calls, mode, until).await {
         Ok(replies) => {
             if replies.iter().any(|reply| matches!(reply, NodeReply::ClusterDown)) {
@@ -166,7 +170,7 @@ async fn follow(
             NodeReply::Moved(name) | NodeReply::Ask(name) => {
                 is_asking = matches!(reply, NodeReply::Ask(_));
                 let Some(named) = servers.named(name, &node, until).await else {
-                    complain("MOVED");
+                    complain("MOVED", "");
                     return Err(StoreError::Unreachable);
                 };
                 node = named;
@@ -174,10 +178,24 @@ async fn follow(
         }
         let calls = std::slice::from_ref(call);
         let send = async |with_script| {
-            exchange(&node, None, calls, SendMode { is_asking, with_script, shares: None }, until).await
+            exchange(
+                &node,
+                None,
+                calls,
+                SendMode { is_asking, with_script, is_cluster: servers.is_cluster(), shares: None },
+                until,
+            )
+            .await
         };
         // One call loads the script for all.
-        let loaded = if with_script { node.load_once(loads, until, async || send(true).await).await } else { None };
+        let loaded = if !with_script {
+            None
+        } else if node.loads_by_eval() {
+            // At this server, which is not the only one behind a proxy.
+            Some(send(true).await)
+        } else {
+            node.load_once(loads, until, async || send(true).await).await
+        };
         loads = node.loads();
         let mut again = match loaded {
             Some(again) => again?,
@@ -224,7 +242,7 @@ async fn exchange_unrecorded(
     node: &Arc<Node>,
     permit: Option<Permit>,
     calls: &[ScriptCall<'_>],
-    mode: SendMode,
+    mut mode: SendMode,
     until: Instant,
 ) -> Result<SmallVec<[NodeReply; 1]>, StoreError> {
     let asked = Instant::now();
@@ -239,7 +257,10 @@ async fn exchange_unrecorded(
         }
     };
     let mut checkout = node.checkout(permit, asked, until).await?;
-    let deadline = checkout.time_at(until);
+    let (deadline, dialect) = (checkout.time_at(until), checkout.dialect());
+    // It may be another server than when the call was made.
+    mode.shares = mode.shares.filter(|_| dialect.is_together());
+    mode.with_script &= !dialect.lacks_evalsha;
     match mode.shares {
         Some(shares) => {
             let adds = calls.iter().map(|call| {
@@ -248,12 +269,12 @@ async fn exchange_unrecorded(
             });
             checkout.send_shared(adds, shares == Shares::OverSlots, until);
         }
-        None => checkout.send(commands(calls, mode, deadline), until),
+        None => checkout.send(commands(calls, mode, deadline, dialect)?, until),
     }
     let replies = checkout.replies(until).await?;
     // The replies to SCRIPT LOAD and ASKING come before the call's own.
     let own = if mode.is_asking { 2 } else { 1 };
-    let skipped = usize::from(mode.with_script);
+    let skipped = usize::from(mode.with_script && !dialect.lacks_script);
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
     let reply: SmallVec<[NodeReply; 1]> =
         calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects, mode.shares, node)).collect();
@@ -267,9 +288,18 @@ async fn exchange_unrecorded(
 }
 
 /// Returns the commands of `calls`; the node's clock says `deadline` when their time is over.
-fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> SmallVec<[Cmd; 1]> {
+///
+/// # Errors
+/// If a call has several counters, and a proxy may keep them at several servers.
+fn commands(
+    calls: &[ScriptCall<'_>],
+    mode: SendMode,
+    deadline: Micros,
+    dialect: Dialect,
+) -> Result<SmallVec<[Cmd; 1]>, StoreError> {
     let mut commands = SmallVec::with_capacity(calls.len());
-    if mode.with_script {
+    let by = if mode.with_script && dialect.lacks_script { By::Text } else { dialect.by() };
+    if mode.with_script && !dialect.lacks_script {
         commands.push(script::load());
     }
     for call in calls {
@@ -278,9 +308,12 @@ fn commands(calls: &[ScriptCall<'_>], mode: SendMode, deadline: Micros) -> Small
         }
         let mut requests = Requests::default();
         (call.request)(deadline, &mut requests);
-        commands.push(requests.command());
+        if requests.has_several_keys() && !mode.is_cluster && !dialect.is_together() {
+            return Err(StoreError::Unreachable);
+        }
+        commands.push(requests.command(by));
     }
-    commands
+    Ok(commands)
 }
 
 impl NodeReply {
@@ -318,12 +351,12 @@ impl NodeReply {
             "OOM" => Self::Failed(StoreError::OutOfMemory),
             // The node was a master and is a replica now.
             "READONLY" => Self::Failed(StoreError::Unreachable),
-            code @ "CLUSTERDOWN" => {
-                complain(code);
+            "CLUSTERDOWN" => {
+                complain(error.code(), &said(error));
                 Self::ClusterDown
             }
             code => {
-                complain(code);
+                complain(code, &said(error));
                 Self::Failed(StoreError::Rejected)
             }
         }
@@ -369,13 +402,19 @@ impl NodeReply {
     }
 }
 
-/// Logs that a server refuses to count, with the error code only: the rest of the message may contain a key.
-fn complain(code: &str) {
+/// Logs that a server refuses to count. Only of a general error the text is logged, as far as it cannot contain a key.
+fn complain(code: &str, said: &str) {
     static THROTTLE: LogThrottle = LogThrottle::new();
     if THROTTLE.is_due() {
         tracing::warn!(
             event = "store.script.refused",
             code,
+            said = if code == "ERR" { said } else { "" },
+            advice = if said.contains("nknown") {
+                "Redis has to know TIME, GET and SET, and for a sliding_log those of docs/redis.md"
+            } else {
+                ""
+            },
             "Redis rejects the script that counts, so the failure policy decides for these counters"
         );
     }

@@ -142,6 +142,15 @@ impl Servers {
         }
     }
 
+    /// Returns true if counters of one slot may be charged by one script. A single server that may be a proxy in front of several takes one
+    /// counter each; the nodes of a cluster refuse what is elsewhere.
+    pub fn is_together(&self) -> bool {
+        match &self.shape {
+            Shape::One(node) => node.is_together(),
+            Shape::Cluster { .. } => true,
+        }
+    }
+
     /// Returns the node that has `slot`, if it is known.
     pub fn node(&self, slot: u16) -> Option<Arc<Node>> {
         match &self.shape {

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ pub struct Guarded {
     server: String,
     replies: ReplyStream,
     refused: Option<RejectedReply>,
+    failure: Arc<OnceLock<io::Error>>,
     report: Box<dyn Fn(&RejectedReply) + Send>,
 }
 
@@ -71,26 +73,43 @@ impl Guarded {
     /// Wraps a socket to `server`. Calls `report` with the first refused reply.
     pub fn new(socket: RedisSocket, server: &Address, report: impl Fn(&RejectedReply) + Send + 'static) -> Self {
         let (server, replies) = (server.to_string(), ReplyStream::default());
-        Self { socket, server, replies, refused: None, report: Box::new(report) }
+        Self { socket, server, replies, refused: None, failure: Arc::default(), report: Box::new(report) }
+    }
+
+    /// Returns the place of the error that ends the connection. The Redis client tells it to a call in flight only.
+    pub fn failure(&self) -> Arc<OnceLock<io::Error>> {
+        Arc::clone(&self.failure)
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(refused) = &self.refused {
+            return Poll::Ready(Err(refused.clone().into()));
+        }
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(cx, into))?;
+        let read = into.filled().get(before..).unwrap_or_default();
+        Poll::Ready(self.replies.received(read).map_err(|refusal| {
+            let refused = RejectedReply { server: self.server.clone(), refusal };
+            (self.report)(&refused);
+            self.refused = Some(refused.clone());
+            refused.into()
+        }))
     }
 }
 
 impl AsyncRead for Guarded {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if let Some(refused) = &this.refused {
-            return Poll::Ready(Err(refused.clone().into()));
+        let read = self.read(cx, into);
+        if let Poll::Ready(Err(error)) = &read {
+            self.failure.get_or_init(|| again(error));
         }
-        let before = into.filled().len();
-        ready!(Pin::new(&mut this.socket).poll_read(cx, into))?;
-        let read = into.filled().get(before..).unwrap_or_default();
-        Poll::Ready(this.replies.received(read).map_err(|refusal| {
-            let refused = RejectedReply { server: this.server.clone(), refusal };
-            (this.report)(&refused);
-            this.refused = Some(refused.clone());
-            refused.into()
-        }))
+        read
     }
+}
+
+/// Returns the same error once more.
+pub fn again(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
 }
 
 impl AsyncWrite for Guarded {

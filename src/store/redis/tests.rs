@@ -7,6 +7,7 @@ use crate::model::{Colocation, CounterKey, Hits, Quota, StorePolicies, Window};
 use crate::store::redis::address::Address;
 use crate::store::redis::concurrency::CallPriority;
 use crate::store::redis::credentials::Credentials;
+use crate::store::redis::dialect::Dialect;
 use crate::store::redis::login::Login;
 use crate::store::redis::manager::Locate;
 
@@ -16,6 +17,7 @@ pub(super) fn access() -> Access {
         max_age: None,
         tls: None,
         db: 0,
+        prefix: Arc::default(),
         connect_timeout: Duration::from_millis(1),
         alive: Arc::default(),
         metrics: Arc::default(),
@@ -28,7 +30,9 @@ pub(super) fn address() -> Address {
 }
 
 fn redis() -> Redis {
-    Redis::new(Instance { topology: Topology::Single(address()), access: access() }, None, "", 1)
+    let redis = Redis::new(Instance { topology: Topology::Single(address()), access: access() }, None, "", 1);
+    redis.node(b"any").expect("a single server has all").speaks(Dialect::default());
+    redis
 }
 
 fn charge(value: usize, limit: Limit, charging: Charging) -> Charge {
@@ -67,6 +71,35 @@ fn no_script_is_longer_than_its_bound_whatever_is_charged() {
             members.sort_unstable();
             assert_eq!(members, (0..2_500).collect::<Vec<_>>(), "each charge once");
         }
+    }
+}
+
+#[test]
+fn a_script_has_one_key_where_a_proxy_may_spread_the_keys_or_nothing_is_known() {
+    let limit = Limit::new(Algorithm::FixedWindow, Quota::new(1, Window::of_unit(Unit::Minute))).unwrap();
+    let unknown = Redis::new(Instance { topology: Topology::Single(address()), access: access() }, None, "", 1);
+    let in_resp2 = redis();
+    in_resp2.node(b"any").expect("it has all").speaks(Dialect { is_resp2: true, ..Dialect::default() });
+    for charging in [Charging::Each, Charging::AllOrNothing] {
+        // Counters 0 to 2, each twice, and limits of nothing, which have no counter.
+        let mut charges: Vec<_> = (0..6).map(|value| charge(value % 3, limit, charging)).collect();
+        charges.extend((6..9).map(|value| charge(value, Limit::closed(), charging)));
+        let keys = |redis: &Redis| {
+            let groups = redis.0.groups(&charges, charging == Charging::AllOrNothing);
+            let open = |group: &SlotGroup| {
+                let members = group.members.iter().map(|&member| &charges[member]);
+                members.filter(|charge| !charge.limit.is_closed()).map(|charge| charge.key.clone()).collect()
+            };
+            let members: usize = groups.iter().map(|group| group.members.len()).sum();
+            assert_eq!(members, charges.len(), "each charge once");
+            groups.iter().map(open).collect::<Vec<Vec<_>>>()
+        };
+        for redis in [&unknown, &in_resp2] {
+            let keys = keys(redis);
+            assert_eq!(keys.len(), 3, "{charging:?}");
+            assert!(keys.iter().all(|keys| keys.len() == 2 && keys[0] == keys[1]), "{keys:?}");
+        }
+        assert_eq!(keys(&redis()).len(), 1, "one script for all");
     }
 }
 

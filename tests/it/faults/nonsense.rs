@@ -138,7 +138,7 @@ async fn a_redis_that_greets_with_nonsense_takes_little_memory_and_is_tried_agai
         asker.decided("open", "after").await;
     };
     join_all(lies("HELLO").map(&greeted)).await;
-    join_all(lies("TIME").map(&greeted)).await;
+    join_all(lies("SCRIPT").map(&greeted)).await;
 }
 
 #[tokio::test]

@@ -134,6 +134,7 @@ async fn the_round_trip_to_a_redis_is_known_before_its_first_charge() {
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
         db: 0,
+        prefix: Arc::default(),
         connect_timeout: Duration::from_secs(10),
         alive: Arc::default(),
         metrics: Arc::default(),

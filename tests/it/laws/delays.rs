@@ -228,6 +228,7 @@ async fn guard(prefix: &str) -> Guard {
         credentials: Arc::new(Credentials::fixed(Login::default())),
         tls: None,
         db: 0,
+        prefix: Arc::default(),
         connect_timeout: Duration::from_secs(10),
         alive: Arc::default(),
         metrics: Arc::default(),

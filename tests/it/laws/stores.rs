@@ -128,15 +128,12 @@ fn text() -> String {
     let text = replaced(&by_hand(), "local slack = ", "local slack = 0");
     let text = replaced(
         &text,
-        "  return string.format('%.0f', ttl)",
-        &format!("  return string.format('%.0f', {FAR} + now + ttl * 1000)"),
+        "return string.format('%.0f', ttl)",
+        &format!("return string.format('%.0f', {FAR} + now + ttl * 1000)"),
     );
-    let text = replaced(
-        &text,
-        "      return call('SET', key, saved, 'PX', ttl)",
-        "      return call('SET', key, saved, 'PXAT', ttl)",
-    );
-    replaced(&text, "  return call('PEXPIRE', ", "  return call('PEXPIREAT', key, ttl)")
+    let text =
+        replaced(&text, "return call('SET', key, saved, 'PX', ttl)", "return call('SET', key, saved, 'PXAT', ttl)");
+    replaced(&text, "return call('PEXPIRE', ", "return call('PEXPIREAT', key, ttl)")
 }
 
 impl Counters<'_> {

@@ -20,18 +20,24 @@ pub struct Sentinel {
 impl Sentinel {
     /// Starts a set.
     pub async fn start() -> Self {
-        Self::start_with("").await
+        Self::start_with("", &[]).await
     }
 
     /// Starts a set whose sentinels want a password; the servers want none.
     pub async fn with_password(password: &str) -> Self {
-        Self::start_with(password).await
+        Self::start_with(password, &[]).await
     }
 
-    async fn start_with(password: &str) -> Self {
-        let master = Single::start(&["--repl-diskless-sync-delay", "0"]).await;
+    /// Starts a set whose servers do not know `HELLO`.
+    pub async fn without_hello() -> Self {
+        Self::start_with("", &["--rename-command", "HELLO", ""]).await
+    }
+
+    async fn start_with(password: &str, more: &[&str]) -> Self {
+        let master = Single::start(&[&["--repl-diskless-sync-delay", "0"], more].concat()).await;
         let port = master.address().port().to_string();
-        let replica = Single::start(&["--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", &port]).await;
+        let following = ["--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", &port];
+        let replica = Single::start(&[&following, more].concat()).await;
         eventually("the replica follows", async || {
             replica.cli(&["INFO", "replication"]).await.contains("master_link_status:up").then_some(())
         })

@@ -3,7 +3,7 @@
 use redis::{Client, Cmd, Connection, Pipeline, RedisResult, Script, Value};
 use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros, Verdict};
-use tidegate::store::redis::script::{self, ChargeRow, Mode, Requests, ScriptReply};
+use tidegate::store::redis::script::{self, By, ChargeRow, Mode, Requests, ScriptReply};
 
 use crate::redis::Single;
 use crate::redis::user::User;
@@ -69,7 +69,7 @@ impl Bench {
         let charges: Vec<_> = charges.iter().map(|charge| (charge.clone(), at)).collect();
         let mut requests = Requests::default();
         requests.undo(PREFIX, &charges);
-        let command = self.at(now, &requests.command());
+        let command = self.at(now, &requests.command(By::Hash));
         let reply = command.query::<Value>(&mut self.connection).expect("Redis answers");
         assert_eq!(script::time_of(&reply), Some(now));
     }
@@ -167,7 +167,7 @@ pub fn key(charge: &Charge) -> Vec<u8> {
 pub fn charging_call(prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) -> Cmd {
     let mut requests = Requests::default();
     requests.charge(prefix, charges, mode, deadline);
-    requests.command()
+    requests.command(By::Hash)
 }
 
 /// The script with a clock that moves by hand: its first argument is the moment.

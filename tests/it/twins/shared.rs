@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use redis::{Cmd, Value};
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros};
-use tidegate::store::redis::script::{self, Mode, Requests, ScriptReply};
+use tidegate::store::redis::script::{self, By, Mode, Requests, ScriptReply};
 
 use super::bench::{Bench, PREFIX, key, mode};
 use super::hold;
@@ -37,13 +37,13 @@ fn run_as(
     asked: &[Asked],
     per_call: usize,
     now: Micros,
-    command: fn(&Requests) -> Cmd,
+    command: fn(&Requests, By) -> Cmd,
 ) -> Vec<Value> {
     let mut replies = Vec::new();
     for asked in asked.chunks(per_call) {
         let mut call = Requests::default();
         asked.iter().for_each(|asked| add(&mut call, asked, now));
-        let command = bench.at(now, &command(&call));
+        let command = bench.at(now, &command(&call, By::Hash));
         let reply = command.query::<Value>(&mut bench.connection).expect("Redis answers");
         replies.extend(script::split(reply, asked.len()).into_iter().map(script::unframed));
     }

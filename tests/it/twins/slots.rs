@@ -4,7 +4,7 @@ use redis::{Connection, Value};
 use tidegate::algorithm::{Algorithm, Charge};
 use tidegate::model::key::KeyPart;
 use tidegate::model::{Charging, Colocation, CounterKey, Hits, Micros, Unit};
-use tidegate::store::redis::script::{self, Mode, Requests};
+use tidegate::store::redis::script::{self, By, Mode, Requests};
 
 use super::bench::{PREFIX, answers, key, rows};
 use crate::histories::{charge, per_minute};
@@ -30,7 +30,7 @@ fn remaining(node: &mut Connection, asked: &[(Vec<Charge>, Mode)]) -> Vec<Result
     for (charges, mode) in asked {
         requests.charge(PREFIX, &charges.iter().collect::<Vec<_>>(), *mode, NEVER);
     }
-    let reply = requests.command_over_slots().query::<Value>(node).expect("the node answers");
+    let reply = requests.command_over_slots(By::Hash).query::<Value>(node).expect("the node answers");
     let replies = script::split(reply, asked.len()).into_iter().map(script::unframed);
     let read = |(reply, (charges, mode)): (Value, &(Vec<Charge>, Mode))| match reply {
         Value::ServerError(error) => Err(error.code().to_owned()),

@@ -16,7 +16,11 @@ use super::{Connection, Node};
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::store::redis::concurrency::{Measured, Permit};
+use crate::store::redis::dialect::Dialect;
 use crate::store::redis::script::{Requests, time_of};
+
+/// Time by which the clocks of several servers behind a proxy may differ: 1 s. A server that was paused counts calls of that age.
+const CLOCKS: Micros = Micros::from_secs(1);
 
 /// A connection to call on, and the call once it is sent. If it is dropped before the replies come, a task waits on for them until the
 /// connection is given up.
@@ -33,9 +37,16 @@ pub struct Checkout {
 type PendingReplies = Pin<Box<dyn Future<Output = RedisResult<Replies>> + Send>>;
 
 impl Checkout {
-    /// Returns the time of the node's clock at `moment`, or an earlier one if it is not known exactly.
+    /// Returns the time of the node's clock at `moment`, or an earlier one if it is not known exactly. Of what may be several servers
+    /// behind a proxy, each with a clock of its own, the time is one second later.
     pub fn time_at(&self, moment: Instant) -> Micros {
-        self.node.clock.at(moment).unwrap_or(Micros::ZERO)
+        let time = self.node.clock.at(moment).unwrap_or(Micros::ZERO);
+        if self.dialect().is_together() { time } else { time.saturating_add(CLOCKS) }
+    }
+
+    /// Returns what the connection has to do without.
+    pub const fn dialect(&self) -> Dialect {
+        self.connection.dialect()
     }
 
     /// Begins a call. Its commands are sent in one write once [`Self::replies`] waits for the replies.
@@ -166,7 +177,13 @@ impl Owed {
                 let last = times.next_back().unwrap_or(first);
                 // The last script gives the latest time of the clock. The first one waited only for scripts of others.
                 clock.learn(self.began, now, last);
-                if let (Some(sent), Some(permit)) = (clock.at(self.began), self.permit.take()) {
+                if !self.connection.dialect().is_together() {
+                    // Clocks of several servers do not tell how long a script waited.
+                    if let Some(permit) = self.permit.take() {
+                        let delay = took.saturating_sub(round_trips.least().unwrap_or_default());
+                        permit.answered(Measured { now, delay, budget: self.budget, is_late: took >= self.budget });
+                    }
+                } else if let (Some(sent), Some(permit)) = (clock.at(self.began), self.permit.take()) {
                     let since = |time: Micros| Duration::from_micros(time.saturating_sub(sent).get());
                     let way = round_trips.least().unwrap_or_default();
                     let delay = since(first).saturating_sub(way);

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 
 use super::Connection;
-use crate::store::redis::script::{self, Requests};
+use crate::store::redis::script::{self, By, Requests};
 
 /// The most charges of a fixed window that calls share a call for: 64, which take about 200 us of Redis. Other calls wait that long.
 const MOST_CHARGES: usize = 64;
@@ -106,9 +106,9 @@ impl Waiting {
         self.count - before
     }
 
-    fn command(&self) -> Cmd {
+    fn command(&self, by: By) -> Cmd {
         let is_over_slots = self.is_over_slots && self.count > 1;
-        if is_over_slots { self.requests.command_over_slots() } else { self.requests.command() }
+        if is_over_slots { self.requests.command_over_slots(by) } else { self.requests.command(by) }
     }
 }
 
@@ -129,7 +129,7 @@ impl First {
     async fn send(self) -> RedisResult<Replies> {
         yield_now().await;
         let waiting = self.close();
-        match self.group.connection.clone().send(&waiting.command()).await {
+        match self.group.connection.clone().send(&waiting.command(self.group.connection.dialect().by())).await {
             Ok(reply) => {
                 let mut replies = script::split(reply, waiting.count).into_iter();
                 let own = replies.by_ref().take(waiting.own).collect();

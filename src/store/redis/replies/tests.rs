@@ -23,6 +23,14 @@ fn script(charges: usize) -> Cmd {
     command
 }
 
+/// Returns the same call by the text of the script, which takes more than one write.
+fn eval(charges: usize) -> Cmd {
+    let mut command = question("EVAL", &"x".repeat(20_000));
+    command.arg(1).arg("{d|key=value}gcra:1m");
+    command.arg(vec![0_u8; charges * SHORTEST_CHARGE]);
+    command
+}
+
 fn bulk(length: usize) -> Vec<u8> {
     [format!("${length}\r\n").into_bytes(), vec![b'x'; length], b"\r\n".to_vec()].concat()
 }
@@ -82,6 +90,8 @@ fn replies_of_an_honest_server_come_through_in_pieces_of_any_size() {
         (script(1), rows(1)),
         (script(0), bulk(8)),
         (cmd("ASKING"), b"+OK\r\n".to_vec()),
+        (eval(1), rows(1)),
+        (eval(2), rows(2)),
         (script(1), moved.into_bytes()),
         (script(1), format!("-MISCONF {}\r\n", "x".repeat(340)).into_bytes()),
         (cmd("PING"), b"+PONG\r\n".to_vec()),
@@ -116,7 +126,7 @@ fn the_longest_replies_to_the_largest_requests_come_through() {
 fn a_reply_that_announces_too_much_is_refused_before_it_arrives() {
     let (charge, time, slots) = (script(1), cmd("TIME"), question("CLUSTER", "SLOTS"));
     for announced in ["$536870912\r\n", "*1000000000\r\n", "%9223372036854775807\r\n", "*99999999999999999999\r\n"] {
-        for command in [&charge, &time, &slots] {
+        for command in [&charge, &eval(1), &time, &slots] {
             assert_eq!(refused(command, announced.as_bytes()), (InvalidReply::TooLarge, 0), "{announced}");
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use redis::Cmd;
 use smallvec::SmallVec;
 
-use super::{Mode, SHA1};
+use super::{Mode, SHA1, text};
 use crate::algorithm::{Algorithm, Charge};
 use crate::model::{CounterKey, Delay, Micros};
 
@@ -27,6 +27,15 @@ pub(super) const SHORTEST: usize = 53;
 pub const UNREAD: &str = "UNREAD";
 /// Mode of a call that reverses charges.
 const UNDO: &str = "undo";
+
+/// Way in which a command names the script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// `EVALSHA` and its hash: the server has to know it.
+    Hash,
+    /// `EVAL` and its text. The server knows it afterwards.
+    Text,
+}
 
 /// Requests that one call of the script decides, one after the other.
 #[derive(Debug, Default)]
@@ -88,22 +97,42 @@ impl Requests {
         self.packed[begin..begin + length.len()].copy_from_slice(&length);
     }
 
+    /// Returns a request that charges nothing and is answered with the time. It has `key` where the server is found by a key.
+    pub fn time(key: Option<&[u8]>) -> Self {
+        let mut requests = Self::default();
+        requests.undo(&[], &[]);
+        if let Some(key) = key {
+            requests.keys.extend_from_slice(key);
+            requests.ends.push(key.len());
+        }
+        requests
+    }
+
+    /// Returns true if they have more than one counter.
+    pub fn has_several_keys(&self) -> bool {
+        self.ends.len() > 1
+    }
+
     /// Returns the command that runs them. In a cluster, all their counters must be in one slot.
-    pub fn command(&self) -> Cmd {
-        self.command_with(self.ends.len())
+    pub fn command(&self, by: By) -> Cmd {
+        self.command_with(self.ends.len(), by)
     }
 
     /// Returns the command that runs them at a node of a cluster, where their counters are in any slots. A request whose slots are not all
     /// there fails with the code [`UNREAD`].
-    pub fn command_over_slots(&self) -> Cmd {
-        self.command_with(0)
+    pub fn command_over_slots(&self, by: By) -> Cmd {
+        self.command_with(0, by)
     }
 
     /// Returns the command in which so many counters are declared, all or none.
-    fn command_with(&self, declared: usize) -> Cmd {
+    fn command_with(&self, declared: usize, by: By) -> Cmd {
+        let (name, script) = match by {
+            By::Hash => ("EVALSHA", SHA1.as_str()),
+            By::Text => ("EVAL", text()),
+        };
         let mut command =
-            Cmd::with_capacity(self.ends.len() + 4, SHA1.len() + self.keys.len() + self.packed.len() + NUMBER);
-        command.arg("EVALSHA").arg(SHA1.as_str()).arg(declared);
+            Cmd::with_capacity(self.ends.len() + 4, script.len() + self.keys.len() + self.packed.len() + NUMBER);
+        command.arg(name).arg(script).arg(declared);
         let mut begin = 0;
         for &end in &self.ends {
             command.arg(&self.keys[begin..end]);

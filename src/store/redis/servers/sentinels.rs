@@ -10,13 +10,14 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult, cmd};
+use redis::{ErrorKind, RedisError, RedisResult, cmd};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::lookup::Lookup;
 use crate::store::redis::address::Address;
 use crate::store::redis::connection::Driver;
+use crate::store::redis::dialect::Dialect;
 use crate::store::redis::hidden::hidden;
 use crate::store::redis::login::{Login, Secret};
 use crate::store::redis::manager::{Access, report_failure};
@@ -214,11 +215,11 @@ impl Asking {
     fn open(&self, address: Address, at: SocketAddr) -> impl Future<Output = RedisResult<Opened>> + Send + use<> {
         let (access, login, metrics) = (self.access.clone(), self.login.clone(), Arc::clone(&self.metrics));
         async move {
-            let config = AsyncConnectionConfig::new().set_response_timeout(None);
             let report = move |refused: &RejectedReply| metrics.bad_reply(refused.refusal.reason());
-            let opened = access.handshake((&address, Some(at)), &login, 0, config, report);
+            let opened = access.handshake((&address, Some(at)), &login, 0, Dialect::default(), report, || {});
             let late = |_| io::Error::from(io::ErrorKind::TimedOut).into();
-            timeout(access.connect_timeout, opened).await.unwrap_or_else(|late_by| Err(late(late_by)))
+            let opened = timeout(access.connect_timeout, opened).await.unwrap_or_else(|late_by| Err(late(late_by)));
+            opened.map(|(handle, driver, _)| (handle, driver))
         }
     }
 }
