@@ -1,10 +1,11 @@
 //! Repair of the `:authority` that gRPC clients send on a Unix socket.
 //!
-//! gRPC's C core sends the path of the socket there, with `%2F` for each slash, and h2 resets a call whose authority has
-//! a `%` in it. Each `%` is replaced by `-` in the bytes of the connection, before h2 reads them. Nothing reads the
-//! authority. Lengths do not change, and so the tables of HPACK (RFC 7541) stay the same on both sides: both codes of
-//! Huffman have six bits, `010101` and `010110`. Where a read ends after the fifth bit, the sixth is not known, so a
-//! space (`010100`) becomes `-` too; h2 accepts neither.
+//! gRPC's C core sends the path of the socket there, with `%2F` for each slash, and grpc-java the path as it is. h2 resets
+//! a call whose authority has a `%` or a `/` in it. Each `%` is replaced by `-`, and each `/` by `3`, in the bytes of the
+//! connection, before h2 reads them. Nothing reads the authority. Lengths do not change, and so the tables of HPACK (RFC
+//! 7541) stay the same on both sides: all codes of Huffman concerned have six bits, `010101` and `010110`, `011000` and
+//! `011001`. Where a read ends after the fifth bit, the sixth is not known, so a space (`010100`) becomes `-` too; h2
+//! accepts none of them.
 //!
 //! The fields of a head are walked by their lengths, and no table is kept. Bytes that are no HPACK are left to h2, which
 //! ends the connection.
@@ -201,9 +202,11 @@ impl Text {
             Self::Name(rest) => Self::Name(rest.and_then(|rest| rest.strip_prefix(&[*byte]))),
             Self::Value => Self::Value,
             Self::Authority(None) => {
-                if matches!(*byte, b'%' | b' ') {
-                    *byte = b'-';
-                }
+                *byte = match *byte {
+                    b'%' | b' ' => b'-',
+                    b'/' => b'3',
+                    other => other,
+                };
                 self
             }
             Self::Authority(Some(mut code)) => {
@@ -217,11 +220,12 @@ impl Text {
 
 impl Code {
     /// Reads the next bit of a text. Returns the bit in its place: of `%` and the space, `01010` and one bit more, the
-    /// last two bits become those of `-`.
+    /// last two bits become those of `-`; of `/`, the last bit becomes that of `3`.
     fn repair(&mut self, bit: u8) -> u8 {
         let repaired = match (self.bits, self.distance) {
             (4, 0b0101) if bit == 0 => 1,
             (5, 0) => 0,
+            (5, 2) => 1,
             _ => bit,
         };
         let codes = CODES.get(self.bits).copied().unwrap_or(u32::MAX);
@@ -295,7 +299,10 @@ mod tests {
     }
 
     fn text() -> impl Strategy<Value = Vec<u8>> {
-        prop::collection::vec(prop_oneof![Just(b'%'), Just(b' '), Just(b'-'), Just(b':'), any::<u8>()], 0..200)
+        prop::collection::vec(
+            prop_oneof![Just(b'%'), Just(b' '), Just(b'/'), Just(b'3'), Just(b'-'), Just(b':'), any::<u8>()],
+            0..200,
+        )
     }
 
     fn head() -> impl Strategy<Value = Head> {
@@ -326,13 +333,17 @@ mod tests {
     }
 
     fn repaired(name: &[u8], value: &[u8]) -> Vec<u8> {
-        let repair = |byte: &u8| if matches!(*byte, b'%' | b' ') { b'-' } else { *byte };
+        let repair = |byte: &u8| match *byte {
+            b'%' | b' ' => b'-',
+            b'/' => b'3',
+            other => other,
+        };
         if name == PLAIN_NAME { value.iter().map(repair).collect() } else { value.to_vec() }
     }
 
     proptest! {
         #[test]
-        fn heads_decode_to_the_same_fields_but_for_percent_signs_of_the_authority(
+        fn heads_decode_to_the_same_fields_but_for_percent_signs_and_slashes_of_the_authority(
             heads in prop::collection::vec(head(), 1..5),
             cuts in prop::collection::vec(1..40_usize, 1..50),
         ) {
