@@ -218,8 +218,8 @@ impl Service {
         let answers = Arc::new(answers(settings, self.telemetry.records())?);
         let grpc_edge =
             Edge::new(Arc::clone(&self.limiter), answers, Arc::clone(&self.telemetry), settings.max_held_calls);
-        // A held request keeps its connection, and the listener has few.
-        let http_edge = grpc_edge.delaying(sockets.slots.other / 4);
+        // A held request keeps its connection, and the listener has few. Half of the permits are left to gRPC.
+        let http_edge = grpc_edge.delaying((sockets.slots.other / 4).min(settings.max_held_calls.div_ceil(2)));
         metrics::held_calls(&self.telemetry, grpc_edge.held_calls());
         let (services, health) = Services::new(grpc_edge).await?;
         let health = HealthState { health, readiness: Readiness::default() };

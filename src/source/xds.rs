@@ -226,6 +226,8 @@ impl XdsSource {
     /// Reports a response without a readable set of rules. Returns the reason.
     fn refuse(&mut self, reason: String, sink: &Arc<dyn RuleSink>) -> String {
         self.refused_set = None;
+        // What arrived is the last word: a held empty set no longer takes over.
+        self.hold(None);
         sink.unreadable(&reason);
         self.is_rejected = true;
         reason

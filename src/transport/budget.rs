@@ -351,6 +351,7 @@ impl Call {
     }
 
     fn release_request(&mut self) {
+        self.inflation = None;
         if self.arrived > 0 {
             self.account.subtract(mem::take(&mut self.arrived));
         }

@@ -249,7 +249,11 @@ impl Manager {
         let sent = Instant::now();
         let mut dialect = connection.dialect();
         let mut commands = vec![self.access.time(dialect)];
-        if dialect.knows_scripts() {
+        let mut loaded = None;
+        if dialect.is_resp2 && dialect.knows_scripts() {
+            // A proxy may run what follows before each of its servers has loaded the script.
+            loaded = Some(connection.send(&script::load()).await?);
+        } else if dialect.knows_scripts() {
             commands.insert(0, script::load());
         }
         let asked = commands.len();
@@ -260,7 +264,9 @@ impl Manager {
         if !self.is_inspected.load(Ordering::Acquire) {
             commands.extend(advice::questions());
         }
-        let replies = connection.send_all(commands).await?;
+        let sent_all = connection.send_all(commands).await?;
+        let asked = asked + usize::from(loaded.is_some());
+        let replies: Vec<Value> = loaded.into_iter().chain(sent_all).collect();
         let (about_script, rest) = replies.split_at_checked(asked).unwrap_or_default();
         let (role, about) = rest.split_at_checked(usize::from(is_named)).unwrap_or_default();
         let mut time = about_script.last().and_then(script::time_of);

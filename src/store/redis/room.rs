@@ -66,6 +66,8 @@ impl Room {
             let well = nodes.iter().filter(|node| node.is_well());
             let looks = well.map(|node| node.ask(vec![advice::memory()], Instant::now() + TIMEOUT));
             let looks: Vec<_> = join_all(looks).await.into_iter().flatten().flatten().collect();
+            // A node that was replaced meanwhile must not live on for the pause.
+            drop(nodes);
             let Some(used) = looks.iter().map(advice::share_used).collect::<Option<Vec<_>>>() else { return };
             if used.iter().flatten().any(|share| *share >= advice::NEARLY_FULL) {
                 self.is_scarce_for(BELIEVED);

@@ -157,7 +157,7 @@ async fn a_password_that_a_server_repeats_is_not_logged() {
     let password = format!("{CANARY}{}", "x".repeat(200));
     fs::write(at("auth"), &password).expect("it is written");
     let file = at("auth");
-    let server = Single::start(&["--rename-command", "HELLO", ""]).await;
+    let server = Single::start(&["--rename-command", "HELLO", "", "--rename-command", "AUTH", ""]).await;
     let (real, repeating) = (server.address().to_string(), repeating().await);
     for variables in [
         [("REDIS_URL", real.clone()), ("REDIS_AUTH", format!("alice:{password}"))],

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis::{Client, Connection, Value};
-use tidegate::algorithm::{Charge, Limit};
+use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Hits, Micros, Verdict};
 
 use super::oracle::Told;
@@ -109,6 +109,10 @@ impl Store {
             Self::Redis { .. } if limit.algorithm().has_burst() => {
                 Micros::from_secs(1).max(used_for.saturating_add(used_for)).saturating_add(Micros::from_millis(1))
             }
+            // A window that is used up is kept one longer, so that who goes on is counted in it where memory is full.
+            Self::Redis { .. } if limit.algorithm() == Algorithm::FixedWindow => {
+                limit.quota().window().length().saturating_add(Micros::from_millis(1))
+            }
             Self::Redis { .. } => Micros::from_millis(1),
         }
     }
@@ -131,9 +135,12 @@ fn text() -> String {
         "return string.format('%.0f', ttl)",
         &format!("return string.format('%.0f', {FAR} + now + ttl * 1000)"),
     );
-    let text =
-        replaced(&text, "return call('SET', key, saved, 'PX', ttl)", "return call('SET', key, saved, 'PXAT', ttl)");
-    replaced(&text, "return call('PEXPIRE', ", "return call('PEXPIREAT', key, ttl)")
+    let text = replaced(
+        &text,
+        "reply = call('SET', key, saved, 'PX', ",
+        "reply = call('SET', key, saved, 'PXAT', ttl_until(expiry))",
+    );
+    replaced(&text, "local failed = call('PEXPIRE', ", "local failed = call('PEXPIREAT', key, ttl_until(expiry))")
 }
 
 impl Counters<'_> {
