@@ -17,9 +17,6 @@ use crate::redis::Single;
 use crate::redis::liar::{Liar, Lie, Then};
 use crate::redis::sentinel::{MASTER, Sentinel};
 use crate::support::{Tidegate, eventually, rule_file};
-use proxy::Proxy;
-
-mod proxy;
 
 /// The log line about what a server lacks.
 const DIALECT: &str = "store.dialect";
@@ -74,14 +71,6 @@ impl Service {
             self.tidegate.metrics().await.contains("tidegate_replicas{source=\"counted\"} 1").then_some(())
         })
         .await;
-    }
-
-    /// Waits until each server behind a proxy has the script: until then, a call may be answered by policy.
-    async fn is_warm(&mut self) {
-        for user in 0..20 {
-            let user = format!("w{user}");
-            eventually("it is decided", async || self.ask(&[("user", &user)]).await.is_ok().then_some(())).await;
-        }
     }
 
     /// The lines about what a server lacks.
@@ -195,56 +184,6 @@ async fn sentinels_and_their_master_are_spoken_to_in_resp2() {
     let mut service = Service::start("each", &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &url)]).await;
     service.counts("sentinels").await;
     assert!(service.told()[0].contains("no HELLO 3"));
-}
-
-/// Asks 12 times for a user each, and for `all`, of whose hits 5 are admitted; returns the users that were refused.
-async fn ask_in_pairs(service: &mut Service) -> Vec<String> {
-    let (mut admitted, mut refused) = (0, Vec::new());
-    for user in 0..12 {
-        let user = format!("u{user}");
-        // One counter twice is one counter.
-        match service.ask(&[("user", &user), ("all", ""), ("user", &user)]).await {
-            Ok(Outcome::Ok) => admitted += 1,
-            Ok(_) => refused.push(user),
-            Err(code) => panic!("{code:?}: {}", service.tidegate.log()),
-        }
-    }
-    assert_eq!(admitted, 5, "one counter, whoever else is charged with it");
-    refused
-}
-
-#[tokio::test]
-async fn behind_a_proxy_each_counter_is_one_on_whatever_server_it_is() {
-    for (servers, password) in [(1, Some("secret")), (2, None)] {
-        let redis = join_all((0..servers).map(async |_| Single::start(&[]).await)).await;
-        let proxy = Proxy::start(&redis.iter().collect::<Vec<_>>(), password).await;
-        let login = password.map_or_else(String::new, |password| format!(":{password}@"));
-        let url = format!("redis://{login}{}", proxy.address);
-        let mut service = Service::start("all_or_nothing", &[("REDIS_URL", &url)]).await;
-        service.is_warm().await;
-        service.counts("a proxy").await;
-        assert!(service.told()[0].contains("a script of its own"), "{:?}", service.told());
-        for user in ask_in_pairs(&mut service).await.iter().take(4) {
-            // What was taken is given back, if not at once.
-            let mut admitted = 0;
-            eventually("the refused request has taken nothing", async || {
-                admitted += usize::from(service.ask(&[("user", user)]).await == Ok(Outcome::Ok));
-                (admitted == 3).then_some(())
-            })
-            .await;
-        }
-        for server in &redis {
-            assert!(server.cli(&["KEYS", "*"]).await.contains("{d|user"), "each server has some of the counters");
-            server.cli(&["FLUSHALL"]).await;
-            // Each server loads the script when it misses it.
-            server.cli(&["SCRIPT", "FLUSH"]).await;
-        }
-        let mut service = Service::start("each", &[("REDIS_URL", &url)]).await;
-        service.is_warm().await;
-        ask_in_pairs(&mut service).await;
-        let counters = join_all(redis.iter().map(async |server| server.cli(&["KEYS", "*{d|all*"]).await)).await;
-        assert_eq!(counters.iter().filter(|counters| !counters.is_empty()).count(), 1, "{counters:?}");
-    }
 }
 
 #[tokio::test]
