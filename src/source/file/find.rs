@@ -150,7 +150,7 @@ impl Location {
 }
 
 impl FoundFiles {
-    /// Reads the files. Returns them, and the names of those that are not below one of `roots`: links lead elsewhere.
+    /// Reads the files. Returns them, and the names of the files outside of `roots`, to which links lead.
     ///
     /// # Errors
     /// Each path that could not be read.

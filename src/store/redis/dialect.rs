@@ -89,7 +89,7 @@ impl KnownDialect {
         Dialect::of_bits(self.next.load(Ordering::Relaxed))
     }
 
-    /// Notes the dialect of a new connection. Returns true if the server is told of for the first time in it.
+    /// Notes the dialect of a new connection. Returns true if it differs from the one before.
     pub fn learn(&self, dialect: Dialect) -> bool {
         self.next.store(dialect.bits(), Ordering::Relaxed);
         self.last.swap(dialect.bits(), Ordering::Relaxed) != dialect.bits()
