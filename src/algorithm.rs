@@ -15,7 +15,7 @@ mod sliding_log;
 mod sliding_window;
 mod token_bucket;
 
-pub use charge::Charge;
+pub use charge::{Charge, Refusals};
 pub use limit::Limit;
 
 /// Builds [`Algorithm`] and [`State`], and dispatches each call to the row of the variant.

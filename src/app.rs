@@ -68,8 +68,7 @@ fn environment_variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// Returns the rule source that the settings and the paths on the command line choose. Without paths, rule files are in the
-/// reference's runtime directory.
+/// Returns the rule source that the settings and the paths on the command line choose.
 ///
 /// # Errors
 /// If the command line names rule files, but the rules come from a control plane.
@@ -81,15 +80,28 @@ pub fn source_choice(settings: &Settings, paths: Vec<PathBuf>) -> anyhow::Result
         );
         return Ok(SourceChoice::Xds(Box::new(plane.clone())));
     }
-    Ok(SourceChoice::Files(match paths.is_empty() {
+    Ok(SourceChoice::Files(location(settings, paths)))
+}
+
+/// Returns the location of the rule files at `paths`. Without paths, and for the path of the reference's runtime directory, it is that
+/// directory, in which every file is a rule file.
+pub fn location(settings: &Settings, paths: Vec<PathBuf>) -> Location {
+    let directory = joined(settings.runtime_root.as_ref(), &settings.runtime_subdirectory);
+    let app = joined(&directory, &settings.runtime_appdirectory);
+    let is_runtime = match paths.as_slice() {
+        [] => true,
+        [path] => path.is_dir() && joined(path, "") == app,
+        _ => false,
+    };
+    match is_runtime {
         false => Location::Paths(paths),
         true => Location::Runtime {
-            directory: joined(settings.runtime_root.as_ref(), &settings.runtime_subdirectory),
+            directory,
             app_directory: settings.runtime_appdirectory.clone(),
             is_root_watched: settings.runtime_watch_root,
             ignores_dot_files: settings.runtime_ignoredotfiles,
         },
-    }))
+    }
 }
 
 /// Runs the service until a stop signal arrives. `ignored`: arguments that have no effect.

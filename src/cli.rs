@@ -128,8 +128,8 @@ fn load(matches: &ArgMatches) -> anyhow::Result<(usize, Result<CompiledRules, In
     let settings = rule_settings(matches)?;
     let given = match (matches.get_one::<PathBuf>("push"), paths(matches)) {
         (Some(push), _) => Given::Push(push.clone()),
-        (None, paths) if paths.is_empty() => Given::Overlay,
-        (None, paths) => Given::Files(Location::Paths(paths)),
+        (None, paths) if paths.is_empty() && matches.contains_id("overlay") => Given::Overlay,
+        (None, paths) => Given::Files(app::location(&settings, paths)),
     };
     read::load(settings, given)
 }
@@ -170,8 +170,8 @@ fn files() -> Arg {
         .help("Rule files, or directories that contain *.yaml and *.yml rule files")
 }
 
-/// Adds the arguments for the rules that a command reads. Rule files are required unless there is one of `others`.
-fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
+/// Adds the arguments for the rules that a command reads.
+fn with_rules(command: Command) -> Command {
     command
         .arg(overlay().help("Overlay that is laid over the rules, in place of RULES_OVERLAY. Without rules, it is read alone"))
         .arg(
@@ -182,7 +182,7 @@ fn with_rules(command: Command, others: &'static [&'static str]) -> Command {
                 .conflicts_with("FILE")
                 .help("Recorded push of a control plane in place of rule files: the JSON of a DiscoveryResponse with resources of the type ratelimit.config.ratelimit.v3.RateLimitConfig, as grpcurl prints it, or a list of such resources"),
         )
-        .arg(files().num_args(1..).required_unless_present_any(others))
+        .arg(files().num_args(0..).help("Rule files, or directories that contain *.yaml and *.yml rule files. Without any, the directory that `tidegate serve` reads with the same RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY"))
 }
 
 /// Returns the argument for the maximum number of rows.
@@ -193,6 +193,14 @@ fn most() -> Arg {
 /// Returns the maximum number of rows.
 fn most_rows(matches: &ArgMatches) -> u32 {
     matches.get_one::<u32>("most").copied().unwrap_or(20)
+}
+
+/// Returns the rule and the limit that refuse, as people read them.
+fn limit_of(rule: &str, quota: &str, limit: &str) -> String {
+    let rule = if rule.is_empty() { "no rule" } else { rule };
+    let quota = if quota.is_empty() { String::new() } else { format!(", {quota}") };
+    let limit = if limit.is_empty() { String::new() } else { format!(", limit {limit}") };
+    format!("{rule}{quota}{limit}")
 }
 
 /// Returns the argument for an overlay.

@@ -117,9 +117,10 @@ impl RateLimiter {
     }
 
     /// Decides a request of one hit, and charges its counters: a domain, and descriptors of keys and values from the outside in.
+    /// A descriptor that no rule matches is admitted.
     ///
     /// # Errors
-    /// If the domain is empty or there is no descriptor.
+    /// If the domain is empty or in no rule file, or if there is no descriptor.
     pub fn decide<'a, D>(
         &self,
         domain: &str,
@@ -153,8 +154,13 @@ impl RateLimiter {
         let request = Request::new(domain.to_owned(), descriptors.into_iter().map(descriptor).collect(), 0)?;
         let rules = self.limiter.rules();
         // The embedded store answers at once, so this never waits.
-        let decision = self.limiter.decide(&rules, &request, None).now_or_never();
-        Ok(decision.map_or_else(Answer::unknown, |decision| Answer::new(&decision)))
+        match self.limiter.decide(&rules, &request, None).now_or_never() {
+            Some(decision) if decision.domain.is_none() => {
+                Err(InvalidRequest::UnknownDomain { domain: domain.to_owned() })
+            }
+            Some(decision) => Ok(Answer::new(&decision)),
+            None => Ok(Answer::unknown()),
+        }
     }
 }
 
@@ -195,7 +201,7 @@ impl LimitState {
             rule: part.rule.map(|rule| rule.path.to_string()).unwrap_or_default(),
             name: tightest.name.map(str::to_owned),
             limit: tightest.quota.limit(),
-            remaining: tightest.verdict.remaining,
+            remaining: tightest.verdict.remaining_for_client(),
             reset: duration(tightest.verdict.reset),
             is_refused: tightest.verdict.outcome.is_refused(),
         }

@@ -53,10 +53,17 @@ impl Limiter {
         request: &Request,
         timeout: impl Into<CallerTime>,
     ) -> Decision<'a> {
-        let matched = rules.find(request);
+        let (mut matched, timeout) = (rules.find(request), timeout.into());
         let decision = match matched.ruling {
             Some(ruling) => ruled(matched, ruling, rules.generation()),
             None => {
+                if let Some(longest) = timeout.longest_delay.map(Micros::from) {
+                    // A slot beyond it would be reserved, and its request refused.
+                    matched
+                        .charges
+                        .iter_mut()
+                        .for_each(|charge| charge.limit = charge.limit.with_slots_within(longest));
+                }
                 let verdicts = self.guard.charge(&matched.charges, timeout).await;
                 fold(matched, &verdicts, rules.generation())
             }
@@ -187,7 +194,7 @@ fn answered<'a>((item, from): (&MatchedItem<'a>, Origin<'a>), (charge, verdict):
         rule: from.rule.map(Rule::about),
         hits: charge.hits,
         capacity: charge.limit.capacity(),
-        window: charge.limit.quota().window().length(),
+        quota: charge.limit.quota(),
         algorithm: charge.limit.algorithm().name(),
         role: charge.role,
         verdict: *verdict,

@@ -26,7 +26,7 @@ pub mod time;
 pub mod verdict;
 
 pub use caller::{CallerGrants, CallerName, Callers, Grant, GrantedDomains, Rights};
-pub use deciding::{Deciding, Origin};
+pub use deciding::{Deciding, MOST_SHADOW_REFUSALS, Origin, ShadowRefusal};
 pub use decision::{Answered, Decision, Finding, Hidden, LimitedPart, Part, Ruling, Tightest, UsageWarning, Wait};
 pub use delay::{Delay, Delivery, InvalidDelay};
 pub use descriptor::{Descriptor, Entry, Hits, InvalidEntry, InvalidRequest, Override, Request, readable};

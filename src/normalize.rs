@@ -45,6 +45,25 @@ pub struct Normalizer {
     pub is_lower: bool,
     /// Digest settings of a sensitive entry; `None` if its values may be shown.
     pub digester: Option<Digester>,
+    /// Treatment of a value that is no address.
+    pub others: Others,
+}
+
+/// Treatment of a value of an address entry that is no address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Others {
+    /// It is counted as text, because the rules say nothing else.
+    #[default]
+    Unset,
+    /// It is counted as text, as the rules say.
+    Counted,
+    /// Its request is refused, as the rules say in this file (its index) and line.
+    Refused {
+        /// Index of the file.
+        file: u32,
+        /// The line.
+        line: u32,
+    },
 }
 
 /// Form of a value.
@@ -109,9 +128,31 @@ impl Normalizers {
         self.by_key.insert(key.as_bytes().into(), Arc::new(normalizer));
     }
 
+    /// Reads the values of `key` as addresses, unless its form is set: an IPv6 address counts by its first 64 bits.
+    pub fn default_to_addresses(&mut self, key: &str) {
+        let normalizer = Arc::make_mut(self.by_key.entry(key.as_bytes().into()).or_default());
+        if normalizer.form == Form::Text {
+            normalizer.form = Form::Ip { v4_prefix: V4_PREFIX, v6_prefix: V6_PREFIX };
+        }
+    }
+
     /// Returns the normalisation for `key`; `None` if its values are plain bytes.
     pub fn of(&self, key: &[u8]) -> Option<&Arc<Normalizer>> {
         if self.by_key.is_empty() { None } else { self.by_key.get(key) }
+    }
+
+    /// Returns the keys of which a value that is no address refuses the request, sorted, each with the index of the file that says so, and
+    /// the line.
+    pub fn refusing(&self) -> Vec<(&[u8], (u32, u32))> {
+        let refuses = |normalizer: &Normalizer| match normalizer.others {
+            Others::Refused { file, line } => Some((file, line)),
+            Others::Unset | Others::Counted => None,
+        };
+        let all = self.by_key.iter();
+        let mut keys: Vec<(&[u8], _)> =
+            all.filter_map(|(key, normalizer)| Some((&**key, refuses(normalizer)?))).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// Returns the first key that `pattern` matches among the keys with a normalisation.
@@ -230,7 +271,14 @@ mod tests {
     #[test]
     fn an_address_has_one_spelling() {
         let normalizer = ip(V4_PREFIX, V6_PREFIX);
-        for v4 in ["192.0.2.1", "::ffff:192.0.2.1", "::FFFF:c000:201", "192.0.2.1:443", "[::ffff:192.0.2.1]:443"] {
+        for v4 in [
+            "192.0.2.1",
+            " 192.0.2.1,",
+            "::ffff:192.0.2.1",
+            "::FFFF:c000:201",
+            "192.0.2.1:443",
+            "[::ffff:192.0.2.1]:443",
+        ] {
             assert_eq!(told(&normalizer, v4), ("192.0.2.1".to_owned(), "192.0.2.1".to_owned()), "{v4}");
         }
         for v6 in [
@@ -242,7 +290,8 @@ mod tests {
         ] {
             assert_eq!(told(&normalizer, v6), ("2001:db8::1".to_owned(), "2001:db8::/64".to_owned()), "{v6}");
         }
-        for other in ["", "alice", "192.0.2", "192.0.2.01", "192.0.2.1 ", "10.0.0.0/8", "1", "[", "[]", ":"] {
+        for other in ["", "alice", " alice,", "192.0.2", "192.0.2.01", "192.0.2.1 x", "10.0.0.0/8", "1", "[", "[]", ":"]
+        {
             assert_eq!(told(&normalizer, other), (other.to_owned(), other.to_owned()), "it is no address");
         }
     }
@@ -275,7 +324,7 @@ mod tests {
         #[test]
         fn what_is_read_reads_the_same_again(value in prop::collection::vec(any::<u8>(), 0..40), is_lower: bool) {
             for form in [Form::Text, Form::Ip { v4_prefix: 32, v6_prefix: 64 }] {
-                let normalizer = Normalizer { form, is_lower, digester: None };
+                let normalizer = Normalizer { form, is_lower, ..Normalizer::default() };
                 let once = normalizer.normalize(&value).text().into_owned();
                 let twice = normalizer.normalize(&once).text().into_owned();
                 prop_assert_eq!(twice, once);

@@ -8,7 +8,7 @@ pub mod document;
 mod overlay;
 pub mod problem;
 mod push;
-mod yaml;
+pub(crate) mod yaml;
 
 mod documents;
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::algorithm::{Charge, Limit};
 use crate::model::{
     About, Charging, Colocation, Delivery, Hidden, LeaseTerms, Leasing, Micros, Path, Request, Role, RuleId, Ruling,
-    StorePolicies,
+    Series, Shown, StorePolicies,
 };
 use crate::normalize::Normalizers;
 
@@ -84,6 +84,8 @@ pub(crate) struct Domain {
     pub(crate) known_good: Option<Box<TreeLevel>>,
     /// Reading of plain HTTP requests; `None` if the domain has no door for them.
     pub(crate) requests: Option<Box<HttpRequests>>,
+    /// For each key of which a value that is no address refuses the request: the key, and the rule that denies it.
+    pub(crate) not_addresses: Vec<(Box<[u8]>, Rule)>,
     /// True if any rule of the domain can refuse a request.
     pub(crate) is_enforcing: bool,
     /// Settings that overlays have set for the whole domain.
@@ -277,6 +279,29 @@ impl Rule {
     /// Returns the factor for the hits of every limit of the request.
     pub fn request_cost(&self) -> NonZeroU32 {
         self.request_cost
+    }
+
+    /// Returns a rule that denies values of `key` that are no address. `place`: the index of the file that says so, and the line.
+    pub(crate) fn denying_others(id: RuleId, domain: &Arc<Path>, key: &[u8], place: (u32, u32)) -> Self {
+        let path = Path::below(domain, &String::from_utf8_lossy(key), Some("not_an_address"), Shown::Pattern);
+        let series = Series::Rule;
+        Self {
+            about: About { id, path: Arc::new(path), message: None, is_exposed: true, metadata: None, series },
+            limits: Arc::default(),
+            is_unlimited: false,
+            replaces: Vec::new(),
+            role: Role::Enforce,
+            charging: Charging::Each,
+            policies: StorePolicies::default(),
+            remembers_refusals: true,
+            lease: Leasing::Off,
+            action: Some(Action::Deny),
+            request_cost: NonZeroU32::MIN,
+            source_limits: SourceLimits::Apply,
+            file: place.0,
+            line: place.1,
+            changes: None,
+        }
     }
 
     /// Returns true if the rule can refuse a request: it denies, or it has a limit that is not in shadow mode.

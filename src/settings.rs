@@ -196,7 +196,7 @@ settings! {
     on_store_overload: OverloadPolicy = "ON_STORE_OVERLOAD", "", "Policy that answers while Redis or Tidegate is overloaded, unless a rule sets another one; empty: closed if ON_STORE_FAILURE is closed, else local";
     on_store_failure: Policy = "ON_STORE_FAILURE", "error", "Policy that answers while the store is unavailable, unless a rule sets another one";
     stop_cache_key_increment_when_overlimit: bool = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", "Makes all_or_nothing the default of charging in rule files";
-    shadow_mode: bool = "SHADOW_MODE", "false", "Refuses no request; only the statuses in the answer show refusals";
+    shadow_mode: bool = "SHADOW_MODE", "false", "Refuses no request; the statuses and metadata of the answer, `tidegate why` and `tap` show what would be refused";
     quota_mode: bool = "QUOTA_MODE", "false", "Makes every limit a quota: a request is refused only if all of its limits refuse";
     response_headers: HeaderStyle = "RESPONSE_HEADERS", "", "Style of the headers that report limits to clients; a refusal also gets Retry-After";
     refusal_body: BodyStyle = "REFUSAL_BODY", "", "Format of the body of a refusal; empty: only rules with their own message send a body";
@@ -233,6 +233,19 @@ pub enum InvalidSetting {
         /// Name of the variable.
         variable: &'static str,
         /// The value, without the secrets in it.
+        found: String,
+        /// Accepted values.
+        takes: &'static str,
+    },
+    /// The setting does not accept the value, which is that of a variable of the same name that Kubernetes sets beside a Service.
+    #[error(
+        "{variable} is {found:?}: expected {takes}; Kubernetes sets it beside a Service named {}: set enableServiceLinks: false in the spec of the pod, or {variable} in the env of the container",
+        unknown::service_of(variable)
+    )]
+    OfKubernetes {
+        /// Name of the variable.
+        variable: &'static str,
+        /// The value.
         found: String,
         /// Accepted values.
         takes: &'static str,
@@ -314,7 +327,11 @@ fn read_one<T: Setting>(
     let found = given(variable).filter(is_given).unwrap_or_else(|| default.to_owned());
     let parsed = T::parse(if T::KEEPS_BLANKS { &found } else { found.trim() });
     if parsed.is_none() {
-        wrong.push(InvalidSetting::Value { variable, found: T::shown(&found), takes: T::TAKES });
+        let (shown, takes) = (T::shown(&found), T::TAKES);
+        wrong.push(match unknown::is_of_kubernetes(variable, &found) {
+            true => InvalidSetting::OfKubernetes { variable, found: shown, takes },
+            false => InvalidSetting::Value { variable, found: shown, takes },
+        });
     }
     parsed
 }

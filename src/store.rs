@@ -8,10 +8,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::algorithm::Charge;
-#[cfg(doc)]
-use crate::model::Charging;
-use crate::model::{Micros, Verdict};
+use crate::algorithm::{Charge, Refusals};
+use crate::model::{Charging, Micros, Verdict};
 #[cfg(feature = "server")]
 use crate::telemetry::servers::FailureReason;
 
@@ -32,8 +30,8 @@ pub type ChargeResults = SmallVec<[Result<Verdict, StoreError>; 4]>;
 
 /// Holds counters and charges them.
 ///
-/// The charges of one call belong to one request. They are charged in order. All-or-nothing charges are not spent if the request
-/// is refused ([`crate::model::policy::is_request_refused`]).
+/// The charges of one call belong to one request. They are charged in order. Charges that are decided together are not spent if one
+/// of them refuses ([`Refusals`]).
 pub trait Store: Send + Sync {
     /// Charges the counters of one request within `budget`. Returns one answer per charge, in order. A charge that is not
     /// answered by then is not charged later.
@@ -54,8 +52,8 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Charges a part of a request within `budget`; other calls charge the other parts. It also spends all-or-nothing charges.
-    /// The result dates the charges that [`Store::give_back`] must reverse if the request is refused. A store may reverse them
+    /// Charges a part of a request within `budget`; other calls charge the other parts. It also spends all-or-nothing charges, and
+    /// has no charge of a [`Charging::Group`]. The result dates the charges that [`Store::give_back`] must reverse if the request is refused. A store may reverse them
     /// itself if this part alone refuses the request.
     fn take<'a>(&'a self, charges: &'a [Charge], budget: Duration) -> Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 
@@ -132,14 +130,14 @@ pub struct Charged {
     pub answers: ChargeResults,
     /// The hits for a lease that were charged beside charges with an [`ask`](Charge::ask), each with the index of its charge.
     pub granted: SmallVec<[(usize, Granted); 1]>,
-    /// Hits that were taken before the store could know whether the request would be admitted.
-    pub undo: Option<Undo>,
+    /// Hits that were taken before the store could know if what they are decided with refuses.
+    pub undos: SmallVec<[Undo; 1]>,
 }
 
 impl Charged {
     /// Returns a result of answers alone.
     pub fn answered(answers: ChargeResults) -> Self {
-        Self { answers, granted: SmallVec::new(), undo: None }
+        Self { answers, granted: SmallVec::new(), undos: SmallVec::new() }
     }
 
     /// Returns the same error for each charge.
@@ -148,33 +146,45 @@ impl Charged {
     }
 }
 
-/// Hits that were taken for a request. They are given back if the request is refused, or if this value is dropped before the
-/// outcome is known.
+/// Hits that were taken for the charges of one charging mode of a request. They are given back if these are refused, or if this value
+/// is dropped before the outcome is known.
 pub struct Undo {
+    charging: Charging,
     /// For each charge that is given back: its index, and the `remaining` and `reset` of its counter after that.
     left: SmallVec<[(usize, u32, Micros); 4]>,
     give_back: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Undo {
-    /// Creates an undo that calls `give_back`. `left` has the index, remaining hits and reset of each charge that is given back.
-    pub fn new(left: SmallVec<[(usize, u32, Micros); 4]>, give_back: impl FnOnce() + Send + 'static) -> Self {
-        Self { left, give_back: Some(Box::new(give_back)) }
+    /// Creates an undo of charges of this mode that calls `give_back`. `left` has the index, remaining hits and reset of each charge
+    /// that is given back.
+    pub fn new(
+        charging: Charging,
+        left: SmallVec<[(usize, u32, Micros); 4]>,
+        give_back: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self { charging, left, give_back: Some(Box::new(give_back)) }
     }
 
-    /// Keeps the hits: the request is not refused.
+    /// Keeps the hits.
     pub fn keep(mut self) {
         self.give_back = None;
     }
 
-    /// Gives the hits back: the request is refused. Sets `remaining` and `reset` in `verdicts` to the values without these hits.
-    pub fn take_back(self, verdicts: &mut [Verdict]) {
+    /// Gives the hits back if `refusals` refuse them, and keeps them otherwise. If it gives them back, it sets `remaining` and `reset` in
+    /// `verdicts` to the values without these hits. Returns true if it gives them back.
+    pub fn settle(self, refusals: &Refusals, verdicts: &mut [Verdict]) -> bool {
+        if !refusals.refuse(self.charging) {
+            self.keep();
+            return false;
+        }
         for &(index, remaining, reset) in &self.left {
             if let Some(verdict) = verdicts.get_mut(index) {
                 verdict.remaining = remaining;
                 verdict.reset = reset;
             }
         }
+        true
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use http::HeaderMap;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -20,7 +21,7 @@ use self::known_good::KnownGoodRefusals;
 use self::limited::{Cause, LimitedCalls};
 use self::metrics::{
     BUILD_INFO, DELAYED, ERRORS, GLOBAL_SHADOW_MODE, LOADS, REJECTED_LOADS, REQUESTS, RESPONSE_TIME, RULES,
-    RULES_GENERATION, RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_DOMAINS,
+    RULES_GENERATION, RULES_LOADED, RULES_REJECTED, START_TIME, TOTAL_REQUESTS, UNKNOWN_CLIENTS, UNKNOWN_DOMAINS,
 };
 use self::page::Page;
 use self::records::Records;
@@ -28,6 +29,7 @@ use self::refusals::Refusals;
 pub use self::series::NamedHits;
 use self::series::Rules;
 use self::servers::ServerMetrics;
+use self::throttle::LogThrottle;
 use self::times::Times;
 use self::traces::{Span, Traces, Way};
 use self::undecided::{Reason, UndecidedCalls};
@@ -66,6 +68,8 @@ mod value;
 
 /// Method name in the metrics of calls, as in the reference.
 const METHOD: &str = "ShouldRateLimit";
+/// Interval between two log lines about clients that are known only as proxies: 1 minute. Each request may be one.
+const UNKNOWN_CLIENTS_EVERY: Duration = Duration::from_secs(60);
 
 /// Adds the metrics of another component to the page.
 type PageWriter = Box<dyn Fn(&mut Page) + Send + Sync>;
@@ -93,6 +97,7 @@ pub struct Telemetry {
     /// Admitted requests with a delay: by a header to Envoy, and held here.
     delayed: [AtomicU64; 2],
     unknown_domains: AtomicU64,
+    unknown_clients: LogThrottle,
     known_good: KnownGoodRefusals,
     loads: Loads,
     page_writers: Mutex<Vec<PageWriter>>,
@@ -147,6 +152,7 @@ impl Telemetry {
             shadowed_refusals: AtomicU64::new(0),
             delayed: Default::default(),
             unknown_domains: AtomicU64::new(0),
+            unknown_clients: LogThrottle::every(UNKNOWN_CLIENTS_EVERY),
             known_good: KnownGoodRefusals::default(),
             loads: Loads::default(),
             page_writers: Mutex::default(),
@@ -233,6 +239,18 @@ impl Telemetry {
             return;
         }
         self.invalid.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a check of `domain` whose client is known only as a trusted proxy.
+    pub fn unknown_client(&self, domain: &str) {
+        if let Some(count) = self.unknown_clients.due() {
+            tracing::warn!(
+                event = "check.client_unknown",
+                domain,
+                count,
+                "the client of checks is known only as one of trusted_proxies, and all such clients share its counters: the gateway has to add its peer to X-Forwarded-For, and trusted_proxies must not name clients"
+            );
+        }
     }
 
     /// Counts a gRPC call of `peer` that ended before a decision, even if other calls are not counted.
@@ -388,6 +406,7 @@ impl Telemetry {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.rules.write_to(page);
         page.single(&UNKNOWN_DOMAINS, read(&self.unknown_domains));
+        page.single(&UNKNOWN_CLIENTS, self.unknown_clients.events());
         self.known_good.write_to(page);
         if let Some(records) = &self.records {
             records.write_to(page);

@@ -46,7 +46,7 @@ pub mod workers;
 pub use body::RequestBody;
 pub use limits::{ConnectionLimits, ConnectionSlots, connection_cap, raise_open_files, use_small_pages};
 pub use listener::{Drained, Listener};
-pub use net::{NetAddress, NetListener};
+pub use net::{NetAddress, NetListener, listen};
 pub use opening::Http;
 pub use protocol::{Http1, Http2};
 pub use tally::{ConnectionCounts, EndCause, Tally};

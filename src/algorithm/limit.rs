@@ -28,6 +28,7 @@ pub struct Limit {
     algorithm: Algorithm,
     quota: Quota,
     count_refused: bool,
+    refuses_full_peek: bool,
     delay: Option<Delay>,
 }
 
@@ -48,6 +49,11 @@ pub enum NotLeasable {
     /// The limit records refused charges.
     #[error("`count_refused` needs each charge in the store, and a lease spares the store: remove one of the two")]
     Recorded,
+    /// The limit refuses a peek while one hit does not fit.
+    #[error(
+        "`refuse_peek_at_limit` needs the exact count in the store, and a lease holds a part of it: remove one of the two"
+    )]
+    Peeked,
 }
 
 impl Limit {
@@ -57,13 +63,13 @@ impl Limit {
     /// The reason why `algorithm` cannot count `quota` exactly.
     pub fn new(algorithm: Algorithm, quota: Quota) -> Result<Self, InvalidQuota> {
         algorithm.check(quota)?;
-        Ok(Self { algorithm, quota, count_refused: false, delay: None })
+        Ok(Self { algorithm, quota, count_refused: false, refuses_full_peek: false, delay: None })
     }
 
     /// Returns a limit of 0, which admits nothing and has no counter.
     pub const fn closed() -> Self {
         let quota = Quota::new(0, Window::of_unit(Unit::Second));
-        Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false, delay: None }
+        Self { algorithm: Algorithm::FixedWindow, quota, count_refused: false, refuses_full_peek: false, delay: None }
     }
 
     /// Returns the part of one instance when `replicas` share the limit: limit and burst divided, rounded up.
@@ -77,11 +83,12 @@ impl Limit {
     /// the rule, so that it continues with the same counter. If that algorithm cannot count `sent` exactly, fixed windows count
     /// it, which accept any quota.
     pub fn of_override(first: Option<Self>, sent: Override) -> Self {
-        let (algorithm, count_refused, delay) =
-            first.map_or_else(Default::default, |first| (first.algorithm, first.count_refused, first.delay));
+        let (algorithm, count_refused, refuses_full_peek, delay) = first.map_or_else(Default::default, |first| {
+            (first.algorithm, first.count_refused, first.refuses_full_peek, first.delay)
+        });
         let can_count = algorithm.check(sent.quota()).is_ok();
         let algorithm = if can_count { algorithm } else { Algorithm::FixedWindow };
-        let limit = Self { algorithm, quota: sent.quota(), count_refused, delay: None };
+        let limit = Self { algorithm, quota: sent.quota(), count_refused, refuses_full_peek, delay: None };
         // If the rule's delay is not possible here, the limit has none: it refuses requests that do not fit.
         delay.and_then(|delay| limit.delaying(delay).ok()).unwrap_or(limit)
     }
@@ -90,6 +97,12 @@ impl Limit {
     #[must_use]
     pub const fn counting_refused(self) -> Self {
         Self { count_refused: true, ..self }
+    }
+
+    /// Returns the same limit, which also refuses a peek while one hit does not fit.
+    #[must_use]
+    pub const fn refusing_full_peek(self) -> Self {
+        Self { refuses_full_peek: true, ..self }
     }
 
     /// Returns the same limit with a delay for charges that come too early. A limit of 0 still refuses.
@@ -110,10 +123,24 @@ impl Limit {
         }
     }
 
-    /// Returns the same quota and algorithm without a delay and without the option to record refused charges.
+    /// Returns the same limit, which reserves no slot later than `longest` from now.
+    #[must_use]
+    pub fn with_slots_within(self, longest: Micros) -> Self {
+        match self.delay {
+            Some(Delay::Slot { max }) if max > longest => Self { delay: Some(Delay::Slot { max: longest }), ..self },
+            _ => self,
+        }
+    }
+
+    /// Returns the same quota and algorithm without a delay, and without the options to record refused charges and to refuse peeks.
     #[must_use]
     pub const fn plain(self) -> Self {
-        Self { count_refused: false, delay: None, ..self }
+        Self { count_refused: false, refuses_full_peek: false, delay: None, ..self }
+    }
+
+    /// Returns true if `hits` are a peek, which the limit refuses while one hit does not fit.
+    pub fn refuses_full_peek(&self, hits: Hits) -> bool {
+        self.refuses_full_peek && hits == Hits::LOOK
     }
 
     /// Returns the delay for charges that come too early, if the limit has one.
@@ -168,6 +195,7 @@ impl Limit {
             _ if !self.algorithm.can_be_leased() => Err(NotLeasable::Dated { algorithm: self.algorithm.name() }),
             Some(_) => Err(NotLeasable::Delayed),
             None if self.count_refused => Err(NotLeasable::Recorded),
+            None if self.refuses_full_peek => Err(NotLeasable::Peeked),
             None => Ok(()),
         }
     }
@@ -195,6 +223,21 @@ impl Limit {
 
     /// Returns the verdict for a charge of `hits` at `now`. `state` is a state of this algorithm; `None` is an unused counter.
     pub fn verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
+        if self.refuses_full_peek(hits) {
+            let one = self.unpeeked_verdict(state, now, Hits::take(1));
+            if one.outcome.is_refused() {
+                return one;
+            }
+        }
+        self.unpeeked_verdict(state, now, hits)
+    }
+
+    /// Returns the verdict of a look that no limit but one of 0 refuses: what is left. `state` is as for [`Self::verdict`].
+    pub fn left(&self, state: Option<&State>, now: Micros) -> Verdict {
+        self.unpeeked_verdict(state, now, Hits::LOOK)
+    }
+
+    fn unpeeked_verdict(&self, state: Option<&State>, now: Micros, hits: Hits) -> Verdict {
         if self.is_closed() {
             return self.fresh().verdict(now, self.counted(hits), self.quota.with_burst(0));
         }

@@ -42,16 +42,16 @@ local function counts(window, previous, current, now, length, tick_us)
   return window, previous, current, left
 end
 
--- The share of some hits that belongs to the ticks left, rounded up. In two parts, so that no product leaves 2^53.
+-- The share of some hits that belongs to the ticks left, rounded down. In two parts, so that no product leaves 2^53.
 local function share(hits, left, ticks)
   if hits == 0 then
     return 0
   end
   local rest = hits % ticks
-  return (hits - rest) / ticks * left + math.ceil(rest * left / ticks)
+  return (hits - rest) / ticks * left + math.floor(rest * left / ticks)
 end
 
--- The moment at which the estimate, which is above it, has come down to `most`: in this window as the share of the previous
+-- The first moment at which the estimate, which is above it, has come down to `most`: in this window as the share of the previous
 -- one goes down, or in the next as that of this one does.
 local function fits_at(most, window, previous, current, ticks, length, tick_us)
   local room, shrinking = most - current, previous
@@ -60,12 +60,14 @@ local function fits_at(most, window, previous, current, ticks, length, tick_us)
   end
   local left = ticks
   if shrinking > 0 then
-    local product = room * ticks
+    -- The most ticks left of which the share is below `room + 1`.
+    local product = (room + 1) * ticks - 1
     left = math.min((product - product % shrinking) / shrinking, ticks)
   end
   return window * length + (ticks - left) * tick_us
 end
 
+-- The end of the last window in which they count, which changes once a window.
 local function kept_until(window, previous, current, length)
   if current > 0 then
     return (window + 2) * length
@@ -92,9 +94,13 @@ local function step(window, previous, current, now, hits, back, limit, _, length
   local idle, retry = 0, -1
   if is_admitted then
     used = this + share(before, left, ticks)
-    idle = kept_until(window, before, this, length)
+    if before + this > 0 then
+      idle = fits_at(0, window, before, this, ticks, length, tick_us)
+    end
   else
-    idle = kept_until(window, previous, current, length)
+    if previous + current > 0 then
+      idle = fits_at(0, window, previous, current, ticks, length, tick_us)
+    end
     if hits <= limit then
       retry = math.max(fits_at(limit - hits, window, previous, current, ticks, length, tick_us) - now, 0)
     end

@@ -2,7 +2,8 @@
 //! From Cloudflare's "How we built rate limiting capable of scaling to millions of domains", 2017; here in whole ticks.
 //! Remembers two counts and the number of a window: 24 bytes.
 //! Assumes that the hits of the previous window were spread evenly. If they came at its end, nearly twice the limit can pass
-//! within one window's length. If they came at its beginning, as many hits are refused that would have fitted.
+//! within one window's length. If they came at its beginning, as many hits are refused that would have fitted. The share is rounded
+//! down: who calls once a window is never refused by a limit of 1, and at a border at most one hit more passes.
 //! Choose `sliding_log` if the limit is small and no hit may be one too many.
 
 use super::{Counting, MOST_COUNTED, hits32};
@@ -107,7 +108,7 @@ impl State {
         }
     }
 
-    /// Returns the time at which the estimate, now above `most`, has come down to `most`.
+    /// Returns the first time at which the estimate, now above `most`, has come down to `most`.
     fn fits_at(self, most: u64, quota: Quota) -> Micros {
         let ticks = quota.ticks();
         // It comes down in this window as the share of the previous window shrinks, or in the next as the share of this one
@@ -116,26 +117,23 @@ impl State {
             Some(room) => (self.window, room, self.previous),
             None => (self.window.saturating_add(1), most, self.current),
         };
-        let passed = ticks - (room * ticks).checked_div(shrinking).unwrap_or(ticks).min(ticks);
+        // The most ticks left of which the share is below `room + 1`.
+        let left = ((room + 1) * ticks - 1).checked_div(shrinking).unwrap_or(ticks).min(ticks);
+        let passed = ticks - left;
         let begin = window.saturating_mul(quota.window().length().get());
         Micros::new(begin.saturating_add(passed * quota.tick().get()))
     }
 
     fn idle_at(self, quota: Quota) -> Micros {
-        let windows = match (self.previous, self.current) {
-            (0, 0) => return Micros::ZERO,
-            (_, 0) => 1,
-            _ => 2,
-        };
-        Micros::new(self.window.saturating_add(windows).saturating_mul(quota.window().length().get()))
+        if (self.previous, self.current) == (0, 0) { Micros::ZERO } else { self.fits_at(0, quota) }
     }
 }
 
 impl Elapsed {
-    /// Returns the share of `hits` for the ticks that have not passed yet, rounded up. Computed in two parts, so that no product
+    /// Returns the share of `hits` for the ticks that have not passed yet, rounded down. Computed in two parts, so that no product
     /// exceeds 2^53.
     const fn share_left(self, hits: u64) -> u64 {
         let left = self.of - self.ticks;
-        hits / self.of * left + (hits % self.of * left).div_ceil(self.of)
+        hits / self.of * left + hits % self.of * left / self.of
     }
 }

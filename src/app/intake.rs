@@ -183,11 +183,12 @@ impl RuleSink for Intake {
                 count => count,
             },
         };
-        tracing::error!(
-            event = "rules.rejected",
-            count,
-            "the new rules are invalid, so the old rules stay in force:\n{error}"
-        );
+        let effect = if self.live.snapshot().generation() == 0 {
+            "and no rules are in force yet, so each call fails until there are valid ones"
+        } else {
+            "so the old rules stay in force"
+        };
+        tracing::error!(event = "rules.rejected", count, "the new rules are invalid, {effect}:\n{error}");
     }
 
     fn restored(&self) {

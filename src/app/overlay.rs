@@ -12,6 +12,9 @@ use crate::rulefile::{Documents, InvalidRules};
 use crate::rules::Generation;
 use crate::source::RuleSink;
 
+/// Advice about an overlay that is missing.
+pub(super) const EMPTIED: &str = "to empty the overlay, write a file whose single line is `empty_overlay: true`";
+
 /// The receiver of new overlays. It passes valid ones to the receiver of rules.
 pub(super) struct OverlayIntake {
     rules: Arc<Intake>,
@@ -24,6 +27,11 @@ impl OverlayIntake {
         let state = rules.overlay_state();
         Self { rules, state }
     }
+
+    fn rejected(&self, message: &str) {
+        self.state.is_rejected.store(true, Ordering::Relaxed);
+        tracing::error!(event = "overlay.rejected", "{message}");
+    }
 }
 
 impl RuleSink for OverlayIntake {
@@ -31,17 +39,14 @@ impl RuleSink for OverlayIntake {
         let offered = self.rules.offer_overlay(documents);
         match &offered {
             Ok(_) => self.state.is_rejected.store(false, Ordering::Relaxed),
-            Err(invalid) => self.unreadable(&invalid.to_string()),
+            Err(invalid) => self
+                .rejected(&format!("the new overlay is invalid, so the last valid overlay stays in force:\n{invalid}")),
         }
         offered
     }
 
     fn unreadable(&self, error: &str) {
-        self.state.is_rejected.store(true, Ordering::Relaxed);
-        tracing::error!(
-            event = "overlay.rejected",
-            "the new overlay is invalid, so the last valid overlay stays in force:\n{error}"
-        );
+        self.rejected(&format!("the overlay cannot be read, so the last valid overlay stays in force, also if its last file was removed on purpose; {EMPTIED}:\n{error}"));
     }
 
     fn restored(&self) {

@@ -10,6 +10,7 @@ use super::callers::CallersFile;
 use super::inputs::{Inputs, OverlayState};
 use super::listener_tls::ListenerFiles;
 use super::otlp::Exporter;
+use super::overlay::EMPTIED;
 use super::store::RedisFiles;
 use super::traces::Exporting;
 use super::{SENT_TWICE, failure};
@@ -27,7 +28,7 @@ use crate::telemetry::escape::escaped;
 use crate::telemetry::traces::Traces;
 
 /// Settings that apply to rule files.
-pub const RULE_SETTINGS: [&str; 8] = [
+pub const RULE_SETTINGS: [&str; 13] = [
     "RULES_OVERLAY",
     "VALUES_ROOT",
     "MERGE_DOMAIN_CONFIG",
@@ -36,6 +37,11 @@ pub const RULE_SETTINGS: [&str; 8] = [
     "SHADOW_MODE",
     "QUOTA_MODE",
     "KEY_SECRET_FILE",
+    "RUNTIME_ROOT",
+    "RUNTIME_SUBDIRECTORY",
+    "RUNTIME_APPDIRECTORY",
+    "RUNTIME_IGNOREDOTFILES",
+    "RUNTIME_WATCH_ROOT",
 ];
 
 /// Secret of digests that never leave the process: those of a simulation.
@@ -215,7 +221,10 @@ fn read_overlay(settings: &Settings) -> anyhow::Result<Option<(FileSource, Docum
         return Ok(None);
     }
     let location = Location::Paths(vec![(&settings.rules_overlay).into()]);
-    Ok(Some(FileSource::open(location, values_root(settings)?).context("RULES_OVERLAY cannot be read")?))
+    Ok(Some(
+        FileSource::open(location, values_root(settings)?)
+            .with_context(|| format!("RULES_OVERLAY cannot be read ({EMPTIED})"))?,
+    ))
 }
 
 /// Returns the directory below which lists may be, beside those of the rule files. `None` if the settings name none.

@@ -18,7 +18,7 @@ use super::otlp::{Exporter, Otlp};
 use super::overlay::OverlayIntake;
 use super::read::Read;
 use super::signals::Signals;
-use super::sockets::{Addresses, SlotCounts, Sockets};
+use super::sockets::{Addresses, Sockets};
 use super::statsd::Statsd;
 use super::store::{self, RedisFiles, Stores};
 use super::traces::Exporting;
@@ -218,8 +218,8 @@ impl Service {
         let answers = Arc::new(answers(settings, self.telemetry.records())?);
         let grpc_edge =
             Edge::new(Arc::clone(&self.limiter), answers, Arc::clone(&self.telemetry), settings.max_held_calls);
-        // A held request keeps its connection, and the listener has few. Half of the permits are left to gRPC.
-        let http_edge = grpc_edge.delaying((sockets.slots.other / 4).min(settings.max_held_calls.div_ceil(2)));
+        // A held request keeps its connection. Half of the permits are left to gRPC.
+        let http_edge = grpc_edge.delaying((sockets.slots.http / 4).min(settings.max_held_calls.div_ceil(2)));
         metrics::held_calls(&self.telemetry, grpc_edge.held_calls());
         let (services, health) = Services::new(grpc_edge).await?;
         let health = HealthState { health, readiness: Readiness::default() };
@@ -228,7 +228,7 @@ impl Service {
         let (stop, stopped) = watch::channel(false);
         let routes = Routes {
             services,
-            http: http_service(settings, http_edge, health.readiness.clone(), &self.telemetry),
+            http: http_service(settings, http_edge, sockets.slots.http, health.readiness.clone(), &self.telemetry),
             admin: self.debug_routes(settings, log, &addresses, &health.readiness, stopped.clone()),
         };
         let security = self.secure(settings.json_rights.rights(self.has_rules_of_reference))?;
@@ -340,11 +340,17 @@ struct Routes {
     admin: axum::Router,
 }
 
-fn http_service(settings: &Settings, edge: Edge, readiness: Readiness, telemetry: &Telemetry) -> HttpService {
+fn http_service(
+    settings: &Settings,
+    edge: Edge,
+    connections: usize,
+    readiness: Readiness,
+    telemetry: &Telemetry,
+) -> HttpService {
     let door = settings.json_door;
     let pages = Arc::new(PageGate::new(door == JsonDoor::Loopback));
     metrics::pages(telemetry, Arc::clone(&pages));
-    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address), pages)
+    json::service(edge, readiness, settings.json_max_body.0, move |address| door.admits(address), pages, connections)
 }
 
 /// Starts the listeners.
@@ -375,13 +381,13 @@ fn listeners(
     let grpc = listener("gRPC", grpc, slots.of_grpc());
     metrics::http1_peers(telemetry, grpc.tally());
     let grpc =
-        grpc.with_most_idle(most_idle(settings, slots, memory_bytes)).with_tls(tls.map(|tls| Arc::clone(&tls.grpc)));
+        grpc.with_most_idle(slots.idle_of_grpc(settings, memory_bytes)).with_tls(tls.map(|tls| Arc::clone(&tls.grpc)));
     let tls_if = |is_on: fn(&ListenerTlsSettings) -> bool| {
         tls.filter(|_| settings.listener_tls.as_ref().is_some_and(is_on))?.others.clone()
     };
     let tcp = NetListener::Tcp;
-    let http = listener("HTTP", tcp(http), slots.of_other()).with_tls(tls_if(|tls| tls.is_http_too));
-    let http = http.with_most_idle(bounds::below(slots.other, slots.other));
+    let http = listener("HTTP", tcp(http), slots.of_http()).with_tls(tls_if(|tls| tls.is_http_too));
+    let http = http.with_most_idle(bounds::below(slots.http, slots.http)).with_waiting();
     let debug = listener("debug", tcp(debug), slots.of_other()).with_tls(tls_if(|tls| tls.is_debug_too));
     let metrics = metrics.map(|socket| listener("metrics", tcp(socket), slots.of_other()));
     metrics::connections(telemetry, tallies);
@@ -403,17 +409,6 @@ fn listeners(
         serving.spawn(metrics.serve(http1(page), Workers::here(), stopped.clone()));
     }
     serving
-}
-
-fn most_idle(settings: &Settings, slots: SlotCounts, memory_bytes: u64) -> usize {
-    match settings.grpc_max_idle_connections.0 {
-        Some(connections) => bounds::below(connections, slots.grpc),
-        None => {
-            let is_tls = settings.listener_tls.is_some();
-            let bytes_each = if is_tls { bounds::IDLE_TLS_CONNECTION_BYTES } else { bounds::IDLE_CONNECTION_BYTES };
-            bounds::idle_connections(memory_bytes, bytes_each, slots.grpc)
-        }
-    }
 }
 
 impl Running {

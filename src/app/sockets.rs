@@ -6,11 +6,11 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 
 use crate::settings::Settings;
-use crate::transport::{ConnectionSlots, NetAddress, NetListener, connection_cap, raise_open_files};
+use crate::transport::{ConnectionSlots, NetAddress, NetListener, connection_cap, limits, listen, raise_open_files};
 
-/// Maximum number of connections of each of the HTTP, debug and metrics listeners: 128, or a quarter of all connections
-/// if that is less.
-const HTTP_CONNECTIONS: usize = 128;
+/// Maximum number of connections of each of the debug and metrics listeners: 128, or a quarter of all connections if
+/// that is less.
+const PAGE_CONNECTIONS: usize = 128;
 
 /// The bound sockets.
 pub(super) struct Sockets {
@@ -35,12 +35,14 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
 }
 
-/// Numbers of connection slots. The HTTP, debug and metrics listeners have slots of their own, so a flood of gRPC
-/// connections cannot lock out the probes.
+/// Numbers of connection slots. Each listener has slots of its own, so a flood of gRPC connections locks out neither
+/// the checks nor the probes.
 #[derive(Clone, Copy)]
 pub(super) struct SlotCounts {
     /// Slots of the gRPC listener.
     pub(super) grpc: usize,
+    /// Slots of the HTTP listener.
+    pub(super) http: usize,
     /// Slots of each other listener.
     pub(super) other: usize,
 }
@@ -51,15 +53,16 @@ impl Sockets {
     /// # Errors
     /// If an address cannot be bound; names the address and its settings.
     pub(super) async fn bind(settings: &Settings) -> anyhow::Result<Self> {
-        let slots = SlotCounts::new(connection_cap(raise_open_files()), settings.use_prometheus);
+        let connections = connection_cap(raise_open_files());
+        let slots = SlotCounts::new(connections, limits::memory_bytes(), settings.use_prometheus);
         let metrics = match settings.use_prometheus {
-            true => Some(bind_at(settings.prometheus_addr.0, "PROMETHEUS_ADDR").await?),
+            true => Some(bind_at(settings.prometheus_addr.0, "PROMETHEUS_ADDR")?),
             false => None,
         };
         Ok(Self {
             grpc: bind_grpc(settings).await?,
-            http: bind("PORT", settings.host, settings.port).await?,
-            debug: bind("DEBUG_PORT", settings.debug_host, settings.debug_port).await?,
+            http: bind("PORT", settings.host, settings.port)?,
+            debug: bind("DEBUG_PORT", settings.debug_host, settings.debug_port)?,
             metrics,
             slots,
         })
@@ -80,15 +83,34 @@ impl Sockets {
 }
 
 impl SlotCounts {
-    fn new(connections: usize, has_metrics_listener: bool) -> Self {
-        let other = HTTP_CONNECTIONS.min(connections / 4);
-        let others = if has_metrics_listener { 3 } else { 2 };
-        Self { grpc: connections - others * other, other }
+    fn new(connections: usize, memory_bytes: u64, has_metrics_listener: bool) -> Self {
+        let other = PAGE_CONNECTIONS.min(connections / 4);
+        let others = if has_metrics_listener { 2 } else { 1 };
+        let left = connections - others * other;
+        let http = limits::http_connections(memory_bytes).min(left / 2);
+        Self { grpc: left - http, http, other }
     }
 
     /// Returns the slots of the gRPC listener.
     pub(super) fn of_grpc(self) -> ConnectionSlots {
         ConnectionSlots::new(self.grpc)
+    }
+
+    /// Returns the maximum number of idle connections of the gRPC listener.
+    pub(super) fn idle_of_grpc(self, settings: &Settings, memory_bytes: u64) -> usize {
+        match settings.grpc_max_idle_connections.0 {
+            Some(connections) => limits::below(connections, self.grpc),
+            None => {
+                let is_tls = settings.listener_tls.is_some();
+                let bytes_each = if is_tls { limits::IDLE_TLS_CONNECTION_BYTES } else { limits::IDLE_CONNECTION_BYTES };
+                limits::idle_connections(memory_bytes, bytes_each, self.grpc)
+            }
+        }
+    }
+
+    /// Returns the slots of the HTTP listener.
+    pub(super) fn of_http(self) -> ConnectionSlots {
+        ConnectionSlots::new(self.http)
     }
 
     /// Returns the slots of one other listener.
@@ -99,7 +121,7 @@ impl SlotCounts {
 
 async fn bind_grpc(settings: &Settings) -> anyhow::Result<NetListener> {
     let Some(path) = &settings.grpc_uds.0 else {
-        return Ok(NetListener::Tcp(bind("GRPC_PORT", settings.grpc_host, settings.grpc_port).await?));
+        return Ok(NetListener::Tcp(bind("GRPC_PORT", settings.grpc_host, settings.grpc_port)?));
     };
     let bound = NetListener::unix(path, settings.grpc_uds_mode.0).await;
     bound.with_context(|| {
@@ -110,12 +132,11 @@ async fn bind_grpc(settings: &Settings) -> anyhow::Result<NetListener> {
     })
 }
 
-async fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+fn bind(variable: &str, host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let variables = format!("{variable} or {}", variable.replace("PORT", "HOST"));
-    bind_at(SocketAddr::new(host, port), &variables).await
+    bind_at(SocketAddr::new(host, port), &variables)
 }
 
-async fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpListener> {
-    let bound = TcpListener::bind(address).await;
-    bound.with_context(|| format!("cannot listen on {address}: set {variables} to another value"))
+fn bind_at(address: SocketAddr, variables: &str) -> anyhow::Result<TcpListener> {
+    listen(address).with_context(|| format!("cannot listen on {address}: set {variables} to another value"))
 }

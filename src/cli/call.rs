@@ -30,8 +30,9 @@ pub(super) fn command() -> Command {
             Arg::new("hits")
                 .long("hits")
                 .action(ArgAction::Append)
-                .value_parser(value_parser!(u64))
-                .help("Hits per descriptor: once for all, or once per descriptor in the same order; 0 reads the counters and spends nothing [default: 1]"),
+                .allow_negative_numbers(true)
+                .value_parser(value_parser!(i64))
+                .help("Hits per descriptor: once for all, or once per descriptor in the same order; 0 reads the counters and spends nothing, -2 gives 2 hits back [default: 1]"),
         )
         .arg(
             Arg::new("limit")
@@ -70,11 +71,15 @@ async fn ask(matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let timeout = std::time::Duration::from_micros(timeout.get());
     let descriptors: Vec<&Descriptor> = matches.get_many("descriptor").into_iter().flatten().collect();
 
-    let hits: Vec<u64> = of_each(matches, "hits", descriptors.len())?;
+    let hits: Vec<i64> = of_each(matches, "hits", descriptors.len())?;
     let limits: Vec<RateLimitOverride> = of_each(matches, "limit", descriptors.len())?;
     let sent = descriptors.iter().enumerate().map(|(index, descriptor)| {
-        let wired = wire(descriptor, hits.get(index).copied());
-        RateLimitDescriptor { limit: limits.get(index).copied(), ..wired }
+        let hits = hits.get(index).copied();
+        RateLimitDescriptor {
+            limit: limits.get(index).copied(),
+            is_negative_hits: hits.is_some_and(i64::is_negative),
+            ..wire(descriptor, hits.map(i64::unsigned_abs))
+        }
     });
     let channel = server::connect(address, matches, timeout).await?;
     let mut client = RateLimitServiceClient::new(channel);
@@ -168,7 +173,8 @@ pub(super) fn wire(descriptor: &Descriptor, hits: Option<u64>) -> RateLimitDescr
     }
 }
 
-/// Returns the lines for an answer: the code of the request, then one line for each descriptor.
+/// Returns the lines for an answer: the code of the request, then one line for each descriptor, and one for each limit that refuses only in
+/// shadow mode.
 fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
     let mut shown = format!("{}\n", word(response.overall_code()));
     let decision = metadata::decision(response);
@@ -179,12 +185,18 @@ fn shown(response: &RateLimitResponse, descriptors: &[&Descriptor]) -> String {
         let limit = limit(status).unwrap_or_else(|| without_limit(decision, index));
         let _ = writeln!(shown, "  {:10}  {}  {limit}", word(status.code()), entries.join(","));
     }
+    let shadow = decision.map_or(&[][..], |decision| metadata::list(decision, "shadow"));
+    for refusal in shadow.iter().filter_map(metadata::object) {
+        let [rule, quota, limit] =
+            ["rule", "quota", "limit"].map(|name| metadata::text(refusal, name).unwrap_or_default());
+        let _ = writeln!(shown, "  would be refused by {} (shadow mode)", super::limit_of(rule, quota, limit));
+    }
     shown
 }
 
 /// Returns true if no rule matches one of the descriptors.
 fn has_unmatched(decision: &Struct) -> bool {
-    let descriptors = metadata::descriptors(decision).iter().filter_map(metadata::object);
+    let descriptors = metadata::list(decision, "descriptors").iter().filter_map(metadata::object);
     let mut unmatched = descriptors.filter(|descriptor| metadata::text(descriptor, "rule").is_none());
     unmatched.any(|descriptor| metadata::text(descriptor, "provenance") == Some("none"))
 }
@@ -192,7 +204,7 @@ fn has_unmatched(decision: &Struct) -> bool {
 /// Returns the reason why the status of descriptor `index` has no limit.
 fn without_limit(decision: Option<&Struct>, index: usize) -> String {
     let explained = decision.and_then(|decision| {
-        let descriptor = metadata::object(metadata::descriptors(decision).get(index)?)?;
+        let descriptor = metadata::object(metadata::list(decision, "descriptors").get(index)?)?;
         let rule = metadata::text(descriptor, "rule").unwrap_or("no rule");
         Some((metadata::text(descriptor, "provenance")?, rule))
     });

@@ -15,9 +15,9 @@ pub(super) fn command() -> Command {
     let command = Command::new("check")
         .about("Report every error in rule files and overlays, with file, line and column")
         .long_about(
-            "Reads rule files exactly as `tidegate serve` does, and reports every error and warning. `--overlay` checks an overlay over rule files, over a recorded push (`--push`), or alone. `--callers` checks a file of callers (CALLERS_FILE), with rules or alone.\nExit code 0: the rules load, perhaps with warnings. 1: the rules do not load. 2: the files cannot be read.\nMERGE_DOMAIN_CONFIG=true allows several files to extend one domain, as in `tidegate serve`.",
+            "Reads rule files exactly as `tidegate serve` does, and reports every error and warning. `--overlay` checks an overlay over rule files, over a recorded push (`--push`), or alone. `--callers` checks a file of callers (CALLERS_FILE), with rules or alone.\nExit code 0: the rules load, perhaps with warnings. 1: the rules do not load. 2: the files cannot be read.\nWithout FILE, it reads the directory of RUNTIME_ROOT, RUNTIME_SUBDIRECTORY and RUNTIME_APPDIRECTORY, in which every file is a rule file, as in `tidegate serve`.\nMERGE_DOMAIN_CONFIG=true allows several files to extend one domain, as in `tidegate serve`.",
         );
-    with_rules(command, &["overlay", "push", "callers"]).arg(
+    with_rules(command).arg(
         Arg::new("callers")
             .long("callers")
             .value_name("FILE")

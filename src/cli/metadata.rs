@@ -10,9 +10,9 @@ pub(super) fn decision(answer: &RateLimitResponse) -> Option<&Struct> {
     object(answer.dynamic_metadata.as_ref()?.fields.get("decision")?)
 }
 
-/// Returns what is said about each descriptor of a decision.
-pub(super) fn descriptors(decision: &Struct) -> &[Value] {
-    match decision.fields.get("descriptors").and_then(|value| value.kind.as_ref()) {
+/// Returns the items of a list; none if there is no such list.
+pub(super) fn list<'v>(object: &'v Struct, name: &str) -> &'v [Value] {
+    match object.fields.get(name).and_then(|value| value.kind.as_ref()) {
         Some(Kind::ListValue(list)) => &list.values,
         _ => &[],
     }

@@ -34,15 +34,15 @@ pub(super) fn command() -> Command {
             "Shows decisions as they are made, one line each, until Ctrl-C. Nothing is kept or counted for it; while nobody listens it costs nothing. Decisions of an instance beyond --rate a second are skipped, and a line says how many.\n\nWhen an instance ends the stream, as at a restart or at GRPC_MAX_CONNECTION_AGE, or hangs, tap resolves its name and connects again: after 1 s, then 2 s, up to 10 s. It says so on standard error: the end of a stream once for each instance, and each time that an instance hangs, which is when nothing comes from it for 15 s. An address that the name no longer has is given up, and its new addresses are shown too. An instance that does not answer at the start is named and left out.",
         )
         .after_help(
-            "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
+            "Examples:\n  Every refusal:\n    tidegate tap --outcome refused\n  Every request that only a shadow mode admits, such as those over a limit that is being tried:\n    tidegate tap --outcome would_be_refused\n  All decisions about user 42, for ten seconds, as lines of JSON:\n    tidegate tap --domain edge --descriptor user=42 --duration 10s --json",
         )
         .arg(admin::domain())
         .arg(admin::rule())
         .arg(
             Arg::new("outcome")
                 .long("outcome")
-                .value_parser(PossibleValuesParser::new(["admitted", "refused", "failed"]))
-                .help("Outcome of the request [default: all]"),
+                .value_parser(PossibleValuesParser::new(["admitted", "refused", "failed", "would_be_refused"]))
+                .help("Outcome of the request; would_be_refused: admitted only because of a shadow mode [default: all]"),
         )
         .arg(
             Arg::new("provenance")
@@ -149,9 +149,17 @@ fn shown(instance: &str, line: &str) -> Option<String> {
         limit if limit.is_empty() => limit,
         limit => format!(" limit {limit}"),
     };
+    let shadow = list(&decision, "shadow").iter().map(|refusal| {
+        let [rule, quota, limit] = ["rule", "quota", "limit"].map(|name| text(refusal, name));
+        super::limit_of(&rule, &quota, &limit)
+    });
+    let shadow = match shadow.collect::<Vec<_>>() {
+        none if none.is_empty() => String::new(),
+        some => format!(", would be refused by {} (shadow mode)", some.join("; ")),
+    };
     let retry = number(&decision, "retry_ms").map(|retry| format!(", again in {}", Ago(retry)));
     Some(format!(
-        "{}.{:03} {:8} {}  {}  by {rule}{limit}: {}{}  @{instance}",
+        "{}.{:03} {:8} {}  {}  by {rule}{limit}: {}{}{shadow}  @{instance}",
         Clock(millis),
         millis % 1_000,
         text(&decision, "outcome"),

@@ -45,7 +45,7 @@ pub(super) fn command() -> Command {
             Arg::new("unmatched")
                 .long("unmatched")
                 .action(ArgAction::SetTrue)
-                .conflicts_with_all(["rule", "sort", "once", "json", "interval"])
+                .conflicts_with_all(["rule", "sort", "json", "interval"])
                 .help("Show what no rule matches, with the nearest rule"),
         )
         .arg(admin::domain())

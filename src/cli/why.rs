@@ -1,7 +1,7 @@
 //! `tidegate why`: tells who was refused lately, and why, over several instances.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{self, Write};
+use std::fmt;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
@@ -20,9 +20,9 @@ const DAY: u64 = 86_400_000;
 
 pub(super) fn command() -> Command {
     Command::new("why")
-        .about("Tell who was refused lately, and why; exit code 0: found, 1: nobody, 2: no instance answered")
+        .about("Tell who was refused lately, or only not because of a shadow mode, and why; exit code 0: found, 1: nobody, 2: no instance answered")
         .long_about(
-            "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\n(REFUSALS_KEEP) after their last refusal. Reads no counter and changes nothing.",
+            "Tells who was refused lately, and why: the rule and the limit, how often, since when, and until when. What would have been refused without a shadow mode comes last, and says so.\n\nAsks the debug listener of each instance, which keeps the last 128 refused descriptors of each rule for 15 minutes\n(REFUSALS_KEEP) after their last refusal. Reads no counter and changes nothing.",
         )
         .after_help(
             "Examples:\n  Who is refused, the most often refused first:\n    tidegate why\n  Why one request was refused, by the id in Envoy's access log or in the refusal:\n    tidegate why 3v8k2m9c4q7r1t6x5z0d8f2h4j\n  Why user 42 is refused, by two instances, whose debug listeners are forwarded to this machine:\n    tidegate why --domain edge --descriptor user=42 --instance 127.0.0.1:6070 --instance 127.0.0.1:6071\n  The same by all pods of a headless Service, over TLS with a token (ADMIN_TOKEN_FILE):\n    tidegate why --descriptor user=42 --instance https://tidegate-headless:6070 --ca ca.crt --token-file token",
@@ -105,6 +105,13 @@ fn decided(id: &str, answers: &Answers, report: &Report) -> String {
                 (true, 0) => {
                     format!("{instance} refused this request{at}, and no longer knows why. It keeps {}.", report.bounds)
                 }
+                (false, 0) if flag(page, "is_admitted_by_shadow") => format!(
+                    "{instance} admitted this request{at} because of a shadow mode, and no longer knows what would have refused it. It keeps {}.",
+                    report.bounds
+                ),
+                (false, _) if flag(page, "is_admitted_by_shadow") => {
+                    format!("{instance} admitted this request{at} because of a shadow mode. It is one of these:")
+                }
                 (false, _) => format!(
                     "{instance} admitted this request{at}. `tidegate counter --domain D --descriptor KEY=VALUE` shows what is left."
                 ),
@@ -168,6 +175,8 @@ struct Refused {
 /// Identity of refusals: domain, refused descriptor, rule and limit.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
+    /// True for refusals that a shadow mode keeps from the requests.
+    is_shadow: bool,
     domain: String,
     descriptor: String,
     rule: String,
@@ -186,13 +195,15 @@ impl Report {
             bounds = format!("the last {} refused descriptors of each rule, for {kept}", number("most_of_rule"));
             left_out += usize::try_from(number("left_out")).unwrap_or_default();
             missed = u64::saturating_add(missed, number("missed"));
-            for refusal in list(page, "refusals") {
-                let (place, others) = place(refusal);
+            let of = |name: &str, is_shadow| list(page, name).iter().map(move |refusal| (refusal, is_shadow));
+            // Instances of an older version have no shadow refusals.
+            for (refusal, is_shadow) in of("refusals", false).chain(of("shadow_refusals", true)) {
+                let (place, others) = place(refusal, is_shadow);
                 merged.entry(place.clone()).or_default().add(instance, number("now_ms"), refusal, others, place);
             }
         }
         let mut refused: Vec<Refused> = merged.into_values().collect();
-        refused.sort_by_key(|refused| std::cmp::Reverse((refused.count, refused.last)));
+        refused.sort_by_key(|refused| (refused.place.is_shadow, std::cmp::Reverse((refused.count, refused.last))));
         left_out += refused.len().saturating_sub(most);
         refused.truncate(most);
         Self { refused, left_out, missed, is_partial: !answers.missing.is_empty(), bounds }
@@ -221,7 +232,7 @@ impl Refused {
 }
 
 /// Returns what was refused, and the other descriptors of the request.
-fn place(refusal: &Value) -> (Place, Vec<String>) {
+fn place(refusal: &Value, is_shadow: bool) -> (Place, Vec<String>) {
     let descriptors = list(refusal, "descriptors").iter();
     let mut all: Vec<String> = descriptors.map(|descriptor| admin::descriptor(items(descriptor))).collect();
     let refused = number(refusal, "refused").and_then(|index| usize::try_from(index).ok());
@@ -233,7 +244,7 @@ fn place(refusal: &Value) -> (Place, Vec<String>) {
         all.push("more that is not kept".to_owned());
     }
     let [domain, rule, limit, quota] = ["domain", "rule", "limit", "quota"].map(|name| text(refusal, name));
-    (Place { domain, descriptor, rule, limit, quota }, all)
+    (Place { is_shadow, domain, descriptor, rule, limit, quota }, all)
 }
 
 impl fmt::Display for Report {
@@ -263,24 +274,22 @@ impl fmt::Display for Report {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { domain, descriptor, rule, limit, quota } = &self.place;
+        let Place { is_shadow, domain, descriptor, rule, limit, quota } = &self.place;
+        let refused = if *is_shadow { "would have been refused" } else { "refused" };
         writeln!(f, "{}  {descriptor}", if domain.is_empty() { "(no known domain)" } else { domain })?;
         let ago = Ago(self.now.saturating_sub(self.last));
         match self.count {
-            1 => writeln!(f, "  refused once, at {} UTC, {ago} ago", Clock(self.last))?,
+            1 => writeln!(f, "  {refused} once, at {} UTC, {ago} ago", Clock(self.last))?,
             count => {
                 let (first, last) = (Clock(self.first), Clock(self.last));
-                writeln!(f, "  refused {count} times from {first} to {last} UTC, the last time {ago} ago")?;
+                writeln!(f, "  {refused} {count} times from {first} to {last} UTC, the last time {ago} ago")?;
             }
         }
-        let mut by = if rule.is_empty() { "no rule".to_owned() } else { format!("rule {rule}") };
-        if !quota.is_empty() {
-            let _ = write!(by, ", {quota}");
+        let by = super::limit_of(rule, quota, limit);
+        writeln!(f, "  by {}{by}: {}", if rule.is_empty() { "" } else { "rule " }, self.reason)?;
+        if *is_shadow {
+            writeln!(f, "  shadow mode: this refused nothing")?;
         }
-        if !limit.is_empty() {
-            let _ = write!(by, ", limit {limit}");
-        }
-        writeln!(f, "  by {by}: {}", self.reason)?;
         let room = if self.hits > 1 { format!("room for {} hits", self.hits) } else { "room".to_owned() };
         match self.until {
             Some(until) if until > self.now => {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::model::{Answered, Decision, Descriptor, Finding, Hidden, Micros, Part, Request, Tightest};
+use crate::model::{
+    Answered, Decision, Descriptor, Finding, Hidden, MOST_SHADOW_REFUSALS, Micros, Part, Request, Tightest,
+};
 
 /// Maximum number of limits that are kept for headers that list limits: 16, the number that fits in one header.
 const MOST_LISTED: usize = 16;
@@ -44,9 +46,13 @@ enum KeepReason {
     EnforcedUnasked,
     /// The enforced charge with the longest delay.
     Delayed,
+    /// The first with the n-th limit whose refusal a shadow mode keeps from the request.
+    Shadowed(usize),
+    /// The first quota that has room.
+    QuotaWithRoom,
 }
 
-/// The kept descriptors, by reason: at most 33, one for each reason.
+/// The kept descriptors, by reason: at most 50, one for each reason.
 #[derive(Debug, Default)]
 pub(super) struct Notables<'a> {
     kept: BTreeMap<KeepReason, (usize, Arc<Notable<'a>>)>,
@@ -55,6 +61,8 @@ pub(super) struct Notables<'a> {
     longest: Option<Micros>,
     shortest: Option<Micros>,
     delay: Option<Micros>,
+    /// Limits whose refusals a shadow mode keeps from the request.
+    shadowed: Vec<Answered<'a>>,
 }
 
 /// Smallest `remaining` so far, as `described` in the headers compares it: 0 after a refusal that is no quota.
@@ -76,7 +84,7 @@ impl<'a> Notables<'a> {
             let (own, rest) = answers.split_at(own);
             answers = rest;
             let mut reasons = Vec::new();
-            self.reasons(part, own, &mut reasons);
+            self.reasons(part, own, decision.is_refusal_shadowed, &mut reasons);
             if reasons.is_empty() {
                 continue;
             }
@@ -109,7 +117,13 @@ impl<'a> Notables<'a> {
     }
 
     /// Adds the reasons to keep this descriptor in place of those kept before for the same reasons.
-    fn reasons(&mut self, part: &Part<'a>, answers: &[Answered<'a>], reasons: &mut Vec<KeepReason>) {
+    fn reasons(
+        &mut self,
+        part: &Part<'a>,
+        answers: &[Answered<'a>],
+        is_refusal_shadowed: bool,
+        reasons: &mut Vec<KeepReason>,
+    ) {
         let is_refused = part.outcome().is_refused();
         self.once(true, KeepReason::First, reasons);
         self.once(is_refused && !part.is_exposed(), KeepReason::RefusedUnexposed, reasons);
@@ -118,8 +132,22 @@ impl<'a> Notables<'a> {
         if let Finding::Limited(tightest) = &part.finding {
             self.limited(part, tightest, is_refused, reasons);
         }
+        let mut quotas = answers.iter().filter(|answer| answer.role.is_quota()).peekable();
+        let has_room = quotas.peek().is_some() && !quotas.any(|quota| quota.verdict.outcome.is_refused());
+        self.once(has_room, KeepReason::QuotaWithRoom, reasons);
         for answer in answers {
             self.answered(answer, reasons);
+            if answer.is_shadow_refusal(is_refusal_shadowed) {
+                self.shadowed(answer, reasons);
+            }
+        }
+    }
+
+    fn shadowed(&mut self, answer: &Answered<'a>, reasons: &mut Vec<KeepReason>) {
+        let is_kept = self.shadowed.iter().any(|kept| kept.is_of_same_limit(answer));
+        if !is_kept && self.shadowed.len() < MOST_SHADOW_REFUSALS {
+            reasons.push(KeepReason::Shadowed(self.shadowed.len()));
+            self.shadowed.push(*answer);
         }
     }
 

@@ -1,9 +1,17 @@
 //! The rule, the limit and the origin that decided a request. Metadata, metrics, spans and the log line show this one value.
 
 use super::decision::{Answered, Decision, LimitedPart};
+use super::policy::{ChargeOutcome, Role, is_request_refused};
 use super::rule::About;
 use super::time::Micros;
 use super::verdict::{Outcome, Provenance, Verdict};
+
+/// Maximum number of shadow refusals of a request that are named: 16, of different limits.
+pub const MOST_SHADOW_REFUSALS: usize = 16;
+
+/// The rule, the limit and the origin that would refuse a request, and the answer of the limit; no answer if the whole request would be
+/// refused uncounted.
+pub type ShadowRefusal<'d, 'a> = (Deciding<'a>, Option<&'d Answered<'a>>);
 
 /// The rule, the limit and the origin that decided a request.
 #[derive(Clone, Copy, Debug)]
@@ -134,6 +142,37 @@ impl<'a> Decision<'a> {
             }
         };
         deciding.unwrap_or(Deciding::none(Origin::Nothing))
+    }
+
+    /// Returns what would refuse the request if the process, its rules and their limits had no shadow mode: each limit once, in the order
+    /// of the request, and the first 16 at most. Quotas refuse together or not at all.
+    pub fn shadow_refusals(&self) -> Vec<ShadowRefusal<'_, 'a>> {
+        if self.is_refusal_shadowed && self.answers.is_empty() {
+            let by_rule = |rule| Deciding { rule: Some(rule), ..Deciding::none(Origin::Rule) };
+            let whole = self.ruling.map_or(Deciding::none(Origin::TooLarge), |ruling| by_rule(ruling.rule));
+            return vec![(whole, None)];
+        }
+        let mut refusals: Vec<&Answered<'a>> = Vec::new();
+        for answer in self.answers.iter().filter(|answer| answer.is_shadow_refusal(self.is_refusal_shadowed)) {
+            let is_kept = refusals.iter().any(|kept| kept.is_of_same_limit(answer));
+            if !is_kept && refusals.len() < MOST_SHADOW_REFUSALS {
+                refusals.push(answer);
+            }
+        }
+        if refusals.iter().any(|answer| answer.role.is_quota()) && !self.do_quotas_refuse() {
+            refusals.retain(|answer| !answer.role.is_quota());
+        }
+        refusals.into_iter().map(|answer| (Deciding::answer(answer), Some(answer))).collect()
+    }
+
+    /// Returns true if the quotas would refuse the request, those in shadow mode among them.
+    fn do_quotas_refuse(&self) -> bool {
+        let quotas = self.answers.iter().filter(|answer| answer.role.is_quota());
+        is_request_refused(quotas.map(|answer| ChargeOutcome {
+            descriptor: answer.descriptor,
+            role: Role::Quota,
+            refused: answer.verdict.outcome.is_refused(),
+        }))
     }
 }
 

@@ -54,8 +54,8 @@ pub struct Answered<'a> {
     pub hits: Hits,
     /// Maximum number of hits that the limit admits at once.
     pub capacity: u32,
-    /// Length of the limit's window.
-    pub window: Micros,
+    /// Quota of the limit.
+    pub quota: Quota,
     /// Name of the algorithm that counts the limit.
     pub algorithm: &'static str,
     /// Name of the limit, if it has one.
@@ -152,8 +152,7 @@ pub type LimitedPart<'d, 'a> = (&'d Part<'a>, &'d Tightest<'a>);
 impl<'a> Decision<'a> {
     /// Returns true if the request is refused, or would be without a shadow mode of the process, of a rule or of a limit.
     pub fn is_refused_or_shadowed(&self) -> bool {
-        let is_shadowed = |answer: &Answered<'_>| answer.role.is_shadow() && answer.verdict.outcome.is_refused();
-        self.outcome.is_refused() || self.is_refusal_shadowed || self.answers.iter().any(is_shadowed)
+        self.outcome.is_refused() || !self.shadow_refusals().is_empty()
     }
 
     /// Returns the descriptors with limits.
@@ -175,6 +174,19 @@ impl<'a> Decision<'a> {
     /// Returns the descriptors with limits that a store counted.
     pub fn counted(&self) -> impl Iterator<Item = LimitedPart<'_, 'a>> + Clone {
         self.limited().filter(|(_, tightest)| tightest.verdict.provenance.is_counted())
+    }
+}
+
+impl Answered<'_> {
+    /// Returns true if the limit refuses, and a shadow mode keeps the refusal from the request. `is_global`: that of the process does.
+    pub fn is_shadow_refusal(&self, is_global: bool) -> bool {
+        self.verdict.outcome.is_refused() && (is_global || self.role.is_shadow())
+    }
+
+    /// Returns true if both answers are of the same limit, whatever its counter.
+    pub fn is_of_same_limit(&self, other: &Self) -> bool {
+        let limit = |answer: &Self| (answer.rule.map(|rule| rule.id), answer.quota, answer.role);
+        limit(self) == limit(other) && self.limit == other.limit
     }
 }
 

@@ -78,6 +78,9 @@ pub struct Descriptor {
     pub hits_addend: Option<u64>,
     /// True if the hits are given back instead of taken.
     pub is_negative_hits: bool,
+    /// Index of the entry whose value is the address of a trusted proxy, because that of the client behind it is unknown. At this entry
+    /// and after it, rules that are `exempt` or `unlimited` do not match.
+    pub proxy_entry: Option<usize>,
 }
 
 impl Descriptor {
@@ -255,6 +258,12 @@ pub enum InvalidRequest {
         "rate limit descriptor list must not be empty: the caller's rate limit configuration must send at least one descriptor"
     )]
     NoDescriptors,
+    /// No rule file has the domain. Only the [library](crate::embedded) takes it for an error: the service admits such a request and counts it.
+    #[error("no rule file has the domain '{}': correct it, or add a rule file with this domain", readable(domain.as_bytes()))]
+    UnknownDomain {
+        /// Domain of the request.
+        domain: String,
+    },
     /// An override has a unit that the protocol does not define.
     #[error(
         "the limit override has the undefined unit {found}: send 1 (second), 2 (minute), 3 (hour), 4 (day), 5 (month), 6 (year) or 7 (week)"

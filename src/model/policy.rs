@@ -8,16 +8,19 @@ pub enum Charging {
     Each,
     /// A refused request spends nothing in any tier.
     AllOrNothing,
+    /// A charge of a `rate_limits` list whose rule says `each`: if one charge of the list refuses, the others spend nothing.
+    /// Refusals outside the list do not matter. The number tells the lists of one request apart.
+    Group(u32),
 }
 
 impl Charging {
-    /// All modes, each with its word in a rule file.
+    /// The modes that a rule file may set, each with its word.
     pub const ALL: [(&'static str, Self); 2] = [("each", Self::Each), ("all_or_nothing", Self::AllOrNothing)];
 
     /// Returns its word in a rule file.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Each => "each",
+            Self::Each | Self::Group(_) => "each",
             Self::AllOrNothing => "all_or_nothing",
         }
     }

@@ -123,6 +123,16 @@ impl Verdict {
         Self { remaining, room: remaining, ..self }
     }
 
+    /// Returns true if the charge was refused and never fits, however long its caller waits.
+    pub fn never_fits(&self) -> bool {
+        self.outcome.is_refused() && self.retry.is_none()
+    }
+
+    /// Returns the remaining hits that the client is shown: 0 if the charge never fits, so that the client does not try again.
+    pub fn remaining_for_client(&self) -> u32 {
+        if self.never_fits() { 0 } else { self.remaining }
+    }
+
     /// Returns the value of the protocol field of this name: the time until the charge fits, or the time until the counter is
     /// idle if waiting does not help.
     pub fn duration_until_reset(&self) -> Micros {

@@ -10,16 +10,22 @@ use smallvec::SmallVec;
 pub type Text = SmallVec<[u8; 48]>;
 
 /// Parses the address in `value`: alone, in brackets, with a port or with a zone id (RFC 4007, 11: `fe80::1%eth0`). Takes the
-/// last address of a list with commas, as in `X-Forwarded-For`. Drops port and zone id. Turns an IPv4-mapped IPv6 address
-/// into the IPv4 address.
+/// last address of a list with commas, as in `X-Forwarded-For`. Drops port and zone id, and any white space and commas at either end.
+/// Turns an IPv4-mapped IPv6 address into the IPv4 address.
 pub fn parse(value: &[u8]) -> Option<IpAddr> {
-    parse_one(value).or_else(|| match memrchr(b',', value) {
-        Some(comma) => {
-            let last = value[comma + 1..].trim_ascii();
-            parse_one(last).or_else(|| parse_zoned(last))
-        }
-        None => parse_zoned(value),
+    parse_one(value).or_else(|| {
+        let list = trimmed(value);
+        let last = memrchr(b',', list).map_or(list, |comma| trimmed(&list[comma + 1..]));
+        parse_one(last).or_else(|| parse_zoned(last))
     })
+}
+
+/// Returns `value` without the white space (space, tab, line feed, vertical tab, form feed, carriage return) and the commas at its ends.
+fn trimmed(value: &[u8]) -> &[u8] {
+    let is_kept = |byte: &u8| !matches!(byte, b' ' | b'\t'..=b'\r' | b',');
+    let begin = value.iter().position(is_kept).unwrap_or(value.len());
+    let end = value.iter().rposition(is_kept).map_or(begin, |last| last + 1);
+    &value[begin..end]
 }
 
 /// Parses one address with a zone id. The zone id goes from the first `%` to the last `]` if `value` begins with a bracket,
@@ -198,8 +204,29 @@ mod tests {
         for list in ["192.0.2.1", "10.0.0.1,192.0.2.1", "x, 10.0.0.1 ,\t192.0.2.1 ", ",192.0.2.1", "a, 192.0.2.1:443"] {
             assert_eq!(of(list).as_deref(), Some("192.0.2.1"), "{list}");
         }
-        for other in [",", "192.0.2.1,", "192.0.2.1, unknown", "192.0.2.1 10.0.0.1", " 192.0.2.1"] {
-            assert_eq!(of(other), None, "{other}");
+        for other in
+            ["", ",", " , ", "192.0.2.1, unknown", "192.0.2.1 10.0.0.1", "\u{a0}192.0.2.1", "192.0.2.1;", "192.0.2.1\0"]
+        {
+            assert_eq!(of(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn white_space_and_commas_at_either_end_of_an_address_are_dropped() {
+        for (address, forms) in [
+            ("192.0.2.1", &["192.0.2.1", "[::ffff:192.0.2.1]", "192.0.2.1:443", "10.0.0.1, 192.0.2.1"][..]),
+            ("fe80::1", &["fe80::1", "FE80:0::1%eth0", "[fe80::1%2]:443", "x,fe80::1"]),
+        ] {
+            for form in forms {
+                for end in
+                    [" ", "\t", "\r", "\n", "\r\n", "\u{b}", "\u{c}", ",", ", ", " ,", ",,", " \t,\u{b}, ,\r\n\u{c}"]
+                {
+                    for spelling in [format!("{form}{end}"), format!("{end}{form}"), format!("{end}{form}{end}")] {
+                        let read = parse(spelling.as_bytes()).map(|address| address.to_string());
+                        assert_eq!(read.as_deref(), Some(address), "{spelling:?}");
+                    }
+                }
+            }
         }
     }
 
@@ -213,7 +240,7 @@ mod tests {
 
         #[test]
         fn what_the_library_takes_for_an_address_is_one_and_nothing_else(text in text()) {
-            prop_assert_eq!(parse(text.as_bytes()), by_the_library(&text), "{}", text);
+            prop_assert_eq!(parse(text.as_bytes()), by_the_library(text.trim_matches(' ')), "{}", text);
         }
 
         #[test]

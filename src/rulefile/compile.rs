@@ -6,27 +6,32 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 use thiserror::Error;
 
+use self::wide::DomainWide;
 use super::cycles::Cycles;
-use super::document::{DescriptorNode, Document, LimitsNode, ValueListNode};
+use super::document::{DescriptorNode, Document, ValueListNode};
 use super::documents::{Documents, File, Lists};
 use super::problem::{Placed, Problem, Report, Severity, quoted};
-use crate::model::{
-    About, Charging, Colocation, FailurePolicy, Leasing, Path, Role, RuleId, Series, Shown, StorePolicies,
-};
+use crate::model::{About, Charging, Leasing, Path, Role, RuleId, Series, Shown, StorePolicies};
 use crate::normalize::digest::KeySecret;
 use crate::normalize::pattern::Pattern;
 use crate::normalize::{Normalizer, Normalizers};
 use crate::rules::tree::{Child, Position, TreeLevel, Values};
 use crate::rules::{Action, Domain, Modes, Rule, RuleSet, SourceLimits};
 
+mod actions;
+mod addresses;
 mod known_good;
 mod limits;
 mod lists;
+mod literal;
+mod no_effect;
 mod overlays;
 mod paths;
 mod requests;
+mod wide;
 
 pub(super) use limits::limit;
+use no_effect::Written;
 
 /// Maximum number of limits of one descriptor: 16, more than two for each of the 7 units. A request charges all.
 const MOST_LIMITS: usize = 16;
@@ -93,6 +98,7 @@ impl fmt::Display for InvalidRules {
 /// Returns every error of every document with its place, and the warnings with them.
 pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules, InvalidRules> {
     let digest = documents.digest();
+    let is_pushed = documents.is_pushed();
     let Documents { files, overlay_files, documents, mut problems, lists, overlays, mut domain_changes, .. } =
         documents;
     let is_wrong = |problem: &Problem| problem.severity == Severity::Error;
@@ -106,11 +112,21 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         reports: files.iter().map(|file| Report::new(&file.name)).collect(),
         rules: 0,
         shared_limits: limits::SharedLimits::default(),
+        costs: limits::Costs::default(),
+        offered: HashSet::default(),
         of_lists: Vec::new(),
+        delays: Vec::new(),
         domains: HashMap::default(),
     };
     let wide = compiler.domain_wide(&documents);
     let mut normalizers = compiler.normalizers(&documents, &overlays);
+    for (file, document) in &documents {
+        compiler.texts(*file, document, normalizers.get(&document.domain.value));
+    }
+    for own in &overlays {
+        compiler.texts(own.file, &own.document, normalizers.get(&own.document.domain.value));
+    }
+    let written = Written::of(&documents, &overlays);
     for (file, document) in documents {
         if document.overlay.is_some() {
             let message = "this is an overlay, not a rule file: set `RULES_OVERLAY` to its path, or write `domain:` in place of `overlay:`";
@@ -119,7 +135,11 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
         compiler.domain(file, document, &cycles, &wide, &normalizers);
     }
     overlays.into_iter().for_each(|overlay| compiler.overlay(overlay, &wide));
-    let Compiler { reports, rules, mut domains, of_lists, .. } = compiler;
+    compiler.delays_fit_checks();
+    if !problems.iter().any(is_wrong) && !compiler.reports.iter().any(Report::has_error) {
+        compiler.without_effect(written, &normalizers, is_pushed);
+    }
+    let Compiler { mut reports, mut rules, mut domains, of_lists, .. } = compiler;
     for (name, domain) in &mut domains {
         domain.normalizers = match (normalizers.remove(&**name), domain.overlays.first()) {
             (Some(own), _) => own,
@@ -128,8 +148,9 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
             (None, None) => Normalizers::default(),
         };
         domain.changes = domain_changes.remove(&**name).map(Box::new);
-        let trees = || domain.overlays.iter().map(|overlay| &overlay.root).chain([&domain.root]);
-        domain.is_enforcing = trees().any(TreeLevel::is_enforcing);
+        refuse_not_addresses(name, domain, &mut rules);
+        domain.is_enforcing = domain.trees().any(TreeLevel::is_enforcing) || !domain.not_addresses.is_empty();
+        requests::warn_of_unlimited_addresses(domain, &mut reports);
     }
     let mut beyond = of_lists;
     for (report, file) in reports.into_iter().zip(&files) {
@@ -148,6 +169,15 @@ pub fn compile(documents: Documents, options: &Options) -> Result<CompiledRules,
     Ok(CompiledRules { rules: RuleSet::new(domains, names, source_files, digest, rules, modes), warnings: problems })
 }
 
+/// Adds the rules that refuse values that are no addresses. `rules` is the number of rules so far.
+fn refuse_not_addresses(name: &str, domain: &mut Domain, rules: &mut u32) {
+    let path = Arc::new(Path::of_domain(name));
+    for (key, place) in domain.normalizers.refusing() {
+        domain.not_addresses.push((key.into(), Rule::denying_others(RuleId(*rules), &path, key, place)));
+        *rules = rules.saturating_add(1);
+    }
+}
+
 struct Compiler<'a> {
     files: &'a [File],
     options: &'a Options,
@@ -156,8 +186,13 @@ struct Compiler<'a> {
     reports: Vec<Report>,
     rules: u32,
     shared_limits: limits::SharedLimits,
+    costs: limits::Costs,
+    /// The domains and keys for which `not_an_address` was offered.
+    offered: HashSet<(String, String)>,
     /// Problems of the list files.
     of_lists: Vec<Problem>,
+    /// Delays of the rule files.
+    delays: Vec<requests::PlacedDelay>,
     domains: HashMap<Box<str>, Domain>,
 }
 
@@ -177,54 +212,12 @@ struct Inherited<'a> {
     is_shared: bool,
 }
 
-/// Settings of a whole domain, and the index of its first file.
-#[derive(Clone, Copy, Default)]
-struct DomainWide {
-    first: usize,
-    charging: Option<Charging>,
-    on_store_failure: Option<FailurePolicy>,
-    on_store_overload: Option<FailurePolicy>,
-    lease: Option<Leasing>,
-    colocate: Option<Colocation>,
-}
-
-/// Merges `said`, the value of one more file, into `known`. Returns true if `known` already has a different value.
-fn differs<T: Copy + PartialEq>(known: &mut Option<T>, said: Option<T>) -> bool {
-    let is_other = known.is_some() && said.is_some() && *known != said;
-    *known = known.or(said);
-    is_other
-}
-
 /// Returns the value without its place.
 fn value<T: Copy>(placed: &Option<Placed<T>>) -> Option<T> {
     placed.as_ref().map(|placed| placed.value)
 }
 
 impl Compiler<'_> {
-    /// Collects the settings of each domain from all its files. Reports settings that differ between two files.
-    fn domain_wide(&mut self, documents: &[(usize, Document)]) -> HashMap<String, DomainWide> {
-        let mut domains: HashMap<String, DomainWide> = HashMap::default();
-        for (file, document) in documents {
-            let name = &document.domain;
-            let wide =
-                domains.entry(name.value.clone()).or_insert(DomainWide { first: *file, ..DomainWide::default() });
-            let differing = [
-                differs(&mut wide.charging, value(&document.charging)).then_some("charging"),
-                differs(&mut wide.on_store_failure, value(&document.on_store_failure)).then_some("on_store_failure"),
-                differs(&mut wide.on_store_overload, value(&document.on_store_overload)).then_some("on_store_overload"),
-                differs(&mut wide.lease, value(&document.lease)).then_some("lease"),
-                differs(&mut wide.colocate, document.colocate).then_some("colocate"),
-            ];
-            for what in differing.into_iter().flatten() {
-                let message = format!(
-                    "`{what}` has another value in an earlier file of this domain: set it in one file, or to the same value in all"
-                );
-                self.error(*file, name.place, message);
-            }
-        }
-        domains
-    }
-
     fn domain(
         &mut self,
         file: usize,
@@ -260,6 +253,7 @@ impl Compiler<'_> {
         };
         let path = Arc::new(Path::of_domain(&name));
         self.level(&mut domain.root, document.descriptors, &path, inherited);
+        self.costs_can_fit(file);
         self.known_good(&mut domain, document.known_good, &path, inherited);
         self.requests(&mut domain, document.requests, file);
         self.domains.insert(name.into(), domain);
@@ -277,6 +271,7 @@ impl Compiler<'_> {
             overlays: Vec::new(),
             known_good: None,
             requests: None,
+            not_addresses: Vec::new(),
             is_enforcing: false,
             changes: None,
         }
@@ -287,20 +282,27 @@ impl Compiler<'_> {
         for mut item in items {
             let place = item.place;
             let value_list = item.value_list.take();
+            let denies = item.deny;
             let Some(child) = self.child(item, value_list.as_deref(), path, inherited) else { continue };
             let shared = inherited.normalizers.of(child.key.text().as_bytes());
             let normalizer = shared.map(AsRef::as_ref);
+            let has = (child.rule.is_some(), child.action().is_some());
             let added = node.add(child, shared);
             if added.is_ok()
                 && let Some(value_list) = &value_list
             {
                 self.list_values(node, value_list, normalizer, inherited);
+                if let (Some(place), Some(normalizer)) = (denies, normalizer) {
+                    let key = node.children.last().map(|child| child.key.text().to_owned()).unwrap_or_default();
+                    self.offer_to_refuse(&key, place, normalizer, inherited);
+                }
             }
             if let Err(earlier) = added {
                 let earlier = &node.children[earlier];
                 let (file, first) = (&self.files[earlier.file as usize].name, earlier.place);
+                let todo = actions::twice(has, (earlier.rule.is_some(), earlier.action().is_some()));
                 let message = format!(
-                    "duplicate descriptor {}, already defined on this level in {file} line {}: remove one of the two, or write both limits in one `rate_limits` list",
+                    "duplicate descriptor {}, already defined on this level in {file} line {}: {todo}",
                     quoted(&earlier.label()),
                     first.line
                 );
@@ -387,7 +389,10 @@ impl Compiler<'_> {
         inherited: Inherited<'_>,
     ) -> Option<Rule> {
         let request_cost = self.at_least_one(item.request_cost.as_ref(), inherited.file);
-        let limits = self.limits(item.limits, inherited);
+        let limits = self.limits(item.limits, (path, item.request_cost.as_ref(), item.shadow_mode), inherited);
+        if let Some(cost) = item.request_cost.as_ref().filter(|_| action.is_none()) {
+            self.costs.add_request(path, cost);
+        }
         if limits.is_none() && action.is_none() && request_cost.get() == 1 {
             if let Some(message) = &item.message {
                 let warning = "`message` is the text for a refused client, but this item refuses nothing: write it beside a limit or `deny: true`";
@@ -441,35 +446,6 @@ impl Compiler<'_> {
             line: item.place.line,
             changes: item.changes,
         })
-    }
-
-    /// Returns the decision of an item for the whole request. Reports keys that such a decision makes useless.
-    fn action(&mut self, item: &DescriptorNode, file: usize) -> Option<Action> {
-        let (action, word, place) = match (item.deny, item.exempt) {
-            (None, None) => return None,
-            (Some(_), Some(place)) => {
-                let message = "the item has both `deny` and `exempt`: remove one of the two".to_owned();
-                self.error(file, place, message);
-                return None;
-            }
-            (Some(place), None) => (Action::Deny, "deny", place),
-            (None, Some(place)) => (Action::Exempt, "exempt", place),
-        };
-        let beside = [
-            (!matches!(item.limits, LimitsNode::None), "a limit"),
-            (!item.descriptors.is_empty(), "`descriptors`"),
-            (item.request_cost.is_some(), "`request_cost`"),
-            (item.quota_mode, "`quota_mode`"),
-            (item.share_threshold.is_some(), "`share_threshold`"),
-            (item.shadow_mode, "`shadow_mode`"),
-            (action == Action::Exempt && item.message.is_some(), "`message`"),
-        ];
-        for (_, what) in beside.into_iter().filter(|(is_there, _)| *is_there) {
-            let message =
-                format!("`{word}` decides the whole request, so {what} beside it has no effect: remove one of the two");
-            self.error(file, place, message);
-        }
-        Some(action)
     }
 
     fn error(&mut self, file: usize, place: Position, message: String) {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use super::problem::{Placed, Problem, Report};
 use super::yaml;
 use crate::algorithm::Algorithm;
 use crate::model::{Charging, Colocation, Delivery, FailurePolicy, Leasing, Metadata, Micros, Rights};
 use crate::rules::changes::Changes;
-use crate::rules::requests::{Gateway, Missing};
+use crate::rules::requests::{Gateway, Missing, has_address};
 use crate::rules::tree::Position;
 
 pub(super) mod cases;
@@ -56,6 +58,8 @@ pub struct RequestsNode {
     pub keeps_escaped_slashes: bool,
     /// Status of a refusal.
     pub refusal_status: Option<Placed<u32>>,
+    /// Time that the gateway waits for an answer.
+    pub timeout: Option<Placed<Micros>>,
     /// Position of `descriptors`, if it is written, and the entries of each descriptor.
     pub descriptors: Option<(Position, Vec<Vec<RequestEntryNode>>)>,
 }
@@ -67,14 +71,50 @@ pub struct RequestEntryNode {
     pub place: Position,
     /// Key.
     pub key: Option<Placed<String>>,
-    /// Part of the request from which the value comes.
-    pub from: Option<Placed<RequestPart>>,
-    /// Name of the header.
+    /// Parts of the request: the value comes from the first that it has.
+    pub from: Vec<PartNode>,
+    /// Name of the header, if `from` is the word `header`.
     pub name: Option<Placed<String>>,
     /// Value that is always the same.
     pub value: Option<Placed<String>>,
     /// Consequence of a missing header.
     pub missing: Option<Placed<Missing>>,
+}
+
+/// An item of `from`, as written.
+#[derive(Clone, Debug)]
+pub struct PartNode {
+    /// Position of the item's first character.
+    pub place: Position,
+    /// Part of the request.
+    pub part: RequestPart,
+    /// Name of the header, if the item stands in a list.
+    pub header: Option<Placed<String>>,
+    /// True if the header has the client's address (`as: ip`).
+    pub is_address: bool,
+}
+
+impl PartNode {
+    /// Returns true if the item is the client's address or a header with it. `name` is the name of the header beside `from`.
+    pub fn is_address(&self, name: Option<&Placed<String>>) -> bool {
+        let name = || self.header.as_ref().or(name).and_then(|name| HeaderName::from_bytes(name.value.as_bytes()).ok());
+        match self.part {
+            RequestPart::ClientIp => true,
+            RequestPart::Header => self.is_address || name().as_ref().is_some_and(has_address),
+            RequestPart::Path | RequestPart::Method => false,
+        }
+    }
+}
+
+impl RequestsNode {
+    /// Returns the keys of the entries whose values are addresses and nothing else.
+    pub fn address_keys(&self) -> impl Iterator<Item = &str> {
+        let entries = self.descriptors.iter().flat_map(|(_, descriptors)| descriptors).flatten();
+        let is_address = |entry: &&RequestEntryNode| {
+            !entry.from.is_empty() && entry.from.iter().all(|part| part.is_address(entry.name.as_ref()))
+        };
+        entries.filter(is_address).filter_map(|entry| entry.key.as_ref()).map(|key| key.value.as_str())
+    }
 }
 
 /// Part of a request.
@@ -146,6 +186,8 @@ pub struct EntryNode {
     pub v4_prefix: Option<Placed<u32>>,
     /// Prefix length of IPv6 addresses, in bits.
     pub v6_prefix: Option<Placed<u32>>,
+    /// True if a request whose value is no address is refused (`not_an_address`).
+    pub refuses_others: Option<Placed<bool>>,
     /// True if upper and lower case are equal (`case: lower`).
     pub is_lower: bool,
     /// Position of `sensitive: true`, if written.
@@ -270,6 +312,8 @@ pub struct LimitNode {
     pub algorithm: Option<Placed<Algorithm>>,
     /// True if refused charges are recorded too.
     pub count_refused: bool,
+    /// Place of `refuse_peek_at_limit`, if it is true.
+    pub refuse_peek_at_limit: Option<Position>,
     /// Factor for the hits on this limit.
     pub cost: Option<Placed<u32>>,
     /// Usage of the limit, in percent, from which the caller is warned.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 
 use super::document::{self, DescriptorNode, Document, EntryNode};
-use super::problem::Problem;
+use super::problem::{Problem, Severity};
 use crate::rules::changes::Changes;
 
 /// Maximum total size of all list files of one load: 256 MiB, 16 million addresses. They stay in memory until the load ends.
@@ -92,10 +92,20 @@ impl Documents {
         }
     }
 
+    /// Adds a warning about `file`, which need not be one of the documents.
+    pub fn warn(&mut self, file: Arc<str>, message: String) {
+        self.problems.push(Problem { file, place: None, severity: Severity::Warning, message, excerpt: None });
+    }
+
     /// Sets the digest of the whole content, for files that have only excerpts of it.
     #[must_use]
     pub fn with_content(self, content: blake3::Hash) -> Self {
         Self { content: Some(content), ..self }
+    }
+
+    /// Returns true if a control plane sent the documents.
+    pub(super) fn is_pushed(&self) -> bool {
+        self.content.is_some()
     }
 
     /// Returns a digest of the content of all files and lists, 128 bits in hexadecimal digits. Names of files are no part of it.

@@ -73,6 +73,13 @@ impl Overlay {
                 reports[file].error(place, || message.to_owned());
                 continue;
             };
+            if is_empty(&document, &apply) {
+                if files.len() > 1 {
+                    let message = "`empty_overlay: true` empties the overlay, and other files of it stand beside this one: remove those, or remove this one";
+                    reports[file].error(place, || message.to_owned());
+                }
+                continue;
+            }
             layers.push(Layer { file, domains: Pattern::new(document.domain.value.clone()), document, apply });
         }
         finish(reports, &files, &mut problems);
@@ -226,8 +233,9 @@ impl Laying<'_> {
                 for domain in read {
                     self.lay_entry(documents, domain, layer.file, entry);
                 }
-                let EntryNode { form, v4_prefix, v6_prefix, is_lower, .. } = entry;
-                let reads_values = form.is_some() || v4_prefix.is_some() || v6_prefix.is_some() || *is_lower;
+                let EntryNode { form, v4_prefix, v6_prefix, refuses_others, is_lower, .. } = entry;
+                let has_prefix = v4_prefix.is_some() || v6_prefix.is_some();
+                let reads_values = form.is_some() || has_prefix || refuses_others.is_some() || *is_lower;
                 if let Some(first) = unread.first().filter(|_| reads_values) {
                     let (first, more) = (quoted(first), unread.len() - 1);
                     self.skipped(layer.file, entry.key.place, || {
@@ -257,6 +265,7 @@ impl Laying<'_> {
         let mut entry = entry.clone();
         entry.key.place = place;
         entry.v4_prefix.iter_mut().chain(&mut entry.v6_prefix).for_each(|prefix| prefix.place = place);
+        entry.refuses_others.iter_mut().for_each(|refuses| refuses.place = place);
         entry.sensitive = entry.sensitive.map(|_| place);
         entry.is_laid = true;
         merge_entry(&mut document.entries, entry);
@@ -281,6 +290,14 @@ impl Reads<'_> {
     }
 }
 
+/// Returns true if an overlay has no content. Only that of `empty_overlay: true` has none.
+fn is_empty(document: &Document, apply: &[ApplyNode]) -> bool {
+    let Document { charging, on_store_failure, on_store_overload, lease, entries, descriptors, .. } = document;
+    let has_setting =
+        charging.is_some() || on_store_failure.is_some() || on_store_overload.is_some() || lease.is_some();
+    !has_setting && apply.is_empty() && entries.is_empty() && descriptors.is_empty()
+}
+
 /// Returns the domains of the documents that have an error.
 fn domains_with_errors(documents: &Documents, invalid: &InvalidRules) -> HashSet<String> {
     let errors = invalid.problems.iter().filter(|problem| problem.severity == Severity::Error);
@@ -291,7 +308,7 @@ fn domains_with_errors(documents: &Documents, invalid: &InvalidRules) -> HashSet
 
 /// Returns `entry` with its field `sensitive` alone.
 fn only_sensitive(entry: &EntryNode) -> EntryNode {
-    EntryNode { form: None, v4_prefix: None, v6_prefix: None, is_lower: false, ..entry.clone() }
+    EntryNode { form: None, v4_prefix: None, v6_prefix: None, refuses_others: None, is_lower: false, ..entry.clone() }
 }
 
 /// Sets the settings at the top of `over` on `document`.
@@ -310,6 +327,7 @@ fn merge_entry(entries: &mut Vec<EntryNode>, entry: EntryNode) {
             known.form = entry.form.or(known.form);
             known.v4_prefix = entry.v4_prefix.or(known.v4_prefix.take());
             known.v6_prefix = entry.v6_prefix.or(known.v6_prefix.take());
+            known.refuses_others = entry.refuses_others.or(known.refuses_others.take());
             known.is_lower |= entry.is_lower;
             known.sensitive = entry.sensitive.or(known.sensitive);
         }
@@ -322,5 +340,7 @@ fn finish(reports: Vec<Report>, files: &[File], problems: &mut Vec<Problem>) {
     }
 }
 
+#[cfg(test)]
+mod content;
 #[cfg(test)]
 mod tests;

@@ -132,10 +132,17 @@ pub(crate) fn parse(text: &str, report: &mut Report) -> Option<Tree> {
         match parser.next_event() {
             Some(Ok((Event::DocumentEnd, _))) => break,
             None | Some(Ok((Event::StreamEnd, _))) => return Some(builder.tree),
+            // The parser gives `~` for a value that is not written.
+            Some(Ok((Event::Scalar(text, ScalarStyle::Plain, anchor, tag), span)))
+                if span.is_empty() && text == "~" =>
+            {
+                let empty = Event::Scalar("".into(), ScalarStyle::Plain, anchor, tag);
+                builder.event(empty, place_of(&span.start)).ok()?;
+            }
             Some(Ok((event, span))) => builder.event(event, place_of(&span.start)).ok()?,
             Some(Err(error)) => {
                 let place = place_of(error.marker());
-                builder.syntax_error(place, error.kind());
+                builder.syntax_error(place, error.kind(), text.contains("{{"));
                 return None;
             }
         }
@@ -183,6 +190,19 @@ impl<'t> Node<'t> {
     /// Returns true if the node is null or an empty text.
     pub(crate) fn is_blank(self) -> bool {
         matches!(self.content(), Content::Text("")) || self.is_null()
+    }
+
+    /// Returns true if no value is written, not even `null`.
+    pub(crate) fn is_unwritten(self) -> bool {
+        matches!(self.content(), Content::Plain(""))
+    }
+
+    /// Returns true if the node is null, or a list or a mapping without items.
+    pub(crate) fn is_nothing(self) -> bool {
+        match self.content() {
+            Content::List(mut items) | Content::Mapping(mut items) => items.next().is_none(),
+            _ => self.is_blank(),
+        }
     }
 
     /// Returns true if the node is null.
@@ -349,9 +369,13 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn syntax_error(&mut self, place: Position, error: &ErrorKind) {
+    /// Reports an error of a file that is a template if `is_template`.
+    fn syntax_error(&mut self, place: Position, error: &ErrorKind, is_template: bool) {
         self.report.error(place, || match error {
             ErrorKind::RecursionLimitExceeded => too_deep(),
+            error if is_template => {
+                format!("This is not YAML: {error}. The file has `{{{{`, so it looks like a template: render it before Tidegate reads it, for example with `helm template`.")
+            }
             error => format!("This is not YAML: {error}{}.", advice(error)),
         });
     }

@@ -7,7 +7,7 @@ use super::places::{Overlaid, Places, Replaced};
 use super::tree::TreeMatch;
 use super::{Domain, Matched, MatchedItem, MatchedKind, Origin, Rule, RuleLimit, RuleSet, SourceLimits};
 use crate::algorithm::{Charge, Limit};
-use crate::model::{Descriptor, Hits, Request, Role};
+use crate::model::{Charging, Descriptor, Hits, Request, Role};
 
 /// A limit that applies to a descriptor, and the rule limit that it comes from, if any.
 struct AppliedLimit<'a> {
@@ -143,13 +143,16 @@ impl Called<'_> {
         let policies = rule.map_or(domain.policies, |rule| rule.policies);
         let leasing = rule.map_or(domain.lease, |rule| rule.lease);
         let remembers_refusals = rule.is_none_or(|rule| rule.remembers_refusals);
+        // Several limits of one rule are one decision. A shadow limit takes no part in it.
+        let is_group = charging == Charging::Each && limits.iter().filter(|limit| !limit.role.is_shadow()).count() > 1;
+        let group = is_group.then(|| u32::try_from(matched.charges.len()).map_or(charging, Charging::Group));
         matched.charges.extend(limits.iter().map(|AppliedLimit { limit, from, role, is_shadow }| Charge {
             key: place.counter_key(self.name, domain.colocation, mark, self.descriptor, limit, *is_shadow),
             limit: *limit,
             hits: from.map_or(hits, |from| hits.times(from.cost.get().into())),
             descriptor: self.index,
             role: *role,
-            charging,
+            charging: group.filter(|_| !role.is_shadow()).unwrap_or(charging),
             policies,
             remembers_refusals,
             lease: from.map_or(leasing.terms(), |from| from.lease).filter(|_| limit.can_be_leased().is_ok()),

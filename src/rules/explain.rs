@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 
 use super::tree::{self, Child, TreeLevel, TreeMatch, Values};
 use super::{Action, Domain, Rule, RuleLimit, RuleSet, SourceLimits};
-use crate::model::{Delay, Descriptor, Entry, Role, StorePolicies, readable};
+use crate::model::{Delay, Descriptor, Entry, Hits, Role, StorePolicies, readable};
 use crate::normalize::{NormalizedValue, Normalizers};
 
 /// Maximum number of listed items per level that do not match: 20. Levels can have thousands.
@@ -194,6 +194,9 @@ impl Explainer<'_> {
             self.line(1, format_args!("counter  {key}"));
             if limit.limit.records_every_charge() {
                 self.line(1, format_args!("         counts refused charges too"));
+            }
+            if limit.limit.refuses_full_peek(Hits::LOOK) {
+                self.line(1, format_args!("         refuses a peek (0 hits) while the limit is used up"));
             }
             for replaced in &limit.replaces {
                 self.line(1, format_args!("replaces {replaced} in requests that match both"));

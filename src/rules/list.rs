@@ -95,16 +95,17 @@ impl Networks {
         }
     }
 
-    /// Returns the item index of the smallest network that contains `address`, and the prefix length of that network.
-    pub(crate) fn find(&self, address: IpAddr) -> Option<(u32, u8)> {
+    /// Returns the first result of `accept` among the networks that contain `address`, the smallest first. `accept` gets the item index
+    /// and the prefix length of a network.
+    pub(crate) fn find<T>(&self, address: IpAddr, accept: impl Fn(u32, u8) -> Option<T>) -> Option<T> {
         match address {
             IpAddr::V4(v4) => {
                 let bits = v4.to_bits();
-                self.v4.find(|length| bits & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0))
+                self.v4.find(|length| bits & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0), accept)
             }
             IpAddr::V6(v6) => {
                 let bits = v6.to_bits();
-                self.v6.find(|length| bits & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0))
+                self.v6.find(|length| bits & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0), accept)
             }
         }
     }
@@ -119,8 +120,8 @@ impl<K: std::hash::Hash + Eq> ByLength<K> {
         self.0[at].1.entry(network).or_insert(index)
     }
 
-    fn find(&self, masked: impl Fn(u8) -> K) -> Option<(u32, u8)> {
-        self.0.iter().find_map(|(length, networks)| networks.get(&masked(*length)).map(|index| (*index, *length)))
+    fn find<T>(&self, masked: impl Fn(u8) -> K, accept: impl Fn(u32, u8) -> Option<T>) -> Option<T> {
+        self.0.iter().find_map(|(length, networks)| accept(*networks.get(&masked(*length))?, *length))
     }
 }
 
@@ -176,7 +177,7 @@ mod tests {
                 let address = address(is_v4, seed);
                 let holds = |network: &Network| network.address.is_ipv4() == address.is_ipv4() && Network::of(address, network.bits) == *network;
                 let expected = all.iter().filter(|(network, _)| holds(network)).max_by_key(|(network, _)| network.bits);
-                prop_assert_eq!(found.find(address), expected.map(|(network, index)| (*index, network.bits)));
+                prop_assert_eq!(found.find(address, |index, bits| Some((index, bits))), expected.map(|(network, index)| (*index, network.bits)));
             }
         }
     }

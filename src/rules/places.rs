@@ -56,10 +56,19 @@ pub(super) struct Replaced<'a> {
 }
 
 impl Domain {
+    /// Returns the trees of the overlays and of the source.
+    pub(crate) fn trees(&self) -> impl Iterator<Item = &TreeLevel> {
+        self.overlays.iter().map(|overlay| &overlay.root).chain([&self.root])
+    }
+
     /// Finds the rules of each descriptor.
     pub(super) fn places(&self, descriptors: &[Descriptor]) -> Places<'_> {
         let find = |descriptor: &Descriptor| {
-            let found = self.root.find(&self.normalizers, descriptor);
+            let mut found = self.root.find(&self.normalizers, descriptor);
+            if let Some(rule) = self.refused_value(descriptor) {
+                found.rule = Some(rule);
+                return found;
+            }
             // A limit that the request sends is counted even if no rule matches.
             if found.rule.is_none() && descriptor.limit.is_some() {
                 found.unruled(&self.normalizers, descriptor)
@@ -72,6 +81,16 @@ impl Domain {
             self.lay_over(descriptors, &mut places);
         }
         places
+    }
+
+    /// Returns the rule that denies a descriptor because a value is no address.
+    fn refused_value(&self, descriptor: &Descriptor) -> Option<&Rule> {
+        self.not_addresses.iter().find_map(|(key, rule)| {
+            let mut own = descriptor.entries.iter().filter(|entry| entry.key[..] == **key);
+            let normalizer = self.normalizers.of(key)?;
+            let is_other = own.any(|entry| normalizer.normalize(&entry.value).address.is_none());
+            is_other.then_some(rule)
+        })
     }
 
     /// Adds the rules of the overlays to `places`.

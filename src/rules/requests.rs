@@ -3,29 +3,39 @@
 //! The rule file alone decides how a request is read. From the headers of a gateway only those of its own family are read, so a client that sends
 //! those of another gateway changes nothing.
 
+mod client;
+mod limited;
+
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use http::header::{HeaderMap, HeaderName};
 use http::{HeaderValue, Method};
 use thiserror::Error;
 
 use crate::model::{Descriptor, Entry};
-use crate::normalize::address;
 use crate::normalize::network::Network;
 use crate::normalize::path::canonical;
+use crate::normalize::{V4_PREFIX, V6_PREFIX};
+use crate::rules::tree::Position;
 
-/// Maximum number of parts of `X-Forwarded-For`: 100, each of which is parsed.
-const MOST_PROXIES: usize = 100;
-/// Header with the addresses of the client and of the proxies in between.
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+use client::Client;
+pub(crate) use client::{FORWARDED_FOR, has_address};
+
+/// Part of the longest wait that is left for deciding and answering after a delay: 5 ms.
+const OWN: Duration = Duration::from_millis(5);
 
 /// Reading of the plain HTTP requests of a domain.
 #[derive(Debug)]
 pub struct HttpRequests {
+    /// Index of the rule file that has it.
+    pub(crate) file: usize,
     pub(crate) gateway: Gateway,
     pub(crate) trusted_proxies: Vec<Network>,
     pub(crate) refusal_status: u16,
+    /// Time that the gateway waits for an answer.
+    pub(crate) timeout: Duration,
     /// True if a path may have an escaped slash or a backslash, which some servers take for a slash and others do not.
     pub(crate) keeps_escaped_slashes: bool,
     pub(crate) descriptors: Vec<Vec<ReadEntry>>,
@@ -57,7 +67,7 @@ impl Gateway {
     ];
 
     /// Returns the headers with the path and the method of the original request, if it has such.
-    const fn headers(self) -> Option<(HeaderName, HeaderName)> {
+    pub(crate) const fn headers(self) -> Option<(HeaderName, HeaderName)> {
         match self {
             Self::Nginx => {
                 Some((HeaderName::from_static("x-original-uri"), HeaderName::from_static("x-original-method")))
@@ -75,20 +85,59 @@ impl Gateway {
 pub(crate) struct ReadEntry {
     pub(crate) key: String,
     pub(crate) source: Source,
+    pub(crate) place: Position,
+}
+
+impl ReadEntry {
+    /// Returns the key and the origin of the value, without the place.
+    pub(crate) fn key_and_source(&self) -> (&str, &Source) {
+        (&self.key, &self.source)
+    }
 }
 
 /// Origin of the value of an entry.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The client's address.
-    ClientIp,
     /// The path without the query, in its one spelling.
     Path,
     Method,
-    /// A header, and what is done without it.
-    Header(HeaderName, Missing),
+    /// The first of these that the request has, and what is done if it has none.
+    First(Vec<ClientName>, Missing),
     /// The rule file.
     Value(String),
+}
+
+/// A name of the client in a request, and what stands before it in the value of the entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClientName {
+    pub(crate) part: ClientPart,
+    /// Empty where nothing else can give the same value. Otherwise it makes the values of different parts different.
+    pub(crate) prefix: String,
+}
+
+/// Part of a request that names its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ClientPart {
+    /// The client's address, as `X-Forwarded-For` has it.
+    Address,
+    /// A header with the client's address, which only a trusted proxy can have written.
+    AddressHeader(HeaderName),
+    /// A header with any text.
+    Header(HeaderName),
+}
+
+impl ClientPart {
+    /// Returns true if the part is an address.
+    pub(crate) fn is_address(&self) -> bool {
+        !matches!(self, Self::Header(_))
+    }
+}
+
+impl Source {
+    /// Returns true if the value is an address and nothing else.
+    pub(crate) fn is_address(&self) -> bool {
+        matches!(self, Self::First(names, _) if names.iter().all(|name| name.part.is_address()))
+    }
 }
 
 /// Consequence of a header that is missing or empty.
@@ -100,6 +149,20 @@ pub enum Missing {
     Refuse,
     /// The entry has this value.
     Value(String),
+}
+
+/// Value of an entry.
+struct Value {
+    text: String,
+    /// True if it is the address of a trusted proxy, because the client's is unknown.
+    is_of_proxy: bool,
+}
+
+/// A value that is no proxy's address.
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self { text, is_of_proxy: false }
+    }
 }
 
 /// A check: a request to `/check/DOMAIN`.
@@ -121,15 +184,9 @@ pub enum Unreadable {
     /// A header that is read stands there twice, so that it has no one value.
     #[error("the header {0} stands in the request more than once")]
     Repeated(HeaderName),
-    /// A part of `X-Forwarded-For` is no address.
-    #[error("x-forwarded-for has a part that is no address")]
-    Chain,
     /// A path has a slash that some servers do not take for one.
     #[error("the path of the original request has an escaped slash or a backslash")]
     Slash,
-    /// `X-Forwarded-For` has too many parts.
-    #[error("x-forwarded-for has more than {MOST_PROXIES} parts")]
-    LongChain,
     /// The path does not begin with a slash.
     #[error("the path of the original request does not begin with /")]
     Path,
@@ -152,9 +209,26 @@ impl HttpRequests {
         self.gateway == Gateway::Envoy
     }
 
+    /// Returns the keys of the entries whose values are addresses and nothing else.
+    pub(crate) fn address_keys(&self) -> impl Iterator<Item = &str> {
+        let entries = self.descriptors.iter().flatten();
+        entries.filter(|entry| entry.source.is_address()).map(|entry| entry.key.as_str())
+    }
+
     /// Returns the status of a refusal.
     pub const fn refusal_status(&self) -> u16 {
         self.refusal_status
+    }
+
+    /// Returns the longest time that a request may wait here for anything: four fifths of the time that the gateway waits. The rest
+    /// is for the network and for the processors of both.
+    pub fn longest_wait(&self) -> Duration {
+        self.timeout * 4 / 5
+    }
+
+    /// Returns the longest delay of an admitted request.
+    pub fn longest_delay(&self) -> Duration {
+        self.longest_wait().saturating_sub(OWN)
     }
 
     /// Returns the descriptors of the request that `peer` asks about. `path` is the path of the check behind `/check/DOMAIN`; `method` and `headers`
@@ -172,54 +246,64 @@ impl HttpRequests {
         let check = Check { peer, method, path, headers };
         let mut descriptors = Vec::with_capacity(self.descriptors.len());
         for entries in &self.descriptors {
-            let read = entries.iter().map(|entry| {
+            let mut proxy_entry = None;
+            let read = entries.iter().enumerate().map(|(index, entry)| {
                 let value = self.value(&entry.source, check)?;
-                Ok(value.map(|value| Entry::new(entry.key.clone(), value)))
+                Ok(value.map(|Value { text, is_of_proxy }| {
+                    proxy_entry = proxy_entry.or(is_of_proxy.then_some(index));
+                    Entry::new(entry.key.clone(), text)
+                }))
             });
             // With an entry that is skipped, all of the descriptor is.
             let entries: Result<Option<Vec<Entry>>, Unreadable> =
                 read.collect::<Result<Vec<_>, _>>().map(|entries| entries.into_iter().collect());
-            descriptors.extend(entries?.map(|entries| Descriptor { entries, ..Descriptor::default() }));
+            descriptors.extend(entries?.map(|entries| Descriptor { entries, proxy_entry, ..Descriptor::default() }));
         }
         Ok(descriptors)
     }
 
     /// Returns the value of an entry; `None` if its descriptor is skipped.
-    fn value(&self, source: &Source, check: Check<'_>) -> Result<Option<String>, Unreadable> {
-        Ok(Some(match source {
-            Source::ClientIp => self.client(check)?.to_string(),
+    fn value(&self, source: &Source, check: Check<'_>) -> Result<Option<Value>, Unreadable> {
+        Ok(Some(Value::from(match source {
             Source::Path => self.path(check)?,
             Source::Method => match self.gateway.headers() {
                 Some((_, name)) => required(check.headers, name)?.into_owned(),
                 None => check.method.as_str().to_owned(),
             },
-            Source::Header(name, missing) => match (one(check.headers, name)?, missing) {
-                (Some(value), _) => text(value).into_owned(),
+            Source::First(names, missing) => match (self.first_of(names, check)?, missing) {
+                (Some(value), _) => return Ok(Some(value)),
                 (None, Missing::Skip) => return Ok(None),
-                (None, Missing::Refuse) => return Err(Unreadable::Missing(name.clone())),
+                (None, Missing::Refuse) => return Err(Unreadable::Missing(of_any_header(names))),
                 (None, Missing::Value(value)) => value.clone(),
             },
             Source::Value(value) => value.clone(),
-        }))
+        })))
     }
 
-    /// Returns the client's address: the last one of the chain that is no trusted proxy; the first if all are.
-    fn client(&self, check: Check<'_>) -> Result<IpAddr, Unreadable> {
-        let mut client = check.peer.to_canonical();
-        let mut is_proxy = self.trusts(client);
-        let lines: Vec<Cow<'_, str>> = check.headers.get_all(FORWARDED_FOR).iter().map(text).collect();
-        let parts = lines.iter().rev().flat_map(|line| line.rsplit(','));
-        for (number, part) in parts.enumerate() {
-            if number >= MOST_PROXIES {
-                return Err(Unreadable::LongChain);
-            }
-            let address = address::parse_one(part.trim_ascii().as_bytes()).ok_or(Unreadable::Chain)?;
-            if is_proxy {
-                client = address;
-                is_proxy = self.trusts(client);
+    /// Returns the first of `names` that the request has.
+    fn first_of(&self, names: &[ClientName], check: Check<'_>) -> Result<Option<Value>, Unreadable> {
+        for ClientName { part, prefix } in names {
+            let client = match part {
+                ClientPart::Address => Some(self.client(check)),
+                ClientPart::AddressHeader(name) => self.client_of_header(check, name),
+                ClientPart::Header(name) => {
+                    let text = one(check.headers, name)?.map(text);
+                    match text.filter(|text| !prefix.is_empty() || !is_of_other_part(text, names)) {
+                        Some(text) => return Ok(Some(Value::from(format!("{prefix}{text}")))),
+                        None => continue,
+                    }
+                }
+            };
+            if let Some(Client { address, is_proxy }) = client {
+                let address = match prefix.as_str() {
+                    // As an address it is counted by its network.
+                    "" => address.to_string(),
+                    prefix => format!("{prefix}{}", client_network(address)),
+                };
+                return Ok(Some(Value { text: address, is_of_proxy: is_proxy }));
             }
         }
-        Ok(client)
+        Ok(None)
     }
 
     fn path(&self, check: Check<'_>) -> Result<String, Unreadable> {
@@ -241,6 +325,27 @@ impl HttpRequests {
         }
         Ok(String::from_utf8_lossy(&canonical(path.as_bytes())).into_owned())
     }
+}
+
+/// Returns the network that the client with this address is counted by, where the value of its entry is no address alone.
+fn client_network(address: IpAddr) -> Network {
+    Network::of(address, if address.is_ipv4() { V4_PREFIX } else { V6_PREFIX })
+}
+
+/// Returns true if `text` is a value that another of `names` can have, in any letter case: a client could write it to be counted as somebody else.
+fn is_of_other_part(text: &str, names: &[ClientName]) -> bool {
+    let text = text.trim_start_matches([',', ' ', '\t']).as_bytes();
+    let mut prefixes = names.iter().map(|name| name.prefix.as_bytes()).filter(|prefix| !prefix.is_empty());
+    prefixes.any(|prefix| text.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix)))
+}
+
+/// Returns the name of the first header among `names`.
+fn of_any_header(names: &[ClientName]) -> HeaderName {
+    let header = |name: &ClientName| match &name.part {
+        ClientPart::Header(name) | ClientPart::AddressHeader(name) => Some(name.clone()),
+        ClientPart::Address => None,
+    };
+    names.iter().find_map(header).unwrap_or(FORWARDED_FOR)
 }
 
 /// Returns true if a path has `%2f`, `%5c` or a backslash.
@@ -268,3 +373,6 @@ fn required(headers: &HeaderMap, name: HeaderName) -> Result<Cow<'_, str>, Unrea
 fn text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())
 }
+
+#[cfg(test)]
+mod tests;

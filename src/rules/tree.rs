@@ -16,6 +16,7 @@ use crate::normalize::{NormalizedValue, Normalizer, Normalizers, address};
 
 mod counted;
 mod keys;
+mod reach;
 mod texts;
 mod wildcards;
 
@@ -154,8 +155,13 @@ impl TreeLevel {
         register(by_key, earlier, child, list_value).map_or(Ok(()), Err)
     }
 
-    /// Returns the child that matches `entry`, and the counter-key part of the entry.
-    fn answer(&self, normalizers: &Normalizers, entry: &Entry) -> Option<(&Child, CountedAs<'_>)> {
+    /// Returns the child that matches `entry` and is not passed over, and the counter-key part of the entry.
+    fn answer(
+        &self,
+        normalizers: &Normalizers,
+        entry: &Entry,
+        is_passed_over: impl Fn(&Child) -> bool,
+    ) -> Option<(&Child, CountedAs<'_>)> {
         let key_children = self.by_key.get(&self.children, &entry.key);
         let normalizer = match key_children {
             Some(key_children) => key_children.more().and_then(|more| more.normalizer.as_deref()),
@@ -163,13 +169,13 @@ impl TreeLevel {
             None => normalizers.of(&entry.key).map(AsRef::as_ref),
         };
         let normalized = normalized(normalizer, entry);
-        let chosen = self.choose(key_children, &entry.key, &normalized)?;
+        let chosen = self.choose(key_children, &entry.key, &normalized, is_passed_over)?;
         Some((chosen.child, chosen.counted(normalizer, entry, &normalized)))
     }
 
     /// Returns the child that matches `entry`.
     pub(crate) fn child(&self, normalizers: &Normalizers, entry: &Entry) -> Option<&Child> {
-        self.answer(normalizers, entry).map(|(child, _)| child)
+        self.answer(normalizers, entry, |_| false).map(|(child, _)| child)
     }
 
     fn choose<'a>(
@@ -177,21 +183,26 @@ impl TreeLevel {
         key_children: Option<&'a KeyChildren>,
         key: &[u8],
         normalized: &NormalizedValue<'_>,
+        is_passed_over: impl Fn(&Child) -> bool,
     ) -> Option<Chosen<'a>> {
-        let chosen = |index: u32, bits: u8| self.children.get(place(index)).map(|child| Chosen { child, bits });
+        let chosen = |index: u32, bits: u8| {
+            let child = self.children.get(place(index)).filter(|child| !is_passed_over(child))?;
+            Some(Chosen { child, bits })
+        };
         let more = key_children.and_then(KeyChildren::more);
         if let Some(more) = more {
             // If values are addresses, the map of texts contains none.
             if normalized.address.is_none()
                 && let Some(exact) = more.exact.get(&self.children, &normalized.text())
+                && let Some(found) = chosen(exact, u8::MAX)
             {
-                return chosen(exact, u8::MAX);
+                return Some(found);
             }
             if let Some(networks) = more.networks.as_deref()
                 && let Some(address) = normalized.address.or_else(|| address::parse(&normalized.text()))
-                && let Some((index, bits)) = networks.find(address)
+                && let Some(found) = networks.find(address, chosen)
             {
-                return chosen(index, bits);
+                return Some(found);
             }
         }
         if !self.wild.is_empty() {
@@ -213,7 +224,7 @@ impl TreeLevel {
 
     /// Returns the key of the child that matches `entry`.
     pub(crate) fn key_of(&self, normalizers: &Normalizers, entry: &Entry) -> Option<&str> {
-        self.answer(normalizers, entry).map(|(child, _)| child.key.text())
+        self.answer(normalizers, entry, |_| false).map(|(child, _)| child.key.text())
     }
 
     /// Returns the rule at the end of the descriptor's entries if the tree has exactly that depth there. A rule on the way that
@@ -223,7 +234,9 @@ impl TreeLevel {
         let mut node = Some(self);
         let mut last = None;
         for (level, entry) in descriptor.entries.iter().enumerate() {
-            let Some((child, by)) = node.and_then(|node| node.answer(normalizers, entry)) else {
+            let is_of_proxy = descriptor.proxy_entry.is_some_and(|proxy| proxy <= level);
+            let is_passed_over = |child: &Child| is_of_proxy && child.is_free(level + 1 == descriptor.entries.len());
+            let Some((child, by)) = node.and_then(|node| node.answer(normalizers, entry, is_passed_over)) else {
                 return TreeMatch::default();
             };
             if !matches!(by, CountedAs::Own) {
@@ -361,6 +374,12 @@ impl Child {
     /// Returns the decision for the whole request, if the child's rule makes one.
     pub(crate) fn action(&self) -> Option<Action> {
         self.rule.as_ref().and_then(Rule::action)
+    }
+
+    /// Returns true if the child exempts the request, or is `unlimited` and the `last` of the descriptor.
+    fn is_free(&self, last: bool) -> bool {
+        let is_free = |rule: &Rule| rule.action() == Some(Action::Exempt) || (last && rule.is_unlimited());
+        self.rule.as_ref().is_some_and(is_free)
     }
 
     /// Returns true if this is the child's literal key.

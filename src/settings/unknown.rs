@@ -66,7 +66,7 @@ fn list(names: &[String], between: &str) -> String {
 
 /// Returns true for a variable that Kubernetes sets in each pod for a Service of the namespace, such as `REDIS_SERVICE_HOST` and
 /// `REDIS_PORT=tcp://10.0.0.1:6379`.
-fn is_of_kubernetes(name: &str, value: &str) -> bool {
+pub(super) fn is_of_kubernetes(name: &str, value: &str) -> bool {
     let is_of_port = |(_, rest): (&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit());
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
@@ -74,9 +74,15 @@ fn is_of_kubernetes(name: &str, value: &str) -> bool {
         || (name.ends_with("_PORT") && value.contains("://"))
 }
 
+/// Returns the name of the Service beside which Kubernetes sets `variable`.
+pub(super) fn service_of(variable: &str) -> String {
+    variable.trim_end_matches("_PORT").to_ascii_lowercase().replace('_', "-")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::UnknownVariables;
+    use super::super::tests::wrong;
+    use super::{Settings, UnknownVariables};
 
     fn told(environment: &[(&str, &str)], is_undecided: bool) -> Option<String> {
         let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -136,6 +142,25 @@ mod tests {
                 "no setting has the name REDIS_HOST, so it has no effect; Kubernetes sets REDIS_PORT beside a Service of that name, which has no effect"
             )
         );
+    }
+
+    #[test]
+    fn a_port_that_kubernetes_sets_beside_a_service_of_that_name_has_advice() {
+        let ports: Vec<_> = Settings::table().filter(|row| row.variable.ends_with("_PORT")).collect();
+        assert_eq!(ports.len(), 3);
+        for (row, service) in ports.into_iter().zip(["grpc", "debug", "statsd"]) {
+            for (address, is_advised) in
+                [("tcp://10.0.0.1:8081", true), ("udp://[fd00::1]:8125", true), ("http", false)]
+            {
+                let told = wrong(&[(row.variable, address)]).join("\n");
+                let (variable, takes) = (row.variable, row.takes);
+                let advice = format!(
+                    "; Kubernetes sets it beside a Service named {service}: set enableServiceLinks: false in the spec of the pod, or {variable} in the env of the container"
+                );
+                let advice = if is_advised { &advice } else { "" };
+                assert_eq!(told, format!("{variable} is {address:?}: expected {takes}{advice}"));
+            }
+        }
     }
 
     #[test]

@@ -7,13 +7,23 @@ use std::time::Duration;
 pub struct CallerTime {
     /// The caller's timeout, if it sent one.
     pub timeout: Option<Duration>,
-    /// The part of it that the call has spent waiting for its thread.
+    /// The part of it that the call has spent waiting for its thread, or for its turn to be inflated.
     pub waited: Duration,
+    /// The longest delay that the caller takes for an admission. A longer one is a refusal, and a shorter one is waited before the
+    /// answer. `None`: a limit delays as long as it says, and in the way that it says.
+    pub longest_delay: Option<Duration>,
+}
+
+impl CallerTime {
+    /// Returns the time that the caller still waits, if it sent a timeout.
+    pub fn left(self) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.saturating_sub(self.waited))
+    }
 }
 
 impl From<Option<Duration>> for CallerTime {
     fn from(timeout: Option<Duration>) -> Self {
-        Self { timeout, waited: Duration::ZERO }
+        Self { timeout, ..Self::default() }
     }
 }
 
@@ -51,7 +61,7 @@ impl Deadline {
         timeout: impl Into<CallerTime>,
         round_trip: impl FnOnce() -> Option<Duration>,
     ) -> Option<Duration> {
-        let CallerTime { timeout, waited } = timeout.into();
+        let CallerTime { timeout, waited, .. } = timeout.into();
         let wanted = match (self, timeout) {
             (Self::AtOnce, _) => return Some(Duration::MAX),
             (Self::Fixed(fixed), _) => fixed,
@@ -64,7 +74,7 @@ impl Deadline {
             }
         };
         let bound = timeout.map_or(Duration::MAX, |timeout| timeout.saturating_sub(Self::OWN));
-        // A call that has waited for its thread has the rest of its time, and below the least it has none.
+        // A call that has waited has the rest of its time, and below the least it has none.
         let left = bound.saturating_sub(waited);
         (left > Self::LEAST && wanted > waited).then(|| wanted.min(left))
     }

@@ -14,12 +14,12 @@ use super::deadline::{CallerTime, Deadline};
 use super::known::Known;
 use super::memory::Memory;
 use super::replicas::Replicas;
-use super::{ChargeResults, Charged, Store, StoreError, Taken, Verdicts};
-use crate::algorithm::{Charge, Limit};
-use crate::model::policy::is_request_refused;
+use super::{ChargeResults, Charged, Store, StoreError, Verdicts};
+use crate::algorithm::{Charge, Limit, Refusals};
 use crate::model::{Charging, Clock, FailurePolicy, Hits, Micros, Outcome, Provenance, Role, Verdict};
 
 mod leasing;
+mod parts;
 mod steps;
 
 /// The most counters that are charged later in one step: 100, as many as one Redis script charges.
@@ -126,20 +126,21 @@ impl Guard {
         }
         let Some((known, now)) = self.known_now() else { return self.charge_all(charges, timeout, None, false).await };
         let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        let has_groups = charges.iter().any(|charge| charge.group().is_some());
         if charges.iter().any(|charge| charge.lease.is_some()) {
             if self.steps.has_stepped(&*self.clock, now) {
                 // The task that keeps leases gives them back.
                 known.drop_leases();
                 self.steps.follow(&*self.clock);
             }
-            if is_whole {
-                return self.charge_leased(known, charges, timeout, now).await;
+            if is_whole || has_groups {
+                return self.charge_leased(known, charges, timeout, (is_whole, now)).await;
             }
         }
         self.charge_unpaid(known, charges, timeout, (is_whole, now)).await
     }
 
-    /// Charges what no lease has paid as a whole.
+    /// Charges what no lease has paid.
     async fn charge_unpaid(
         &self,
         known: &Known,
@@ -176,14 +177,14 @@ impl Guard {
             return self.charge_all(charges, timeout, Some((known, now)), false).await;
         }
         charge_refused_later(known, charges, &answers, now);
-        for (charge, answer) in charges.iter().zip(&mut answers) {
-            match answer {
-                Some(_) => {}
-                None if is_whole && charge.limit.is_closed() => *answer = Some(self.closed_limit(charge)),
-                None if is_whole && !charge.is_recorded_despite_refusal() => {
-                    *answer = Some(known.spared(charge, now));
-                }
-                None => {}
+        let refusing = charges.iter().zip(&answers).filter(|(_, answer)| answer.is_some());
+        // Here a request with all-or-nothing charges is refused.
+        let refusals = Refusals::known(refusing.map(|(charge, _)| charge), is_whole);
+        for (charge, answer) in charges.iter().zip(&mut answers).filter(|(_, answer)| answer.is_none()) {
+            if charge.limit.is_closed() && (is_whole || refusals.refuse(charge.charging)) {
+                *answer = Some(self.closed_limit(charge));
+            } else if refusals.spare(charge) {
+                *answer = Some(known.spared(charge, now));
             }
         }
         let unknown = charges.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
@@ -207,7 +208,7 @@ impl Guard {
     ) -> Verdicts {
         let budget = self.budget(timeout);
         let existing = budget.filter(|_| is_refused).and_then(|budget| self.store.charge_existing(charges, budget));
-        let Charged { mut answers, undo, .. } = match (budget, existing) {
+        let Charged { mut answers, undos, .. } = match (budget, existing) {
             (Some(_), Some(existing)) => existing.await,
             (Some(budget), None) => match known.and_then(|(known, now)| self.carry(known, charges, now)) {
                 None => self.store.charge(charges, budget).await,
@@ -223,16 +224,16 @@ impl Guard {
         if charges.iter().zip(&answers).any(asks_local) {
             self.decide_locally(charges, &answers, &mut verdicts);
         }
-        let mut is_undone = false;
-        if let Some(undo) = undo {
-            let charge_outcomes =
-                charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
-            is_undone = is_request_refused(charge_outcomes);
-            if is_undone { undo.take_back(&mut verdicts) } else { undo.keep() }
+        let mut undone = None;
+        if !undos.is_empty() {
+            let refusals = Refusals::of(charges, &verdicts);
+            let settled = undos.into_iter().map(|undo| undo.settle(&refusals, &mut verdicts));
+            undone = (settled.filter(|is_undone| *is_undone).count() > 0).then_some(refusals);
         }
         learn(known, charges, &mut verdicts);
-        if is_undone {
-            self.forget_refusals(charges.iter().zip(&answers).filter(|(_, answer)| is_admitted(answer)));
+        if let Some(refusals) = undone {
+            let given_back = charges.iter().zip(&answers).filter(|(charge, _)| refusals.spare(charge));
+            self.forget_refusals(given_back.filter(|(_, answer)| is_admitted(answer)));
         }
         verdicts
     }
@@ -271,54 +272,6 @@ impl Guard {
     fn untimely(&self, charges: &[Charge]) -> ChargeResults {
         self.untimely.fetch_add(1, Ordering::Relaxed);
         charges.iter().map(|_| Err(StoreError::NoTime)).collect()
-    }
-
-    /// Charges a part of a request, as [`Guard::charge`] charges a whole one. If the request is refused, [`Guard::give_back`] gives the
-    /// hits back.
-    pub async fn take(&self, charges: &[Charge], timeout: CallerTime) -> (Verdicts, Vec<Option<TakenCharge>>) {
-        if charges.iter().all(|charge| charge.charging == Charging::Each) {
-            return (self.charge(charges, timeout).await, vec![None; charges.len()]);
-        }
-        let known = self.known_now();
-        let Taken { mut answers, taken } = match self.budget(timeout) {
-            Some(budget) => self.store.take(charges, budget).await,
-            None => Taken { answers: self.untimely(charges), taken: vec![None; charges.len()] },
-        };
-        self.want_leases(charges, &answers);
-        self.recall(charges, &mut answers);
-        let mut verdicts: Verdicts =
-            charges.iter().zip(&answers).map(|(charge, answer)| self.verdict(charge, *answer)).collect();
-        learn(known, charges, &mut verdicts);
-        let given = |at: Option<Micros>| at.map(|at| TakenCharge { at, is_local: false });
-        let mut taken: Vec<_> = taken.into_iter().map(given).collect();
-        let is_local = |index: usize| is_local(&charges[index], &answers[index]);
-        let local: Vec<usize> = (0..charges.len()).filter(|&index| is_local(index)).collect();
-        if !local.is_empty() {
-            let shared: Vec<_> = local.iter().map(|&index| self.shared(&charges[index])).collect();
-            local.iter().for_each(|&index| self.share_remaining(&charges[index], answers[index]));
-            let (decided, own) = self.local.take_now(&shared);
-            for ((&index, verdict), at) in local.iter().zip(decided).zip(own) {
-                verdicts[index] = Verdict { provenance: Provenance::Local, ..verdict };
-                taken[index] = at.map(|at| TakenCharge { at, is_local: true });
-            }
-        }
-        (verdicts, taken)
-    }
-
-    /// Gives back the hits that [`Guard::take`] took.
-    pub async fn give_back(&self, charges: &[Charge], taken: &[Option<TakenCharge>]) {
-        let of = |wanted: bool| -> Vec<Option<Micros>> {
-            taken.iter().map(|given| given.filter(|given| given.is_local == wanted).map(|given| given.at)).collect()
-        };
-        let (store, local) = (of(false), of(true));
-        if local.iter().any(Option::is_some) {
-            let shared: Vec<_> = charges.iter().map(|charge| self.shared(charge)).collect();
-            self.local.give_back_now(&shared, &local);
-        }
-        if store.iter().any(Option::is_some) {
-            self.forget_refusals(charges.iter().zip(&store).filter(|(_, taken)| taken.is_some()));
-            self.store.give_back(charges, &store).await;
-        }
     }
 
     /// Forgets the refusals of counters on which hits are given back.
@@ -403,14 +356,11 @@ impl Guard {
     fn charge_admitted_later(&self, charges: &[Charge], answers: &ChargeResults, verdicts: &[Verdict]) {
         let Some(known) = &self.known else { return };
         let now = self.clock.now();
-        let charge_outcomes =
-            charges.iter().zip(verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
-        let is_refused = is_request_refused(charge_outcomes);
+        let refusals = Refusals::of(charges, verdicts);
         for ((charge, answer), verdict) in charges.iter().zip(answers).zip(verdicts) {
             // What was sent may have been charged.
             let is_uncharged = answer.is_err_and(StoreError::is_uncharged) && is_local(charge, answer);
-            let is_charged =
-                verdict.outcome == Outcome::Admitted && (charge.is_recorded_despite_refusal() || !is_refused);
+            let is_charged = verdict.outcome == Outcome::Admitted && !refusals.spare(charge);
             if is_uncharged && is_charged && charge.hits.taken() > 0 {
                 known.charge_later(charge, verdict, now);
             }
@@ -441,7 +391,8 @@ impl Guard {
 fn known_answers(known: &Known, charges: &[Charge], is_whole: bool, now: Micros) -> Option<KnownAnswers> {
     let mut answers = KnownAnswers::new();
     for (index, charge) in charges.iter().enumerate() {
-        let answer = if is_whole { known.refusal(charge, now) } else { known.answer(charge, now) };
+        let is_alone = !is_whole && charge.group().is_none();
+        let answer = if is_alone { known.answer(charge, now) } else { known.refusal(charge, now) };
         if let Some(answer) = answer {
             answers.resize(index, None);
             answers.push(Some(answer));

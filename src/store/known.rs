@@ -49,6 +49,8 @@ pub struct Known {
     refusals_until: AtomicU64,
     refused: AtomicU64,
     backlog: AtomicUsize,
+    /// Index of the shard with which the next round of [`Self::due`] starts, modulo their number.
+    next_shard: AtomicUsize,
     dropped: AtomicU64,
     leased: Leased,
 }
@@ -105,6 +107,7 @@ impl Default for Known {
             refusals_until: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             backlog: AtomicUsize::new(0),
+            next_shard: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
             leased: Leased::default(),
         }
@@ -231,13 +234,15 @@ impl Known {
         self.put_back(Later { charge, due, ends: now.saturating_add(verdict.reset) }, now);
     }
 
-    /// Removes and returns hits that are due, of at most `most` counters. Hits that no longer change a decision are dropped.
+    /// Removes and returns hits that are due, of at most `most` counters. Hits that no longer change a decision are dropped. Each round starts with
+    /// the next shard, and what is put back goes to the end of its queue: hits that are put back again and again keep no others waiting.
     pub fn due(&self, now: Micros, most: usize) -> Vec<Later> {
         let mut due = Vec::new();
         if self.backlog() == 0 {
             return due;
         }
-        for shard in &self.shards {
+        let (shards, next) = (self.shards.len(), self.next_shard.fetch_add(1, Ordering::Relaxed));
+        for shard in self.shards.iter().cycle().skip(next % shards).take(shards) {
             let KnownShard { admitted, refused, .. } = &mut *shard.lock();
             for queue in [admitted, refused] {
                 while due.len() < most && queue.peek_lru().is_some_and(|(_, later)| later.due <= now) {
@@ -255,7 +260,7 @@ impl Known {
         let mut shard = self.shard(&later.charge.key).lock();
         let queue = match later.charge.charging {
             Charging::Each => &mut shard.refused,
-            Charging::AllOrNothing => &mut shard.admitted,
+            Charging::AllOrNothing | Charging::Group(_) => &mut shard.admitted,
         };
         match queue.peek_mut(&later.charge.key) {
             Some(known) if known.ends > now => {

@@ -14,8 +14,7 @@ use smallvec::SmallVec;
 use self::sample::Sample;
 use self::standing::{Share, Standing};
 use super::{Charged, Store, Taken, Verdicts};
-use crate::algorithm::{Charge, Limit, State};
-use crate::model::policy::is_request_refused;
+use crate::algorithm::{Charge, Limit, Refusals, State};
 use crate::model::{Charging, Clock, CounterKey, Hits, Micros, Verdict};
 
 mod sample;
@@ -157,8 +156,9 @@ impl Memory {
             let each = charges.iter().map(|charge| self.locate(charge));
             return each.map(|at| self.charge_alone(at)).collect();
         }
-        if charges.len() > MOST_TOGETHER {
-            return self.charge_in_groups(charges);
+        let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+        if charges.len() > MOST_TOGETHER || !is_whole {
+            return self.charge_in_steps(charges);
         }
         self.charge_together(charges)
     }
@@ -176,7 +176,7 @@ impl Memory {
         }
     }
 
-    /// Charges a part of a request, in atomic steps of up to 256 charges. A refusal of one charge does not stop the others.
+    /// Charges a part of a request that has no groups, in atomic steps of up to 256 charges. A refusal of one charge does not stop the others.
     /// Returns the verdicts, and the time of each charge that [`Memory::give_back_now`] must reverse if the request is refused.
     pub fn take_now(&self, charges: &[Charge]) -> (Verdicts, Vec<Option<Micros>>) {
         let (mut verdicts, mut taken) = (Verdicts::with_capacity(charges.len()), Vec::with_capacity(charges.len()));
@@ -246,8 +246,7 @@ impl Memory {
         Located { charge, hash, shard }
     }
 
-    /// Charges several counters in one atomic step. Decides all charges in order. Then it spends all of them or, if the request
-    /// is refused, only those that are kept.
+    /// Charges several counters in one atomic step. Decides all charges in order. Then it spends those that no refusal spares.
     fn charge_together(&self, charges: &[Charge]) -> Verdicts {
         // Slow work without counters is done before the locks are taken. Values that are no longer needed are dropped after they
         // are released.
@@ -266,35 +265,42 @@ impl Memory {
                 shard.decide(at, now)
             });
         }
-        let charge_outcomes =
-            charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
-        let is_refused = is_request_refused(charge_outcomes);
+        let refusals = Refusals::of(charges, &verdicts);
+        let spares_any = charges.iter().any(|charge| refusals.spare(charge));
         for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
-            if is_refused && !at.charge.is_recorded_despite_refusal() {
+            if refusals.spare(at.charge) {
                 continue;
             }
             let (first_verdict, _) = locked.charge(at, now, self);
-            // In a refused request, a counter that is charged more than once keeps its first verdict: the charges that are not
+            // If charges are spared, a counter that is charged more than once keeps its first verdict: the charges that are not
             // kept are missing now.
-            if !(is_refused && step.is_repeated(at)) {
+            if !(spares_any && step.is_repeated(at)) {
                 *verdict = first_verdict;
             }
         }
-        if is_refused {
-            for (&at, verdict) in step.located.iter().zip(&mut verdicts) {
-                locked.shard(at).refuse(at, now, verdict);
-            }
+        let is_left = is_left(charges, &refusals);
+        for (&at, verdict) in step.located.iter().zip(&mut verdicts).filter(|(at, _)| is_left(at.charge)) {
+            locked.shard(at).refuse(at, now, verdict);
         }
         verdicts
     }
 
-    /// Charges more counters than one atomic step may have, group by group. If the request is refused, reverses what the groups
-    /// took.
-    fn charge_in_groups(&self, charges: &[Charge]) -> Verdicts {
-        let (mut verdicts, taken) = self.take_now(charges);
-        let charge_outcomes =
-            charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
-        if is_request_refused(charge_outcomes) {
+    /// Charges counters in several atomic steps, the groups of a descriptor in one. If the request is refused, reverses what its
+    /// all-or-nothing charges took.
+    fn charge_in_steps(&self, charges: &[Charge]) -> Verdicts {
+        let has_group = |charges: &[Charge]| charges.iter().any(|charge| charge.group().is_some());
+        let splits = has_group(charges);
+        let (mut verdicts, mut taken) = (Verdicts::with_capacity(charges.len()), Vec::with_capacity(charges.len()));
+        for own in charges.chunk_by(|one, other| !splits || one.descriptor == other.descriptor) {
+            if has_group(own) {
+                verdicts.extend(self.charge_together(own));
+                taken.resize(verdicts.len(), None);
+            } else {
+                own.chunks(GROUP).for_each(|part| self.take_group(part, &mut verdicts, &mut taken));
+            }
+        }
+        let refusals = Refusals::of(charges, &verdicts);
+        if charges.iter().any(|charge| charge.charging == Charging::AllOrNothing) && refusals.is_request_refused() {
             self.give_back_now(charges, &taken);
             for (charge, verdict) in charges.iter().zip(&mut verdicts) {
                 let at = self.locate(charge);
@@ -404,7 +410,7 @@ impl Shard {
     /// the verdict is a refusal, the counter remembers it.
     fn refuse(&mut self, at: Located<'_>, now: Micros, verdict: &mut Verdict) {
         let slot = self.find(at).and_then(|bucket| self.counters.get_bucket_mut(bucket));
-        let left = at.charge.limit.verdict(slot.as_deref().map(|slot| &slot.counter.state), now, Hits::LOOK);
+        let left = at.charge.limit.left(slot.as_deref().map(|slot| &slot.counter.state), now);
         verdict.remaining = left.remaining;
         verdict.reset = left.reset;
         if let Some(slot) = slot.filter(|_| verdict.outcome.is_refused()) {
@@ -417,7 +423,7 @@ impl Shard {
         let limit = &back.at.charge.limit;
         if let Some(slot) = self.find(back.at).and_then(|bucket| self.counters.get_bucket_mut(bucket)) {
             limit.undo(&mut slot.counter.state, now, back.charged, back.hits);
-            let left = limit.verdict(Some(&slot.counter.state), now, Hits::LOOK);
+            let left = limit.left(Some(&slot.counter.state), now);
             slot.standing = slot.standing.counting(limit.idle_at(&slot.counter.state), share(limit, &left));
         }
     }
@@ -471,6 +477,13 @@ impl Shard {
             memory.evicted.fetch_add(u64::from(!is_idle), Ordering::Relaxed);
         }
     }
+}
+
+/// Returns a function that is true for a charge whose verdict tells what is left without the charges that `refusals` spare: each charge of a
+/// group that refuses and, if there are all-or-nothing charges and the request is refused, each charge of the request.
+fn is_left(charges: &[Charge], refusals: &Refusals) -> impl Fn(&Charge) -> bool {
+    let is_whole = charges.iter().any(|charge| charge.charging == Charging::AllOrNothing);
+    move |charge| (is_whole && refusals.is_request_refused()) || refusals.refuse(charge.charging)
 }
 
 /// Returns the share of `limit` in use when the hits in `left` remain.

@@ -3,7 +3,6 @@
 //! The charges of one slot are one script and one atomic step. The scripts of one node are one write, and all nodes are called at
 //! once. A script that was provably not executed is sent again; one that may have been executed is not.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use tokio::time::Instant;
 
 use self::address::Topology;
 use self::concurrency::Permit;
+use self::groups::{ScriptTaken, SlotGroup, Taken, each};
 use self::manager::Access;
 use self::node::Node;
 use self::room::Room;
@@ -24,8 +24,7 @@ use self::script_call::ScriptCall;
 use self::servers::Servers;
 use super::{ChargeResults, Charged, Granted, Store, StoreError, Undo};
 use crate::algorithm::Charge;
-use crate::model::policy::is_request_refused;
-use crate::model::{Charging, Micros, Outcome, Role, Unit};
+use crate::model::{Charging, Micros};
 use crate::telemetry::traces;
 
 pub mod address;
@@ -40,6 +39,7 @@ pub mod connection;
 pub mod credentials;
 pub mod dialect;
 mod files;
+mod groups;
 mod hidden;
 mod later;
 pub mod login;
@@ -54,14 +54,6 @@ mod script_call;
 pub mod servers;
 pub mod silence;
 mod stream;
-
-/// The most counters of one script whose charges are independent: 100, which occupy a server for
-/// about 0.7 ms (`INFO commandstats` after 1,152 charges: 6.6 us each), and for 1.2 to 8 ms where all are logs (the longer and
-/// the more refusals they record, the more).
-const MOST_PER_SCRIPT: usize = 100;
-/// The most counters that one script charges together: 1,000, about 7 ms, and a tenth of that where all are logs, of which each takes
-/// up to ten times as long. A request with more charges them like counters of several slots.
-const MOST_TOGETHER: usize = 1_000;
 
 /// Counters in Redis.
 #[derive(Clone)]
@@ -83,14 +75,6 @@ pub struct Instance {
     pub access: Access,
 }
 
-/// The charges of one request that one script charges: those of one slot.
-struct SlotGroup {
-    is_per_second: bool,
-    slot: u16,
-    /// Indices of the charges in the request.
-    members: SmallVec<[usize; 4]>,
-}
-
 /// For each group: the time of the charge by the node's clock and the script's row for each charge, or the error.
 type Outcomes = SmallVec<[Result<(Micros, ChargeRows), StoreError>; 1]>;
 
@@ -99,13 +83,6 @@ struct Batch<'a> {
     servers: &'a Servers,
     node: Arc<Node>,
     groups: SmallVec<[(usize, &'a SlotGroup); 4]>,
-}
-
-/// Hits that one script gives back: each charge with the time at which it was made.
-struct ScriptTaken {
-    is_per_second: bool,
-    slot: u16,
-    charges: Vec<(Charge, Micros)>,
 }
 
 impl Redis {
@@ -227,36 +204,34 @@ impl Redis {
         if !is_together && self.0.room.is_scarce() {
             return Box::pin(self.charge_sparingly(charges, false, until)).await;
         }
-        let groups = self.0.groups(charges, is_together);
-        let mode = match (is_together, groups.len()) {
-            (false, _) => Mode::Each,
-            (true, 1) => Mode::All,
-            (true, _) => Mode::Take,
-        };
-        if mode != Mode::Take {
-            let outcomes = self.0.ask(&groups, charges, mode, until).await;
-            return self.conclude(&groups, charges, mode, outcomes);
+        let mut groups = self.0.groups(charges, if is_together { Mode::All } else { each(charges) });
+        if is_together && groups.len() > 1 {
+            groups = self.0.groups(charges, Mode::Take);
+        }
+        if groups.iter().all(|group| group.mode != Mode::Take) {
+            let outcomes = self.0.ask(&groups, charges, until).await;
+            return self.conclude(&groups, charges, outcomes);
         }
         // A task of its own: hits that are taken are given back even if the caller goes away.
         let (store, owned) = (self.clone(), charges.to_vec());
         let (sender, result) = oneshot::channel();
         traces::spawn(async move {
-            let outcomes = store.0.ask(&groups, &owned, mode, until).await;
-            let _ = sender.send(store.conclude(&groups, &owned, mode, outcomes));
+            let outcomes = store.0.ask(&groups, &owned, until).await;
+            let _ = sender.send(store.conclude(&groups, &owned, outcomes));
         });
         result.await.unwrap_or_else(|_| Charged::failed(charges, StoreError::TimedOut))
     }
 
     /// Charges a part of a request. Must run to its end: if it is dropped, the hits that it took are not given back.
     async fn take_by(&self, charges: &[Charge], until: Instant) -> super::Taken {
-        let groups = self.0.groups(charges, true);
-        let outcomes = self.0.ask(&groups, charges, Mode::Take, until).await;
+        let groups = self.0.groups(charges, Mode::Take);
+        let outcomes = self.0.ask(&groups, charges, until).await;
         let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut taken = vec![None; charges.len()];
         for (group, outcome) in groups.iter().zip(outcomes) {
             match outcome {
                 Ok((at, rows)) => {
-                    for member in group.taken(charges, &rows, Mode::Take, &mut SmallVec::new()) {
+                    for (member, ..) in group.taken(charges, &rows).filter(|(.., is_taken)| *is_taken) {
                         taken[member] = Some(at);
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
@@ -269,22 +244,16 @@ impl Redis {
         super::Taken { answers, taken }
     }
 
-    fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, outcomes: Outcomes) -> Charged {
+    fn conclude(&self, groups: &[SlotGroup], charges: &[Charge], outcomes: Outcomes) -> Charged {
         let mut answers: ChargeResults = charges.iter().map(|_| Err(StoreError::Unreachable)).collect();
         let mut granted = SmallVec::new();
-        let mut left = SmallVec::new();
-        let mut taken = Vec::new();
+        let mut taken: SmallVec<[Taken; 1]> = SmallVec::new();
         for (group, outcome) in groups.iter().zip(outcomes) {
             match outcome {
                 Ok((at, rows)) => {
-                    // One script that decided on the whole request needs no undo.
-                    if mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
-                        let members = group.taken(charges, &rows, mode, &mut left);
-                        if !members.is_empty() {
-                            let charges = members.into_iter().map(|member| (charges[member].clone(), at)).collect();
-                            let SlotGroup { is_per_second, slot, .. } = *group;
-                            taken.push(ScriptTaken { is_per_second, slot, charges });
-                        }
+                    // One script that decided on all charges needs no undo.
+                    if group.mode == Mode::Take || rows.iter().any(|row| row.answer.is_none()) {
+                        Taken::add(&mut taken, group, charges, (at, &rows));
                     }
                     for (&member, row) in group.members.iter().zip(rows.iter()) {
                         answers[member] = row.verdict();
@@ -298,17 +267,17 @@ impl Redis {
                 Err(error) => group.members.iter().for_each(|&member| answers[member] = Err(error)),
             }
         }
-        if taken.is_empty() {
-            return Charged { answers, granted, undo: None };
-        }
-        let store = self.clone();
-        let give_back = move || {
-            // Without a runtime the process is ending; the hits expire.
-            if tokio::runtime::Handle::try_current().is_ok() {
-                traces::spawn(async move { store.give_back(taken).await });
-            }
+        let undo = |Taken { charging, left, scripts }| {
+            let store = self.clone();
+            Undo::new(charging, left, move || {
+                // Without a runtime the process is ending; the hits expire.
+                if tokio::runtime::Handle::try_current().is_ok() {
+                    traces::spawn(async move { store.give_back(scripts).await });
+                }
+            })
         };
-        Charged { answers, granted, undo: Some(Undo::new(left, give_back)) }
+        let taken = taken.into_iter().filter(|taken| !taken.scripts.is_empty());
+        Charged { answers, granted, undos: taken.map(undo).collect() }
     }
 }
 
@@ -320,70 +289,23 @@ impl Instances {
         }
     }
 
-    /// Groups the charges by Redis instance and slot, in order. Limits of 0 have no counter and join any group.
-    fn groups(&self, charges: &[Charge], is_together: bool) -> SmallVec<[SlotGroup; 1]> {
-        // Of each charge: the instance, the slot, where a script has one key the first charge with its key, and its own place.
-        let mut places: SmallVec<[(bool, u16, usize, usize); 4]> = SmallVec::with_capacity(charges.len());
-        let mut firsts = HashMap::new();
-        for (member, charge) in charges.iter().enumerate().filter(|(_, charge)| !charge.limit.is_closed()) {
-            let is_per_second =
-                self.per_second.is_some() && charge.limit.quota().window().length() == Unit::Second.length();
-            let servers = self.servers(is_per_second);
-            let slot = servers.slot(&self.prefix, charge.key.as_bytes());
-            let first = if servers.is_together() { 0 } else { *firsts.entry(&charge.key).or_insert(member) };
-            places.push((is_per_second, slot, first, member));
-        }
-        if let Some(&(is_per_second, slot, first, _)) = places.first() {
-            let closed = charges.iter().enumerate().filter(|(_, charge)| charge.limit.is_closed());
-            places.extend(closed.map(|(member, _)| (is_per_second, slot, first, member)));
-        }
-        places.sort_unstable();
-        let script = |place: &(bool, u16, usize, usize)| (place.0, place.1, place.2);
-        let mut groups: SmallVec<[SlotGroup; 1]> = SmallVec::new();
-        for places in places.chunk_by(|one, other| script(one) == script(other)) {
-            // A bounded script does not hold up others for long.
-            let most = if is_together { MOST_TOGETHER } else { MOST_PER_SCRIPT };
-            let mut cost_of_script = most;
-            for &(is_per_second, slot, _, member) in places {
-                let cost = if is_together { charges[member].limit.algorithm().script_cost() } else { 1 };
-                if cost_of_script + cost > most {
-                    groups.push(SlotGroup { is_per_second, slot, members: SmallVec::new() });
-                    cost_of_script = 0;
-                }
-                cost_of_script += cost;
-                if let Some(group) = groups.last_mut() {
-                    group.members.push(member);
-                }
-            }
-        }
-        groups
-    }
-
-    /// Groups charges to give back by slot.
-    fn dated(&self, charges: &[Charge], taken: &[Option<Micros>]) -> Vec<ScriptTaken> {
-        let taken = charges.iter().zip(taken).filter_map(|(charge, at)| at.map(|at| (charge.clone(), at)));
-        let (charges, times): (Vec<Charge>, Vec<Micros>) = taken.unzip();
-        let script = |SlotGroup { is_per_second, slot, members }: SlotGroup| {
-            let charges = members.iter().map(|&member| (charges[member].clone(), times[member])).collect();
-            ScriptTaken { is_per_second, slot, charges }
-        };
-        self.groups(&charges, true).into_iter().map(script).collect()
-    }
-
     /// Calls all nodes at once, each with one write. The outcomes are in the order of `groups`.
-    async fn ask(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
+    async fn ask(&self, groups: &[SlotGroup], charges: &[Charge], until: Instant) -> Outcomes {
         if let [group] = groups {
             // The common case: one slot.
             let servers = self.servers(group.is_per_second);
             let Some(node) = servers.node(group.slot) else { return smallvec![servers.unmapped(group.members.len())] };
-            return self.ask_node(servers, &node, None, &[group], charges, (mode, until)).await;
+            return self.ask_node(servers, &node, None, &[group], charges, until).await;
         }
         // Boxed, so that a request for one slot does not carry it.
-        Box::pin(self.ask_nodes(groups, charges, mode, until)).await
+        Box::pin(self.ask_nodes(groups, charges, until)).await
     }
 
     /// Calls the nodes of several slots.
-    async fn ask_nodes(&self, groups: &[SlotGroup], charges: &[Charge], mode: Mode, until: Instant) -> Outcomes {
+    async fn ask_nodes(&self, groups: &[SlotGroup], charges: &[Charge], until: Instant) -> Outcomes {
+        // One mode for the permits: what is charged whole needs all of them.
+        let mut modes = groups.iter().map(|group| group.mode);
+        let mode = modes.find(|mode| matches!(mode, Mode::Take | Mode::Later)).unwrap_or(Mode::Each);
         // The outcome of groups that are not sent for want of room.
         let mut outcomes: Outcomes = groups.iter().map(|_| Err(StoreError::Overloaded)).collect();
         let mut batches: SmallVec<[Batch<'_>; 4]> = SmallVec::new();
@@ -402,7 +324,7 @@ impl Instances {
         let asked = join_all(batches.iter().zip(permits).map(async |(Batch { servers, node, groups }, permit)| {
             let groups: SmallVec<[&SlotGroup; 4]> = groups.iter().map(|(_, group)| *group).collect();
             match permit {
-                Ok(permit) => self.ask_node(servers, node, Some(permit), &groups, charges, (mode, until)).await,
+                Ok(permit) => self.ask_node(servers, node, Some(permit), &groups, charges, until).await,
                 Err(error) => {
                     if let Some(reason) = error.reason().filter(|_| mode != Mode::Later) {
                         node.metrics().failed(reason, groups.iter().map(|group| group.members.len()).sum());
@@ -426,22 +348,23 @@ impl Instances {
         permit: Option<Permit>,
         groups: &[&SlotGroup],
         charges: &[Charge],
-        (mode, until): (Mode, Instant),
+        until: Instant,
     ) -> Outcomes {
         let members: SmallVec<[SmallVec<[&Charge; 4]>; 1]> =
             groups.iter().map(|group| group.members.iter().map(|&member| &charges[member]).collect()).collect();
         let requests: SmallVec<[_; 1]> = members
             .iter()
-            .map(|members| {
-                move |deadline, requests: &mut Requests| requests.charge(&self.prefix, members, mode, deadline)
+            .zip(groups)
+            .map(|(members, group)| {
+                move |deadline, requests: &mut Requests| requests.charge(&self.prefix, members, group.mode, deadline)
             })
             .collect();
-        let call = |(request, members): (_, &SmallVec<[&Charge; 4]>)| {
+        let call = |((request, members), group): ((_, &SmallVec<[&Charge; 4]>), &&SlotGroup)| {
             let cost = script_cost(members.iter().copied());
-            ScriptCall { request, cost, expects: Some((members.len(), mode)) }
+            ScriptCall { request, cost, expects: Some((members.len(), group.mode)) }
         };
         let calls: SmallVec<[ScriptCall<'_>; 1]> =
-            requests.iter().map(|request| request as _).zip(&members).map(call).collect();
+            requests.iter().map(|request| request as _).zip(&members).zip(groups).map(call).collect();
         let outcomes = script_call::run(servers, node, permit, &calls, until).await;
         if outcomes.iter().any(room::is_full) {
             self.room.is_full();
@@ -453,45 +376,6 @@ impl Instances {
 /// Returns the longest time of a script with these charges, as a multiple of that of one charge of a fixed window.
 fn script_cost<'a>(charges: impl Iterator<Item = &'a Charge>) -> usize {
     charges.map(|charge| charge.limit.algorithm().script_cost()).sum()
-}
-
-impl SlotGroup {
-    /// Returns the charges that the script of this group has taken and that have to be given back if the request is refused; adds to
-    /// `left` the remaining hits after that.
-    fn taken(
-        &self,
-        charges: &[Charge],
-        rows: &ChargeRows,
-        mode: Mode,
-        left: &mut SmallVec<[(usize, u32, Micros); 4]>,
-    ) -> SmallVec<[usize; 4]> {
-        let members = || self.members.iter().map(|&member| (member, &charges[member])).zip(rows.iter());
-        let verdicts = || members().filter_map(|((_, charge), row)| row.answer.map(|verdict| (charge, verdict)));
-        let has_refused = match mode {
-            Mode::Each | Mode::Lean | Mode::Existing | Mode::Later | Mode::Lease => false,
-            Mode::All => is_request_refused(verdicts().map(|(charge, verdict)| charge.charge_outcome(verdict.outcome))),
-            Mode::Take => {
-                verdicts().any(|(charge, verdict)| charge.role == Role::Enforce && verdict.outcome.is_refused())
-            }
-        };
-        let mut taken = SmallVec::new();
-        if has_refused {
-            return taken;
-        }
-        for ((member, charge), row) in members() {
-            if charge.limit.is_closed() || charge.is_recorded_despite_refusal() {
-                continue;
-            }
-            if let Some((remaining, reset)) = row.left {
-                left.push((member, remaining, reset));
-            }
-            let is_admitted = row.answer.is_some_and(|verdict| verdict.outcome == Outcome::Admitted);
-            if is_admitted && !row.is_unrecorded && charge.hits.taken() > 0 {
-                taken.push(member);
-            }
-        }
-        taken
-    }
 }
 
 #[cfg(test)]

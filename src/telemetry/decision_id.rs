@@ -13,8 +13,11 @@ use crate::model::Micros;
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 /// Digits of 128 bits.
 const LENGTH: usize = 26;
-/// Bits of the digest: 32. Of the 32,768 refusals that are kept at most, another one has the same part once in 130,000 cases.
+/// Bits of the digest and of the mark of a shadow refusal: 32. Of the 32,768 refusals that are kept at most, another one has the same part once
+/// in 65,000 cases.
 const PART: u32 = 32;
+/// Mark of a shadow refusal: the bit above those of the digest.
+const SHADOW: u64 = 1 << (PART - 1);
 /// Bits of the second: 24, which is 194 days. Refusals are kept for an hour at most.
 const TIME: u32 = 24;
 /// Bits of the counter: 24, so that ids of the same second differ.
@@ -54,6 +57,8 @@ pub enum Meaning {
     Admitted,
     /// The request was refused, and its refusal is kept by a digest that ends like this.
     Refused(DigestPart),
+    /// The request was admitted because of a shadow mode, and the first refusal that this spared it is kept by a digest that ends like this.
+    AdmittedByShadow(DigestPart),
 }
 
 /// The part of a digest that an id has; never 0.
@@ -63,7 +68,7 @@ pub struct DigestPart(u64);
 impl DigestPart {
     /// Returns the part of `digest`.
     pub fn of(digest: u64) -> Self {
-        Self((digest % (1 << PART)).max(1))
+        Self((digest % SHADOW).max(1))
     }
 }
 
@@ -80,6 +85,7 @@ impl DecisionIds {
         let part = match meaning {
             Meaning::Admitted => 0,
             Meaning::Refused(DigestPart(part)) => part,
+            Meaning::AdmittedByShadow(DigestPart(part)) => part | SHADOW,
         };
         let of_decision = part << TIME | (seconds(now) % (1 << TIME));
         let block = u128::from(self.instance) << (PART + TIME + COUNTER)
@@ -102,7 +108,11 @@ impl DecisionIds {
         let of_decision = u64::try_from(block >> COUNTER & ((1 << (PART + TIME)) - 1)).ok()?;
         let is_own = block >> (PART + TIME + COUNTER) == u128::from(self.instance);
         let part = of_decision >> TIME;
-        let meaning = if part == 0 { Meaning::Admitted } else { Meaning::Refused(DigestPart(part)) };
+        let meaning = match (part, part & SHADOW) {
+            (0, _) => Meaning::Admitted,
+            (_, 0) => Meaning::Refused(DigestPart(part)),
+            (_, _) => Meaning::AdmittedByShadow(DigestPart(part & !SHADOW)),
+        };
         let ago = seconds(now).wrapping_sub(of_decision) % (1 << TIME);
         is_own.then(|| Made { meaning, at: Micros::from_secs(seconds(now).saturating_sub(ago)) })
     }
@@ -178,7 +188,8 @@ mod tests {
             prop_assume!(instance != other);
             let (at, now) = (Micros::from_secs(made), Micros::from_secs(made + ago));
             let ids = DecisionIds::new(key, instance);
-            for meaning in [Meaning::Admitted, Meaning::Refused(DigestPart::of(digest))] {
+            let part = DigestPart::of(digest);
+            for meaning in [Meaning::Admitted, Meaning::Refused(part), Meaning::AdmittedByShadow(part)] {
                 let id = ids.next(meaning, at);
                 let read: DecisionId = id.to_string().parse().expect("it is one");
                 prop_assert_eq!(ids.read(read, now), Some(Made { meaning, at }));

@@ -1,7 +1,5 @@
 //! Counts of calls that hit a bound of this process, by cause.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::metrics::CALLS_LIMITED;
 use super::page::Page;
 use super::throttle::LogThrottle;
@@ -43,27 +41,20 @@ causes! {
     StalledAnswer "stalled_answer", "answers were dropped, because their callers did not read them, or read them slowly while others waited";
     /// Calls of a connection that is read slowly for a while, because the calls of all connections hold too much memory.
     WaitedForMemory "waited_for_memory", "connections were read slowly, because the calls of all of them hold too much memory";
+    /// A request over HTTP beyond those that may be in flight.
+    Crowded "crowded", "requests over HTTP were refused, because as many were in flight as there are connections for";
 }
 
 /// Counts of calls that hit a bound, by cause. All threads may count at once; clones of the `Arc` share the counts.
 #[derive(Debug, Default)]
 pub struct LimitedCalls {
-    causes: [CauseCount; Cause::ALL.len()],
-}
-
-/// Calls of one cause.
-#[derive(Debug, Default)]
-struct CauseCount {
-    calls: AtomicU64,
-    throttle: LogThrottle,
+    causes: [LogThrottle; Cause::ALL.len()],
 }
 
 impl LimitedCalls {
     /// Counts one call, and writes a log line at most every 10 s for each cause.
     pub fn count(&self, cause: Cause) {
-        let Some(counted) = self.of(cause) else { return };
-        counted.calls.fetch_add(1, Ordering::Relaxed);
-        if let Some(count) = counted.throttle.due() {
+        if let Some(count) = self.causes[cause as usize].due() {
             tracing::warn!(
                 event = "calls.limited",
                 cause = cause.name(),
@@ -76,12 +67,7 @@ impl LimitedCalls {
 
     /// Returns the number of calls so far.
     pub fn calls(&self, cause: Cause) -> u64 {
-        self.of(cause).map_or(0, |counted| counted.calls.load(Ordering::Relaxed))
-    }
-
-    fn of(&self, cause: Cause) -> Option<&CauseCount> {
-        let number = Cause::ALL.iter().position(|other| *other == cause);
-        number.and_then(|number| self.causes.get(number))
+        self.causes[cause as usize].events()
     }
 
     /// Adds the metric to a page, with a series for each cause.

@@ -64,6 +64,7 @@ metrics! {
     KEY_PEAK_SHARE: Histogram "tidegate_key_peak_share" ["domain" "rule"] "Highest share of a limit that a key used in a window, or in an hour of a longer one, in one of 16 decisions";
     KNOWN_GOOD_REFUSALS: Counter "tidegate_known_good_refusals_total" ["domain" "key" "mode"] "Refused requests of callers that known_good of the domain names, by the key that names them; mode shadow: a shadow mode admits the request";
     UNKNOWN_DOMAINS: Counter "tidegate_unknown_domain_requests_total" [] "Requests with a domain that no rule file has; they are admitted without a limit";
+    UNKNOWN_CLIENTS: Counter "tidegate_check_unknown_clients_total" [] "Checks (/check) whose client is known only by the address of a trusted proxy, which is counted and never exempt";
     DELAYED: Counter "tidegate_delayed_requests_total" ["delivery"] "Admitted requests that a limit delayed; header: a header makes Envoy how long to wait; hold: the call is held here";
     HELD_CALLS: Gauge "tidegate_held_calls" [] "Calls held at present because a limit has delivery: hold";
     RULES: Gauge "tidegate_rules" [] "Rules in force";

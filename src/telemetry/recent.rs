@@ -14,7 +14,8 @@ use super::decision_id::DigestPart;
 use super::escape::{cut, word};
 use super::sample::is_too_soon;
 use crate::model::{
-    Clock, Deciding, Decision, Descriptor, Finding, Micros, Origin, Path, Quota, Request, RuleId, Tightest,
+    Clock, Deciding, Decision, Descriptor, Finding, Micros, Origin, Path, Quota, Request, RuleId, ShadowRefusal,
+    Verdict,
 };
 
 /// Maximum number of refused descriptors of one rule: 128. One client that is refused all the time is one of them.
@@ -60,8 +61,9 @@ struct Ring {
     new_at: Micros,
 }
 
-/// Number of a load of the rules, and of a rule in it; `None` for refusals that no rule made.
-type RuleOfLoad = (u64, Option<RuleId>);
+/// Number of a load of the rules, and of a rule in it, or `None` for refusals that no rule made; and true for shadow refusals, so that they push
+/// no others out.
+type RuleOfLoad = (u64, Option<RuleId>, bool);
 
 /// Refusals of one descriptor by one rule.
 #[derive(Clone, Debug)]
@@ -78,6 +80,8 @@ pub struct Refusal {
     pub is_sent: bool,
     /// True if the limit would have delayed the request, and there was no room to hold it.
     pub is_without_room: bool,
+    /// True if a shadow mode keeps the refusal from the request.
+    pub is_shadow: bool,
     /// Index in `descriptors` of the one that was refused; `None` if the whole request was.
     pub refused: Option<usize>,
     /// Descriptors of one of the last requests, as far as they are kept.
@@ -140,13 +144,13 @@ impl RecentRefusals {
         request: &Request,
         decision: &Decision<'_>,
         deciding: Deciding<'_>,
-        refused: &Refused<'_, '_>,
+        refused: &Refused,
         entries: u64,
         now: Micros,
     ) {
-        let Refused { descriptor, tightest, is_without_room } = *refused;
-        let (room, remaining, retry) = match tightest {
-            Some(found) => (found.verdict.room, found.verdict.remaining, found.verdict.retry),
+        let Refused { descriptor, limit, is_without_room, is_shadow } = *refused;
+        let (room, remaining, retry) = match limit {
+            Some((_, verdict)) => (verdict.room, verdict.remaining, verdict.retry),
             None => (0, 0, decision.retry.filter(|_| is_without_room)),
         };
         let sent = descriptor.and_then(|index| request.descriptors().get(index));
@@ -157,7 +161,7 @@ impl RecentRefusals {
             self.missed.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let rule = (decision.generation, deciding.rule.map(|rule| rule.id));
+        let rule = (decision.generation, deciding.rule.map(|rule| rule.id), is_shadow);
         let Rings { rules, bytes } = &mut *rings;
         if let Some(ring) = rules.get_mut(&rule) {
             if let Some(known) = ring.refusals.get_mut(&digest) {
@@ -182,11 +186,11 @@ impl RecentRefusals {
             domain: decision.domain.unwrap_or_default().into(),
             rule: deciding.rule.map(|rule| Arc::clone(&rule.path)),
             limit: deciding.limit.map(Into::into),
-            quota: tightest.map(|found| found.quota),
-            is_sent: tightest.is_some_and(|found| {
-                sent.and_then(|sent| sent.limit).is_some_and(|limit| limit.quota() == found.quota)
-            }),
+            quota: limit.map(|(quota, _)| quota),
+            is_sent: limit
+                .is_some_and(|(quota, _)| sent.and_then(|sent| sent.limit).is_some_and(|limit| limit.quota() == quota)),
             is_without_room,
+            is_shadow,
             refused,
             descriptors,
             is_cut,
@@ -200,23 +204,22 @@ impl RecentRefusals {
     }
 
     /// Returns the digest by which a refusal is kept: refusals of the same descriptor by the same limit have the same.
-    pub(super) fn digest(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) -> u64 {
-        let refused = Refused::of(decision, deciding);
-        self.digest_of(decision, deciding, &refused, self.hash_entries(request, refused.descriptor))
-    }
-
-    fn digest_of(
+    pub(super) fn digest(
         &self,
+        request: &Request,
         decision: &Decision<'_>,
         deciding: Deciding<'_>,
-        refused: &Refused<'_, '_>,
-        entries: u64,
+        refused: &Refused,
     ) -> u64 {
+        self.digest_of(decision, deciding, refused, self.hash_entries(request, refused.descriptor))
+    }
+
+    fn digest_of(&self, decision: &Decision<'_>, deciding: Deciding<'_>, refused: &Refused, entries: u64) -> u64 {
         // The rule stands for its domain, and numbers for the quota: each refusal of a flood is hashed.
         let place = deciding.rule.map_or_else(|| self.hasher.hash_one(decision.domain), |rule| rule.path.digest());
-        let quota = refused.tightest.map(|found| found.quota);
+        let quota = refused.limit.map(|(quota, _)| quota);
         let quota = quota.map_or((0, 0, 0), |quota| (quota.limit(), quota.burst(), quota.window().length().get()));
-        self.hasher.hash_one((place, deciding.limit, quota, refused.is_without_room, entries))
+        self.hasher.hash_one((place, deciding.limit, quota, refused.is_without_room, refused.is_shadow, entries))
     }
 
     /// Returns a hash of the entries of a descriptor, if there is one.
@@ -355,21 +358,30 @@ impl RefusalFilter {
 }
 
 /// The refused part of a request.
-pub(super) struct Refused<'d, 'a> {
+#[derive(Clone, Copy)]
+pub(super) struct Refused {
     /// Index of the descriptor; `None` if the whole request is refused.
     pub(super) descriptor: Option<usize>,
-    /// The limit that refused it.
-    tightest: Option<&'d Tightest<'a>>,
+    /// Quota and verdict of the limit that refused it.
+    limit: Option<(Quota, Verdict)>,
     is_without_room: bool,
+    is_shadow: bool,
 }
 
-impl<'d, 'a> Refused<'d, 'a> {
-    pub(super) fn of(decision: &'d Decision<'a>, deciding: Deciding<'_>) -> Self {
+impl Refused {
+    pub(super) fn of(decision: &Decision<'_>, deciding: Deciding<'_>) -> Self {
         let descriptor = deciding.descriptor.or_else(|| denied(decision));
         let is_without_room = decision.wait.hold > Micros::ZERO;
         // A limit that would have delayed the request admits it, so the tightest limit has refused nothing.
-        let tightest = descriptor.and_then(|index| tightest(decision, index)).filter(|_| !is_without_room);
-        Self { descriptor, tightest, is_without_room }
+        let limit = descriptor.and_then(|index| tightest(decision, index)).filter(|_| !is_without_room);
+        Self { descriptor, limit, is_without_room, is_shadow: false }
+    }
+
+    /// Returns the part that would be refused without a shadow mode.
+    pub(super) fn in_shadow(decision: &Decision<'_>, (deciding, answer): ShadowRefusal<'_, '_>) -> Self {
+        let descriptor = deciding.descriptor.or_else(|| denied(decision));
+        let limit = answer.map(|answer| (answer.quota, answer.verdict));
+        Self { descriptor, limit, is_without_room: false, is_shadow: true }
     }
 }
 
@@ -378,9 +390,10 @@ fn denied(decision: &Decision<'_>) -> Option<usize> {
     decision.parts.iter().position(|part| matches!(part.finding, Finding::Denied))
 }
 
-fn tightest<'d, 'a>(decision: &'d Decision<'a>, descriptor: usize) -> Option<&'d Tightest<'a>> {
+/// Returns the quota and the verdict of a descriptor's tightest limit.
+fn tightest(decision: &Decision<'_>, descriptor: usize) -> Option<(Quota, Verdict)> {
     match &decision.parts.get(descriptor)?.finding {
-        Finding::Limited(tightest) => Some(tightest),
+        Finding::Limited(tightest) => Some((tightest.quota, tightest.verdict)),
         Finding::Unmatched | Finding::Unlimited | Finding::Denied => None,
     }
 }

@@ -31,7 +31,7 @@ pub struct Records {
     requests: AtomicU64,
 }
 
-/// Maximum number of descriptors of a request that are counted as activity: 8.
+/// Maximum number of descriptors of a request that are counted as activity, and of its shadow refusals that are kept: 8.
 const MOST_OF_REQUEST: usize = 8;
 
 impl fmt::Debug for Records {
@@ -73,9 +73,14 @@ impl Records {
     /// Returns an id for a decision.
     pub fn id(&self, request: &Request, decision: &Decision<'_>) -> Option<DecisionId> {
         let ids = self.ids.as_ref()?;
-        let meaning = match decision.outcome.is_refused() {
-            true => Meaning::Refused(DigestPart::of(self.recent.digest(request, decision, decision.deciding()))),
-            false => Meaning::Admitted,
+        let kept_by = |deciding, refused| DigestPart::of(self.recent.digest(request, decision, deciding, &refused));
+        let meaning = if decision.outcome.is_refused() {
+            let deciding = decision.deciding();
+            Meaning::Refused(kept_by(deciding, Refused::of(decision, deciding)))
+        } else {
+            let first = decision.shadow_refusals().first().copied();
+            let by_first = first.map(|first| kept_by(first.0, Refused::in_shadow(decision, first)));
+            by_first.map_or(Meaning::Admitted, Meaning::AdmittedByShadow)
         };
         Some(ids.next(meaning, self.clock.now()))
     }
@@ -117,10 +122,10 @@ impl Records {
         self.concluded(request, decision, deciding);
     }
 
-    /// Records what is of the whole request: nothing if it is admitted and nobody listens.
+    /// Records what is of the whole request: nothing if it is admitted without a shadow mode and nobody listens.
     #[inline]
     fn concluded(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) {
-        if self.tap.is_heard() || decision.outcome.is_refused() {
+        if self.tap.is_heard() || decision.is_refused_or_shadowed() {
             self.record_heard_or_refused(request, decision, deciding);
         }
     }
@@ -133,6 +138,11 @@ impl Records {
         }
         if decision.outcome.is_refused() {
             self.refused(request, decision, deciding, now);
+        }
+        for shadow in decision.shadow_refusals().into_iter().take(MOST_OF_REQUEST) {
+            let refused = Refused::in_shadow(decision, shadow);
+            let entries = self.recent.hash_entries(request, refused.descriptor);
+            self.recent.record(request, decision, shadow.0, &refused, entries, now);
         }
     }
 

@@ -12,7 +12,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::escape::{cut, word};
-use crate::model::{Answered, Clock, Deciding, Decision, Entry, Finding, Micros, Outcome, Override, Request};
+use crate::model::{
+    Answered, Clock, Deciding, Decision, Entry, Finding, Micros, Outcome, Override, Request, ShadowRefusal,
+};
 
 /// Maximum number of listeners: 8.
 const MOST_LISTENERS: usize = 8;
@@ -47,10 +49,12 @@ pub struct Tap {
 pub struct TapFilter {
     /// Domain name as it was sent.
     pub domain: Option<String>,
-    /// Path of the deciding rule, such as `edge.user`.
+    /// Path of the deciding rule, such as `edge.user`, or of one that would refuse the request without a shadow mode.
     pub rule: Option<String>,
     /// Outcome of the request.
     pub outcome: Option<Outcome>,
+    /// True for requests alone that are admitted and would be refused without a shadow mode.
+    pub is_shadow_refusal: bool,
     /// Name of the origin, such as `store`.
     pub provenance: Option<String>,
     /// Entries that one descriptor has, all of them.
@@ -230,7 +234,7 @@ impl TapFilter {
         let all = [
             ("domain", self.domain.is_some()),
             ("rule", self.rule.is_some()),
-            ("outcome", self.outcome.is_some()),
+            ("outcome", self.outcome.is_some() || self.is_shadow_refusal),
             ("provenance", self.provenance.is_some()),
             ("entry", !self.entries.is_empty()),
         ];
@@ -240,8 +244,9 @@ impl TapFilter {
     fn selects(&self, request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>) -> bool {
         self.domain.as_deref().is_none_or(|domain| request.domain() == domain)
             && self.outcome.is_none_or(|outcome| decision.outcome == outcome)
+            && (!self.is_shadow_refusal || is_admitted_by_shadow(decision))
             && self.provenance.as_deref().is_none_or(|provenance| deciding.origin.name() == provenance)
-            && self.rule.as_deref().is_none_or(|rule| deciding.rule.is_some_and(|own| own.path.to_string() == rule))
+            && self.rule.as_deref().is_none_or(|rule| is_by(rule, decision, deciding))
             && (self.entries.is_empty() || self.has_entries(request, decision))
     }
 
@@ -259,6 +264,18 @@ impl TapFilter {
     }
 }
 
+/// Returns true if the request passes only because of a shadow mode.
+fn is_admitted_by_shadow(decision: &Decision<'_>) -> bool {
+    decision.outcome == Outcome::Admitted && decision.is_refused_or_shadowed()
+}
+
+/// Returns true if the rule with this path decides, or would refuse the request without a shadow mode.
+fn is_by(path: &str, decision: &Decision<'_>, deciding: Deciding<'_>) -> bool {
+    let shadow = decision.shadow_refusals().into_iter().map(|(deciding, _)| deciding);
+    let mut rules = std::iter::once(deciding).chain(shadow).filter_map(|deciding| deciding.rule);
+    rules.any(|rule| rule.path.to_string() == path)
+}
+
 /// Returns a decision as a line of JSON. Sensitive values are their digests.
 fn text(request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now: Micros) -> Bytes {
     // The deciding one comes first, so that it is not cut.
@@ -274,6 +291,7 @@ fn text(request: &Request, decision: &Decision<'_>, deciding: Deciding<'_>, now:
         "provenance": deciding.origin.name(),
         "rule": deciding.rule.map(|rule| rule.path.to_string()),
         "limit": deciding.limit,
+        "shadow": decision.shadow_refusals().into_iter().map(shadow_refusal).collect::<Vec<_>>(),
         "retry_ms": decision.retry.map(|retry| retry.get().div_ceil(1_000)),
         "generation": decision.generation,
         "descriptors": shown,
@@ -333,12 +351,22 @@ fn sent_limit(limit: Override) -> Value {
     json!({ "requests_per_unit": quota.limit(), "unit": unit.map(|unit| unit.name()), "unit_multiplier": multiplier })
 }
 
+/// Returns what would refuse the request without a shadow mode.
+fn shadow_refusal((deciding, answer): ShadowRefusal<'_, '_>) -> Value {
+    json!({
+        "rule": deciding.rule.map(|rule| rule.path.to_string()),
+        "limit": deciding.limit,
+        "quota": answer.map(|answer| format!("{:#}", answer.quota)),
+        "provenance": deciding.origin.name(),
+    })
+}
+
 fn charge(answer: &Answered<'_>) -> Value {
     json!({
         "limit": answer.limit,
         "algorithm": answer.algorithm,
         "capacity": answer.capacity,
-        "window_us": answer.window.get(),
+        "window_us": answer.quota.window().length().get(),
         "hits": answer.hits.taken(),
         "outcome": answer.verdict.outcome.name(),
         "provenance": answer.verdict.provenance.name(),

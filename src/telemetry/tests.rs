@@ -42,12 +42,13 @@ fn charged(rule: Option<&About>, limit: u32, before: u32, hits: u32, charging: C
         (true, _) => room - hits,
         // Refused hits stay on the counter.
         (false, Charging::Each) => 0,
-        (false, Charging::AllOrNothing) => room,
+        (false, Charging::AllOrNothing | Charging::Group(_)) => room,
     };
     let verdict = Verdict { room, ..verdict(Outcome::admitted_if(is_admitted), remaining, Provenance::Store) };
     let hits = Hits::take(hits.into());
-    let (window, algorithm, role) = (Unit::Minute.length(), "fixed_window", Role::Enforce);
-    Answered { descriptor: 0, rule, hits, capacity: limit, window, algorithm, limit: None, role, verdict }
+    let (algorithm, role) = ("fixed_window", Role::Enforce);
+    let quota = Quota::new(limit, Window::of_unit(Unit::Minute));
+    Answered { descriptor: 0, rule, hits, capacity: limit, quota, algorithm, limit: None, role, verdict }
 }
 
 /// Returns the part of a descriptor with one limit.

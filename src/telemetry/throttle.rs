@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// Default interval between two lines of one cause: 10 s.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Allows one log line, or one other rare action, per interval, and counts the events between lines. It takes no lock, so every thread may count at once.
+/// Allows one log line, or one other rare action, per interval, and counts all events and those between lines. It takes no lock, so every thread may count at once.
 #[derive(Debug)]
 pub struct LogThrottle {
     interval: Duration,
@@ -17,8 +17,10 @@ pub struct LogThrottle {
     began: OnceLock<Instant>,
     /// Time of the next line, in microseconds since `began`.
     due_us: AtomicU64,
-    /// Events since the last line.
+    /// Events so far.
     events: AtomicU64,
+    /// Events that a log line has reported.
+    reported: AtomicU64,
 }
 
 impl Default for LogThrottle {
@@ -35,7 +37,8 @@ impl LogThrottle {
 
     /// Creates a throttle of one line per `interval`. The first line is allowed at once.
     pub const fn every(interval: Duration) -> Self {
-        Self { interval, began: OnceLock::new(), due_us: AtomicU64::new(0), events: AtomicU64::new(0) }
+        let [due_us, events, reported] = [const { AtomicU64::new(0) }; 3];
+        Self { interval, began: OnceLock::new(), due_us, events, reported }
     }
 
     /// Counts one event. If a line is due, returns the number of events since the last line, and a new interval begins.
@@ -50,7 +53,14 @@ impl LogThrottle {
         {
             return None;
         }
-        Some(self.events.swap(0, Ordering::Relaxed))
+        let events = self.events();
+        // Another thread may have reported more by now.
+        Some(events.saturating_sub(self.reported.fetch_max(events, Ordering::Relaxed)))
+    }
+
+    /// Returns the number of events so far.
+    pub fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
     }
 
     /// Counts one event, and returns true if a line is due.
@@ -80,12 +90,12 @@ mod tests {
     #[test]
     fn every_event_is_in_one_line_though_all_threads_count() {
         let throttle = LogThrottle::every(Duration::ZERO);
-        let told: u64 = std::thread::scope(|scope| {
+        let reported: u64 = std::thread::scope(|scope| {
             let count = || (0..10_000).filter_map(|_| throttle.due()).sum::<u64>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(count)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
-        let rest = throttle.events.load(Ordering::Relaxed);
-        assert_eq!(told + rest, 40_000);
+        let rest = throttle.events() - throttle.reported.load(Ordering::Relaxed);
+        assert_eq!((reported + rest, throttle.events()), (40_000, 40_000));
     }
 }

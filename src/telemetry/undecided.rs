@@ -1,7 +1,6 @@
 //! Counts of gRPC calls that ended before a decision, by reason.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::metrics::CALLS_UNDECIDED;
@@ -65,29 +64,19 @@ reasons! {
 /// Counts of calls that ended before a decision, by reason. All threads may count at once.
 #[derive(Debug)]
 pub(super) struct UndecidedCalls {
-    reasons: [ReasonCount; Reason::ALL.len()],
-}
-
-/// Calls of one reason.
-#[derive(Debug)]
-struct ReasonCount {
-    calls: AtomicU64,
-    throttle: LogThrottle,
+    reasons: [LogThrottle; Reason::ALL.len()],
 }
 
 impl Default for UndecidedCalls {
     fn default() -> Self {
-        let none = || ReasonCount { calls: AtomicU64::new(0), throttle: LogThrottle::every(INTERVAL) };
-        Self { reasons: Reason::ALL.map(|_| none()) }
+        Self { reasons: Reason::ALL.map(|_| LogThrottle::every(INTERVAL)) }
     }
 }
 
 impl UndecidedCalls {
     /// Counts a call of `peer`, which a Unix socket has not, and writes a log line at most every minute for each reason.
     pub(super) fn count(&self, reason: Reason, peer: Option<IpAddr>, method: Option<&str>) {
-        let Some(counted) = self.of(reason) else { return };
-        counted.calls.fetch_add(1, Ordering::Relaxed);
-        if let Some(count) = counted.throttle.due() {
+        if let Some(count) = self.reasons[reason as usize].due() {
             let last_client = peer.map(tracing::field::display);
             let method = method.map(|method| method.get(..method.floor_char_boundary(LONGEST_METHOD)));
             tracing::warn!(
@@ -102,17 +91,11 @@ impl UndecidedCalls {
         }
     }
 
-    fn of(&self, reason: Reason) -> Option<&ReasonCount> {
-        let number = Reason::ALL.iter().position(|other| *other == reason);
-        number.and_then(|number| self.reasons.get(number))
-    }
-
     /// Adds the metric to a page, with a series for each reason.
     pub(super) fn write_to(&self, page: &mut Page) {
         page.family(&CALLS_UNDECIDED, |family| {
             for reason in Reason::ALL {
-                let calls = self.of(reason).map_or(0, |counted| counted.calls.load(Ordering::Relaxed));
-                family.sample(&[reason.name()], calls);
+                family.sample(&[reason.name()], self.reasons[reason as usize].events());
             }
         });
     }

@@ -27,6 +27,8 @@ struct ActivityState {
     is_leaving: AtomicBool,
     leave: Notify,
     is_end_announced: AtomicBool,
+    /// True while the listener has more connections than it keeps.
+    is_full: Arc<AtomicBool>,
 }
 
 /// Maximum number of endless calls (calls that need not end) on one connection: 4. With one more, the connection is
@@ -41,8 +43,9 @@ pub(super) struct InFlight {
 }
 
 impl Activity {
-    /// Creates the activity of a connection that is idle from now on. Its listener started at `began`.
-    pub(super) fn new(began: Instant) -> Self {
+    /// Creates the activity of a connection that is idle from now on. Its listener started at `began`, and sets `is_full` while it has
+    /// more connections than it keeps. Then each answer over HTTP/1 announces the end of its connection.
+    pub(super) fn new(began: Instant, is_full: Arc<AtomicBool>) -> Self {
         let accepted_ms = since(began);
         let idle_since_ms = AtomicU64::new(accepted_ms);
         let (endless, calls) = (AtomicU32::new(0), AtomicU32::new(0));
@@ -58,6 +61,7 @@ impl Activity {
             is_leaving,
             leave,
             is_end_announced,
+            is_full,
         };
         let activity = Self(Arc::new(state));
         activity.begin_turn();
@@ -139,7 +143,8 @@ impl Activity {
 impl InFlight {
     /// Returns true if the answer of this call has to announce the end of the connection.
     pub(super) fn is_last(&self) -> bool {
-        self.activity.0.is_end_announced.load(Ordering::Relaxed)
+        let state = &self.activity.0;
+        state.is_end_announced.load(Ordering::Relaxed) || state.is_full.load(Ordering::Relaxed)
     }
 
     /// Marks the call as endless: it need not end, and it does not make its connection busy.

@@ -33,6 +33,9 @@ pub const REVOKED_GRACE: Duration = Duration::from_secs(30);
 enum ConnectionPhase {
     /// The peer has a limited time to open the connection.
     Opening,
+    /// [`Activity::leave`] was called before the peer opened the connection. What the peer has sent already is read first: where
+    /// the threads are busy, nobody has looked yet, and a request that is closed is an admission to some gateways.
+    LeavingUnopened,
     /// The connection takes calls.
     Serving,
     /// The connection has its age, and closes with its next answer, or when it has been idle for as long as any may be.
@@ -71,6 +74,7 @@ pub(super) async fn live<C: Connection>(
         }
         phase = match phase {
             ConnectionPhase::Opening
+            | ConnectionPhase::LeavingUnopened
             | ConnectionPhase::Serving
             | ConnectionPhase::Ageing
             | ConnectionPhase::Finishing
@@ -79,7 +83,10 @@ pub(super) async fn live<C: Connection>(
                 connection.as_mut().finish();
                 ConnectionPhase::Revoked
             }
-            ConnectionPhase::Opening if !state.is_opened() => {
+            ConnectionPhase::Opening if activity.is_leaving() && !state.is_opened() && !stop.is_set() => {
+                ConnectionPhase::LeavingUnopened
+            }
+            ConnectionPhase::Opening | ConnectionPhase::LeavingUnopened if !state.is_opened() => {
                 return Ending::Ended(if activity.is_leaving() { EndCause::Idle } else { EndCause::Unopened });
             }
             ConnectionPhase::Opening if !activity.is_leaving() && !stop.is_set() => ConnectionPhase::Serving,
@@ -87,7 +94,10 @@ pub(super) async fn live<C: Connection>(
                 activity.announce_end();
                 ConnectionPhase::Ageing
             }
-            ConnectionPhase::Opening | ConnectionPhase::Serving | ConnectionPhase::Ageing => {
+            ConnectionPhase::Opening
+            | ConnectionPhase::LeavingUnopened
+            | ConnectionPhase::Serving
+            | ConnectionPhase::Ageing => {
                 connection.as_mut().finish();
                 if activity.is_leaving() { ConnectionPhase::Leaving } else { ConnectionPhase::Finishing }
             }
@@ -106,6 +116,7 @@ impl ConnectionPhase {
     async fn over(self, limits: &ConnectionLimits, activity: &Activity, stop: &mut StopNotice, peer: &mut Peer) {
         let (length, is_serving) = match self {
             Self::Opening => (limits.handshake, true),
+            Self::LeavingUnopened => (UNUSED_GRACE, false),
             Self::Serving => (limits.age, true),
             Self::Ageing => (limits.keep_alive, true),
             Self::Leaving if activity.is_used() => (IDLE_GRACE, false),

@@ -27,7 +27,7 @@ use super::budget;
 use super::callers::{ConnectionCaller, Denied};
 use super::head::{EXPLAIN, GRPC_ENCODING};
 use super::hold::{Caller, Held, Permits};
-use super::message::{Beginning, Compression, LARGEST_MESSAGE, Unopened, UnreadMessage, Unreadable};
+use super::message::{Began, Beginning, Compression, LARGEST_MESSAGE, Unopened, UnreadMessage, Unreadable};
 use super::wire::{Answers, StoreUnavailable};
 use crate::limiter::{CallerTime, Limiter};
 use crate::model::{InvalidRequest, Request, Rights};
@@ -111,9 +111,21 @@ impl Edge {
         timeout: impl Into<CallerTime>,
         span: Option<&mut Span>,
     ) -> Result<RateLimitResponse, Undecided> {
-        let timeout = timeout.into();
-        let caller = Caller::who_waits(timeout.timeout);
         let request = Request::try_from(wire).inspect_err(|_| self.telemetry.invalid())?;
+        self.decide_read(request, timeout.into(), span).await
+    }
+
+    /// Decides a request that is not of the wire, as [`Self::decide`] does.
+    ///
+    /// # Errors
+    /// Returns an error if no rules were ever loaded, or if the store is unavailable and the decision is left to the caller.
+    pub async fn decide_read(
+        &self,
+        request: Request,
+        timeout: CallerTime,
+        span: Option<&mut Span>,
+    ) -> Result<RateLimitResponse, Undecided> {
+        let caller = Caller::who_waits(timeout);
         let held = {
             let rules = self.limiter.rules();
             if !rules.can_decide(request.domain()) {
@@ -182,16 +194,15 @@ impl Edge {
     /// Returns an error if the request is malformed or invalid, or the store is unavailable.
     pub async fn should_rate_limit(&self, wire: Wire<Incoming>) -> Result<Response<Outgoing>, Status> {
         let _call = self.telemetry.call();
-        let waited = budget::waited();
+        let waited = wire.extensions().get::<Began>().map_or_else(budget::waited, Began::waited);
         let timeout = wire.metadata().get("grpc-timeout").and_then(|timeout| parse_timeout(timeout.as_bytes()));
         let mut span = self.telemetry.request(Way::Grpc, wire.metadata().as_ref());
         let unread = wire.extensions().get::<UnreadMessage>().copied();
         let caller = wire.extensions().get::<Arc<ConnectionCaller>>().cloned();
+        let timeout = CallerTime { timeout, waited, longest_delay: None };
         let answer = match (wire.into_inner(), unread) {
             (Incoming::Small(mut request), None) => match Self::restrict(caller.as_deref(), &mut request) {
-                Ok(()) => {
-                    self.decide(request, CallerTime { timeout, waited }, span.as_mut()).await.map(Outgoing::Small)
-                }
+                Ok(()) => self.decide(request, timeout, span.as_mut()).await.map(Outgoing::Small),
                 Err(undecided) => Err(undecided),
             },
             // Boxed, so that ordinary calls do not carry it.
@@ -271,7 +282,7 @@ pub enum Undecided {
 ///
 /// # Errors
 /// Returns an error if the caller may not ask about the domain.
-fn rights(caller: Option<&ConnectionCaller>, domain: &str) -> Result<Rights, Undecided> {
+pub(in crate::transport) fn rights(caller: Option<&ConnectionCaller>, domain: &str) -> Result<Rights, Undecided> {
     caller.map_or(Ok(Rights::ALL), |caller| caller.rights(domain).ok_or(Undecided::NotGranted))
 }
 

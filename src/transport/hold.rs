@@ -1,6 +1,7 @@
 //! Delayed answers: calls that wait here because a limit delays them. Their number is bounded; calls beyond it are
 //! refused.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::budget::inflation::InflationTurn;
+use crate::limiter::CallerTime;
 use crate::model::{Decision, Micros, Outcome};
 use crate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 
@@ -16,7 +18,10 @@ const OWN: Duration = Duration::from_millis(3);
 
 /// Arrival of a call, and the time that its caller waits for the answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Caller(Option<(Instant, Duration)>);
+pub(super) struct Caller {
+    arrived: Instant,
+    time: CallerTime,
+}
 
 /// Answer, and its delay.
 #[derive(Debug)]
@@ -79,25 +84,33 @@ impl Permits {
 }
 
 impl Caller {
-    /// Creates a caller whose call has just arrived. It waits at most for `timeout`.
-    pub(super) fn who_waits(timeout: Option<Duration>) -> Self {
-        Self(timeout.map(|timeout| (Instant::now(), timeout)))
+    /// Creates a caller whose call has just arrived.
+    pub(super) fn who_waits(time: impl Into<CallerTime>) -> Self {
+        Self { arrived: Instant::now(), time: time.into() }
     }
 
     /// Returns the delay of `decision`: the delay that it asks for, but not longer than the caller waits. Subtracts it
-    /// from the delay that Envoy adds. Turns the decision into a refusal if no permit is free.
+    /// from the delay that Envoy adds. Turns the decision into a refusal if no permit is free, or if the delay is longer
+    /// than the caller takes.
     pub(super) fn hold(self, decision: &mut Decision<'_>, permits: &Arc<Permits>) -> Hold {
+        let longest = self.time.longest_delay.map(Micros::from);
+        if longest.is_some() {
+            // Nobody but this process would delay the request.
+            let wait = &mut decision.wait;
+            wait.hold = wait.hold.max(mem::take(&mut wait.header));
+        }
         if decision.wait.hold == Micros::ZERO || decision.outcome != Outcome::Admitted {
             return Hold::default();
         }
-        let Some(permit) = permits.take() else {
+        let is_too_long = longest.is_some_and(|longest| decision.wait.hold > longest);
+        let Some(permit) = (!is_too_long).then(|| permits.take()).flatten() else {
             decision.outcome = Outcome::Refused;
             decision.retry = Some(decision.wait.hold);
             return Hold::default();
         };
         let asked = Duration::from_micros(decision.wait.hold.get());
-        let left = |(arrived, timeout): (Instant, Duration)| timeout.saturating_sub(arrived.elapsed() + OWN);
-        let length = self.0.map_or(asked, |caller| asked.min(left(caller)));
+        let passed = self.arrived.elapsed() + OWN;
+        let length = self.time.left().map_or(asked, |left| asked.min(left.saturating_sub(passed)));
         let waited = Micros::from(length);
         decision.wait.header = decision.wait.header.saturating_sub(waited);
         Hold { length, _seat: Some(permit) }
@@ -183,6 +196,22 @@ mod tests {
         }
         let patient = Caller::who_waits(Some(60_000 * MS));
         assert_eq!(patient.hold(&mut waiting(Outcome::Admitted), &permits).length, 2_000 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_caller_with_a_longest_delay_is_held_whatever_the_delivery_and_refused_beyond() {
+        let time = CallerTime { timeout: Some(160 * MS), longest_delay: Some(155 * MS), ..CallerTime::default() };
+        let permits = Permits::new(8);
+        let mut decision = waiting(Outcome::Admitted);
+        assert_eq!(Caller::who_waits(time).hold(&mut decision, &permits).length, Duration::ZERO);
+        assert_eq!((decision.outcome, decision.retry), (Outcome::Refused, Some(Micros::from_secs(3))));
+        for delay in [1, 155] {
+            let mut decision = waiting(Outcome::Admitted);
+            decision.wait = Wait { header: Micros::from_millis(delay), hold: Micros::ZERO };
+            let hold = Caller::who_waits(time).hold(&mut decision, &permits);
+            assert_eq!((hold.length, decision.outcome), (Duration::from_millis(delay), Outcome::Admitted));
+            assert_eq!(decision.wait.header, Micros::ZERO, "nobody else waits");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -24,6 +24,9 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Minimum idle time before a connection is closed: 250 ms. A caller opens a connection because it has a call, which is
 /// then on its way.
 const LEAST_IDLE_MS: u64 = 250;
+/// The same for a connection without any call so far, on a listener at which further connections wait: 2 s. There a closed
+/// connection is an admission, and a gateway that is busy may send its request late.
+const LEAST_UNUSED_MS: u64 = 2_000;
 /// Number of crowding connections that is never too many: 2,000, which take 72 MB. A connection crowds if it is
 /// leaving, or is beyond the bound and never had a call.
 const LEAST_CROWD: usize = 2_000;
@@ -39,6 +42,8 @@ type IdlePosition = (u64, u64);
 #[derive(Debug)]
 pub(super) struct Idle {
     most: usize,
+    /// Minimum idle time before a connection that never had a call is closed.
+    least_unused_ms: u64,
     /// Connections that never had a call, as last checked.
     unused: BTreeMap<IdlePosition, (Id, Activity)>,
     used: BTreeMap<IdlePosition, (Id, Activity)>,
@@ -57,10 +62,11 @@ enum Looked {
 }
 
 impl Idle {
-    /// Creates an empty set. Beyond `most` connections, idle ones are closed.
-    pub(super) fn new(most: usize) -> Self {
+    /// Creates an empty set. Beyond `most` connections, idle ones are closed. `waits` is true if further connections wait.
+    pub(super) fn new(most: usize, waits: bool) -> Self {
+        let least_unused_ms = if waits { LEAST_UNUSED_MS } else { LEAST_IDLE_MS };
         let [unused, used] = [0; 2].map(|_| BTreeMap::new());
-        Self { most, unused, used, places: HashMap::new(), leaving: 0, number: 0 }
+        Self { most, least_unused_ms, unused, used, places: HashMap::new(), leaving: 0, number: 0 }
     }
 
     /// Adds a connection.
@@ -112,7 +118,8 @@ impl Idle {
     /// Checks the first connection of an order, which was taken out of the order.
     fn look(&mut self, ((since_ms, _), (id, activity)): (IdlePosition, (Id, Activity))) -> Looked {
         let idle_since_ms = if activity.is_busy() { activity.now_ms() } else { activity.idle_since_ms() };
-        let is_young = activity.now_ms().saturating_sub(idle_since_ms) < LEAST_IDLE_MS;
+        let least_ms = if activity.is_used() { LEAST_IDLE_MS } else { self.least_unused_ms };
+        let is_young = activity.now_ms().saturating_sub(idle_since_ms) < least_ms;
         if activity.is_busy() || idle_since_ms > since_ms || is_young {
             let is_young = !activity.is_busy() && idle_since_ms == since_ms;
             self.place(id, idle_since_ms, activity);
@@ -135,6 +142,8 @@ impl Idle {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::time::{Instant, advance};
 
     use super::*;
@@ -142,13 +151,13 @@ mod tests {
     /// Creates a connection that is idle from now on.
     async fn connection(began: Instant) -> (Id, Activity) {
         advance(Duration::from_millis(1)).await;
-        (tokio::spawn(async {}).id(), Activity::new(began))
+        (tokio::spawn(async {}).id(), Activity::new(began, Arc::default()))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_idle_leave_first_whatever_was_known_of_them() {
         let began = Instant::now();
-        let mut idle = Idle::new(3);
+        let mut idle = Idle::new(3, false);
         let mut all = Vec::new();
         for _ in 0..5 {
             let (id, activity) = connection(began).await;
@@ -169,7 +178,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn those_that_never_had_a_call_leave_before_the_others_and_make_none_of_them_leave() {
         let began = Instant::now();
-        let mut idle = Idle::new(3);
+        let mut idle = Idle::new(3, false);
         let mut all = Vec::new();
         for is_used in [true, true, false, false, false] {
             let (id, activity) = connection(began).await;
@@ -195,7 +204,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_has_ended_needs_no_room_and_busy_ones_are_looked_at_a_bounded_number_of_times() {
         let began = Instant::now();
-        let mut idle = Idle::new(1);
+        let mut idle = Idle::new(1, false);
         let mut calls = Vec::new();
         for _ in 0..100 {
             let (id, activity) = connection(began).await;
@@ -212,5 +221,21 @@ mod tests {
             drop(call);
         }
         assert_eq!((idle.used.len(), idle.places.len(), idle.crowd()), (1, 1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_connections_wait_one_without_a_request_stays_for_longer() {
+        let began = Instant::now();
+        for (waits, least_ms) in [(false, LEAST_IDLE_MS), (true, LEAST_UNUSED_MS)] {
+            let mut idle = Idle::new(0, waits);
+            let (id, activity) = connection(began).await;
+            idle.add(id, activity.clone());
+            advance(Duration::from_millis(least_ms - 1)).await;
+            idle.make_room(LOOKS);
+            assert!(!activity.is_leaving(), "{waits}");
+            advance(Duration::from_millis(1)).await;
+            idle.make_room(LOOKS);
+            assert!(activity.is_leaving(), "{waits}");
+        }
     }
 }

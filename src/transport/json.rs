@@ -16,12 +16,17 @@ use axum::routing::any;
 use futures_util::StreamExt;
 use http_body::Body as _;
 use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
+use self::bodies::{Bodies, BodyPermits, UNCOUNTED_BYTES};
 use self::room::{Room, RoomPermit, SMALL_BODY_BYTES};
 pub use self::service::HttpService;
 use super::callers::ConnectionCaller;
 use super::grpc::{Edge, Undecided};
-use super::page::PageGate;
+use super::page::{PageGate, PageSign};
 use super::protocol::Origin;
 use super::{head, metrics};
 use crate::limiter::CallerTime;
@@ -32,6 +37,7 @@ use crate::telemetry::door::HttpDoor;
 use crate::telemetry::limited::Cause;
 use crate::telemetry::traces::{Span, Way};
 
+mod bodies;
 mod check;
 mod read;
 mod room;
@@ -42,6 +48,11 @@ mod write;
 
 /// Bytes of a body above the bound that are read and thrown away, so that its sender reads the answer: 4 MiB.
 const MOST_DISCARDED: usize = 4 << 20;
+
+/// Share of the connections that may have a request of `/json` in flight: an eighth.
+const JSON_SHARE: usize = 8;
+/// Share of the connections that may have a check in flight: three quarters.
+const CHECK_SHARE: (usize, usize) = (3, 4);
 
 /// Readiness of this instance, for `/healthcheck`.
 #[derive(Clone, Debug, Default)]
@@ -79,18 +90,32 @@ impl Readiness {
 }
 
 /// Returns the service of the HTTP listener. A body of `/json` has at most `most_bytes`, and is taken from addresses that `admits` accepts.
-/// `pages` admits no web page of another site.
+/// `pages` admits no web page of another site. The listener has `connections`; at most three quarters of them have a check in flight, and an eighth
+/// a request of `/json`, so that the others answer probes.
 pub fn service(
     edge: Edge,
     readiness: Readiness,
     most_bytes: usize,
     admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static,
     pages: Arc<PageGate>,
+    connections: usize,
 ) -> HttpService {
     let metrics = metrics::routes("/metrics", edge.telemetry());
-    let door = Door { edge, most_bytes, admits: Arc::new(admits), pages, room: Room::new() };
+    let bodies = Bodies::new(most_bytes);
+    let (of_json, of_check) = (connections / JSON_SHARE, connections / CHECK_SHARE.1 * CHECK_SHARE.0);
+    let in_flight = |most: usize| Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
+    let door = Door {
+        edge,
+        most_bytes,
+        admits: Arc::new(admits),
+        pages,
+        room: Room::new(),
+        bodies,
+        in_flight: in_flight(of_json),
+    };
     // Callers of /json cannot take the room of /check.
-    let check = Door { room: Room::new(), ..door.clone() };
+    let (room, bodies) = (Room::new(), Bodies::new(most_bytes));
+    let check = Door { room, bodies, in_flight: in_flight(of_check), ..door.clone() };
     let routes = Router::new()
         .route("/healthcheck", any(healthcheck).with_state(readiness))
         .route("/json", any(json).with_state(door))
@@ -110,6 +135,9 @@ struct Door {
     admits: Arc<dyn Fn(IpAddr) -> bool + Send + Sync>,
     pages: Arc<PageGate>,
     room: Room,
+    bodies: Bodies,
+    /// Permits of the requests in flight.
+    in_flight: Arc<Semaphore>,
 }
 
 /// Reasons for which a body was not read.
@@ -118,6 +146,8 @@ enum UnreadBody {
     TooLarge(BodyDataStream),
     /// The body ended with an error, or did not arrive in time.
     Broken,
+    /// Others held the memory for as long as the caller waits.
+    NoMemory,
 }
 
 /// Decided request.
@@ -126,6 +156,16 @@ struct Decided {
     /// More statuses of the response, encoded.
     statuses: Vec<Bytes>,
 }
+
+/// Wait for the memory that a large request needs, and the status of the answer where it is too long.
+#[derive(Clone, Copy)]
+struct MemoryWait {
+    longest: Duration,
+    refusal: StatusCode,
+}
+
+/// Wait of a caller of `/json`, whose timeout is unknown.
+const JSON_WAIT: MemoryWait = MemoryWait { longest: Duration::MAX, refusal: StatusCode::TOO_MANY_REQUESTS };
 
 /// Status and text of an answer.
 struct JsonAnswer {
@@ -141,7 +181,7 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
             .into_response();
     }
     if let Err(sign) = door.pages.admit_to_json(&head.headers) {
-        return (StatusCode::FORBIDDEN, format!("The request was not decided: {sign}.\n")).into_response();
+        return refused(sign);
     }
     if caller(&head).is_some_and(|caller| caller.is_granted_nothing()) {
         return (
@@ -150,6 +190,7 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
         )
             .into_response();
     }
+    let Ok(_in_flight) = door.in_flight.try_acquire() else { return door.crowded(StatusCode::TOO_MANY_REQUESTS) };
     keep_little(&mut head);
     let announced = body.size_hint().exact().map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
     match announced {
@@ -161,6 +202,12 @@ async fn json(State(door): State<Door>, request: Request) -> Response {
 }
 
 impl Door {
+    /// Refuses a request for which there is no room, with the status `refusal`.
+    fn crowded(&self, refusal: StatusCode) -> Response {
+        self.edge.telemetry().call_limited(Cause::Crowded);
+        (refusal, "The request was not decided: too many requests are in flight.\n").into_response()
+    }
+
     /// Answers a small request at once.
     async fn answer_small(&self, head: &Parts, body: Body) -> Response {
         let request = match self.small_request(head, body).await {
@@ -168,7 +215,7 @@ impl Door {
             Err(response) => return response,
         };
         let mut span = self.span(head);
-        let response = match self.decide(head, request, &mut span).await {
+        let response = match self.decide(head, request, caller_time(head, None), &mut span).await {
             Ok(response) => {
                 let decided = Decided { response, statuses: Vec::new() };
                 JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from))
@@ -180,12 +227,12 @@ impl Door {
 
     /// Answers a large request: decoded and encoded off the workers, one at a time, and others wait in order.
     async fn answer_large(&self, head: &Parts, body: Body) -> Response {
-        let (message, permit) = match self.large_message(head, body).await {
+        let (message, permit) = match self.large_message(head, body, JSON_WAIT).await {
             Ok(read) => read,
             Err(response) => return response,
         };
         let mut span = self.span(head);
-        let response = match self.decide_large(head, message, &mut span).await {
+        let response = match self.decide_large(head, message, caller_time(head, None), &mut span).await {
             Ok(decided) => {
                 let turn = self.room.turn().await;
                 let answer = self.room.run(move || {
@@ -203,7 +250,7 @@ impl Door {
 
     /// Reads a small request at once.
     async fn small_request(&self, head: &Parts, body: Body) -> Result<RateLimitRequest, Response> {
-        match self.whole(body).await {
+        match self.whole(body, &mut self.bodies.permits(), Duration::MAX).await {
             Ok(body) => read::read(&body).map_err(|error| not_json(&error)),
             Err(unread) => Err(self.unread(head, unread).await),
         }
@@ -211,18 +258,25 @@ impl Door {
 
     /// Reads a large request: decodes it off the workers, one at a time, and others wait in order. Returns it encoded, and the permit for its
     /// memory.
-    async fn large_message(&self, head: &Parts, body: Body) -> Result<(Bytes, RoomPermit), Response> {
-        let permit = self.room.permit(|| self.edge.telemetry().call_limited(Cause::StalledAnswer)).await;
-        let body = match self.whole(body).await {
-            Ok(body) => body,
-            Err(unread) => {
-                drop(permit);
-                return Err(self.unread(head, unread).await);
-            }
+    async fn large_message(&self, head: &Parts, body: Body, wait: MemoryWait) -> Result<(Bytes, RoomPermit), Response> {
+        let (body, permits) = match self.whole_large(body, wait.longest).await {
+            Ok(read) => read,
+            Err(UnreadBody::NoMemory) => return Err(self.crowded(wait.refusal)),
+            Err(unread) => return Err(self.unread(head, unread).await),
+        };
+        // After the body: one that does not end keeps nobody out.
+        let permit = self.room.permit(|| self.edge.telemetry().call_limited(Cause::StalledAnswer));
+        let Ok(permit) = timeout(wait.longest, permit).await else {
+            return Err(self.crowded(wait.refusal));
         };
         let turn = self.room.turn().await;
         // The work continues when the caller has left, so it keeps the turn.
-        let Ok((message, turn)) = self.room.run(move || (read::encode(&body), turn)).await else {
+        let decode = move || {
+            let message = read::encode(&body);
+            drop((body, permits));
+            (message, turn)
+        };
+        let Ok((message, turn)) = self.room.run(decode).await else {
             return Err(broken());
         };
         drop(turn);
@@ -234,22 +288,29 @@ impl Door {
         &self,
         head: &Parts,
         mut request: RateLimitRequest,
+        time: CallerTime,
         span: &mut Option<Span>,
     ) -> Result<RateLimitResponse, Response> {
         Edge::restrict(caller(head).map(|caller| &**caller), &mut request).map_err(|undecided| failed(&undecided))?;
-        let response = self.edge.decide(request, caller_time(head, None), span.as_mut()).await;
+        let response = self.edge.decide(request, time, span.as_mut()).await;
         response.map_err(|undecided| failed(&undecided))
     }
 
     /// Decides an encoded request. A request of many descriptors is decided slice by slice.
-    async fn decide_large(&self, head: &Parts, message: Bytes, span: &mut Option<Span>) -> Result<Decided, Response> {
+    async fn decide_large(
+        &self,
+        head: &Parts,
+        message: Bytes,
+        time: CallerTime,
+        span: &mut Option<Span>,
+    ) -> Result<Decided, Response> {
         if !is_large(&message) {
             let request = RateLimitRequest::decode(message).map_err(|error| bad_request(&error))?;
-            let response = self.decide(head, request, span).await?;
+            let response = self.decide(head, request, time, span).await?;
             return Ok(Decided { response, statuses: Vec::new() });
         }
         // Boxed, so that ordinary requests do not carry it.
-        let parts = Box::pin(self.edge.decide_large(message, None, caller(head).cloned(), span)).await;
+        let parts = Box::pin(self.edge.decide_large(message, time, caller(head).cloned(), span)).await;
         let mut parts = parts.map_err(|undecided| failed(&undecided))?.into_iter();
         let response = parts.next().and_then(|first| RateLimitResponse::decode(first).ok());
         Ok(Decided { response: response.ok_or_else(broken)?, statuses: parts.collect() })
@@ -259,10 +320,24 @@ impl Door {
         self.edge.telemetry().request(Way::Http { door: HttpDoor::Json, method: &head.method }, &head.headers)
     }
 
-    /// Reads a body whole.
-    async fn whole(&self, body: Body) -> Result<Bytes, UnreadBody> {
+    /// Reads a large body whole, unless others need its memory before it has arrived. Waits at most `longest` for memory.
+    async fn whole_large(&self, body: Body, longest: Duration) -> Result<(Bytes, BodyPermits), UnreadBody> {
+        let mut permits = self.bodies.permits();
+        let end = permits.end();
+        let whole = tokio::select! {
+            whole = self.whole(body, &mut permits, longest) => whole?,
+            () = end.notified() => {
+                self.edge.telemetry().call_limited(Cause::LateBody);
+                return Err(UnreadBody::Broken);
+            }
+        };
+        Ok((whole, permits))
+    }
+
+    /// Reads a body whole, with `permits` for its bytes, for which it waits at most `longest`.
+    async fn whole(&self, body: Body, permits: &mut BodyPermits, longest: Duration) -> Result<Bytes, UnreadBody> {
         let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        let mut whole = Vec::with_capacity(expected.min(self.most_bytes));
+        let mut whole = Vec::with_capacity(expected.min(UNCOUNTED_BYTES));
         let mut data = body.into_data_stream();
         while !data.is_end_stream()
             && let Some(part) = data.next().await
@@ -271,6 +346,8 @@ impl Door {
             if whole.len() + part.len() > self.most_bytes {
                 return Err(UnreadBody::TooLarge(data));
             }
+            let held = timeout(longest, permits.hold(whole.len() + part.len())).await;
+            held.map_err(|_| UnreadBody::NoMemory)?;
             whole.extend_from_slice(&part);
         }
         Ok(whole.into())
@@ -287,6 +364,7 @@ impl Door {
     async fn unread(&self, head: &Parts, unread: UnreadBody) -> Response {
         match unread {
             UnreadBody::TooLarge(rest) => self.too_large(head, rest).await,
+            UnreadBody::NoMemory => self.crowded(StatusCode::TOO_MANY_REQUESTS),
             UnreadBody::Broken => bad_request(&"the body did not arrive whole"),
         }
     }
@@ -351,7 +429,20 @@ fn origin(head: &Parts) -> Option<&Origin> {
 /// Returns the time of a caller that waits for `timeout`.
 fn caller_time(head: &Parts, timeout: Option<Duration>) -> CallerTime {
     let waited = origin(head).map_or(Duration::ZERO, |origin| origin.read_empty.waited());
-    CallerTime { timeout, waited }
+    CallerTime { timeout, waited, longest_delay: None }
+}
+
+/// Answers a request of a web page as one that a limit refuses, with the reason in the metadata. A client can write the headers that show a
+/// page, and a script that passes them on may admit what is answered by any other status than 429.
+fn refused(sign: PageSign) -> Response {
+    let reason = Value { kind: Some(Kind::StringValue(format!("The request was not decided: {sign}."))) };
+    let response = RateLimitResponse {
+        overall_code: Code::OverLimit.into(),
+        dynamic_metadata: Some(Struct { fields: [("reason".to_owned(), reason)].into() }),
+        ..RateLimitResponse::default()
+    };
+    let decided = Decided { response, statuses: Vec::new() };
+    JsonAnswer::of(&decided).map_or_else(broken, |answer| answer.with(Body::from))
 }
 
 /// Ends the span of a request with the status of its answer, and returns the answer.

@@ -21,6 +21,14 @@ pub const IDLE_TLS_CONNECTION_BYTES: u64 = 48 << 10;
 pub const IDLE_MEMORY_SHARE: u64 = 4;
 /// Number of idle connections that are kept however little memory there is: 1,024, which take 36 MiB.
 pub const LEAST_IDLE: usize = 1_024;
+/// Memory of a connection of the HTTP listener whose request has a head of 64 KiB, the largest that is read: 84 KiB, measured. With
+/// an ordinary head it takes 16 KiB.
+pub const HTTP_CONNECTION_BYTES: u64 = 84 << 10;
+/// Divisor of the process's memory: connections of the HTTP listener take at most a quarter of it.
+pub const HTTP_MEMORY_SHARE: u64 = 4;
+/// Number of connections of the HTTP listener however little memory there is: 1,024, which take at most 84 MiB. Further
+/// ones wait.
+pub const LEAST_HTTP: usize = 1_024;
 /// Memory that is assumed if the kernel reports none: 512 MiB, the chart's default.
 const UNKNOWN_MEMORY: u64 = 512 << 20;
 
@@ -85,6 +93,11 @@ impl ConnectionSlots {
     pub(super) fn take(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0).try_acquire_owned().ok()
     }
+
+    /// Returns true if a slot is free.
+    pub(super) fn is_any_free(&self) -> bool {
+        self.0.available_permits() > 0
+    }
 }
 
 /// Raises this process's soft limit of open files to the hard limit. Returns the limit in force, which is the soft
@@ -115,6 +128,13 @@ pub fn connection_cap(open_files: u64) -> usize {
 pub fn idle_connections(memory_bytes: u64, bytes_each: u64, most: usize) -> usize {
     let by_memory = usize::try_from(memory_bytes / IDLE_MEMORY_SHARE / bytes_each).unwrap_or(usize::MAX);
     below(by_memory.max(LEAST_IDLE), most)
+}
+
+/// Returns the maximum number of connections of the HTTP listener, given the memory of the process. Each may have a
+/// request in flight, so all of them fit into [`HTTP_MEMORY_SHARE`], and there are at least [`LEAST_HTTP`].
+pub fn http_connections(memory_bytes: u64) -> usize {
+    let by_memory = memory_bytes / HTTP_MEMORY_SHARE / HTTP_CONNECTION_BYTES;
+    usize::try_from(by_memory).unwrap_or(usize::MAX).max(LEAST_HTTP)
 }
 
 /// Returns `connections`, but at most a sixteenth less than `most`, and at least 1.
@@ -168,6 +188,11 @@ mod tests {
         assert_eq!(idle_connections(16 << 30, IDLE_CONNECTION_BYTES, 1_024), 960);
         assert_eq!(idle_connections(16 << 30, IDLE_CONNECTION_BYTES, 0), 1);
         assert_eq!(idle_connections(512 << 20, IDLE_TLS_CONNECTION_BYTES, 1_000_000), 2_730);
+    }
+
+    #[test]
+    fn connections_of_the_http_listener_have_a_quarter_of_the_memory_with_the_largest_heads() {
+        assert_eq!([64 << 20, 512 << 20, 2 << 30, 16 << 30].map(http_connections), [LEAST_HTTP, 1_560, 6_241, 49_932]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -45,6 +45,8 @@ pub struct Listener {
     slots: ConnectionSlots,
     limits: ConnectionLimits,
     most_idle: usize,
+    /// True if connections over the cap wait in the backlog of the kernel. False if they are closed.
+    waits: bool,
     tls: Option<Arc<ListenerTls>>,
     tally: Arc<Tally>,
 }
@@ -63,7 +65,7 @@ pub struct Drained {
 impl Listener {
     /// Creates a listener on the bound `socket`; `name` appears in the log.
     pub fn new(name: &'static str, socket: NetListener, slots: ConnectionSlots, limits: ConnectionLimits) -> Self {
-        Self { name, socket, slots, limits, most_idle: usize::MAX, tls: None, tally: Arc::default() }
+        Self { name, socket, slots, limits, most_idle: usize::MAX, waits: false, tls: None, tally: Arc::default() }
     }
 
     /// Serves TLS instead of plaintext if `tls` is given.
@@ -79,6 +81,13 @@ impl Listener {
         Self { most_idle: most, ..self }
     }
 
+    /// Leaves connections over the cap in the backlog of the kernel until a slot is free. For peers to which a closed
+    /// connection is an admission, and whose requests are short.
+    #[must_use]
+    pub fn with_waiting(self) -> Self {
+        Self { waits: true, ..self }
+    }
+
     /// Returns the counts of this listener, which continue while it serves.
     pub fn tally(&self) -> Arc<Tally> {
         Arc::clone(&self.tally)
@@ -88,9 +97,9 @@ impl Listener {
     /// bound and [`DRAIN_SLACK`] later. Calls in flight are answered; new connections are refused at once.
     ///
     /// A connection over the cap is accepted and closed, not left waiting: its client learns at once that it has to go
-    /// elsewhere.
+    /// elsewhere. [`Listener::with_waiting`] leaves it waiting.
     pub async fn serve<P: Protocol>(self, protocol: P, workers: Workers, stop: watch::Receiver<bool>) -> Drained {
-        let Self { name, socket, slots, limits, most_idle, tls, tally } = self;
+        let Self { name, socket, slots, limits, most_idle, waits, tls, tally } = self;
         let mut stop = StopNotice(stop);
         let slots_of_workers = workers.slots();
         let mut loops = Loop {
@@ -98,7 +107,9 @@ impl Listener {
             tally,
             tls,
             connections: JoinSet::new(),
-            idle: Idle::new(most_idle),
+            idle: Idle::new(most_idle, waits),
+            is_full: Arc::default(),
+            waits,
             began: Instant::now(),
             ages: Ages::new(limits.age),
             errors: LogThrottle::new(),
@@ -112,7 +123,7 @@ impl Listener {
                 () = stop.wait() => break,
                 Some(ended) = loops.connections.join_next_with_id() => { loops.ended(ended); None }
                 _ = look.tick(), if loops.idle.is_over() => { loops.idle.make_room(LOOKS_AT_REST); None }
-                accepted = socket.accept() => match accepted {
+                accepted = socket.accept(), if !waits || slots.is_any_free() => match accepted {
                     Ok(accepted) => loops.accepted(accepted, &slots, &slots_of_workers, &protocol, limits, &stop),
                     Err(error) => loops.not_accepted(&error),
                 }
@@ -133,6 +144,9 @@ struct Loop {
     tls: Option<Arc<ListenerTls>>,
     connections: JoinSet<(Ending, Option<IpAddr>)>,
     idle: Idle,
+    /// True while there are more connections than may be idle, if connections over the cap wait.
+    is_full: Arc<AtomicBool>,
+    waits: bool,
     began: Instant,
     ages: Ages,
     errors: LogThrottle,
@@ -158,7 +172,7 @@ impl Loop {
         let (worker, seat) = slots_of_workers.take();
         let (protocol, stop) = (protocol.clone(), stop.clone());
         let limits = ConnectionLimits { age: self.ages.next(), ..limits };
-        let activity = Activity::new(self.began);
+        let activity = Activity::new(self.began, Arc::clone(&self.is_full));
         let shared = activity.clone();
         let tls = self.tls.clone();
         let connection = async move {
@@ -181,7 +195,15 @@ impl Loop {
         let id = self.connections.spawn_on(connection, &worker).id();
         self.idle.add(id, shared);
         self.idle.make_room(LOOKS);
+        self.note_full();
         self.idle.is_crowded().then_some(IDLE_REST)
+    }
+
+    fn note_full(&self) {
+        let is_over = self.waits && self.idle.is_over();
+        if self.is_full.load(Ordering::Relaxed) != is_over {
+            self.is_full.store(is_over, Ordering::Relaxed);
+        }
     }
 
     /// Counts a failed accept. Returns the pause before the next one; `None` if the error concerns that one peer only.
@@ -201,6 +223,7 @@ impl Loop {
         let name = self.name;
         let client = ended.as_ref().ok().and_then(|(_, (_, client))| *client);
         self.idle.remove(ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id));
+        self.note_full();
         let how = match ended {
             Ok((_, (Ending::Closed, _))) => None,
             Ok((_, (Ending::Ended(how), _))) => Some(how),

@@ -11,12 +11,14 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use http::request::Parts;
+use http::{Extensions, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 use prost::Message;
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
@@ -45,6 +47,11 @@ pub(super) struct UnreadMessage {
     /// True if the request may have brought its own limits.
     pub(super) may_bring_limit: bool,
 }
+
+/// Time at which the caller of a compressed message began to wait, at the earliest. Marks the call, because it may then
+/// wait for its turn to be inflated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Began(Instant);
 
 /// Body whose beginning was already read.
 #[derive(Debug)]
@@ -102,6 +109,19 @@ impl Compression {
     /// Returns the compression that a header names.
     pub(super) fn of(encoding: Option<&HeaderValue>) -> Self {
         if encoding.is_some_and(|encoding| encoding.as_bytes() == b"gzip") { Self::Gzip } else { Self::Other }
+    }
+}
+
+impl Began {
+    /// Returns the time for a call whose message has just been read.
+    fn before_now() -> Self {
+        let now = Instant::now();
+        Self(now.checked_sub(budget::waited()).unwrap_or(now))
+    }
+
+    /// Returns the longest time for which the call can have waited.
+    pub(super) fn waited(&self) -> Duration {
+        self.0.elapsed()
     }
 }
 
@@ -199,7 +219,7 @@ where
         let (length, skimmer) = (prefix.length as usize, Skimmer::new(longest_domain()));
         let read = match (prefix.flag, compression) {
             (0, _) => Read::Skimmed(self.skim(length, skimmer).await?),
-            (_, Compression::Gzip) => self.inflate(length, skimmer).await?,
+            (_, Compression::Gzip) => self.inflate(length, skimmer, &mut head.extensions).await?,
             (_, Compression::Other) => return Err(Unreadable::compression()),
         };
         let message = match read {
@@ -222,8 +242,9 @@ where
         Ok(skimmer.finish())
     }
 
-    /// Inflates a compressed message of `length` bytes. One that is large, or becomes large, waits for its turn.
-    async fn inflate(&mut self, length: usize, skimmer: Skimmer) -> Result<Read, Unreadable> {
+    /// Inflates a compressed message of `length` bytes. One that is large, or becomes large, waits for its turn. Marks the
+    /// call, whose extensions are `of_call`, with the time at which its message had been read.
+    async fn inflate(&mut self, length: usize, skimmer: Skimmer, of_call: &mut Extensions) -> Result<Read, Unreadable> {
         if length > LARGEST_MESSAGE {
             let _turn = InflationTurn::on_connection().await;
             let inflation = Inflation::new(VecDeque::new(), false);
@@ -233,6 +254,7 @@ where
         while left > 0 {
             parts.push_back(self.part(&mut left).await?);
         }
+        of_call.insert(Began::before_now());
         if length <= COMPRESSED_AT_ONCE {
             let inflated =
                 || gzip::inflate(parts.clone(), INFLATED_AT_ONCE).map_err(|error| Unreadable::broken_gzip(&error));
@@ -353,16 +375,35 @@ where
 mod tests {
     use std::sync::Arc;
     use std::task::Waker;
-    use std::time::Duration;
 
     use hyper::rt::Executor;
     use tokio::sync::oneshot;
-    use tokio::time::Instant;
 
     use super::super::activity::Activity;
     use super::super::budget::runner::Runner;
     use super::super::budget::{Account, CONNECTION_BYTES, Call, Hold};
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_compressed_call_waits_for_its_turn_within_the_time_of_its_caller() {
+        const WAIT: Duration = Duration::from_millis(30);
+        let runner = Runner::new(Arc::default(), Duration::MAX, Activity::new(Instant::now(), Arc::default()));
+        runner.execute(Box::pin(async {
+            let _turn = InflationTurn::on_connection().await;
+            tokio::time::sleep(WAIT).await;
+        }));
+        let (done, opened) = oneshot::channel();
+        runner.execute(Box::pin(async move {
+            let (mut head, ()) = http::Request::new(()).into_parts();
+            let message = gzip::tests::gzip(&vec![0; INFLATED_AT_ONCE + 1]);
+            let prefix = [&[1][..], &u32::try_from(message.len()).unwrap().to_be_bytes()].concat();
+            let body = axum::body::Body::from([prefix, message].concat());
+            let Ok(Beginning::Other(body)) = Beginning::of(body) else { panic!("it is compressed") };
+            body.open(&mut head, Compression::Gzip, || 0).await.unwrap();
+            let _ = done.send(head.extensions.get::<Began>().map(Began::waited));
+        }));
+        assert_eq!(opened.await.unwrap(), Some(WAIT));
+    }
 
     #[tokio::test]
     async fn an_inflated_message_that_has_no_room_is_dropped_and_inflated_again_when_it_has() {
@@ -376,7 +417,7 @@ mod tests {
             let small = with_room(vec![0; UNCOUNTED_REQUEST_BYTES], 100, again).await.unwrap();
             let _ = done.send((small, with_room(vec![1; 2_000], 100, again).await.unwrap()));
         });
-        Runner::new(account, Duration::MAX, Activity::new(Instant::now())).execute(call);
+        Runner::new(account, Duration::MAX, Activity::new(Instant::now(), Arc::default())).execute(call);
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }

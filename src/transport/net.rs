@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
 
-/// Connections that wait to be accepted on a Unix socket: 1,024, as on TCP.
-const BACKLOG: i32 = 1_024;
+/// Maximum number of connections that wait to be accepted: 65,535. The kernel uses the smaller of it and
+/// `net.core.somaxconn`, 4,096 by default. A gateway opens as many connections at once as it has checks in flight, and
+/// an attempt beyond the backlog is repeated after a second, which is too late for the gateway.
+const BACKLOG: u16 = u16::MAX;
 
 /// A bound socket that accepts connections.
 #[derive(Debug)]
@@ -74,7 +76,7 @@ impl NetListener {
             // Before anyone can connect.
             fs::set_permissions(path, Permissions::from_mode(mode))?;
         }
-        listen(&socket, BACKLOG)?;
+        rustix::net::listen(&socket, BACKLOG.into())?;
         Ok(Self::Unix(UnixListener::from_std(StdUnixListener::from(socket))?, file))
     }
 
@@ -102,6 +104,18 @@ impl NetListener {
             Self::Unix(socket, _) => Ok((AcceptedStream::Unix(socket.accept().await?.0.into_std()?), None)),
         }
     }
+}
+
+/// Listens on `address`.
+///
+/// # Errors
+/// If the system refuses the address.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restart can bind while connections of the process before it are ending.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG.into())
 }
 
 /// Removes the socket at `path` if nobody listens on it.

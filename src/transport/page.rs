@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::uri::Authority;
@@ -12,7 +11,7 @@ use crate::telemetry::throttle::LogThrottle;
 
 /// Header in which a browser says whose page makes a request.
 pub(super) const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// Interval between two log lines: 1 minute. A page can send thousands of requests.
+/// Interval between two log lines of one sign: 1 minute. A page can send thousands of requests.
 const LINE_EVERY: Duration = Duration::from_secs(60);
 
 /// Sign that a web page of another site makes a request.
@@ -30,8 +29,7 @@ pub enum PageSign {
 #[derive(Debug)]
 pub struct PageGate {
     checks_host: bool,
-    counts: [AtomicU64; PageSign::ALL.len()],
-    lines: LogThrottle,
+    refused: [LogThrottle; PageSign::ALL.len()],
 }
 
 impl PageSign {
@@ -63,12 +61,12 @@ impl fmt::Display for PageSign {
 impl PageGate {
     /// Creates a gate. With `checks_host`, a request to `/json` names an address or localhost as its host.
     pub fn new(checks_host: bool) -> Self {
-        Self { checks_host, counts: Default::default(), lines: LogThrottle::every(LINE_EVERY) }
+        Self { checks_host, refused: PageSign::ALL.map(|_| LogThrottle::every(LINE_EVERY)) }
     }
 
     /// Returns the number of requests refused because of `sign`.
     pub fn count(&self, sign: PageSign) -> u64 {
-        self.counts[sign as usize].load(Ordering::Relaxed)
+        self.refused[sign as usize].events()
     }
 
     /// Checks a request to `/json`.
@@ -90,13 +88,12 @@ impl PageGate {
 
     fn refuse(&self, sign: Option<PageSign>) -> Result<(), PageSign> {
         let Some(sign) = sign else { return Ok(()) };
-        self.counts[sign as usize].fetch_add(1, Ordering::Relaxed);
-        if let Some(count) = self.lines.due() {
+        if let Some(count) = self.refused[sign as usize].due() {
             tracing::warn!(
                 event = "http.page_refused",
                 reason = sign.name(),
                 count,
-                "requests of web pages to /json or /check were refused and charged nothing; the last one: {}",
+                "requests to /json or /check were refused and charged nothing: {}",
                 sign.to_string()
             );
         }
@@ -157,20 +154,18 @@ fn is_of_own_origin(headers: &HeaderMap) -> bool {
         && port(origin.port_u16()) == port(host.port_u16())
 }
 
+/// Returns these headers.
+#[cfg(test)]
+pub(super) fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+    pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).unwrap())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn sign(pairs: &[(HeaderName, &str)]) -> Option<PageSign> {
         PageGate::new(false).admit_to_json(&headers(pairs)).err()
-    }
-
-    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(name.clone(), HeaderValue::from_str(value).unwrap());
-        }
-        headers
     }
 
     #[test]

@@ -71,6 +71,7 @@ impl TryFrom<RateLimitDescriptor> for Descriptor {
             limit: limit.transpose()?,
             hits_addend: wire.hits_addend,
             is_negative_hits: wire.is_negative_hits,
+            proxy_entry: None,
         })
     }
 }
@@ -172,7 +173,7 @@ fn status(part: &Part) -> DescriptorStatus {
         Finding::Limited(tightest) => DescriptorStatus {
             code,
             current_limit: Some(current_limit(tightest.quota, tightest.name)),
-            limit_remaining: tightest.verdict.remaining,
+            limit_remaining: tightest.verdict.remaining_for_client(),
             duration_until_reset: Some(seconds(tightest.verdict.duration_until_reset())),
             quota: None,
         },

@@ -6,12 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::http::Request;
+use bytes::Bytes;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use prost::Message;
 use serde_json::{Value, json};
+use tidegate::limiter::CallerTime;
 use tidegate::model::Micros;
 use tidegate::proto::codec::{Incoming, Outgoing};
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor as OurDescriptor;
@@ -286,12 +289,16 @@ fn holding() -> Edge {
     Edge::new(Arc::new(limiter), Arc::new(Answers::default()), Arc::new(Telemetry::off(Micros::ZERO)), 8)
 }
 
-/// A call for this user, and how long it waits for its answer.
-async fn held(edge: &Edge, user: &str, patience: Option<&str>) -> (i32, Duration) {
+/// A request of this user.
+fn request(user: &str) -> ours::RateLimitRequest {
     let entry = OurEntry { key: "user".into(), value: user.to_owned().into() };
     let descriptors = vec![OurDescriptor { entries: vec![entry], ..OurDescriptor::default() }];
-    let request = ours::RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
-    let mut call = tonic::Request::new(request);
+    ours::RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 }
+}
+
+/// A call for this user, and how long it waits for its answer.
+async fn held(edge: &Edge, user: &str, patience: Option<&str>) -> (i32, Duration) {
+    let mut call = tonic::Request::new(request(user));
     if let Some(patience) = patience {
         call.metadata_mut().insert("grpc-timeout", patience.parse().expect("a value"));
     }
@@ -316,6 +323,23 @@ async fn a_held_call_is_answered_when_it_is_due_or_just_before_its_caller_gives_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_has_waited_is_held_for_the_rest_of_its_callers_time() {
+    let edge = holding();
+    held(&edge, "alice", None).await;
+    let time = CallerTime {
+        timeout: Some(Duration::from_millis(500)),
+        waited: Duration::from_millis(100),
+        ..CallerTime::default()
+    };
+    let began = Instant::now();
+    let answer = edge.decide(request("alice"), time, None).await.expect("it is valid");
+    assert_eq!((answer.overall_code, began.elapsed()), (i32::from(Code::Ok), Duration::from_millis(397)));
+    let message = Bytes::from(request("alice").encode_to_vec());
+    edge.decide_large(message, time, None, &mut None).await.expect("it is valid");
+    assert_eq!(began.elapsed(), Duration::from_millis(2 * 397));
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
     let edge = holding();
     let (ok, minute) = (i32::from(Code::Ok), Duration::from_secs(60));
@@ -326,7 +350,7 @@ async fn who_leaves_while_it_is_held_has_taken_its_turn_and_nobody_elses() {
 
 #[tokio::test(start_paused = true)]
 async fn as_json_a_call_is_held_as_well() {
-    let service = json::service(holding(), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)));
+    let service = json::service(holding(), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)), 8);
     let mut waits = Vec::new();
     for _ in 0..3 {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"alice"}]}]}"#;

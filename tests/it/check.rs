@@ -1,6 +1,6 @@
 //! The HTTP check: `/check/DOMAIN`.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -9,9 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-use crate::support::{Tidegate, output, repository, rule_file, said};
+use crate::support::{Tidegate, output, repository, rule_file, said, said_as};
 
+mod clients;
+mod delays;
 mod ext_authz;
+mod flood;
 mod gateways;
 mod smuggling;
 
@@ -45,19 +48,34 @@ async fn server(gateway: &str, variables: &[(&str, &str)]) -> Tidegate {
 /// The rules of an example, whose minutes last a week, so that none ends while a test runs. The API key `limited` has two requests.
 fn example(name: &str) -> tempfile::NamedTempFile {
     let text = std::fs::read_to_string(repository(&format!("examples/{name}/rules.yaml"))).expect("it reads");
-    let path = "    - [{ key: path, from: path }, { key: method, from: method }]\n";
-    let key = "    - [{ key: api_key, from: header, name: x-api-key, missing: { value: anonymous } }]\n";
+    let path =
+        "    - [{ key: path, from: path }, { key: method, from: method }, { key: remote_address, from: client_ip }]\n";
+    let key = "    - [{ key: api_key, from: [{ header: x-api-key }, client_ip] }]\n";
     assert!(text.contains(path), "{text}");
     let text = if text.contains(key) { text } else { text.replace(path, &format!("{path}{key}")) };
     let limit = "  - { key: api_key, value: limited, rate_limit: { unit: week, requests_per_unit: 2 } }\n";
     rule_file(&(text.replace("unit: minute", "unit: week") + limit))
 }
 
+/// An address that no example trusts.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
 /// The status, the headers in lower case and the body of the answer to a check with these headers.
 async fn ask(at: SocketAddr, method: &str, target: &str, headers: &[(&str, &str)]) -> (u16, String, String) {
+    ask_as(Ipv4Addr::LOCALHOST, at, method, target, headers).await
+}
+
+/// As [`ask`], from the address `client`.
+async fn ask_as(
+    client: Ipv4Addr,
+    at: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+) -> (u16, String, String) {
     let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let answer =
-        said(at, &format!("{method} {target} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{lines}\r\n")).await;
+    let request = format!("{method} {target} HTTP/1.1\r\nhost: {at}\r\nconnection: close\r\n{lines}\r\n");
+    let answer = said_as(client, at, &request).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{head}"));
     (status, head.to_lowercase(), body.to_owned())
@@ -122,16 +140,19 @@ async fn nothing_that_a_client_writes_changes_what_it_is_counted_as() {
     }
     assert_eq!(admitted, 5, "each chain is of the same client");
 
-    let long = "192.0.2.100,".repeat(100) + "192.0.2.100";
+    let long = "192.0.2.100,".repeat(1_000) + "198.51.100.8";
+    for chain in
+        ["unknown, 198.51.100.8", "\"2.2.2.2, 198.51.100.8", ", ,198.51.100.8,", "a.example, 198.51.100.8", &long]
+    {
+        assert_eq!(nginx(&tidegate, chain, "GET", "/", &[]).await, 200, "{chain:?}");
+    }
+    assert_eq!(nginx(&tidegate, "unknown, 198.51.100.8", "GET", "/", &[]).await, 403, "the same client again");
+
     let refused = [
-        ("192.0.2.100, unknown", "GET", "/", vec![]),
-        ("192.0.2.100, 192.0.2.1%eth0", "GET", "/", vec![]),
-        ("", "GET", "/", vec![]),
         ("192.0.2.100", "GET", "login", vec![]),
         ("192.0.2.100", "GET", "/x%2f..%2flogin", vec![]),
         ("192.0.2.100", "GET", "/%5Clogin", vec![]),
         ("192.0.2.100", "GET", "/a\\b", vec![]),
-        (long.as_str(), "GET", "/", vec![]),
         ("192.0.2.100", "GET", "", vec![]),
         ("192.0.2.100", "", "/", vec![]),
         ("192.0.2.100", "GET", "/", vec![("x-original-uri", "/")]),
@@ -209,6 +230,25 @@ async fn each_gateway_has_its_own_headers_and_only_named_peers_may_ask() {
     let strict = Tidegate::start(rules.path(), &[]).await;
     let (status, _, body) = ask(strict.http, "GET", "/check/edge", &[("x-original-uri", "/")]).await;
     assert!(status == 403 && body.contains("trusted_proxies"), "{body}");
+}
+
+#[tokio::test]
+async fn the_headers_of_a_page_that_a_gateway_passes_on_change_no_decision() {
+    for gateway in ["nginx", "traefik", "caddy", "envoy"] {
+        let tidegate = server(gateway, &[]).await;
+        let (uri, method) = match gateway {
+            "nginx" => ("x-original-uri", "x-original-method"),
+            _ => ("x-forwarded-uri", "x-forwarded-method"),
+        };
+        let asked = [("x-forwarded-for", "192.0.2.1"), (method, "POST"), (uri, "/login")];
+        let page = [("origin", "null"), ("sec-fetch-site", "cross-site")];
+        let mut statuses = Vec::new();
+        for headers in [[&asked[..], &page].concat(), asked.to_vec(), [&asked[..], &page].concat()] {
+            statuses.push(ask(tidegate.http, "POST", "/check/edge/login", &headers).await.0);
+        }
+        assert_eq!(statuses, [200, 200, 403], "{gateway}");
+        assert!(tidegate.metrics().await.contains("tidegate_pages_refused_total{reason=\"site\"} 0\n"), "{gateway}");
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use crate::support::{Process, Tidegate, on_free_ports, repository, rule_file};
 mod bench;
 mod call;
 mod counter;
+mod explain;
 mod readers;
 mod replay;
 mod start;

@@ -33,6 +33,9 @@ const LONG_TIMEOUT: &str = "20000";
 /// Timeout of a demo that gets no answers, in milliseconds.
 const SHORT_TIMEOUT: &str = "100";
 
+/// Time from one line about calls without a decision to the next.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
 /// Longest that a demo with `SHORT_TIMEOUT` may take without an answer of Tidegate, on a very busy machine.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -76,6 +79,7 @@ async fn keeps_limits_and_deadlines(demo: &Program) {
     let service = Service::start(demo, proxy, "open", LONG_TIMEOUT).await;
     refusals_reach_the_client(&service).await;
     hits_and_limits_are_counted(&service).await;
+    a_login_counts_wrong_passwords_of_an_account_and_all_tries_of_an_address(&service).await;
     assert_eq!(opened.load(Ordering::Relaxed), 1, "all calls use one connection");
     tokio::join!(
         retries_wait_for_retry_after(demo, &service),
@@ -113,7 +117,7 @@ async fn counts_connections(server: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>
 /// A demo that answers over HTTP.
 struct Service {
     at: SocketAddr,
-    _process: Process,
+    process: Process,
 }
 
 /// An answer of it.
@@ -152,7 +156,7 @@ impl Service {
         let line = process.line().await;
         let at = line.as_deref().and_then(|line| line.strip_prefix("http://")?.parse().ok());
         let at = at.unwrap_or_else(|| panic!("{line:?} is no address: {}", process.errors()));
-        Self { at, _process: process }
+        Self { at, process }
     }
 
     fn url(&self, path: &str) -> String {
@@ -160,11 +164,26 @@ impl Service {
     }
 
     async fn get(&self, path: &str, user: &str) -> Answer {
-        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nx-user: {user}\r\nconnection: close\r\n\r\n");
-        let answer = said(self.at, &request).await;
+        self.ask(&format!("GET {path} HTTP/1.1\r\nhost: a\r\nx-user: {user}\r\nconnection: close\r\n\r\n")).await
+    }
+
+    async fn login(&self, account: &str, password: &str) -> Answer {
+        let form = format!("account={account}&password={password}");
+        let kind = format!("content-type: application/x-www-form-urlencoded\r\ncontent-length: {}", form.len());
+        self.ask(&format!("POST /login HTTP/1.1\r\nhost: a\r\n{kind}\r\nconnection: close\r\n\r\n{form}")).await
+    }
+
+    async fn ask(&self, request: &str) -> Answer {
+        let answer = said(self.at, request).await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
         Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    /// The number of calls without a decision that its hook has counted.
+    async fn undecided(&self) -> u64 {
+        let answer = self.get("/undecided", "ops").await;
+        answer.body.trim().parse().unwrap_or_else(|_| panic!("no number: {}", answer.body))
     }
 
     /// Waits until an answer has Tidegate's headers.
@@ -202,6 +221,27 @@ async fn hits_and_limits_are_counted(service: &Service) {
     for status in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
         let answer = service.get("/trial", "ann").await;
         assert_eq!(answer.status, status, "2 hits each, of a limit of 4 that comes with the request: {}", answer.head);
+    }
+}
+
+async fn a_login_counts_wrong_passwords_of_an_account_and_all_tries_of_an_address(service: &Service) {
+    let (right, wrong) = ("right", "wrong");
+    for (tries, account, password, expected) in [
+        (4, "ann", right, StatusCode::OK), // more than the 3 of an account: their hits are given back
+        (3, "bob", wrong, StatusCode::UNAUTHORIZED),
+        (1, "BOB", right, StatusCode::TOO_MANY_REQUESTS), // the same account, and the address is not charged
+        (1, "ann", right, StatusCode::OK),
+        (1, "bob", wrong, StatusCode::TOO_MANY_REQUESTS), // the login of another gave it no try
+        (2, "eve", wrong, StatusCode::UNAUTHORIZED),
+        (1, "dan", wrong, StatusCode::TOO_MANY_REQUESTS), // the 11th try of the address, 5 of them were right
+        (1, "ann", right, StatusCode::TOO_MANY_REQUESTS),
+    ] {
+        for _ in 0..tries {
+            let answer = service.login(account, password).await;
+            assert_eq!(answer.status, expected, "{account}, {password}: {}", answer.head);
+            let limit = answer.header("ratelimit");
+            assert!(limit.is_some(), "{account}, {password}: {}", answer.head);
+        }
     }
 }
 
@@ -312,6 +352,7 @@ async fn files_of_a_ca_and_of_a_certificate_make_it_speak_tls(demo: &Program) {
 }
 
 async fn the_choice_without_an_answer_is_kept(demo: &Program, mut server: Tidegate) {
+    let started = Instant::now();
     let open = Service::start(demo, server.grpc, "open", SHORT_TIMEOUT).await;
     let closed = Service::start(demo, server.grpc, "closed", SHORT_TIMEOUT).await;
     let both = async || {
@@ -333,7 +374,21 @@ async fn the_choice_without_an_answer_is_kept(demo: &Program, mut server: Tidega
     server.kill();
     let port = server.grpc.port();
     server.ended().await;
-    both().await;
+    let before = open.undecided().await;
+    for _ in 0..5 {
+        both().await;
+    }
+    assert_eq!(open.undecided().await, before + 5, "the hook of the service counts each");
+    let login = open.login("ann", "right").await;
+    assert_eq!(login.status, StatusCode::SERVICE_UNAVAILABLE, "guesses would have no limit: {}", login.head);
+    assert_eq!(open.undecided().await, before + 6, "nothing is given back that was not counted");
+    for (service, result) in [(&open, "oes on without a limit"), (&closed, "gets status 503")] {
+        let errors = service.process.errors();
+        let lines: Vec<_> = errors.lines().filter(|line| line.contains(" did not decide")).collect();
+        assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(result)), "{result}: {errors}");
+        let most = 1 + started.elapsed().as_secs() / LOG_PAUSE.as_secs();
+        assert!(lines.len() as u64 <= most, "{most} lines at most: {errors}");
+    }
     let _server = tidegate(port, "ietf").await;
     tokio::join!(open.is_limited_again(), closed.is_limited_again());
 }

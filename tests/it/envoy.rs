@@ -15,6 +15,7 @@ use crate::redis::Port;
 use crate::support::{Tidegate, eventually, repository};
 use proxy::{Proxy, get};
 
+mod explained;
 mod load;
 mod meaning;
 pub mod proxy;
@@ -151,14 +152,15 @@ async fn each_of_four_tiers_refuses_alone_and_what_it_refuses_costs_the_others_n
     let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
     let edge = envoy.listener("fail_open").await;
     let mut other = Other::new(&served, "edge").await;
-    for (key, value, limit) in
-        [("tier", "global", 60), ("user", "alice", 5), ("path", "/", 20), ("remote_address", "127.0.0.1", 30)]
-    {
-        let tier = descriptor(&[(key, value)]);
+    let (path, address) = (("path", "/"), ("remote_address", "127.0.0.1"));
+    let tiers: [(&[(&str, &str)], u64); 4] =
+        [(&[("tier", "global")], 60), (&[("user", "alice")], 5), (&[path, address], 20), (&[address], 30)];
+    for (entries, limit) in tiers {
+        let tier = descriptor(entries);
         other.spend(tier.clone(), limit).await;
         for _ in 0..3 {
             let answer = get(edge, "/", "alice").await;
-            assert_eq!((answer.status, answer.remaining()), (429, 0), "{key}: {answer:?}");
+            assert_eq!((answer.status, answer.remaining()), (429, 0), "{entries:?}: {answer:?}");
         }
         other.give_back(tier, limit).await;
     }

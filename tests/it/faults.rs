@@ -26,6 +26,7 @@ use crate::support::{Tidegate, eventually};
 mod busy;
 mod clocks;
 mod full;
+mod groups;
 mod nonsense;
 mod outage;
 mod overload;

@@ -1,7 +1,7 @@
 //! The command line and the environment of gateways, and a real Envoy as they configure it.
 //!
-//! Environments are word for word those of the gateways, without any other variable; only paths below `/data`, `/certs` and
-//! `/etc`, addresses and ports are replaced. The configurations of Envoy are in `gateways/`, and say where they are from.
+//! Environments are word for word those of the gateways; only paths below `/data`, `/certs` and `/etc`, addresses and ports are
+//! replaced. The one other variable is `STORE_DEADLINE`: on a busy machine a policy would answer in place of Redis. The configurations of Envoy are in `gateways/`, and say where they are from.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
@@ -110,7 +110,7 @@ impl Started {
         symlink(env!("CARGO_BIN_EXE_tidegate"), &program).expect("a link");
         let mut command = Command::new(program);
         command.env_clear();
-        for (name, value) in environment.iter().chain(more) {
+        for (name, value) in environment.iter().chain(&[("STORE_DEADLINE", "5s")]).chain(more) {
             let value = match *name {
                 "REDIS_URL" => redis.address().to_string(),
                 "CONFIG_GRPC_XDS_SERVER_URL" => plane.expect("a control plane").to_string(),

@@ -320,15 +320,21 @@ pub fn history(algorithm: Algorithm) -> impl Strategy<Value = History> {
     ];
     let event = (unsteady_pause(), amount(), prop_oneof![3 => Just(0_usize), 1 => 0_usize..4]);
     let event = event.prop_map(|(after, amount, turn)| Event { after, amount, turn });
-    let counts_refused = prop::bool::weighted(0.2);
-    (charging(), window(), limits, counts_refused, moment(), prop::collection::vec(event, 1..40)).prop_map(
-        move |(charging, window, limits, counts_refused, begin, events)| {
+    let kinds = (prop::bool::weighted(0.2), prop::bool::weighted(0.2));
+    (charging(), window(), limits, kinds, moment(), prop::collection::vec(event, 1..40)).prop_map(
+        move |(charging, window, limits, (counts_refused, refuses_peeks), begin, events)| {
             let limits = limits.into_iter();
             let limits = limits.map(|(hits, burst, waiting)| waiting.on(limit(algorithm, window, hits, burst)));
+            let limits = limits.map(|limit| if refuses_peeks { refusing_peeks(limit) } else { limit });
             let limits = limits.map(|limit| if counts_refused { limit.counting_refused() } else { limit }).collect();
             History { algorithm, charging, limits, begin, events }
         },
     )
+}
+
+/// The limit that refuses a peek while it is used up, if it has no delay, as rule files allow.
+fn refusing_peeks(limit: Limit) -> Limit {
+    if limit.delay().is_none() { limit.refusing_full_peek() } else { limit }
 }
 
 /// What happens to the counters of some requests.
@@ -388,15 +394,15 @@ pub fn role() -> impl Strategy<Value = Role> {
 /// A counter of this algorithm, with one limit or with some that hold by turns. Where the burst is apart they are as fast
 /// or nothing: what is idle under one limit is not under a slower one, and the embedded store may have forgotten it.
 fn counter(algorithm: Algorithm) -> impl Strategy<Value = Vec<Limit>> {
-    let limit_of =
-        || (hits_per_window(), prop::bool::weighted(0.1), burst(), prop::bool::weighted(0.2), waiting(algorithm));
+    let limit_of = || (hits_per_window(), prop::bool::weighted(0.1), burst(), (0_u8..5, 0_u8..5), waiting(algorithm));
     let limits = prop_oneof![3 => prop::collection::vec(limit_of(), 1), 1 => prop::collection::vec(limit_of(), 2..4)];
     (window(), limits).prop_map(move |(window, limits)| {
         let first = limits[0].0;
-        let limits = limits.into_iter().map(|(hits, is_closed, burst, counts_refused, waiting)| {
+        let limits = limits.into_iter().map(|(hits, is_closed, burst, (counts_refused, refuses_peeks), waiting)| {
             let hits = if algorithm.has_burst() { first } else { hits };
             let limit = waiting.on(limit(algorithm, window, if is_closed { 0 } else { hits }, burst));
-            if counts_refused { limit.counting_refused() } else { limit }
+            let limit = if refuses_peeks == 0 { refusing_peeks(limit) } else { limit };
+            if counts_refused == 0 { limit.counting_refused() } else { limit }
         });
         limits.collect()
     })
@@ -406,8 +412,9 @@ fn counter(algorithm: Algorithm) -> impl Strategy<Value = Vec<Limit>> {
 /// this algorithm. Time does not step back: a counter that was forgotten as idle would be missed.
 pub fn requests(first: Algorithm) -> impl Strategy<Value = Requests> {
     let others = prop::collection::vec(algorithm().prop_flat_map(counter), 0..4);
+    let in_group = prop_oneof![3 => charging(), 2 => (0_u32..3).prop_map(Charging::Group)];
     let part =
-        (0_usize..4, prop_oneof![3 => Just(0_usize), 1 => 0_usize..4], amount(), charging(), role(), any::<bool>());
+        (0_usize..4, prop_oneof![3 => Just(0_usize), 1 => 0_usize..4], amount(), in_group, role(), any::<bool>());
     let part = part.prop_map(|(counter, turn, amount, charging, role, begins)| Part {
         counter,
         turn,

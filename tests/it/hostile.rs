@@ -127,7 +127,9 @@ fn told(answer: &RateLimitResponse) -> Result<(), TestCaseError> {
     }
     if !answer.raw_body.is_empty() {
         let body: serde_json::Value = serde_json::from_slice(&answer.raw_body).expect("JSON");
-        prop_assert!(body["message"].as_str().is_some_and(|text| text.starts_with("Too many requests")), "{}", body);
+        let is_ours =
+            |text: &str| ["Too many requests", "This request is too large"].iter().any(|own| text.starts_with(own));
+        prop_assert!(body["message"].as_str().is_some_and(is_ours), "{}", body);
     }
     Ok(())
 }

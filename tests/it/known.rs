@@ -102,7 +102,7 @@ impl Store for Counting {
         for charge in charges.iter().filter(|_| is_settled) {
             let (hits, remaining) = (charge.hits.taken(), self.remaining(charge));
             let hits = match charge.charging {
-                Charging::AllOrNothing => hits.min(remaining.into()),
+                Charging::AllOrNothing | Charging::Group(_) => hits.min(remaining.into()),
                 Charging::Each => {
                     if remaining == 0 {
                         hits

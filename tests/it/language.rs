@@ -11,6 +11,8 @@ use tidegate::rules::explain;
 
 use crate::world::{World, descriptor, file, load, request};
 
+mod unfit;
+
 /// Rules that know a secret.
 fn options() -> Options {
     let key_secret = KeySecret::new(b"a secret of some length");
@@ -161,7 +163,10 @@ descriptors:
 
 #[test]
 fn sensitive_values_need_a_secret_where_requests_are_decided() {
-    let rules = [file("rules.yaml", "domain: d\nentries: { k: { sensitive: true } }\ndescriptors: [{ key: k }]\n")];
+    let rules = [file(
+        "rules.yaml",
+        "domain: d\nentries: { k: { sensitive: true } }\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n",
+    )];
     let told = |needs_secret| load(&rules, Options { needs_secret, ..Options::default() });
     let error = told(true).expect_err("it has none").to_string();
     assert!(error.contains("rules.yaml:2:17: error") && error.contains("KEY_SECRET_FILE"), "{error}");

@@ -300,6 +300,7 @@ async fn what_decides_behind_sixteen_limits_is_told_of_a_large_request_as_of_a_w
             vec![],
             vec![takes("shadow-shut", 255, 1), takes("shut", 255, 1)],
         ),
+        ("a shadow is over its limit", vec![used_up("shadow", 2)], vec![one("shadow"), one("shadow")]),
     ] {
         for headers in 0..4 {
             let manner = Manner { headers, ..EACH };

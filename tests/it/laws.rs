@@ -10,8 +10,8 @@ use tidegate::model::policy::is_request_refused;
 use tidegate::model::{ChargeOutcome, Charging, Hits, Micros, Role, Unit, Verdict, Window};
 
 use crate::histories::{
-    Amount, Pause, any_limit, charge, charging, history, hits_per_window, limit, limit_of, moment, pause, role, taken,
-    window,
+    Amount, Pause, amount, any_limit, charge, charging, history, hits_per_window, limit, limit_of, moment, pause, role,
+    taken, window,
 };
 use crate::world::NOON;
 use changes::{
@@ -78,6 +78,7 @@ on_every_store! {
     raising_a_limit_refuses_no_charge_that_passed,
     raising_a_limit_never_adds_refusals,
     permuting_tiers_changes_no_outcome,
+    each_group_of_a_request_is_decided_as_a_request_of_its_own,
     a_promised_wait_is_honest_where_the_refused_charge_is_kept,
     a_counter_with_two_limits_is_remembered_as_long_as_either_needs_it,
     a_changed_limit_keeps_the_hits_already_used,
@@ -180,7 +181,7 @@ pub fn bound(limit: &Limit, from: Micros, to: Micros) -> u128 {
             let windows = u128::from(to.get() / window - from.get() / window + 1);
             let elapsed = u128::from(to.get() % window / quota.tick().get());
             let (limit, ticks) = (u128::from(quota.limit()), u128::from(quota.ticks()));
-            limit * windows - if windows > 1 { (limit * (ticks - elapsed)).div_ceil(ticks) } else { 0 }
+            limit * windows - if windows > 1 { limit * (ticks - elapsed) / ticks } else { 0 }
         }
         // The limit in any window's length, wherever it begins.
         Algorithm::SlidingLog => {
@@ -476,6 +477,49 @@ fn permuting_tiers_changes_no_outcome(store: &Store) {
     );
 }
 
+/// Two groups of limits, a limit in shadow mode and one on its own: as a request that is charged whole for each group, and one for each other.
+fn each_group_of_a_request_is_decided_as_a_request_of_its_own(store: &Store) {
+    let group = |first: Algorithm| (limit_of(first), any_limit(), prop::bool::weighted(0.2), any::<bool>());
+    hold(
+        store,
+        CASES,
+        |algorithm| {
+            let others = (limit_of(algorithm), limit_of(algorithm));
+            let requests = prop::collection::vec((pause(), prop::collection::vec(amount(), 6)), 1..30);
+            (group(algorithm), group(algorithm), others, moment(), requests)
+        },
+        |(one, two, (watched, alone), begin, requests)| {
+            let (together, apart) = (store.counters(), store.counters());
+            let mut now = begin;
+            for (after, amounts) in requests {
+                now = after.from(now, &one.0);
+                let members = [(0, &one), (1, &two)].map(|(descriptor, (first, second, counts_refused, is_quota))| {
+                    let first = if *counts_refused { first.counting_refused() } else { *first };
+                    [(first, 2 * descriptor), (*second, 2 * descriptor + 1)].map(|(limit, place)| {
+                        let hits = amounts[place].of(&limit);
+                        let charge = charge(&place.to_string(), limit, Charging::AllOrNothing, hits);
+                        Charge { descriptor, role: if *is_quota { Role::Quota } else { Role::Enforce }, ..charge }
+                    })
+                });
+                let each = |name, limit, place: usize| charge(name, limit, Charging::Each, amounts[place].of(&limit));
+                let [watched, alone] = [each("watched", watched, 4), each("alone", alone, 5)];
+                let watched = Charge { role: Role::Shadow, descriptor: 1, ..watched };
+                let alone = Charge { descriptor: 2, ..alone };
+                let in_group = |group, charges: &[Charge; 2]| {
+                    charges.clone().map(|charge| Charge { charging: Charging::Group(group), ..charge })
+                };
+                let [[a, b], [c, d]] = [in_group(0, &members[0]), in_group(2, &members[1])];
+                let told = together.request(&[a, b, c, watched.clone(), d, alone.clone()], now);
+                let [one, two] = members.map(|charges| apart.request(&charges, now));
+                let [watched, alone] = [watched, alone].map(|charge| apart.request(&[charge], now)[0]);
+                let expected = [one[0], one[1], two[0], watched, two[1], alone];
+                prop_assert_eq!(told, expected, "{:?} at {}", amounts, now.get());
+            }
+            Ok(())
+        },
+    );
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
@@ -517,7 +561,7 @@ fn all_there_is(limit: &Limit, moments: &[Micros]) -> u128 {
                 let (window, passed) = (moment.get() / length, u128::from(moment.get() % length / quota.tick().get()));
                 let before: u128 = window.checked_sub(1).and_then(|before| taken.get(&before)).copied().unwrap_or(0);
                 let ticks = u128::from(quota.ticks());
-                taken.insert(window, most - (before * (ticks - passed)).div_ceil(ticks));
+                taken.insert(window, most - before * (ticks - passed) / ticks);
             }
             taken.values().sum()
         }

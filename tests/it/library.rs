@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use tidegate::embedded::{NotLoaded, Outcome, RateLimiter};
+use tidegate::embedded::{InvalidRequest, NotLoaded, Outcome, RateLimiter};
 
 use crate::support::repository;
 
@@ -106,6 +106,9 @@ fn a_wrong_file_is_named_and_keeps_the_old_rules() {
     let other = limiter.decide("edge", [[("path", "/")]]).expect("a right request");
     assert!(other.is_admitted() && other.limits.is_empty());
     assert!(limiter.decide("", [[("user", "ann")]]).is_err());
+    let unknown = limiter.decide("egde", [[("user", "ann")]]).expect_err("no rule has the domain");
+    assert!(matches!(&unknown, InvalidRequest::UnknownDomain { domain } if domain == "egde"), "{unknown}");
+    assert!(unknown.to_string().contains("no rule file has the domain 'egde'"), "{unknown}");
     assert!(limiter.decide("edge", Vec::<Vec<(&str, &str)>>::new()).is_err());
 }
 

@@ -117,14 +117,14 @@ async fn a_sliding_log_of_2_per_minute_admits_a_fourth_hit_and_remembers_the_ref
 async fn a_sliding_window_a_quarter_over_weighs_60_hits_of_the_window_before_as_45() {
     let mut both = Both::new("unit: minute, requests_per_unit: 100, algorithm: sliding_window").await;
     both.tells("a", &[("40s", 60, Admitted(40)), ("1m5s", 20, Admitted(25))]);
-    // 60 x 3/4 + 20 = 65.
-    both.tells("a", &[("1m15s", 0, Admitted(35)), ("1m15s", 35, Admitted(0)), ("1m15s", 1, Refused(0, "1s"))]);
+    // 60 x 3/4 + 20 = 65. The share is rounded down, so one more fits a tick later.
+    both.tells("a", &[("1m15s", 0, Admitted(35)), ("1m15s", 35, Admitted(0)), ("1m15s", 1, Refused(0, "100us"))]);
 }
 
 #[tokio::test]
-async fn a_sliding_window_rounds_the_49_and_a_half_hits_of_cloudflares_example_up() {
+async fn a_sliding_window_rounds_the_49_and_a_half_hits_of_cloudflares_example_down() {
     let mut both = Both::new("unit: minute, requests_per_unit: 50, algorithm: sliding_window").await;
-    both.tells("a", &[("30s", 42, Admitted(8)), ("1m15s", 18, Admitted(0)), ("1m15s", 0, Admitted(0))]);
+    both.tells("a", &[("30s", 42, Admitted(8)), ("1m15s", 18, Admitted(1)), ("1m15s", 1, Admitted(0))]);
     assert!(both.hit("a", micros("1m15s"), 1).outcome.is_refused());
 }
 

@@ -67,6 +67,8 @@ mod logs;
 mod messages;
 /// Two services behind one Envoy, of which one decides and the other is compared.
 mod migrate;
+/// Rule files with one mistake each, and the advice that `check` gives.
+mod mistakes;
 /// A Redis that moves to another address while the old one lives: under sentinels, and behind a name.
 mod moved;
 /// Metrics, as a collector of OpenTelemetry is sent them.

@@ -6,6 +6,7 @@ use tidegate::rulefile::{File, Options, load};
 
 use crate::world::{Answer, HandClock, NOON, World, descriptor, file, futures, limiter, micros, request};
 
+mod groups;
 mod limits;
 
 #[test]
@@ -25,15 +26,16 @@ descriptors:
     world.hit("user=a", 1).admitted(0);
     assert_eq!(world.hit("user=a", 1).limit, Some(2), "the one that refuses is shown");
     world.clock.advance("1s");
-    // `each`: the refused third hit stayed on the day's counter.
+    // The refused third hit spent nothing of the day.
     let fourth = world.hit("user=a", 1);
-    fourth.admitted(1);
-    world.clock.advance("1s");
+    fourth.admitted(2);
+    assert_eq!(fourth.limit, Some(5));
     world.hit("user=a", 1).admitted(0);
     world.clock.advance("1s");
-    let sixth = world.hit("user=a", 1);
-    sixth.refused(0);
-    assert_eq!(sixth.limit, Some(5));
+    world.hit("user=a", 1).admitted(0);
+    let last = world.hit("user=a", 1);
+    last.refused(0);
+    assert_eq!(last.limit, Some(5));
 }
 
 #[test]
@@ -481,6 +483,7 @@ descriptors:
         "domain: other
 descriptors:
   - { key: a, rate_limit: { unit: day, requests_per_unit: 1, name: la, replaces: [{ name: lb }] } }
+  - { key: b, rate_limit: { unit: day, requests_per_unit: 1, name: lb } }
 ",
     );
     let loaded = load(&[one, other], Options::default()).expect("rules");

@@ -96,7 +96,8 @@ async fn holds(descriptor: &str, other: &str, name: &str, limit: u32, window: (u
         admitted(name, limit, window, 1),
         admitted(name, limit, window, 0),
         refused(name, limit, window, 0),
-        refused(name, limit, window, limit),
+        // It never fits.
+        refused(name, limit, window, 0),
         admitted(name, limit, window, 0),
     ];
     assert_eq!(ask(&calls).await, expected.map(|seen| vec![seen]), "{descriptor}");
@@ -179,7 +180,7 @@ async fn an_address_that_tries_a_hundred_times_in_an_hour_is_shut_out_even_where
     let login: &[&str] = &[LOGIN];
     let calls = [(login, 96), (login, 1), (login, 1), (login, 1), (login, 1), (login, 1)];
     let seen = ask(&calls).await;
-    let first = refused("login", 5, QUARTER, 5);
+    let first = refused("login", 5, QUARTER, 0);
     assert_eq!(seen[0], [first], "96 at once do not fit into the quarter");
     let attempts = |remaining| vec![admitted("login-attempts", 100, HOUR, remaining)];
     assert_eq!(seen[1..5], [attempts(3), attempts(2), attempts(1), attempts(0)]);

@@ -121,7 +121,7 @@ impl Case {
         let is_unrecorded = match charging {
             // The reference counts refused hits.
             Charging::Each => false,
-            Charging::AllOrNothing => is_request_refused || self.own().0 == Outcome::Refused,
+            Charging::AllOrNothing | Charging::Group(_) => is_request_refused || self.own().0 == Outcome::Refused,
         };
         let used = match self.ask {
             Ask::Take if !is_unrecorded => self.used_before() + 1,

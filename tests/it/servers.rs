@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,9 +15,14 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::redis::Single;
+use crate::redis::certificates::Authority;
+use crate::redis::cluster::Cluster;
 use crate::redis::liar::{Liar, Lie, Then};
 use crate::redis::sentinel::{MASTER, Sentinel};
 use crate::support::{Tidegate, eventually, rule_file};
+use proxy::Proxy;
+
+mod proxy;
 
 /// The log line about what a server lacks.
 const DIALECT: &str = "store.dialect";
@@ -25,6 +31,7 @@ const DIALECT: &str = "store.dialect";
 struct Service {
     tidegate: Tidegate,
     client: RateLimitServiceClient<Channel>,
+    _rules: NamedTempFile,
 }
 
 impl Service {
@@ -37,9 +44,10 @@ impl Service {
         };
         let rules = format!("domain: d\ncharging: {charging}\ndescriptors:\n{}{}", limit("user", 3), limit("all", 5));
         let variables = [variables, &[("STORE_DEADLINE", "10s"), ("LOG_LEVEL", "warn")]].concat();
-        let tidegate = Tidegate::start(rule_file(&rules).path(), &variables).await;
+        let rules = rule_file(&rules);
+        let tidegate = Tidegate::start(rules.path(), &variables).await;
         let client = RateLimitServiceClient::connect(format!("http://{}", tidegate.grpc)).await.expect("it listens");
-        Self { tidegate, client }
+        Self { tidegate, client, _rules: rules }
     }
 
     async fn of(url: &str) -> Self {
@@ -73,6 +81,14 @@ impl Service {
         .await;
     }
 
+    /// Waits for a line of the log with all of this, in letters of either case.
+    async fn says(&self, words: &[&str]) {
+        let found =
+            |line: &str| words.iter().all(|word| line.to_ascii_lowercase().contains(&word.to_ascii_lowercase()));
+        eventually(&format!("the log has {words:?}"), async || self.tidegate.log().lines().any(found).then_some(()))
+            .await;
+    }
+
     /// The lines about what a server lacks.
     fn told(&self) -> Vec<String> {
         let log = self.tidegate.log();
@@ -93,7 +109,7 @@ async fn a_redis_that_lacks_commands_counts_all_the_same_and_the_log_says_what_i
         (&["HELLO"], &["no HELLO 3"]),
         (&["SCRIPT"], &["no SCRIPT LOAD"]),
         (&["EVALSHA"], &["no EVALSHA"]),
-        (&["HELLO", "SCRIPT"], &["no HELLO 3", "no SCRIPT LOAD"]),
+        (&["HELLO", "SCRIPT"], &["no HELLO 3", "EVAL loads the script"]),
         (&["HELLO", "EVALSHA"], &["no HELLO 3", "no EVALSHA"]),
         (&["SCRIPT", "EVALSHA"], &["no EVALSHA"]),
         (&["HELLO", "INFO", "CLIENT", "CONFIG"], &["no HELLO 3"]),
@@ -129,16 +145,14 @@ async fn a_right_that_is_missing_is_reported_and_not_worked_around() {
         let server = Single::start(&["--user", "default", "on", "nopass", "~*", "+@all", right]).await;
         let mut service = Service::of(&server.address().to_string()).await;
         assert_eq!(service.ask(&[("user", "a")]).await, Err(Code::Unavailable), "{right}");
-        let log = service.tidegate.log();
-        assert!(log.contains(event) && log.to_ascii_uppercase().contains("NOPERM"), "{right}: {log}");
+        service.says(&[event, "NOPERM"]).await;
         assert_eq!(service.told(), Vec::<String>::new(), "{right}");
     }
     let server = Single::with_password("secret", &without(&["HELLO"])).await;
     for (login, code) in [(":wrong@", "WRONGPASS"), ("", "NOAUTH")] {
         let mut service = Service::of(&format!("redis://{login}{}", server.address())).await;
         assert_eq!(service.ask(&[("user", "a")]).await, Err(Code::Unavailable));
-        let log = service.tidegate.log();
-        assert!(log.contains("store.connection.failed") && log.contains(code), "{log}");
+        service.says(&["store.connection.failed", code]).await;
     }
 }
 
@@ -184,6 +198,95 @@ async fn sentinels_and_their_master_are_spoken_to_in_resp2() {
     let mut service = Service::start("each", &[("REDIS_TYPE", "sentinel"), ("REDIS_URL", &url)]).await;
     service.counts("sentinels").await;
     assert!(service.told()[0].contains("no HELLO 3"));
+}
+
+/// Asks 12 times for a user each, and for `all`, of whose hits 5 are admitted; returns the users that were refused.
+async fn ask_in_pairs(service: &mut Service) -> Vec<String> {
+    let (mut admitted, mut refused) = (0, Vec::new());
+    for user in 0..12 {
+        let user = format!("u{user}");
+        // One counter twice is one counter.
+        match service.ask(&[("user", &user), ("all", ""), ("user", &user)]).await {
+            Ok(Outcome::Ok) => admitted += 1,
+            Ok(_) => refused.push(user),
+            Err(code) => panic!("{code:?}: {}", service.tidegate.log()),
+        }
+    }
+    assert_eq!(admitted, 5, "one counter, whoever else is charged with it");
+    refused
+}
+
+#[tokio::test]
+async fn behind_a_proxy_each_counter_is_one_on_whatever_server_it_is() {
+    for (servers, password) in [(1, Some("secret")), (2, None)] {
+        let redis = join_all((0..servers).map(async |_| Single::start(&[]).await)).await;
+        let proxy = Proxy::start(&redis.iter().collect::<Vec<_>>(), password).await;
+        let login = password.map_or_else(String::new, |password| format!(":{password}@"));
+        let url = format!("redis://{login}{}", proxy.address);
+        let mut service = Service::start("all_or_nothing", &[("REDIS_URL", &url)]).await;
+        service.counts("a proxy").await;
+        assert!(service.told()[0].contains("a script of its own"), "{:?}", service.told());
+        for user in ask_in_pairs(&mut service).await.iter().take(4) {
+            // What was taken is given back, if not at once.
+            let mut admitted = 0;
+            eventually("the refused request has taken nothing", async || {
+                admitted += usize::from(service.ask(&[("user", user)]).await == Ok(Outcome::Ok));
+                (admitted == 3).then_some(())
+            })
+            .await;
+        }
+        for server in &redis {
+            assert!(server.cli(&["KEYS", "*"]).await.contains("{d|user"), "each server has some of the counters");
+            server.cli(&["FLUSHALL"]).await;
+            // Each server loads the script when it misses it.
+            server.cli(&["SCRIPT", "FLUSH"]).await;
+        }
+        let mut service = Service::start("each", &[("REDIS_URL", &url)]).await;
+        ask_in_pairs(&mut service).await;
+        let counters = join_all(redis.iter().map(async |server| server.cli(&["KEYS", "*{d|all*"]).await)).await;
+        assert_eq!(counters.iter().filter(|counters| !counters.is_empty()).count(), 1, "{counters:?}");
+    }
+}
+
+#[tokio::test]
+async fn behind_a_proxy_the_counters_of_a_server_that_lives_are_counted_while_another_is_down() {
+    let (live, mut dead) = (Single::start(&[]).await, Single::start(&[]).await);
+    let proxy = Proxy::start(&[&live, &dead], None).await;
+    dead.signal(rustix::process::Signal::KILL);
+    dead.ended().await;
+    // It connects to the proxy now.
+    let mut service = Service::of(&proxy.address.to_string()).await;
+    let mut outcomes = [0; 2];
+    for user in 0..20 {
+        match service.ask(&[("user", &format!("u{user}"))]).await {
+            Ok(Outcome::Ok) => outcomes[0] += 1,
+            Err(Code::Unavailable) => outcomes[1] += 1,
+            other => panic!("{other:?}: {}", service.tidegate.log()),
+        }
+    }
+    assert!(outcomes.iter().all(|count| *count > 0), "{outcomes:?}: {}", service.tidegate.log());
+}
+
+#[tokio::test]
+async fn a_server_with_tls_and_a_cluster_are_spoken_to_in_resp2() {
+    let authority = Authority::new();
+    let arguments = [&without(&["HELLO"])[..], &["--tls-auth-clients", "no"]].concat();
+    let redis = Single::with_tls(&authority, "127.0.0.1", &arguments).await;
+    let certificate = authority.certificate();
+    let path = certificate.to_str().expect("a path of text");
+    let url = format!("rediss://{}", redis.tls_address());
+    let mut service = Service::start("each", &[("REDIS_URL", &url), ("REDIS_TLS_CACERT", path)]).await;
+    service.counts("TLS").await;
+    assert!(service.told()[0].contains("no HELLO 3"));
+
+    let cluster = Cluster::start_with(&without(&["HELLO"])).await;
+    let given = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &cluster.addresses())];
+    let mut service = Service::start("all_or_nothing", &given).await;
+    service.counts("a cluster").await;
+    assert!(service.told().iter().all(|told| told.contains("no HELLO 3")), "{:?}", service.told());
+    ask_in_pairs(&mut service).await;
+    let shards = cluster.contents().await;
+    assert!(shards.len() > 12, "each user and the limit of all have a counter: {shards:?}");
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::process::{Child, ChildStdout, Command};
 
 /// What a test waits for a thing that must happen, on a machine that may be very busy.
@@ -250,8 +250,22 @@ impl Tidegate {
 
 /// What is answered to these bytes, on a connection of their own, until it ends, well or not.
 pub async fn said(at: SocketAddr, request: &str) -> String {
+    said_on(TcpStream::connect(at), request).await
+}
+
+/// As [`said`], from the address `client`.
+pub async fn said_as(client: Ipv4Addr, at: SocketAddr, request: &str) -> String {
+    let connected = async {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((client, 0).into())?;
+        socket.connect(at).await
+    };
+    said_on(connected, request).await
+}
+
+async fn said_on(connected: impl Future<Output = std::io::Result<TcpStream>>, request: &str) -> String {
     in_time("there is an answer", async {
-        let mut stream = TcpStream::connect(at).await?;
+        let mut stream = connected.await?;
         let (mut answers, mut requests) = stream.split();
         let mut answer = Vec::new();
         // It may answer, and end, before it has read all.

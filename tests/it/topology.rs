@@ -65,6 +65,8 @@ fn rules() -> String {
         let limit = format!("charging: all_or_nothing, rate_limit: {{ {quota}, algorithm: {name} }}");
         format!("  - {{ key: late_{name}, {limit} }}\n")
     });
+    // More than the month's: a limit that another one of its list makes useless is a warning in the log.
+    let most = u32::MAX;
     format!(
         "domain: d
 descriptors:
@@ -74,7 +76,7 @@ descriptors:
   - key: tight
     charging: all_or_nothing
     rate_limits:
-      - {{ unit: year, requests_per_unit: {FEW} }}
+      - {{ unit: year, requests_per_unit: 2 }}
       - {{ unit: month, requests_per_unit: 1 }}
   - key: grows
     charging: all_or_nothing
@@ -83,7 +85,7 @@ descriptors:
       - {{ unit: month, requests_per_unit: {ENDLESS} }}
   - key: two
     rate_limits:
-      - {{ unit: year, requests_per_unit: {ENDLESS} }}
+      - {{ unit: year, requests_per_unit: {most} }}
       - {{ unit: month, requests_per_unit: {ENDLESS} }}
   - {{ key: second, rate_limit: {{ unit: second, requests_per_unit: {ENDLESS} }} }}
   - {{ key: herd, rate_limit: {{ unit: second, requests_per_unit: {FEW} }} }}

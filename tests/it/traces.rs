@@ -403,6 +403,19 @@ async fn a_receiver_that_is_away_or_silent_holds_up_no_decision_and_no_stop() {
     }
 }
 
+/// Makes one call, and stops `tidegate`. The receiver has the span of the call if `is_told`, and otherwise none.
+async fn one_call_is_told(tidegate: Tidegate, receiver: &Receiver, is_told: bool, case: &str) {
+    let mut client = Client::of(&tidegate).await;
+    assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1), "{case}");
+    if is_told {
+        receiver.of_kind(SERVER, 1).await;
+    } else {
+        eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
+    }
+    stop(tidegate).await;
+    assert_eq!(receiver.spans().len(), usize::from(is_told), "{case}");
+}
+
 #[tokio::test]
 async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
     let (authority, other) = (Authority::new(), Authority::new());
@@ -421,15 +434,7 @@ async fn a_receiver_under_tls_is_told_only_where_its_authority_is_trusted() {
             };
             let settings = [("TRACING_EXPORTER_PROTOCOL", protocol), trusted];
             let tidegate = serve(&rules, &url, &settings).await;
-            let mut client = Client::of(&tidegate).await;
-            assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1));
-            if is_told {
-                receiver.of_kind(SERVER, 1).await;
-            } else {
-                eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
-            }
-            stop(tidegate).await;
-            assert_eq!(receiver.spans().len(), usize::from(is_told), "{protocol}");
+            one_call_is_told(tidegate, &receiver, is_told, protocol).await;
         }
     }
 }
@@ -448,15 +453,7 @@ async fn a_receiver_may_have_a_private_authority_and_ask_for_a_client_certificat
         for (files, is_told) in [(&files[..1], false), (&files[1..], false), (&files[..], true)] {
             let rules = rules(RULES);
             let tidegate = serve(&rules, &url, &[&[("TRACING_EXPORTER_PROTOCOL", protocol)], files].concat()).await;
-            let mut client = Client::of(&tidegate).await;
-            assert_eq!(client.call(request("edge", &[("many", "x")]), &[]).await, Ok(1));
-            if is_told {
-                receiver.of_kind(SERVER, 1).await;
-            } else {
-                eventually("the span is lost", async || tidegate.log().contains("traces.lost").then_some(())).await;
-            }
-            stop(tidegate).await;
-            assert_eq!(receiver.spans().len(), usize::from(is_told), "{protocol} {files:?}");
+            one_call_is_told(tidegate, &receiver, is_told, &format!("{protocol} {files:?}")).await;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::key::KeyPart;
-use tidegate::model::{Charging, Colocation, CounterKey, FailurePolicy, Hits, Quota, Role, Window};
+use tidegate::model::{Charging, Colocation, CounterKey, Hits, Quota, Role, StorePolicies, Window};
 
 /// The limit of some hits per window.
 pub fn limit(algorithm: Algorithm, hits: u32, window: Window) -> Limit {
@@ -21,7 +21,10 @@ pub fn charge(limit: Limit, user: usize) -> Charge {
         descriptor: 0,
         role: Role::Enforce,
         charging: Charging::Each,
-        on_store_failure: FailurePolicy::Error,
+        policies: StorePolicies::default(),
+        remembers_refusals: true,
+        lease: None,
+        ask: 0,
     }
 }
 

@@ -7,7 +7,7 @@ use redis::{Client, Cmd, Connection, FromRedisValue, Pipeline, Value};
 use tempfile::TempDir;
 use tidegate::algorithm::Charge;
 use tidegate::model::{Charging, Micros};
-use tidegate::store::redis::script::{self, Mode, Reply};
+use tidegate::store::redis::script::{self, By, Mode, Requests, ScriptReply};
 
 use crate::Outcome;
 
@@ -80,7 +80,9 @@ impl Redis {
         pipeline.cmd("CONFIG").arg("RESETSTAT").ignore();
         for charges in group {
             let all: Vec<_> = charges.iter().collect();
-            pipeline.add_command(script::charge(PREFIX, &all, mode(charges), NEVER));
+            let mut requests = Requests::default();
+            requests.charge(PREFIX, &all, mode(charges), NEVER);
+            pipeline.add_command(requests.command(By::Hash));
         }
         pipeline.cmd("INFO").arg("commandstats");
         let mut replies: Vec<Value> = pipeline.query(&mut self.connection)?;
@@ -140,7 +142,7 @@ fn mode(charges: &[Charge]) -> Mode {
 }
 
 fn is_admitted(reply: Value, charges: &[Charge]) -> Option<bool> {
-    let Some(Reply::Done { rows, .. }) = script::read(reply, charges.len(), mode(charges)) else { return None };
+    let Some(ScriptReply::Done { rows, .. }) = script::read(reply, charges.len(), mode(charges)) else { return None };
     let mut is_admitted = true;
     for row in rows.iter() {
         is_admitted &= !row.answer?.outcome.is_refused();

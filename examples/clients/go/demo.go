@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	unit "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -50,6 +51,8 @@ func describe(r *http.Request) (uint32, []Descriptor) {
 	}
 	byPath := []Descriptor{{Entries: []Entry{{"path", r.URL.Path}, {"user", user}}}}
 	switch r.URL.Path {
+	case "/login", "/undecided":
+		return 0, nil
 	case "/export":
 		return 5, byPath
 	case "/trial":
@@ -75,13 +78,46 @@ func serve(address string, failOpen bool, timeout time.Duration, files []string)
 	}
 	defer tidegate.Close()
 	tidegate.FailOpen, tidegate.Timeout = failOpen, timeout
+	var undecided atomic.Int64
+	tidegate.OnUndecided = func(error) { undecided.Add(1) }
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	fmt.Printf("http://%s\n", listener.Addr())
-	done := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s: done\n", r.URL.Path) })
-	return http.Serve(listener, tidegate.Limit(describe, done))
+	routes := http.NewServeMux()
+	routes.HandleFunc("GET /undecided", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, undecided.Load()) })
+	routes.HandleFunc("POST /login", func(w http.ResponseWriter, r *http.Request) { login(tidegate, w, r) })
+	routes.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s: done\n", r.URL.Path) })
+	return http.Serve(listener, tidegate.Limit(describe, routes))
+}
+
+// isRight is a stand-in for your lookup and its hash.
+func isRight(account, password string) bool { return account != "" && password == "right" }
+
+func login(tidegate *Tidegate, w http.ResponseWriter, r *http.Request) {
+	name, password := r.PostFormValue("account"), r.PostFormValue("password")
+	// Behind a proxy, the address that the proxy vouches for.
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	address := Descriptor{Entries: []Entry{{"path", "/login"}, {"remote_address", host}}}
+	account := Descriptor{Entries: []Entry{{"path", "/login"}, {"account", name}}}
+	decision := tidegate.Decide(r.Context(), 1, address, account)
+	if decision.Err != nil {
+		// Also where others fail open: without a decision, guesses would have no limit.
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "Try again later.", http.StatusServiceUnavailable)
+		return
+	}
+	if !decision.Apply(w) {
+		return
+	}
+	if !isRight(name, password) {
+		http.Error(w, "Wrong account or password.", http.StatusUnauthorized)
+		return
+	}
+	// The hit of the account only: whoever knows one password must not get more guesses at others from an address.
+	tidegate.GiveBack(r.Context(), decision, account)
+	fmt.Fprintln(w, "Welcome.")
 }
 
 func call(how, url string) {

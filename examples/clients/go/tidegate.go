@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"net/http"
@@ -60,6 +61,15 @@ func (d Descriptor) proto() *ratelimit.RateLimitDescriptor {
 	return message
 }
 
+func (d Descriptor) givenBack(hits uint64) *ratelimit.RateLimitDescriptor {
+	message := d.proto()
+	message.IsNegativeHits = true
+	if d.Hits == nil {
+		message.HitsAddend = wrapperspb.UInt64(hits)
+	}
+	return message
+}
+
 // Decision has the status 200 (go on), 429 (refused) or 503 (no answer in time, and the service fails closed).
 type Decision struct {
 	Status  int
@@ -67,12 +77,24 @@ type Decision struct {
 	Body    []byte
 	// Err says why there was no answer.
 	Err error
+	// hits of the request, for descriptors without hits of their own.
+	hits uint32
 }
 
-func (d Decision) addHeaders(header http.Header) {
+// Apply adds the headers to the response. If the request is not admitted, it sends the whole response and returns false.
+func (d Decision) Apply(w http.ResponseWriter) bool {
 	for _, field := range d.Headers {
-		header.Add(field.Key, field.Value)
+		w.Header().Add(field.Key, field.Value)
 	}
+	if d.Status == http.StatusOK {
+		return true
+	}
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	}
+	w.WriteHeader(d.Status)
+	w.Write(d.Body)
+	return false
 }
 
 // Tidegate is a connection that is opened once, kept, and shared by all requests.
@@ -83,7 +105,13 @@ type Tidegate struct {
 	Timeout time.Duration
 	// FailOpen lets requests go on without an answer; otherwise they get status 503.
 	FailOpen bool
+	// OnUndecided is called with the error of each call without a decision, for a metric of yours; nil: nothing is called. The log
+	// has a warning of the first, and then at most every 10 s with the number of those in between.
+	OnUndecided func(error)
 
+	mutex      sync.Mutex
+	quietUntil time.Time
+	unlogged   int
 	connection *grpc.ClientConn
 	client     rls.RateLimitServiceClient
 }
@@ -130,7 +158,8 @@ func New(address, domain string, options ...grpc.DialOption) (*Tidegate, error) 
 // Close ends the connection.
 func (t *Tidegate) Close() error { return t.connection.Close() }
 
-// Decide asks about a request. Without an answer, FailOpen decides, and Decision.Err says why. 0 hits mean 1.
+// Decide asks about a request, in a middleware or in a handler that has read the body. Without an answer, FailOpen decides, and
+// Decision.Err says why. 0 hits mean 1.
 func (t *Tidegate) Decide(ctx context.Context, hits uint32, descriptors ...Descriptor) Decision {
 	if len(descriptors) == 0 {
 		return Decision{Status: http.StatusOK}
@@ -139,17 +168,17 @@ func (t *Tidegate) Decide(ctx context.Context, hits uint32, descriptors ...Descr
 	for _, descriptor := range descriptors {
 		request.Descriptors = append(request.Descriptors, descriptor.proto())
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
-	defer cancel()
-	answer, err := t.client.ShouldRateLimit(ctx, request)
+	answer, err := t.ask(ctx, request)
 	switch {
 	case err != nil && t.FailOpen:
+		t.report(err, "the request goes on without a limit")
 		return Decision{Status: http.StatusOK, Err: err}
 	case err != nil:
+		t.report(err, "the request gets status 503")
 		body := []byte("The rate limiter is unavailable.\n")
-		return Decision{http.StatusServiceUnavailable, []Entry{{"Retry-After", "1"}}, body, err}
+		return Decision{Status: http.StatusServiceUnavailable, Headers: []Entry{{"Retry-After", "1"}}, Body: body, Err: err}
 	}
-	decision := Decision{Status: http.StatusOK}
+	decision := Decision{Status: http.StatusOK, hits: max(hits, 1)}
 	for _, header := range answer.GetResponseHeadersToAdd() {
 		decision.Headers = append(decision.Headers, Entry{header.GetKey(), header.GetValue()})
 	}
@@ -159,21 +188,54 @@ func (t *Tidegate) Decide(ctx context.Context, hits uint32, descriptors ...Descr
 	return decision
 }
 
+// GiveBack gives back the hits that an admitted request spent on these of its descriptors. Call it once for a decision at most.
+//
+// Nothing is given back where Tidegate refused or did not decide: those hits may not be counted. If this call is not answered, it is
+// reported like a call without a decision, and not sent again: the hits stay counted.
+func (t *Tidegate) GiveBack(ctx context.Context, decision Decision, descriptors ...Descriptor) {
+	if decision.Status != http.StatusOK || decision.Err != nil || len(descriptors) == 0 {
+		return
+	}
+	request := &rls.RateLimitRequest{Domain: t.Domain}
+	for _, descriptor := range descriptors {
+		request.Descriptors = append(request.Descriptors, descriptor.givenBack(uint64(decision.hits)))
+	}
+	if _, err := t.ask(ctx, request); err != nil {
+		t.report(err, "hits are not given back")
+	}
+}
+
+func (t *Tidegate) ask(ctx context.Context, request *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
+	defer cancel()
+	return t.client.ShouldRateLimit(ctx, request)
+}
+
+// logPause is the time from one line about calls without a decision to the next.
+const logPause = 10 * time.Second
+
+func (t *Tidegate) report(err error, result string) {
+	if t.OnUndecided != nil {
+		t.OnUndecided(err)
+	}
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	now := time.Now()
+	if now.Before(t.quietUntil) {
+		t.unlogged++
+		return
+	}
+	slog.Warn("Tidegate did not decide", "address", t.connection.Target(), "error", err, "result", result, "more since the last such line", t.unlogged)
+	t.quietUntil, t.unlogged = now.Add(logPause), 0
+}
+
 // Limit is a middleware. It asks with the hits and descriptors that describe returns; without descriptors there is no limit.
 func (t *Tidegate) Limit(describe func(*http.Request) (uint32, []Descriptor), next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		hits, descriptors := describe(r)
-		decision := t.Decide(r.Context(), hits, descriptors...)
-		decision.addHeaders(w.Header())
-		if decision.Status == http.StatusOK {
+		if t.Decide(r.Context(), hits, descriptors...).Apply(w) {
 			next.ServeHTTP(w, r)
-			return
 		}
-		if w.Header().Get("Content-Type") == "" {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		}
-		w.WriteHeader(decision.Status)
-		w.Write(decision.Body)
 	})
 }
 

@@ -1,8 +1,8 @@
 import type { AddressInfo } from "node:net";
 
-import express, { type Request } from "express";
+import express, { type Request, type Response as Reply } from "express";
 
-import { type Descriptor, Pacer, rateLimit, retry, Tidegate, tls } from "./tidegate.js";
+import { apply, type Descriptor, Pacer, rateLimit, retry, Tidegate, tls } from "./tidegate.js";
 
 const usage = `A service with limits and its caller.
 
@@ -23,16 +23,44 @@ const trial = (request: Request): Descriptor[] => [
 function serve(address: string, fail: string, timeout: string, [ca, certificate, key]: string[]): void {
   const protos = process.env["PROTOS"] ?? "../../../proto";
   const credentials = ca === undefined ? undefined : tls(ca, certificate, key);
-  const options = { protos, timeoutMs: Number(timeout), failOpen: fail === "open", credentials };
+  let undecided = 0;
+  const onUndecided = () => void undecided++;
+  const options = { protos, timeoutMs: Number(timeout), failOpen: fail === "open", credentials, onUndecided };
   const tidegate = new Tidegate(address, "shop", options);
   const app = express();
   app.get("/export", rateLimit(tidegate, byPathAndUser, 5), (_, reply) => void reply.json({ export: "done" }));
   app.get("/trial", rateLimit(tidegate, trial), (_, reply) => void reply.json({ trial: "done" }));
+  app.post("/login", express.urlencoded({ extended: false }), (request, reply) => login(tidegate, request, reply));
+  app.get("/undecided", (_, reply) => void reply.json(undecided));
   app.use(rateLimit(tidegate, byPathAndUser));
   app.get("/:path", (request, reply) => void reply.json({ [request.params.path]: "done" }));
   const server = app.listen(0, "127.0.0.1", () => {
     console.log(`http://127.0.0.1:${(server.address() as AddressInfo).port}`);
   });
+}
+
+/** A stand-in for your lookup and its hash. */
+const isRight = (account: string, password: string) => account !== "" && password === "right";
+
+async function login(tidegate: Tidegate, request: Request, reply: Reply): Promise<void> {
+  const [name, password] = ["account", "password"].map((field) => String(request.body?.[field] ?? "")) as [string, string];
+  // Behind a proxy, the address that the proxy vouches for: `trust proxy` of Express.
+  const address: Descriptor = { entries: [["path", "/login"], ["remote_address", request.ip ?? ""]] };
+  const account: Descriptor = { entries: [["path", "/login"], ["account", name]] };
+  const decision = await tidegate.decide([address, account]);
+  if (decision.error) {
+    // Also where others fail open: without a decision, guesses would have no limit.
+    reply.status(503).set("retry-after", "1").send("Try again later.\n");
+    return;
+  }
+  if (!apply(decision, reply)) return;
+  if (!isRight(name, password)) {
+    reply.status(401).send("Wrong account or password.\n");
+    return;
+  }
+  // The hit of the account only: whoever knows one password must not get more guesses at others from an address.
+  await tidegate.giveBack(decision, [account]);
+  reply.send("Welcome.\n");
 }
 
 async function call(how: string, url: string): Promise<void> {

@@ -24,6 +24,8 @@ export interface Decision {
   body: Buffer;
   /** Why there was no answer. */
   error?: Error;
+  /** Of the request, for descriptors without hits of their own. */
+  hits: number;
 }
 
 export interface Options {
@@ -35,7 +37,15 @@ export interface Options {
   failOpen?: boolean;
   /** Encrypts the connection, such as `tls("ca.crt")`. */
   credentials?: grpc.ChannelCredentials;
+  /**
+   * Called with the error of each call without a decision, for a metric of yours. Besides, `console.warn` tells of the first, and then
+   * at most every 10 s with the number of those in between.
+   */
+  onUndecided?: (error: Error) => void;
 }
+
+/** From one line about calls without a decision to the next. */
+const logPauseMs = 10_000;
 
 /** Credentials for a Tidegate with TLS, from PEM files: its CA, and a client certificate with its key where Tidegate asks for one. */
 export function tls(ca: string, certificate?: string, key?: string): grpc.ChannelCredentials {
@@ -54,9 +64,11 @@ type Call = (request: object, options: grpc.CallOptions, done: (error: Error | n
 /** A connection that is opened once, kept, and shared by all requests. */
 export class Tidegate {
   private readonly client: grpc.Client;
+  private quietUntil = 0;
+  private unlogged = 0;
 
   constructor(
-    address: string,
+    private readonly address: string,
     private readonly domain: string,
     private readonly options: Options,
   ) {
@@ -80,25 +92,64 @@ export class Tidegate {
     this.client.getChannel().getConnectivityState(true);
   }
 
-  /** Asks about a request. Without an answer, `failOpen` decides, and `error` says why; it is never thrown. */
+  /**
+   * Asks about a request, in a middleware or in a handler that has read the body; 0 hits mean 1. Without an answer, `failOpen` decides,
+   * and `error` says why; it is never thrown.
+   */
   async decide(descriptors: Descriptor[], hits = 1): Promise<Decision> {
-    if (descriptors.length === 0) return { status: 200, headers: [], body: Buffer.alloc(0) };
-    const request = { domain: this.domain, hits_addend: hits, descriptors: descriptors.map(toProto) };
-    const deadline = Date.now() + (this.options.timeoutMs ?? 100);
+    hits = Math.max(hits, 1);
+    if (descriptors.length === 0) return { status: 200, headers: [], body: Buffer.alloc(0), hits };
     try {
-      const answer = await new Promise<Answer>((resolve, reject) => {
-        const call = (this.client as unknown as { ShouldRateLimit: Call }).ShouldRateLimit.bind(this.client);
-        call(request, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));
-      });
+      const answer = await this.ask(descriptors.map(toProto), hits);
       const headers = answer.response_headers_to_add.map(({ key, value }): [string, string] => [key, value]);
       const refused = answer.overall_code === "OVER_LIMIT";
-      return { status: refused ? 429 : 200, headers, body: refused ? answer.raw_body : Buffer.alloc(0) };
+      return { status: refused ? 429 : 200, headers, body: refused ? answer.raw_body : Buffer.alloc(0), hits };
     } catch (thrown) {
       const error = thrown as Error;
-      if (this.options.failOpen ?? true) return { status: 200, headers: [], body: Buffer.alloc(0), error };
+      const failOpen = this.options.failOpen ?? true;
+      this.report(error, failOpen ? "The request goes on without a limit" : "The request gets status 503");
+      if (failOpen) return { status: 200, headers: [], body: Buffer.alloc(0), error, hits };
       const body = Buffer.from("The rate limiter is unavailable.\n");
-      return { status: 503, headers: [["retry-after", "1"]], body, error };
+      return { status: 503, headers: [["retry-after", "1"]], body, error, hits };
     }
+  }
+
+  /**
+   * Gives back the hits that an admitted request spent on these of its descriptors. Call it once for a decision at most.
+   *
+   * Nothing is given back where Tidegate refused or did not decide: those hits may not be counted. If this call is not answered, it is
+   * reported like a call without a decision, and not sent again: the hits stay counted.
+   */
+  async giveBack({ status, error, hits }: Decision, descriptors: Descriptor[]): Promise<void> {
+    if (status !== 200 || error !== undefined || descriptors.length === 0) return;
+    const given = descriptors.map((descriptor) => toProto({ ...descriptor, hits: descriptor.hits ?? hits }));
+    try {
+      await this.ask(given.map((descriptor) => ({ ...descriptor, is_negative_hits: true })));
+    } catch (thrown) {
+      this.report(thrown as Error, "Hits are not given back");
+    }
+  }
+
+  private ask(descriptors: object[], hits = 1): Promise<Answer> {
+    const request = { domain: this.domain, hits_addend: hits, descriptors };
+    const deadline = Date.now() + (this.options.timeoutMs ?? 100);
+    return new Promise((resolve, reject) => {
+      const call = (this.client as unknown as { ShouldRateLimit: Call }).ShouldRateLimit.bind(this.client);
+      call(request, { deadline }, (error, answer) => (error ? reject(error) : resolve(answer)));
+    });
+  }
+
+  private report(error: Error, result: string): void {
+    this.options.onUndecided?.(error);
+    const now = performance.now();
+    if (now < this.quietUntil) {
+      this.unlogged++;
+      return;
+    }
+    const more = `${this.unlogged} more since the last such line`;
+    console.warn(`Tidegate at ${this.address} did not decide: ${error.message}. ${result}; ${more}`);
+    this.quietUntil = now + logPauseMs;
+    this.unlogged = 0;
   }
 
   close(): void {
@@ -117,12 +168,17 @@ function toProto({ entries, hits, limit }: Descriptor): object {
 /** A middleware: `app.use(rateLimit(tidegate, describe))`, or of one route. No descriptors: no limit. */
 export function rateLimit(tidegate: Tidegate, describe: (request: Request) => Descriptor[], hits = 1): RequestHandler {
   return async (request, reply: Reply, next) => {
-    const decision = await tidegate.decide(describe(request), hits);
-    for (const [name, value] of decision.headers) reply.append(name, value);
-    if (decision.status === 200) return next();
-    if (!reply.hasHeader("content-type")) reply.setHeader("content-type", "text/plain; charset=utf-8");
-    reply.status(decision.status).end(decision.body);
+    if (apply(await tidegate.decide(describe(request), hits), reply)) next();
   };
+}
+
+/** Adds the headers to the response. If the request is not admitted, sends the whole response and returns false. */
+export function apply(decision: Decision, reply: Reply): boolean {
+  for (const [name, value] of decision.headers) reply.append(name, value);
+  if (decision.status === 200) return true;
+  if (!reply.hasHeader("content-type")) reply.setHeader("content-type", "text/plain; charset=utf-8");
+  reply.status(decision.status).end(decision.body);
+  return false;
 }
 
 // --- The caller: what to do when an API refuses ---

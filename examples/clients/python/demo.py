@@ -12,10 +12,12 @@ import asyncio
 import socket
 import sys
 import time
+from collections import Counter
+from urllib.parse import parse_qs
 
 import httpx
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from tidegate import Descriptor, Pacer, RateLimitMiddleware, Tidegate, rate_limit, retry, tls
 
 
@@ -31,8 +33,16 @@ def trial(request: Request) -> list[Descriptor]:
     return [Descriptor({"trial": user(request)}, hits=2, limit=(4, "DAY"))]
 
 
-def with_own_decorator(request: Request) -> bool:
-    return request.url.path in ("/export", "/trial")
+def is_limited_elsewhere_or_free(request: Request) -> bool:
+    return request.url.path in ("/export", "/trial", "/login", "/undecided")
+
+
+def is_right(account: str, password: str) -> bool:
+    """A stand-in for your lookup and its hash."""
+    return account != "" and password == "right"
+
+
+undecided = Counter()
 
 
 def service(tidegate: Tidegate) -> FastAPI:
@@ -40,7 +50,7 @@ def service(tidegate: Tidegate) -> FastAPI:
     app.add_middleware(
         RateLimitMiddleware,
         tidegate=tidegate,
-        describe=lambda request: [] if with_own_decorator(request) else by_path_and_user(request),
+        describe=lambda request: [] if is_limited_elsewhere_or_free(request) else by_path_and_user(request),
     )
 
     @app.get("/export")
@@ -53,6 +63,32 @@ def service(tidegate: Tidegate) -> FastAPI:
     async def try_out():
         return {"trial": "done"}
 
+    @app.post("/login")
+    async def login(request: Request):
+        form = parse_qs((await request.body()).decode(errors="replace"))
+        name, password = (form.get(field, [""])[0] for field in ("account", "password"))
+        # Behind a proxy, the address that the proxy vouches for.
+        address = Descriptor({"path": "/login", "remote_address": request.client.host})
+        account = Descriptor({"path": "/login", "account": name})
+        decision = await tidegate.decide([address, account])
+        if decision.error is not None:
+            # Also where others fail open: without a decision, guesses would have no limit.
+            return Response("Try again later.\n", 503, {"retry-after": "1"})
+        if not decision.admitted:
+            return decision.response()
+        if is_right(name, password):
+            # The hit of the account only: whoever knows one password must not get more guesses at others from an address.
+            await tidegate.give_back(decision, [account])
+            reply = Response("Welcome.\n")
+        else:
+            reply = Response("Wrong account or password.\n", 401)
+        decision.add_headers(reply.headers)
+        return reply
+
+    @app.get("/undecided")
+    async def calls_without_a_decision():
+        return undecided.total()
+
     @app.get("/{path}")
     async def any_other(path: str):
         return {path: "done"}
@@ -63,7 +99,8 @@ def service(tidegate: Tidegate) -> FastAPI:
 async def serve(address: str, fail: str, timeout_ms: str, *files: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     credentials = tls(*files) if files else None
-    app = service(Tidegate(address, "shop", int(timeout_ms) / 1000, fail == "open", credentials))
+    count = lambda error: undecided.update([error.code().name])
+    app = service(Tidegate(address, "shop", int(timeout_ms) / 1000, fail == "open", credentials, on_undecided=count))
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve([listener])
 

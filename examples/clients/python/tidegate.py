@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import logging
 import random
 import re
 import time
@@ -20,6 +21,9 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 
 # --- The service: asks Tidegate before it answers ---
+
+logger = logging.getLogger("tidegate")
+LOG_PAUSE = 10.0  # seconds from one line about calls without a decision to the next
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class Descriptor:
             descriptor.limit.unit = RateLimitUnit.Value(self.limit[1])
         return descriptor
 
+    def given_back(self, hits: int) -> RateLimitDescriptor:
+        descriptor = self.to_proto()
+        descriptor.hits_addend.value = hits if self.hits is None else self.hits
+        descriptor.is_negative_hits = True
+        return descriptor
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -52,6 +62,8 @@ class Decision:
     headers: Sequence[tuple[str, str]] = ()
     body: bytes = b""
     error: grpc.RpcError | None = field(default=None, compare=False)
+    # Of the request, for descriptors without hits of their own.
+    hits: int = 1
 
     @property
     def admitted(self) -> bool:
@@ -81,6 +93,9 @@ class Tidegate:
 
     `timeout` is the longest that a request waits for an answer, in seconds. Without an answer a request goes on if `fail_open`,
     and otherwise gets status 503. With `credentials`, such as `tls("ca.crt")`, the connection is encrypted.
+
+    A call without a decision is never silent: `on_undecided` is called with the error of each, for a metric of yours, and the logger
+    `tidegate` warns of the first, and then at most every 10 s with the number of those in between.
     """
 
     def __init__(
@@ -90,9 +105,11 @@ class Tidegate:
         timeout: float = 0.1,
         fail_open: bool = True,
         credentials: grpc.ChannelCredentials | None = None,
+        on_undecided: Callable[[grpc.RpcError], None] = lambda error: None,
     ):
         self.address, self.domain, self.timeout, self.fail_open = address, domain, timeout, fail_open
-        self.credentials = credentials
+        self.credentials, self.on_undecided = credentials, on_undecided
+        self.quiet_until, self.unlogged = 0.0, 0
         self.channel: grpc.aio.Channel | None = None
 
     def _connect(self) -> None:
@@ -112,22 +129,54 @@ class Tidegate:
         self.stub = RateLimitServiceStub(self.channel)
 
     async def decide(self, descriptors: Sequence[Descriptor], hits: int = 1) -> Decision:
-        """Asks about a request. Never raises for a server that does not answer: `Decision.error` says why."""
+        """Asks about a request, in a middleware or in a handler that has read the body; 0 hits mean 1.
+
+        Never raises for a server that does not answer: `Decision.error` says why.
+        """
         if not descriptors:
             return Decision()
-        request = RateLimitRequest(domain=self.domain, descriptors=[d.to_proto() for d in descriptors], hits_addend=hits)
-        if self.channel is None:
-            self._connect()
         try:
-            answer = await self.stub.ShouldRateLimit(request, timeout=self.timeout)
+            answer = await self._ask([descriptor.to_proto() for descriptor in descriptors], hits)
         except grpc.RpcError as error:
             if self.fail_open:
+                self._report(error, "The request goes on without a limit")
                 return Decision(error=error)
+            self._report(error, "The request gets status 503")
             return Decision(503, [("retry-after", "1")], b"The rate limiter is unavailable.\n", error)
         headers = [(header.key, header.value) for header in answer.response_headers_to_add]
         if answer.overall_code == RateLimitResponse.OVER_LIMIT:
             return Decision(429, headers, answer.raw_body)
-        return Decision(headers=headers)
+        return Decision(headers=headers, hits=max(hits, 1))
+
+    async def give_back(self, decision: Decision, descriptors: Sequence[Descriptor]) -> None:
+        """Gives back the hits that an admitted request spent on these of its descriptors. Call it once for a decision at most.
+
+        Nothing is given back where Tidegate refused or did not decide: those hits may not be counted. If this call is not answered, it
+        is reported like a call without a decision, and not sent again: the hits stay counted.
+        """
+        if not decision.admitted or decision.error is not None or not descriptors:
+            return
+        try:
+            await self._ask([descriptor.given_back(decision.hits) for descriptor in descriptors])
+        except grpc.RpcError as error:
+            self._report(error, "Hits are not given back")
+
+    async def _ask(self, descriptors: list[RateLimitDescriptor], hits: int = 1) -> RateLimitResponse:
+        request = RateLimitRequest(domain=self.domain, descriptors=descriptors, hits_addend=hits)
+        if self.channel is None:
+            self._connect()
+        return await self.stub.ShouldRateLimit(request, timeout=self.timeout)
+
+    def _report(self, error: grpc.RpcError, result: str) -> None:
+        self.on_undecided(error)
+        now = time.monotonic()
+        if now < self.quiet_until:
+            self.unlogged += 1
+            return
+        reason = f"{error.code().name}: {error.details()}"
+        more = "%d more since the last such line"
+        logger.warning(f"Tidegate at %s did not decide: %s. %s; {more}", self.address, reason, result, self.unlogged)
+        self.quiet_until, self.unlogged = now + LOG_PAUSE, 0
 
     async def close(self) -> None:
         if self.channel is not None:

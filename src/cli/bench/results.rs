@@ -292,6 +292,6 @@ fn is_by_policy(answer: &RateLimitResponse) -> bool {
 
 /// Returns what decided each descriptor, if the answer says it.
 fn provenances(answer: &RateLimitResponse) -> impl Iterator<Item = &str> {
-    let descriptors = metadata::decision(answer).map_or_else(Default::default, metadata::descriptors);
+    let descriptors = metadata::decision(answer).map_or(&[][..], |decision| metadata::list(decision, "descriptors"));
     descriptors.iter().filter_map(|descriptor| metadata::text(metadata::object(descriptor)?, "provenance"))
 }

@@ -190,7 +190,7 @@ fn sent_descriptor(value: &Value, index: usize, changed: &mut Vec<ChangedValue>)
     let limit = value.get("sent_limit").filter(|limit| !limit.is_null());
     let limit = limit.map(|limit| sent_limit(limit).context("its sent_limit is wrong")).transpose()?;
     let is_negative_hits = hits.is_some_and(i64::is_negative);
-    Ok(Descriptor { entries, limit, hits_addend: hits.map(i64::unsigned_abs), is_negative_hits })
+    Ok(Descriptor { entries, limit, hits_addend: hits.map(i64::unsigned_abs), is_negative_hits, proxy_entry: None })
 }
 
 fn sent_limit(value: &Value) -> Option<Override> {

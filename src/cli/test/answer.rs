@@ -51,7 +51,7 @@ impl Answer {
             rule,
             limit: tightest.and_then(|tightest| tightest.name).map(str::to_owned),
             quota: tightest.map(|tightest| tightest.quota.to_string()),
-            remaining: tightest.map(|tightest| tightest.verdict.remaining),
+            remaining: tightest.map(|tightest| tightest.verdict.remaining_for_client()),
             retry: tightest.and_then(|tightest| tightest.verdict.retry),
             reset: tightest.map(|tightest| tightest.verdict.reset),
             delay: Micros::ZERO,

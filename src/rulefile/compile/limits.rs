@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use foldhash::HashSet;
+use foldhash::{HashMap, HashSet};
 
 use super::{Compiler, Inherited, MOST_LIMITS};
 use crate::algorithm::Limit;
-use crate::model::{Delay, InvalidQuota, Leasing, Quota, Unit, Window};
+use crate::model::{Delay, InvalidQuota, Leasing, Path, Quota, Unit, Window};
 use crate::rulefile::document::{DelayNode, LimitNode, LimitsNode};
 use crate::rulefile::problem::{Placed, quoted};
 use crate::rules::RuleLimit;
@@ -19,6 +19,35 @@ type SameLimits = Arc<[RuleLimit]>;
 /// The limits of all rules so far, each list once.
 #[derive(Default)]
 pub(super) struct SharedLimits(HashSet<SameLimits>);
+
+/// The costs of a file's requests.
+#[derive(Default)]
+pub(super) struct Costs {
+    /// Each `request_cost`, with the first key of its item.
+    requests: Vec<(String, Placed<u32>)>,
+    /// For each first key of items: the largest cost that fits into the smallest limit, and the line of that limit.
+    limits: HashMap<String, (u32, u32)>,
+}
+
+impl Costs {
+    pub(super) fn add_request(&mut self, path: &Path, cost: &Placed<u32>) {
+        self.requests.push((first_key(path).to_owned(), Placed { value: cost.value, place: cost.place }));
+    }
+
+    fn add_limit(&mut self, path: &Path, most: u32, line: u32) {
+        match self.limits.get_mut(first_key(path)) {
+            Some(smallest) => *smallest = (*smallest).min((most, line)),
+            None => {
+                self.limits.insert(first_key(path).to_owned(), (most, line));
+            }
+        }
+    }
+}
+
+/// Returns the key of the first level of a descriptor with this path.
+fn first_key(path: &Path) -> &str {
+    path.entry_keys().last().unwrap_or_default()
+}
 
 impl SharedLimits {
     /// Returns `limits`; those of an earlier rule if they are equal.
@@ -37,6 +66,7 @@ impl Compiler<'_> {
     pub(crate) fn limits(
         &mut self,
         node: LimitsNode,
+        (path, request_cost, is_shadow): (&Path, Option<&Placed<u32>>, bool),
         inherited: Inherited<'_>,
     ) -> Option<(SameLimits, bool, Vec<Arc<str>>)> {
         match node {
@@ -74,8 +104,15 @@ impl Compiler<'_> {
                     let replaces = self.replaces(&node, inherited);
                     let cost = self.at_least_one(node.cost.as_ref(), inherited.file);
                     let leasing = node.lease.as_ref().map_or(inherited.lease, |lease| lease.value);
+                    self.can_fit(
+                        (path, &node, is_shadow || node.shadow_mode.is_some()),
+                        &limit,
+                        (cost, request_cost),
+                        inherited,
+                    );
                     self.warning_is_possible(&node, &limit, inherited);
                     self.only_watches(&node, inherited);
+                    self.note_delay(&node, inherited);
                     lines.push(node.place.line);
                     limits.push(RuleLimit {
                         limit,
@@ -148,6 +185,59 @@ impl Compiler<'_> {
 
     fn limit(&mut self, node: &LimitNode, inherited: Inherited<'_>) -> Option<Limit> {
         limit(node).map_err(|(place, message)| self.error(inherited.file, place, message)).ok()
+    }
+
+    /// Warns about a limit that one request of its rule never fits into. Notes the largest cost that fits.
+    fn can_fit(
+        &mut self,
+        (path, node, is_shadow): (&Path, &LimitNode, bool),
+        limit: &Limit,
+        (cost, request_cost): (NonZeroU32, Option<&Placed<u32>>),
+        inherited: Inherited<'_>,
+    ) {
+        // A delay that grows refuses nothing, and a limit of 0 refuses everything, as it says.
+        if limit.is_closed() || matches!(limit.delay(), Some(Delay::Growing { .. })) {
+            return;
+        }
+        let most = limit.capacity() / cost;
+        let (of, raise) = match limit.algorithm().has_burst() {
+            true => ("a burst", "`burst`"),
+            false => ("a limit", "`requests_per_unit`"),
+        };
+        let refuses = if is_shadow { "would refuse" } else { "refuses" };
+        let capacity = limit.capacity();
+        if let Some(Placed { place, .. }) = node.cost.as_ref().filter(|_| most == 0) {
+            let message = format!(
+                "each request costs {cost} hits of {of} of {capacity}, so this limit {refuses} every request: write a smaller `cost` or a larger {raise}"
+            );
+            self.warning(inherited.file, *place, message);
+        } else if let Some(Placed { value, place }) = request_cost.filter(|cost| cost.value > most) {
+            let hits = u64::from(*value) * u64::from(cost.get());
+            let message = format!(
+                "each request costs {hits} hits of {of} of {capacity} on line {}, so that limit {refuses} every request: write a smaller `request_cost` or a larger {raise}",
+                node.place.line
+            );
+            self.warning(inherited.file, *place, message);
+        } else if !is_shadow {
+            self.costs.add_limit(path, most, node.place.line);
+        }
+    }
+
+    /// Warns about the items of a file whose requests never fit into the limits of the file.
+    pub(super) fn costs_can_fit(&mut self, file: usize) {
+        let Costs { requests, limits } = std::mem::take(&mut self.costs);
+        for (key, Placed { value, place }) in requests {
+            // Items with one key are of different requests.
+            let others = limits.iter().filter(|(other, _)| **other != key);
+            let Some((most, line)) = others.map(|(_, limit)| *limit).min().filter(|(most, _)| *most < value) else {
+                continue;
+            };
+            let message = format!(
+                "the limit on line {line} admits at most {most} such requests at once, and each request of this item counts as {value}: a request that meets \
+                 both is always refused. Write a smaller `request_cost` or a larger limit"
+            );
+            self.warning(file, place, message);
+        }
     }
 
     /// Warns about `warn_at` on a limit of 0, which can never be partly used.
@@ -236,6 +326,14 @@ pub(crate) fn limit(node: &LimitNode) -> Result<Limit, (Position, String)> {
     })?;
     let limit = if node.count_refused { limit.counting_refused() } else { limit };
     let limit = node.delay.as_ref().map_or(Ok(limit), |node| delay(node, limit))?;
+    let limit = match node.refuse_peek_at_limit {
+        Some(place) if limit.delay().is_some() => {
+            let message = "`refuse_peek_at_limit` refuses a request that a limit with `delay` would let wait: remove one of the two";
+            return Err((place, message.to_owned()));
+        }
+        Some(_) => limit.refusing_full_peek(),
+        None => limit,
+    };
     if let Some(lease) = node.lease.as_ref().filter(|lease| lease.value != Leasing::Off) {
         limit.can_be_leased().map_err(|error| (lease.place, error.to_string()))?;
     }

@@ -8,7 +8,7 @@ use super::{Compiler, Inherited};
 use crate::normalize::digest::Digester;
 use crate::normalize::network::{InvalidNetwork, Network};
 use crate::normalize::pattern::Pattern;
-use crate::normalize::{Form, Normalizer, Normalizers, V4_PREFIX, V6_PREFIX};
+use crate::normalize::{Form, Normalizer, Normalizers, Others, V4_PREFIX, V6_PREFIX};
 use crate::rulefile::document::{DescriptorNode, Document, EntryNode, FormWord, ValueListNode};
 use crate::rulefile::documents::{OverlayRules, list_path};
 use crate::rulefile::problem::{Placed, Report, quoted};
@@ -56,17 +56,22 @@ impl Compiler<'_> {
                     self.warning(*file, place, message);
                 }
                 let normalizer = match node.is_laid {
-                    true => self.valid_normalizer(node),
+                    true => self.valid_normalizer(*file, node),
                     false => self.normalizer(*file, node),
                 };
                 domains.entry(domain.to_owned()).or_default().insert(key, normalizer);
+            }
+        }
+        for (_, Document { domain, requests, .. }) in documents {
+            for key in requests.iter().flat_map(|requests| requests.address_keys()) {
+                domains.entry(domain.value.clone()).or_default().default_to_addresses(key);
             }
         }
         domains
     }
 
     /// Returns the normalizer of an entry without errors.
-    pub(super) fn valid_normalizer(&self, node: &EntryNode) -> Normalizer {
+    pub(super) fn valid_normalizer(&self, file: usize, node: &EntryNode) -> Normalizer {
         let bits = |prefix: &Option<Placed<u32>>, default| {
             prefix.as_ref().and_then(|prefix| u8::try_from(prefix.value).ok()).unwrap_or(default)
         };
@@ -79,22 +84,35 @@ impl Compiler<'_> {
             },
         };
         let digester = node.sensitive.map(|_| Digester(self.options.key_secret));
-        Normalizer { form, is_lower: node.is_lower, digester }
+        let others = match &node.refuses_others {
+            Some(Placed { value: true, place }) if node.form == Some(FormWord::Ip) => {
+                Others::Refused { file: u32::try_from(file).unwrap_or(u32::MAX), line: place.line }
+            }
+            Some(_) => Others::Counted,
+            None => Others::Unset,
+        };
+        Normalizer { form, is_lower: node.is_lower, digester, others }
     }
 
     /// Returns the normalizer of an entry. Reports settings that are wrong or have no effect.
     pub(super) fn normalizer(&mut self, file: usize, node: &EntryNode) -> Normalizer {
-        let normalizer = self.valid_normalizer(node);
+        let normalizer = self.valid_normalizer(file, node);
         let form = &normalizer.form;
         if matches!(form, Form::Ip { .. }) {
             self.prefix(file, node.v4_prefix.as_ref(), V4_PREFIX);
             self.prefix(file, node.v6_prefix.as_ref(), MOST_V6);
         } else {
-            for (key, prefix) in [("v4_prefix", &node.v4_prefix), ("v6_prefix", &node.v6_prefix)] {
-                if let Some(prefix) = prefix {
+            let place = |prefix: &Option<Placed<u32>>| prefix.as_ref().map(|prefix| prefix.place);
+            let refuses_others = node.refuses_others.as_ref().map(|refuses| refuses.place);
+            for (key, place) in [
+                ("v4_prefix", place(&node.v4_prefix)),
+                ("v6_prefix", place(&node.v6_prefix)),
+                ("not_an_address", refuses_others),
+            ] {
+                if let Some(place) = place {
                     self.error(
                         file,
-                        prefix.place,
+                        place,
                         format!("`{key}` applies only to addresses: write `as: ip` beside it, or remove it"),
                     );
                 }
@@ -107,7 +125,7 @@ impl Compiler<'_> {
                 "`case` has no effect beside `as: ip`, because an address has one spelling: remove it".to_owned(),
             );
         }
-        let has_prefix = node.v4_prefix.is_some() || node.v6_prefix.is_some();
+        let has_prefix = node.v4_prefix.is_some() || node.v6_prefix.is_some() || node.refuses_others.is_some();
         if node.form.is_none() && !node.is_lower && node.sensitive.is_none() && !has_prefix {
             let message = "the entry has no setting: write `as: ip`, `as: path`, `case: lower` or `sensitive: true`";
             self.warning(file, node.key.place, message.to_owned());
@@ -207,6 +225,25 @@ impl Compiler<'_> {
         }
         let read = normalizer.normalize(value.value.as_bytes()).text().into_owned();
         Values::Pattern(Pattern::new(String::from_utf8(read).unwrap_or_else(|_| value.value.clone())))
+    }
+
+    /// Offers to refuse values that are no address, once for each key, where a list denies addresses: such a value is in no list.
+    pub(super) fn offer_to_refuse(
+        &mut self,
+        key: &str,
+        place: Position,
+        normalizer: &Normalizer,
+        inherited: Inherited<'_>,
+    ) {
+        let is_open = normalizer.is_of_addresses() && normalizer.others == Others::Unset;
+        if is_open && self.offered.insert((inherited.domain.to_owned(), key.to_owned())) {
+            let message = format!(
+                "a value of {} that is not an address is in no list, so it is not denied but counted as text: write `not_an_address: refuse` beside `as: ip`, \
+                 or `not_an_address: count` to keep it so",
+                quoted(key)
+            );
+            self.warning(inherited.file, place, message);
+        }
     }
 
     /// Registers the list values of the item that was added last.

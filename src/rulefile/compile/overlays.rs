@@ -34,8 +34,10 @@ impl Compiler<'_> {
         let index = domain.overlays.iter().position(|tree| tree.mark == mark).unwrap_or_else(|| {
             let mut normalizers = Normalizers::default();
             for entry in &entries {
-                normalizers.insert(&entry.key.value, self.valid_normalizer(entry));
+                normalizers.insert(&entry.key.value, self.valid_normalizer(file, entry));
             }
+            let keys = domain.requests.iter().flat_map(|requests| requests.address_keys());
+            keys.for_each(|key| normalizers.default_to_addresses(key));
             domain.overlays.push(OverlayTree { pattern, mark, normalizers, root: TreeLevel::default() });
             domain.overlays.len() - 1
         });

@@ -1,22 +1,39 @@
 //! Compiler for `requests`: how plain HTTP requests are read.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use http::HeaderName;
 
-use super::Compiler;
 use super::lists::invalid;
+use super::{Compiler, Inherited};
+use crate::model::Micros;
 use crate::normalize::network::Network;
-use crate::rulefile::document::{RequestEntryNode, RequestPart, RequestsNode};
-use crate::rulefile::problem::{Placed, quoted};
+use crate::rulefile::document::{LimitNode, PartNode, RequestEntryNode, RequestPart, RequestsNode};
+use crate::rulefile::problem::{Placed, Report, quoted};
 use crate::rules::Domain;
-use crate::rules::requests::{Gateway, HttpRequests, Missing, ReadEntry, Source};
+use crate::rules::requests::{
+    ClientName, ClientPart, FORWARDED_FOR, Gateway, HttpRequests, Missing, ReadEntry, Source,
+};
 use crate::rules::tree::Position;
 
 /// Status of a refusal unless another is written: 429 Too Many Requests (RFC 6585).
 const TOO_MANY: u16 = 429;
 /// Statuses that may be written for a refusal: those of errors (RFC 9110, 15.5 and 15.6).
 const REFUSALS: RangeInclusive<u32> = 400..=599;
+/// Time that a gateway waits unless another is written: 200 ms, far less than the 5 s of the examples.
+const TIMEOUT: Micros = Micros::from_millis(200);
+/// Times that may be written: from 10 ms, of which a store in the same network leaves something, to 1 min, the longest that a
+/// gateway of the examples waits unless it is configured.
+const TIMEOUTS: RangeInclusive<Micros> = Micros::from_millis(10)..=Micros::from_secs(60);
+
+/// A delay in a rule file.
+pub(super) struct PlacedDelay {
+    domain: Box<str>,
+    file: usize,
+    place: Position,
+    max: Micros,
+}
 
 impl Compiler<'_> {
     /// Adds to `domain` how its requests are read, as `file` says.
@@ -27,6 +44,28 @@ impl Compiler<'_> {
             self.error(file, node.place, message.to_owned());
         }
         domain.requests = self.http_requests(file, *node).map(Box::new);
+    }
+
+    /// Keeps the delay of a limit until `requests` of its domain is known.
+    pub(super) fn note_delay(&mut self, node: &LimitNode, inherited: Inherited<'_>) {
+        if let Some(max) = node.delay.as_ref().and_then(|delay| delay.max.as_ref()) {
+            let (domain, file, place) = (inherited.domain.into(), inherited.file, max.place);
+            self.delays.push(PlacedDelay { domain, file, place, max: max.value });
+        }
+    }
+
+    /// Warns about delays that are longer than a check may be held.
+    pub(super) fn delays_fit_checks(&mut self) {
+        for PlacedDelay { domain, file, place, max } in std::mem::take(&mut self.delays) {
+            let requests = self.domains.get(&domain).and_then(|domain| domain.requests.as_ref());
+            let longest = requests.map(|requests| Micros::from(requests.longest_delay()));
+            if let Some(longest) = longest.filter(|longest| max > *longest) {
+                let message = format!(
+                    "over /check a request waits for at most {longest} (80% of `timeout` of `requests`, less 5 ms for the answer) and is refused where this delay is longer: write `max: {longest}` or less, or raise `timeout` if the gateway waits longer"
+                );
+                self.warning(file, place, message);
+            }
+        }
     }
 
     /// Returns how requests are read. Reports what is missing or has no effect.
@@ -50,6 +89,7 @@ impl Compiler<'_> {
             let message = "NGINX' `auth_request` takes only 401 and 403 for a refusal, and answers 500 for any other status: write `refusal_status: 403`";
             self.warning(file, refusal_place, message.to_owned());
         }
+        let timeout = self.timeout(file, node.timeout.as_ref());
         let descriptors = match (gateway.value, node.descriptors) {
             (Gateway::None, Some((place, _))) => {
                 let message =
@@ -70,9 +110,11 @@ impl Compiler<'_> {
         };
         let keeps_escaped_slashes = node.keeps_escaped_slashes;
         Some(HttpRequests {
+            file,
             gateway: gateway.value,
             trusted_proxies,
             refusal_status,
+            timeout,
             keeps_escaped_slashes,
             descriptors,
         })
@@ -101,30 +143,42 @@ impl Compiler<'_> {
         u16::try_from(*value).unwrap_or(u16::MAX)
     }
 
+    fn timeout(&mut self, file: usize, found: Option<&Placed<Micros>>) -> Duration {
+        if let Some(Placed { value, place }) = found.filter(|timeout| !TIMEOUTS.contains(&timeout.value)) {
+            let message = format!("{value} is no time that a gateway waits for a check: write one from 10ms to 1m");
+            self.error(file, *place, message);
+        }
+        Duration::from_micros(found.map_or(TIMEOUT, |timeout| timeout.value).get())
+    }
+
     fn request_entries(&mut self, file: usize, entries: Vec<RequestEntryNode>) -> Vec<ReadEntry> {
         entries.into_iter().filter_map(|entry| self.request_entry(file, entry)).collect()
     }
 
     fn request_entry(&mut self, file: usize, node: RequestEntryNode) -> Option<ReadEntry> {
-        let Some(key) = node.key else {
-            self.error(file, node.place, "the entry has no key: write `key:` with the key of a descriptor".to_owned());
+        let RequestEntryNode { place, key, from, name, value, missing } = node;
+        let Some(key) = key else {
+            self.error(file, place, "the entry has no key: write `key:` with the key of a descriptor".to_owned());
             return None;
         };
-        let is_header = node.from.as_ref().is_some_and(|from| from.value == RequestPart::Header);
+        let is_header = |part: &PartNode| part.part == RequestPart::Header;
         let beside = [
-            ("name", node.name.as_ref().map(|name| name.place)),
-            ("missing", node.missing.as_ref().map(|missing| missing.place)),
+            (
+                "name",
+                name.as_ref().map(|name| name.place),
+                from.iter().any(|part| is_header(part) && part.header.is_none()),
+            ),
+            ("missing", missing.as_ref().map(|missing| missing.place), from.iter().any(is_header)),
         ];
-        for (what, place) in beside.into_iter().filter_map(|(what, place)| place.map(|place| (what, place))) {
-            if !is_header {
-                self.error(
-                    file,
-                    place,
-                    format!("`{what}` is for headers: write `from: header` beside it, or remove it"),
-                );
+        for (what, beside, has_effect) in beside {
+            if let Some(beside) = beside
+                && !has_effect
+            {
+                let message = format!("`{what}` is for headers: write `from: header` beside it, or remove it");
+                self.error(file, beside, message);
             }
         }
-        let source = match (node.from.map(|from| from.value), node.value) {
+        let source = match (from.first().map(|part| part.part), value) {
             (Some(_), Some(value)) => {
                 self.error(
                     file,
@@ -136,19 +190,60 @@ impl Compiler<'_> {
             (None, None) => {
                 let message =
                     "the entry has no value: write `from:` with client_ip, path, method or header, or `value:`";
-                self.error(file, node.place, message.to_owned());
+                self.error(file, place, message.to_owned());
                 return None;
             }
             (None, Some(value)) => Source::Value(value.value),
-            (Some(RequestPart::ClientIp), _) => Source::ClientIp,
             (Some(RequestPart::Path), _) => Source::Path,
             (Some(RequestPart::Method), _) => Source::Method,
-            (Some(RequestPart::Header), _) => {
-                let name = self.header_name(file, node.place, node.name.as_ref())?;
-                Source::Header(name, self.missing(file, node.place, node.missing)?)
+            (Some(RequestPart::ClientIp | RequestPart::Header), _) => {
+                let parts = self.client_parts(file, place, &from, name.as_ref())?;
+                let missing = match parts.last() {
+                    // Every request has an address.
+                    Some(ClientPart::Address) => {
+                        if let Some(missing) = missing.filter(|_| parts.len() > 1) {
+                            let message =
+                                "`missing` has no effect beside `client_ip`, which every request has: remove it";
+                            self.warning(file, missing.place, message.to_owned());
+                        }
+                        Missing::Refuse
+                    }
+                    _ => self.missing(file, place, missing)?,
+                };
+                Source::First(named(parts), missing)
             }
         };
-        Some(ReadEntry { key: key.value, source })
+        Some(ReadEntry { key: key.value, source, place })
+    }
+
+    /// Returns the parts of a request that `from` names. `name` is the name of the header beside `from`.
+    fn client_parts(
+        &mut self,
+        file: usize,
+        entry: Position,
+        from: &[PartNode],
+        name: Option<&Placed<String>>,
+    ) -> Option<Vec<ClientPart>> {
+        let mut parts = Vec::new();
+        for node in from {
+            let part = match node.part {
+                RequestPart::Header => {
+                    let header = self.header_name(file, entry, node.header.as_ref().or(name))?;
+                    if header == FORWARDED_FOR {
+                        let message = "anybody can write the beginning of `x-forwarded-for`: write `client_ip` in its place, which finds the client's address in it";
+                        self.warning(file, node.place, message.to_owned());
+                    }
+                    if node.is_address(name) { ClientPart::AddressHeader(header) } else { ClientPart::Header(header) }
+                }
+                _ => ClientPart::Address,
+            };
+            if parts.iter().any(|earlier| matches!(earlier, ClientPart::Address) || *earlier == part) {
+                let message = "no request comes to this item of `from`, because an item before it always has a value or is the same: remove it, or write `client_ip` last";
+                self.error(file, node.place, message.to_owned());
+            }
+            parts.push(part);
+        }
+        Some(parts)
     }
 
     fn header_name(&mut self, file: usize, place: Position, name: Option<&Placed<String>>) -> Option<HeaderName> {
@@ -179,4 +274,33 @@ impl Compiler<'_> {
         }
         Some(missing.value)
     }
+}
+
+/// Reports headers with which a client gets any number of counters, because nothing limits its address.
+pub(super) fn warn_of_unlimited_addresses(domain: &Domain, reports: &mut [Report]) {
+    let Some(requests) = &domain.requests else { return };
+    for (place, header) in domain.headers_beyond_addresses(requests) {
+        reports[requests.file].warning(place, || {
+            format!(
+                "a client can write any `{header}`, and each value is counted by itself: beside it, limit the address alone, like `- [{{ key: remote_address, from: client_ip }}]` with a `rate_limit` for that key, unless the gateway always writes this header itself"
+            )
+        });
+    }
+}
+
+/// Returns `parts` with the texts that make their values different: addresses beside a header with any text begin with `client_ip:`, and a
+/// second such header with its name.
+fn named(parts: Vec<ClientPart>) -> Vec<ClientName> {
+    let is_mixed = parts.iter().any(|part| !part.is_address());
+    let mut is_first = true;
+    let name = |part| {
+        let prefix = match &part {
+            ClientPart::Header(_) if std::mem::take(&mut is_first) => String::new(),
+            ClientPart::Header(name) => format!("{name}:"),
+            _ if is_mixed => "client_ip:".to_owned(),
+            _ => String::new(),
+        };
+        ClientName { part, prefix }
+    };
+    parts.into_iter().map(name).collect()
 }

@@ -19,6 +19,8 @@ pub(crate) enum Level {
     Requests,
     /// An entry of a descriptor in `requests`.
     RequestEntry,
+    /// An item of `from` in such an entry.
+    RequestPart,
     /// `missing` of such an entry.
     Missing,
     /// An item of `replaces`.
@@ -71,7 +73,8 @@ pub(crate) struct Key {
     pub(crate) is_of_reference: bool,
 }
 
-static KEYS: [Key; 89] = [
+static KEYS: [Key; 94] = [
+    own("empty_overlay", &[Level::Overlay]),
     own("overlay", &[Level::Overlay]),
     own("apply", &[Level::Overlay]),
     own("match", &[Level::Apply]),
@@ -93,12 +96,15 @@ static KEYS: [Key; 89] = [
     own("from_gateway", &[Level::Requests]),
     own("trusted_proxies", &[Level::Requests]),
     own("refusal_status", &[Level::Requests]),
+    own("timeout", &[Level::Requests]),
     own("escaped_slashes", &[Level::Requests]),
     own("from", &[Level::RequestEntry]),
     own("missing", &[Level::RequestEntry]),
-    own("as", &[Level::Normalizer]),
+    own("header", &[Level::RequestPart]),
+    own("as", &[Level::Normalizer, Level::RequestPart]),
     own("v4_prefix", &[Level::Normalizer]),
     own("v6_prefix", &[Level::Normalizer]),
+    own("not_an_address", &[Level::Normalizer]),
     own("case", &[Level::Normalizer]),
     own("sensitive", &[Level::Normalizer]),
     of_reference("descriptors", &[Level::File, Level::Descriptor, Level::Overlay, Level::Requests]),
@@ -128,6 +134,7 @@ static KEYS: [Key; 89] = [
     own("burst", &[Level::Limit, Level::Fields]),
     own("algorithm", &[Level::Limit, Level::Fields]),
     own("count_refused", &[Level::Limit, Level::Fields]),
+    own("refuse_peek_at_limit", &[Level::Limit, Level::Fields]),
     own("cost", &[Level::Limit, Level::Fields]),
     own("warn_at", &[Level::Limit, Level::Fields]),
     own("delay", &[Level::Limit, Level::Fields]),
@@ -174,6 +181,7 @@ impl Level {
             Self::KnownGood => "in an item of `known_good`",
             Self::Requests => "inside `requests`",
             Self::RequestEntry => "in an entry of `requests`",
+            Self::RequestPart => "in an item of `from`",
             Self::Missing => "inside `missing`",
             Self::Replaced => "inside `replaces`",
             Self::Normalizer => "inside an item of `entries`",
@@ -228,6 +236,15 @@ impl Key {
     /// Returns advice where the key belongs, for one that was found at `level`.
     pub(crate) fn advice(&self, level: Level) -> String {
         match level {
+            Level::File if self.name == "name" => {
+                "the rules are chosen by `domain`, and only a limit has a name, so remove it".to_owned()
+            }
+            Level::File if self.name == "rate_limits" => {
+                "`actions` of Envoy stay in Envoy's configuration; here, write an item with `key` for each entry that they send, and the limits inside it".to_owned()
+            }
+            Level::Descriptor if self.name == "entries" => {
+                "a descriptor has one entry, `key` and `value`; for a second entry, write an item in `descriptors` below it".to_owned()
+            }
             Level::Overlay if self.name == "domain" => "write `overlay: NAME` in its place".to_owned(),
             Level::Overlay | Level::Apply if self.belongs(Level::Fields) => {
                 "write it inside `limit` of an item of `apply`".to_owned()
@@ -259,6 +276,31 @@ const fn of_reference(name: &'static str, levels: &'static [Level]) -> Key {
 
 const fn own(name: &'static str, levels: &'static [Level]) -> Key {
     Key { name, levels, is_of_reference: false }
+}
+
+/// Words of other programs for what a key says here, with advice.
+const OF_OTHERS: [(&[&str], &str); 4] = [
+    (
+        &["burst_limit", "burst_size", "max_burst", "burstlimit", "burstsize", "maxburst"],
+        "write `burst: N` inside `rate_limit`, beside an `algorithm` that has a burst (`token_bucket`, `leaky_bucket` or `gcra`)",
+    ),
+    (
+        &["actions"],
+        "`actions` stay in Envoy's configuration; here, write an item with `key` for each entry that they send",
+    ),
+    (&["period", "per", "interval", "time_unit", "timeunit"], "write `unit` or `window`"),
+    (&["max", "count", "quota", "requests_per_second"], "write `unit` or `window`, and `requests_per_unit`"),
+];
+
+/// Returns advice for an unknown key at `level`.
+pub(crate) fn key_advice(word: &str, level: Level) -> String {
+    let lower = word.to_ascii_lowercase().replace('-', "_");
+    let is_of_rules = matches!(level, Level::File | Level::Descriptor | Level::Limit | Level::ListedLimit);
+    match OF_OTHERS.iter().find(|(words, _)| is_of_rules && words.contains(&lower.as_str())) {
+        Some((_, advice)) => format!("{advice}."),
+        // Only the rules of an overlay may have `replace`.
+        None => advice(word, level.names().filter(|name| level != Level::Descriptor || *name != "replace")),
+    }
 }
 
 /// Returns advice for an unknown word: the nearest known word, or all of them.

@@ -10,10 +10,10 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::cases::CaseFile;
-use super::keys::{Key, Level, advice, nearest};
+use super::keys::{Key, Level, key_advice, nearest};
 use super::{CallerNode, DescriptorNode, Document};
 use crate::model::{Charging, Colocation, FailurePolicy};
-use crate::rulefile::problem::{Report, quoted};
+use crate::rulefile::problem::{Placed, Report, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes, Tree};
 use crate::rules::tree::Position;
 
@@ -90,7 +90,8 @@ impl<'t> Reader<'_, 't> {
     fn file(&mut self, file: &Arc<str>, tree: &'t Tree) -> Option<Document> {
         let place = tree.root().map_or(Position { line: 1, column: 1 }, |root| root.place);
         let mapping = self.top(tree, place)?;
-        let is_overlay = mapping.clone().is_some_and(overlay::is_overlay);
+        let is_emptied = mapping.clone().is_some_and(|top| overlay::has_key(top, overlay::EMPTY));
+        let is_overlay = is_emptied || mapping.clone().is_some_and(overlay::is_overlay);
         let level = if is_overlay { Level::Overlay } else { Level::File };
         let mut apply = Vec::new();
         let mut domain = None;
@@ -104,8 +105,17 @@ impl<'t> Reader<'_, 't> {
         let mut descriptors = Vec::new();
         let mut known_good = Vec::new();
         let mut requests = None;
-        for entry in mapping.map(|mapping| self.entries(mapping, level)).unwrap_or_default() {
+        let entries = mapping.map(|mapping| self.entries(mapping, level)).unwrap_or_default();
+        if is_overlay {
+            self.overlay_has_content(is_emptied, &entries, place);
+        }
+        for entry in entries {
             match entry.name {
+                overlay::EMPTY => {
+                    // It concerns every domain, and has nothing for any.
+                    domain = Some(Placed { value: "*".to_owned(), place });
+                    domain_entry = Some(entry);
+                }
                 "domain" | "overlay" => {
                     domain = self.text(entry);
                     domain_entry = Some(entry);
@@ -123,20 +133,7 @@ impl<'t> Reader<'_, 't> {
                 _ => {}
             }
         }
-        match domain_entry {
-            _ if is_overlay && domain.is_none() => self.report.error(place, || {
-                "`overlay` is empty, so the overlay applies to no domain: write `overlay: NAME`, or `overlay: \"*\"` for every domain."
-                    .to_owned()
-            }),
-            None => self.report.error(place, || {
-                "The file has no `domain`, so no request matches its rules: write `domain: NAME` at the top of the file."
-                    .to_owned()
-            }),
-            Some(entry) if entry.value.is_blank() => self.report.error(entry.place, || {
-                "`domain` is empty, so no request matches the rules: write `domain: NAME`.".to_owned()
-            }),
-            Some(_) => {}
-        }
+        self.has_domain(domain_entry, is_overlay && domain.is_none(), place);
         let (file, domain) = (Arc::clone(file), domain?);
         Some(Document {
             file,
@@ -154,13 +151,35 @@ impl<'t> Reader<'_, 't> {
         })
     }
 
+    /// Reports a file without a domain. `domain` is its entry, and `is_empty_overlay` says that an overlay names none.
+    fn has_domain(&mut self, domain: Option<MapEntry<'t>>, is_empty_overlay: bool, place: Position) {
+        match domain {
+            _ if is_empty_overlay => self.report.error(place, || {
+                "`overlay` is empty, so the overlay applies to no domain: write `overlay: NAME`, or `overlay: \"*\"` for every domain."
+                    .to_owned()
+            }),
+            None => self.report.error(place, || {
+                "The file has no `domain`, so no request matches its rules: write `domain: NAME` at the top of the file."
+                    .to_owned()
+            }),
+            Some(entry) if entry.value.is_blank() => self.report.error(entry.place, || {
+                "`domain` is empty, so no request matches the rules: write `domain: NAME`.".to_owned()
+            }),
+            Some(_) => {}
+        }
+    }
+
     /// Returns the mapping of the whole file, which is `Some(None)` for an empty file. Returns `None` for anything else, with its error.
     fn top(&mut self, tree: &'t Tree, place: Position) -> Option<Option<Nodes<'t>>> {
         match tree.root().map(Node::content) {
             Some(Content::Mapping(top)) => {
                 if ["apiVersion", "kind"].iter().all(|key| overlay::has_key(top.clone(), key)) {
+                    let has_data = overlay::has_key(top.clone(), "data");
                     self.report.error(place, || {
-                        "This is an object of Kubernetes, and no rule file: write the text that it holds under `data` into a file of its own."
+                        if has_data {
+                            return "This is an object of Kubernetes, and no rule file: write the text that it holds under `data` into a file of its own.".to_owned();
+                        }
+                        "This is an object of Kubernetes, and no rule file: apply it to the cluster, and write the rules into a file of their own, which begins with `domain: NAME`."
                             .to_owned()
                     });
                     return None;
@@ -226,6 +245,8 @@ impl<'t> Reader<'_, 't> {
                 "request_cost" => node.request_cost = self.number(entry),
                 "message" => node.message = self.text(entry),
                 "expose" => node.unexposed = (!self.said(entry).unwrap_or(true)).then_some(entry.place),
+                // A generator writes an explicit null for a rule without a limit.
+                "rate_limit" if entry.value.is_null() && !entry.value.is_unwritten() => {}
                 "rate_limit" if entry.value.is_null() => self.report.warning(entry.place, || {
                     "`rate_limit` is empty, so the item has no limit: write the keys of the limit below it, with more indentation.".to_owned()
                 }),
@@ -328,6 +349,9 @@ impl<'t> Reader<'_, 't> {
             mappings.push(above);
             self.repeated.insert(later.value.place, mappings);
             self.report.loss(later.place, || {
+                if name == "rate_limit" {
+                    return format!("`rate_limit` is already set on line {line}, and the keys of both are combined, so only one limit is in force: for both, write them as a list below `rate_limits`.");
+                }
                 format!("`{name}` is already set on line {line}, and the keys of both are combined: write them in one place.")
             });
         } else {
@@ -434,7 +458,7 @@ impl<'t> Reader<'_, 't> {
                     let advice = if is_number {
                         "a comma ends the value before it, so write a large number without commas.".to_owned()
                     } else {
-                        advice(word, level.names())
+                        key_advice(word, level)
                     };
                     format!("{} is not a known key {inside}: {advice}", quoted(word))
                 });

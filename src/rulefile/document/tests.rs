@@ -184,10 +184,11 @@ fn nothing_is_nothing() {
     for fields in ["value:", "value: ~", "value: ''", "value: null"] {
         assert!(first(&clean(&descriptor(fields))).value.is_none(), "{fields}");
     }
-    for fields in ["rate_limit:", "rate_limit: ~"] {
-        let (document, problems) = accepted(&descriptor(fields));
-        assert!(matches!(first(&document).limits, LimitsNode::None), "{fields}");
-        assert!(problems[0].message.starts_with("`rate_limit` is empty"), "{fields}");
+    let (document, problems) = accepted(&descriptor("rate_limit:"));
+    assert!(matches!(first(&document).limits, LimitsNode::None));
+    assert!(problems[0].message.starts_with("`rate_limit` is empty"), "{problems:?}");
+    for fields in ["rate_limit: ~", "rate_limit: null"] {
+        assert!(matches!(first(&clean(&descriptor(fields))).limits, LimitsNode::None), "{fields}");
     }
     for fields in ["descriptors:", "metadata: ~", "shadow_mode:", "on_store_failure:"] {
         let document = clean(&descriptor(fields));
@@ -333,9 +334,10 @@ entries: {ip: {as: ip}}
 entries: {path: {as: path}}
 ";
     let combined = "the keys of both are combined: write them in one place";
+    let one = "the keys of both are combined, so only one limit is in force";
     let told = [
-        &*format!("6:5: `rate_limit` is already set on line 4, and {combined}"),
-        &format!("7:5: `rate_limit` is already set on line 6, and {combined}"),
+        &*format!("6:5: `rate_limit` is already set on line 4, and {one}"),
+        &format!("7:5: `rate_limit` is already set on line 6, and {one}"),
         &format!("8:5: `metadata` is already set on line 5, and {combined}"),
         "10:5: `descriptors` is already set on line 9, and this one overrides it",
         &format!("12:1: `entries` is already set on line 11, and {combined}"),

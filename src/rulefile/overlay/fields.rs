@@ -134,6 +134,10 @@ impl Laying<'_> {
             changing.limit.count_refused = true;
             self.record(changing, "count_refused", item);
         }
+        if let Some((item, place)) = last(items, |fields| fields.refuse_peek_at_limit.as_ref()) {
+            let change = |limit: &mut LimitNode| limit.refuse_peek_at_limit = Some(at);
+            self.set(changing, ("refuse_peek_at_limit", item, *place), change);
+        }
         if let Some((item, found)) = last(items, |fields| fields.cost.as_ref()) {
             changing.limit.cost = Some(Placed { value: found.value, place: at });
             self.record(changing, "cost", item);

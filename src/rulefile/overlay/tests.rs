@@ -11,6 +11,7 @@ descriptors:
     descriptors:
       - { key: user, rate_limit: { unit: minute, requests_per_unit: 5, name: login-web } }
   - { key: remote_address, rate_limit: { unit: second, requests_per_unit: 20000 } }
+entries: { remote_address: { as: ip } }
 ";
 
 fn documents(name: &str, text: &str) -> Documents {
@@ -155,7 +156,7 @@ fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skippe
         overlay("overlay: edge\nentries: { user: { as: path, sensitive: true }, api: { case: lower } }\n").unwrap();
     let (warnings, effect) = overlay.lay(&mut rules, Reads::None);
     let entries = &rules.documents[0].1.entries;
-    let [EntryNode { key, form: None, is_lower: false, sensitive: Some(_), .. }] = entries.as_slice() else {
+    let [.., EntryNode { key, form: None, is_lower: false, sensitive: Some(_), .. }] = entries.as_slice() else {
         panic!("{entries:?}");
     };
     assert_eq!((key.value.as_str(), effect.skipped), ("user", 2));
@@ -187,7 +188,7 @@ fn a_key_in_a_wrong_place_of_an_overlay_is_an_error_that_names_the_right_place()
 #[test]
 fn a_rule_file_is_no_overlay_and_an_overlay_no_rule_file() {
     assert!(overlay(RULES).unwrap_err().to_string().contains("not an overlay"));
-    let wrong = compile(documents("rules.yaml", "overlay: edge\n"), &Options::default()).unwrap_err();
+    let wrong = compile(documents("rules.yaml", "empty_overlay: true\n"), &Options::default()).unwrap_err();
     assert!(wrong.to_string().contains("RULES_OVERLAY"), "{wrong}");
     assert!(overlay("overlay:\n").is_err());
     assert!(overlay("overlay: edge\napply: [{ limit: { algorithm: gcra } }]\n").is_err());

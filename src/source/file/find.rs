@@ -20,6 +20,9 @@ const DEEPEST: usize = 16;
 /// Maximum size of all rule files together: 256 MiB, eight files of the largest size. 100,000 rules take 8 MiB.
 const MAX_BYTES: usize = 256 << 20;
 
+/// Maximum size of a file that may be a rule file in the wrong place: 1 MiB, about ten thousand rules.
+const MAX_PASSED_OVER: usize = 1 << 20;
+
 /// Location of the rule files.
 #[derive(Clone, Debug)]
 pub enum Location {
@@ -57,10 +60,12 @@ pub enum UnreadableRules {
         path: PathBuf,
     },
     /// A directory named on the command line has no rule file.
-    #[error("{}: there is no *.yaml or *.yml file in this directory", path.display())]
+    #[error("{}: there is no *.yaml or *.yml file in this directory{}", path.display(), other(passed_over.as_deref()))]
     NoRuleFile {
         /// Path of the directory.
         path: PathBuf,
+        /// A file in it with another name that looks like a rule file.
+        passed_over: Option<PathBuf>,
     },
     /// The runtime directory does not exist, or is no directory.
     #[error(
@@ -119,6 +124,28 @@ impl Location {
         Roots::of(of_files.chain(searched).chain(runtime).chain(more).map(Path::to_owned))
     }
 
+    /// Returns the files that look like rule files and are not read, because of their names or because of their directory, each with the
+    /// reason.
+    pub(super) fn passed_over(&self) -> Vec<(PathBuf, String)> {
+        let Self::Runtime { directory, app_directory, .. } = self else {
+            let why = "in a directory that the command line names, only *.yaml and *.yml files are read (below RUNTIME_ROOT, every file is): rename the file, or move it away";
+            let directories = self.roots().into_iter().filter(|root| root.is_dir());
+            let files = directories.flat_map(|root| passed_over(&root, &|path| !is_yaml(path)));
+            return files.map(|path| (path, why.to_owned())).collect();
+        };
+        let app = joined(directory, app_directory);
+        if app == *directory || app.is_file() {
+            return Vec::new();
+        }
+        let why = format!(
+            "only files below {} are read: move the file there, or change RUNTIME_ROOT, RUNTIME_SUBDIRECTORY or RUNTIME_APPDIRECTORY",
+            app.display()
+        );
+        let read = self.find().files;
+        let files = passed_over(directory, &is_yaml).into_iter().filter(|path| !read.contains(path));
+        files.map(|path| (path, why.clone())).collect()
+    }
+
     /// Searches for rule files.
     pub(super) fn find(&self) -> FoundFiles {
         let mut found = FoundFiles::default();
@@ -127,10 +154,10 @@ impl Location {
                 Self::Paths(_) if !root.is_dir() => found.files.push(root),
                 Self::Paths(_) => {
                     let before = found.files.len();
-                    let is_rule_file = |path: &Path| matches!(extension(path), "yaml" | "yml");
-                    found.walk(&root, DEEPEST, true, &is_rule_file);
+                    found.walk(&root, DEEPEST, true, &is_yaml);
                     if found.files.len() == before && found.wrong.is_empty() {
-                        found.wrong.push(UnreadableRules::NoRuleFile { path: root });
+                        let passed_over = passed_over(&root, &|path| !is_yaml(path)).into_iter().next();
+                        found.wrong.push(UnreadableRules::NoRuleFile { path: root, passed_over });
                     }
                 }
                 // A file that is mounted in place of the app directory.
@@ -245,6 +272,37 @@ pub fn joined(directory: &Path, path: &str) -> PathBuf {
     if is_here { PathBuf::from(".") } else { joined }
 }
 
+/// Returns the files of `directory` itself that look like rule files and for whose paths `is_named` returns true, sorted.
+fn passed_over(directory: &Path, is_named: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let paths = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_hidden = |path: &Path| path.file_name().is_none_or(|name| name.to_string_lossy().starts_with('.'));
+    let is_rule_file = |path: &PathBuf| {
+        let bytes = file::read(path, MAX_PASSED_OVER).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let mut lines = text.lines().map(|line| line.trim_start_matches(['{', ' ', '"', '\'']));
+        lines.any(|line| {
+            let name = line.strip_prefix("domain").or_else(|| line.strip_prefix("overlay"));
+            name.is_some_and(|rest| rest.trim_start_matches(['"', '\'']).starts_with(':'))
+        }) && text.contains("descriptors")
+    };
+    let mut files: Vec<_> = paths.filter(|path| !is_hidden(path) && is_named(path)).filter(is_rule_file).collect();
+    files.sort();
+    files
+}
+
+/// Returns the end of the message about a directory without rule files.
+fn other(passed_over: Option<&Path>) -> String {
+    let named =
+        passed_over.map(|path| path.file_name().unwrap_or_default().to_string_lossy().escape_debug().to_string());
+    named.map_or_else(String::new, |name| {
+        format!(": `{name}` looks like a rule file, and only below RUNTIME_ROOT every file is read, so rename it")
+    })
+}
+
+fn is_yaml(path: &Path) -> bool {
+    matches!(extension(path), "yaml" | "yml")
+}
+
 fn extension(path: &Path) -> &str {
     path.extension().and_then(|extension| extension.to_str()).unwrap_or("")
 }
@@ -330,5 +388,50 @@ mod tests {
                 "its name has no part behind the app directory's"
             );
         }
+    }
+
+    #[test]
+    fn a_rule_file_that_is_passed_over_is_named() {
+        let made = tempfile::tempdir().unwrap();
+        let rules = "domain: d\ndescriptors: []\n";
+        let write = |path: &str, text: &str| {
+            let path = made.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for name in [
+            "config/a.yaml",
+            "config/other.conf",
+            "config/.swap.yaml",
+            "rules.yaml",
+            "config.x.yaml",
+            "config/deep/b.txt",
+        ] {
+            write(name, rules);
+        }
+        write("config/rules.json", "{ \"domain\": \"d\", \"descriptors\": [] }\n");
+        write("config/README.md", "The domain: one for each gateway.\n");
+        write("config/list.txt", "10.0.0.0/8\n");
+        write("values.yaml", "replicas: 2\n");
+        let names = |location: Location| {
+            let passed_over = location.passed_over();
+            let names =
+                passed_over.iter().map(|(path, _)| path.strip_prefix(made.path()).unwrap().display().to_string());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(Location::Paths(vec![made.path().join("config")])),
+            ["config/other.conf", "config/rules.json"]
+        );
+        assert!(names(Location::Paths(vec![made.path().join("config/a.yaml")])).is_empty());
+        let runtime = |app: &str, is_root_watched| Location::Runtime {
+            directory: made.path().to_owned(),
+            app_directory: app.to_owned(),
+            is_root_watched,
+            ignores_dot_files: false,
+        };
+        assert_eq!(names(runtime("config", true)), ["rules.yaml"]);
+        assert_eq!(names(runtime("config", false)), ["config.x.yaml", "rules.yaml"]);
+        assert!(names(runtime("", true)).is_empty());
     }
 }

@@ -23,7 +23,7 @@ pub struct Loader {
     location: Location,
     /// Directory below which lists may be, beside those of the rule files.
     values_root: Option<PathBuf>,
-    /// Roots of lists, as of the last look.
+    /// Roots of lists, as of the last search for the rule files.
     roots: Roots,
     /// Reads a list that a rule file names.
     read_list: ReadList,
@@ -85,24 +85,30 @@ impl Loader {
     /// # Errors
     /// All files that cannot be read.
     pub fn open(location: Location, values_root: Option<PathBuf>) -> Result<(Self, Documents), NotLoaded> {
-        let found = location.find();
-        let places = places(&location, &found);
-        let roots = location.list_roots(&found, values_root.as_deref());
-        let files = read(found, &roots)?;
+        Self::open_by(location, values_root, read_list)
+    }
+
+    /// Reads the rule files as [`Self::open`] does, and lists by `read_list`.
+    fn open_by(
+        location: Location,
+        values_root: Option<PathBuf>,
+        read_list: ReadList,
+    ) -> Result<(Self, Documents), NotLoaded> {
+        let nothing = Fingerprint { files: hash_of(&[]), lists: Vec::new() };
+        let (roots, refused, places) = (Roots::default(), None, Places::new());
+        let mut loader =
+            Self { location, values_root, roots, read_list, in_force: nothing, refused, is_retried: false, places };
+        let files = loader.read_files()?;
         let hash = hash_of(&files.files);
-        let (documents, lists) = parse(files, read_list, &roots);
-        let in_force = Fingerprint { files: hash, lists };
-        let (refused, is_retried) = (None, false);
-        Ok((Self { location, values_root, roots, read_list, in_force, refused, is_retried, places }, documents))
+        let documents = loader.load(files, hash);
+        loader.accepted();
+        Ok((loader, documents))
     }
 
     /// Reads everything again.
     pub fn look(&mut self) -> Look {
-        let found = self.location.find();
-        self.places = places(&self.location, &found);
-        self.roots = self.location.list_roots(&found, self.values_root.as_deref());
         let is_retried = mem::take(&mut self.is_retried);
-        let files = match read(found, &self.roots) {
+        let files = match self.read_files() {
             Ok(files) => files,
             Err(unreadable) => {
                 let unread = Fingerprint { files: blake3::hash(unreadable.0.as_bytes()), lists: Vec::new() };
@@ -120,6 +126,16 @@ impl Loader {
         Look::Changed(self.load(files, hash))
     }
 
+    /// Searches for the rule files and reads them. Sets the places to watch and the roots of lists, which change with each link above the
+    /// files.
+    fn read_files(&mut self) -> Result<FilesRead, NotLoaded> {
+        let found = self.location.find();
+        self.places = places(&self.location, &found);
+        self.roots = self.location.list_roots(&found, self.values_root.as_deref());
+        let lines = |wrong: &[_]| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        found.read(&self.roots).map_err(|wrong| NotLoaded(lines(&wrong)))
+    }
+
     /// Makes the next look return content again that was rejected.
     pub fn retry(&mut self) {
         self.is_retried = true;
@@ -132,17 +148,17 @@ impl Loader {
         }
     }
 
-    /// Parses `files` with the hash `hash`, and reads their lists. If files change meanwhile, the result may combine old rules
-    /// with new lists, so it is repeated, at most 3 times. The next look sees later changes.
+    /// Parses `files` with the hash `hash`, and reads their lists. If files or links change meanwhile, the result may combine old rules
+    /// with new lists, or lists may be outside of the old roots, so it is repeated, at most 3 times. The next look sees later changes.
     fn load(&mut self, mut files: FilesRead, mut hash: blake3::Hash) -> Documents {
         let mut again = MOST_RELOADS;
         loop {
             // If parsing panics, it is not repeated for the same files.
             self.refused = Some(Fingerprint { files: hash, lists: Vec::new() });
-            let (documents, lists) = parse(files, self.read_list, &self.roots);
+            let (mut documents, lists) = parse(files, self.read_list, &self.roots);
             let read_now = Fingerprint { files: hash, lists };
             if again > 0
-                && let Ok(now) = read(self.location.find(), &self.roots)
+                && let Ok(now) = self.read_files()
                 && !read_now.is_of(hash_of(&now.files), &self.roots)
             {
                 again -= 1;
@@ -150,11 +166,17 @@ impl Loader {
                 continue;
             }
             self.refused = Some(read_now);
+            for (path, why) in self.location.passed_over() {
+                documents.warn(
+                    path.to_string_lossy().into(),
+                    format!("this file looks like a rule file and is not read: {why}"),
+                );
+            }
             return documents;
         }
     }
 
-    /// Returns the places where a change may change the rules, as of the last look.
+    /// Returns the places where a change may change the rules, as of the last search for the rule files.
     pub fn places(&self) -> Places {
         let mut places = self.places.clone();
         let lists = self.in_force.lists.iter().chain(self.refused.iter().flat_map(|refused| &refused.lists));
@@ -168,11 +190,6 @@ impl Fingerprint {
     fn is_of(&self, files: blake3::Hash, roots: &Roots) -> bool {
         self.files == files && self.lists.iter().all(|(path, hash)| list_hash(&read_list(path, roots)) == *hash)
     }
-}
-
-fn read(found: FoundFiles, roots: &Roots) -> Result<FilesRead, NotLoaded> {
-    let lines = |wrong: &[_]| wrong.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    found.read(roots).map_err(|wrong| NotLoaded(lines(&wrong)))
 }
 
 /// Parses `files` and reads the lists that they name. Returns the hash of each list as read: hashing the lists in a second
@@ -319,6 +336,51 @@ mod tests {
         let paths: Vec<_> = loaded.rules.rules().iter().map(|rule| rule.path().to_string()).collect();
         assert_eq!(paths, ["d.new"]);
         assert!(matches!(loader.look(), Look::Same));
+    }
+
+    /// Points the link `current` at the second release, then reads `list`, which is below that link.
+    fn read_list_of_next_release(list: &Path, roots: &Roots) -> Result<Vec<u8>, Unreadable> {
+        let current = list.parent().unwrap();
+        fs::remove_file(current).unwrap();
+        symlink("2", current).unwrap();
+        read_list(list, roots)
+    }
+
+    #[test]
+    fn a_link_above_rules_and_lists_may_be_changed_during_a_load() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let write = |release: &str, quota: u32| {
+            let rules = format!(
+                "domain: d\ndescriptors: [{{ key: ip, values_file: list, rate_limit: {{ unit: day, requests_per_unit: {quota} }} }}]\n"
+            );
+            fs::create_dir_all(at(release)).unwrap();
+            fs::write(at(release).join("rules.yaml"), rules).unwrap();
+            fs::write(at(release).join("list"), "10.0.0.1").unwrap();
+        };
+        let location = || Location::Paths(vec![at("current")]);
+        let is_loaded =
+            |documents| compile(documents, &Options::default()).map(drop).map_err(|error| error.to_string());
+        // The rules of the releases differ, or are the same.
+        for next in [1, 2] {
+            write("1", 1);
+            write("2", next);
+            let link = |release: &str| {
+                let _ = fs::remove_file(at("current"));
+                symlink(release, at("current")).unwrap();
+            };
+            link("1");
+            let (_, documents) = Loader::open_by(location(), None, read_list_of_next_release).unwrap();
+            assert_eq!(is_loaded(documents), Ok(()));
+            link("1");
+            let (mut loader, _) = Loader::open(location(), None).unwrap();
+            loader.read_list = read_list_of_next_release;
+            write("1", 3);
+            let Look::Changed(documents) = loader.look() else { panic!("other rules") };
+            assert_eq!(is_loaded(documents), Ok(()));
+            loader.accepted();
+            assert!(matches!(loader.look(), Look::Same));
+        }
     }
 
     #[test]

@@ -10,8 +10,7 @@ use tokio::task::spawn as spawn_in_span;
 use tokio::time::{Instant, sleep};
 
 use super::Guard;
-use crate::algorithm::Charge;
-use crate::model::policy::is_request_refused;
+use crate::algorithm::{Charge, Refusals};
 use crate::model::{Micros, Role};
 use crate::store::deadline::CallerTime;
 use crate::store::known::{Known, Paid, Spent, Unspent};
@@ -43,13 +42,13 @@ impl Drop for Asking {
 }
 
 impl Guard {
-    /// Charges a request that is charged whole: what leases can pay is paid, and put back if the rest is refused.
+    /// Charges a request with charges that are decided together: what leases can pay is paid, and put back if the rest is refused.
     pub(super) async fn charge_leased(
         &self,
         known: &Known,
         charges: &[Charge],
         timeout: CallerTime,
-        now: Micros,
+        (is_whole, now): (bool, Micros),
     ) -> Verdicts {
         let mut paid = known.pay(charges, now);
         // The store decides on the quotas of a request together.
@@ -58,26 +57,23 @@ impl Guard {
             unpay(known, charges, &mut paid, is_quota);
         }
         if paid.iter().all(Option::is_none) {
-            return Box::pin(self.charge_unpaid(known, charges, timeout, (true, now))).await;
+            return Box::pin(self.charge_unpaid(known, charges, timeout, (is_whole, now))).await;
         }
         let unpaid = charges.iter().zip(&paid).filter(|(_, paid)| paid.is_none());
         let rest: Vec<Charge> = unpaid.map(|(charge, _)| charge.clone()).collect();
         let mut decided = match rest.is_empty() {
             true => Verdicts::new(),
-            false => Box::pin(self.charge_unpaid(known, &rest, timeout, (true, now))).await,
+            false => Box::pin(self.charge_unpaid(known, &rest, timeout, (is_whole, now))).await,
         }
         .into_iter();
         let verdict = |paid: &Option<Spent>| paid.as_ref().map(|paid| paid.verdict).or_else(|| decided.next());
         let mut verdicts: Verdicts = paid.iter().filter_map(verdict).collect();
-        let outcomes = charges.iter().zip(&verdicts).map(|(charge, verdict)| charge.charge_outcome(verdict.outcome));
-        if is_request_refused(outcomes) {
-            let is_put_back = |charge: &Charge| !charge.is_recorded_despite_refusal();
-            let paid_charges = charges.iter().zip(&mut verdicts).zip(&paid).filter(|(_, paid)| paid.is_some());
-            for ((charge, verdict), _) in paid_charges.filter(|((charge, _), _)| is_put_back(charge)) {
-                *verdict = verdict.with_more(charge.hits.taken());
-            }
-            unpay(known, charges, &mut paid, is_put_back);
+        let refusals = Refusals::of(charges, &verdicts);
+        let paid_charges = charges.iter().zip(&mut verdicts).zip(&paid).filter(|(_, paid)| paid.is_some());
+        for ((charge, verdict), _) in paid_charges.filter(|((charge, _), _)| refusals.spare(charge)) {
+            *verdict = verdict.with_more(charge.hits.taken());
         }
+        unpay(known, charges, &mut paid, |charge| refusals.spare(charge));
         known.keep(charges, &paid);
         verdicts
     }

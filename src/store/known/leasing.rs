@@ -125,9 +125,9 @@ impl Known {
     }
 
     /// Returns these charges with asks for leases, if the leases of some need hits: the store, which decides them at `now`, grants them beside.
-    /// `None` for charges that are decided as a whole.
+    /// `None` if some charges are decided together.
     pub fn carry(&self, charges: &[Charge], now: Micros, replicas: NonZeroU32) -> Option<Vec<Charge>> {
-        if charges.iter().any(|charge| charge.charging == Charging::AllOrNothing) {
+        if charges.iter().any(|charge| charge.charging != Charging::Each) {
             return None;
         }
         let mut carrying: Option<Vec<Charge>> = None;

@@ -1,5 +1,7 @@
 //! Tests of what is remembered of a counter, and for how long.
 
+use std::collections::HashSet;
+
 use super::*;
 use crate::algorithm::Algorithm;
 use crate::model::key::KeyPart;
@@ -72,4 +74,27 @@ fn a_counter_to_which_hits_were_given_back_is_asked_about_each_charge_of_that_wi
         known.learn(&takes(1, 10), &answer(Outcome::Refused), after(secs));
         assert_eq!(is_known(&known, &takes(1, 10), after(secs)), expected, "{secs} s after it");
     }
+}
+
+#[test]
+fn hits_that_cannot_be_charged_keep_no_others_waiting() {
+    let (known, plain) = (Known::default(), takes(1, 10));
+    let key = |user: u32| {
+        let (bytes, window) = (user.to_le_bytes(), plain.limit.quota().window().length());
+        let part = std::iter::once(KeyPart::own(b"user", &bytes));
+        CounterKey::new("d", part, Colocation::Descriptor, plain.limit.algorithm().name(), window)
+    };
+    let keys: HashSet<CounterKey> = (0..3_000).map(key).collect();
+    for key in &keys {
+        known.charge_later(&Charge { key: key.clone(), ..plain.clone() }, &answer(Outcome::Admitted), NOON);
+    }
+    // No hits are ever charged. Each shard has about 190 counters, so two visits to each reach all of them.
+    let mut sent = HashSet::new();
+    for _ in 0..4 * Known::SHARDS {
+        for later in known.due(NOON, 100) {
+            sent.insert(later.charge.key.clone());
+            known.put_back(later, NOON);
+        }
+    }
+    assert_eq!(sent.len(), keys.len());
 }

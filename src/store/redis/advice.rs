@@ -4,8 +4,23 @@ use std::fmt::Display;
 
 use redis::{Cmd, Value, cmd, from_redis_value_ref};
 
+use super::dialect::is_unknown;
+
 /// Oldest supported version (docs/redis.md): 6.2.
 const LEAST_VERSION: (u32, u32) = (6, 2);
+
+/// Memory of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// It is bounded (`maxmemory`), and the server has used this share of it, in percent.
+    Used(u64),
+    /// It is not bounded.
+    Unbounded,
+    /// The user has no right to `INFO`, or the server does not know the command.
+    Refused,
+    /// The reply is another error, which may end soon, or no text.
+    Unknown,
+}
 
 /// Returns the commands that inspect a server: two, since Redis 6.2 accepts one section per `INFO`. A user may lack the right to
 /// run them.
@@ -26,13 +41,17 @@ pub fn memory() -> Cmd {
     memory
 }
 
-/// Returns the share of its memory that a server has used, in percent, from its reply to [`memory`]: `Some(None)` if its memory is not
-/// bounded, `None` if it does not permit the question.
-pub fn share_used(answer: &Value) -> Option<Option<u64>> {
-    let about: String = from_redis_value_ref(answer).ok()?;
+/// Parses the reply of a server to [`memory`].
+pub fn read_memory(reply: &Value) -> Memory {
+    let is_denied = matches!(reply, Value::ServerError(error) if error.code() == "NOPERM");
+    if is_denied || is_unknown(reply) {
+        return Memory::Refused;
+    }
+    let Ok(about) = from_redis_value_ref::<String>(reply) else { return Memory::Unknown };
     let number = |name| field(&about, name).and_then(|bytes| bytes.parse::<u64>().ok());
-    let most = number("maxmemory").filter(|most| *most > 0);
-    Some(most.and_then(|most| number("used_memory")?.saturating_mul(100).checked_div(most)))
+    let Some(most) = number("maxmemory").filter(|most| *most > 0) else { return Memory::Unbounded };
+    let share = number("used_memory").map(|used| used.saturating_mul(100) / most);
+    share.map_or(Memory::Unknown, Memory::Used)
 }
 
 /// Logs warnings about `server`, given its replies in `answers` to [`questions`]. An error reply causes no warning.
@@ -74,7 +93,7 @@ fn too_old(about: &str) -> Option<&str> {
 mod tests {
     use redis::Value;
 
-    use super::{evicting_policy, share_used, too_old};
+    use super::{Memory, evicting_policy, read_memory, too_old};
 
     #[test]
     fn versions_before_6_2_are_too_old() {
@@ -90,14 +109,34 @@ mod tests {
     fn a_server_is_nearly_full_by_its_own_bound() {
         let told = |used: u64, most: u64| {
             let about = format!("# Memory\r\nused_memory:{used}\r\nused_memory_rss:1\r\nmaxmemory:{most}\r\n");
-            share_used(&Value::BulkString(about.into_bytes()))
+            read_memory(&Value::BulkString(about.into_bytes()))
         };
         assert_eq!(
             [told(89, 100), told(301, 100), told(u64::MAX, 1)],
-            [Some(Some(89)), Some(Some(301)), Some(Some(u64::MAX))]
+            [Memory::Used(89), Memory::Used(301), Memory::Used(u64::MAX)]
         );
-        assert_eq!(told(5, 0), Some(None), "it is not bounded");
-        assert_eq!(share_used(&Value::Nil), None, "it is not permitted");
+        assert_eq!(told(5, 0), Memory::Unbounded);
+        assert_eq!(
+            read_memory(&Value::BulkString(b"maxmemory:100".into())),
+            Memory::Unknown,
+            "what it uses is not told"
+        );
+    }
+
+    #[test]
+    fn a_refused_question_about_memory_is_told_from_an_error_that_may_end() {
+        let told = |line: &str| {
+            let reply = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error");
+            read_memory(&reply)
+        };
+        assert_eq!(told("NOPERM this user has no permissions to run the 'info' command"), Memory::Refused);
+        assert_eq!(told("ERR unknown command 'INFO', with args beginning with: 'memory' "), Memory::Refused);
+        for line in
+            ["LOADING Redis is loading the dataset in memory", "BUSY Redis is busy running a script", "ERR other"]
+        {
+            assert_eq!(told(line), Memory::Unknown, "{line}");
+        }
+        assert_eq!(read_memory(&Value::Nil), Memory::Unknown);
     }
 
     #[test]

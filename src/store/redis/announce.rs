@@ -82,7 +82,7 @@ impl Announcer {
             call
         };
         let commands = |dialect: Dialect| {
-            if !dialect.knows_scripts() {
+            if dialect.loads_by_eval() {
                 return vec![call("EVAL", SCRIPT)];
             }
             let mut load: Cmd = cmd("SCRIPT");

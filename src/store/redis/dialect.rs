@@ -21,9 +21,9 @@ const LONGEST_TEXT: usize = 128;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
     /// True without `HELLO 3`: RESP2 is spoken. What answers may be a proxy that spreads the keys over several servers, so a script has one
-    /// key, and runs where that key is.
+    /// key, and runs where that key is. `EVAL` loads the script there; a proxy may send `SCRIPT LOAD` to other servers.
     pub is_resp2: bool,
-    /// True without `SCRIPT`: `EVAL` loads the script.
+    /// True without `SCRIPT`, which is tried in RESP3 only: `EVAL` loads the script.
     pub lacks_script: bool,
     /// True without `EVALSHA`: each call is an `EVAL`, with the text of the script.
     pub lacks_evalsha: bool,
@@ -44,9 +44,9 @@ impl Dialect {
         !self.is_resp2
     }
 
-    /// Returns true if scripts are loaded by `SCRIPT LOAD` and run by `EVALSHA`.
-    pub const fn knows_scripts(self) -> bool {
-        !self.lacks_script && !self.lacks_evalsha
+    /// Returns true if `EVAL` loads the script, and `SCRIPT LOAD` does not.
+    pub const fn loads_by_eval(self) -> bool {
+        self.is_resp2 || self.lacks_script || self.lacks_evalsha
     }
 
     /// Returns the way in which calls name the script.
@@ -73,7 +73,7 @@ impl fmt::Display for Dialect {
         let parts = [
             (
                 self.is_resp2,
-                "no HELLO 3: RESP2 is spoken, and each counter is charged by a script of its own, because this may be a proxy in front of several servers",
+                "no HELLO 3: RESP2 is spoken, EVAL loads the script, and each counter is charged by a script of its own, because this may be a proxy in front of several servers",
             ),
             (self.lacks_script && !self.lacks_evalsha, "no SCRIPT LOAD: EVAL loads the script"),
             (self.lacks_evalsha, "no EVALSHA: each call sends the text of the script with EVAL"),
@@ -121,6 +121,11 @@ pub fn is_unknown(reply: &Value) -> bool {
 /// Returns true if a server answers `HELLO 3` so that RESP2 is to be tried.
 pub fn refuses_resp3(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "NOPROTO") || is_unknown(reply)
+}
+
+/// Returns true for an error that a proxy makes where one of its servers does not answer (`upstream failure`): codes of Redis are in capitals.
+pub fn is_of_proxy(error: &ServerError) -> bool {
+    error.code().starts_with(|letter: char| letter.is_ascii_lowercase())
 }
 
 /// Returns the text of a server's error for a log line: without arguments that it repeats, and without what begins with a brace, as names of

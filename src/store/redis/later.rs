@@ -12,15 +12,15 @@ use crate::algorithm::Charge;
 use crate::model::{Micros, Outcome, Verdict};
 use crate::store::{Granted, StoreError};
 
-/// Pause before an undo is tried again at a node that takes no more calls: 10 ms, the time in which it answers those in flight.
+/// Pause before an undo is tried again where a node takes no more calls: 10 ms, the time in which it answers those in flight.
 const UNDO_AGAIN: Duration = Duration::from_millis(10);
 /// Time for an undo: 1 s. An undo carries the time of its charge, so a late one is still correct.
 const UNDO_BUDGET: Duration = Duration::from_secs(1);
 
 impl Redis {
     pub(super) async fn settle_by(&self, charges: &[Charge], until: Instant) -> Vec<bool> {
-        let groups = self.0.groups(charges, false);
-        let outcomes = self.0.ask(&groups, charges, Mode::Later, until).await;
+        let groups = self.0.groups(charges, Mode::Later);
+        let outcomes = self.0.ask(&groups, charges, until).await;
         let mut settled = vec![true; charges.len()];
         for (group, outcome) in groups.iter().zip(outcomes) {
             // A script that was sent may have been executed.
@@ -38,8 +38,8 @@ impl Redis {
     }
 
     pub(super) async fn lease_by(&self, charges: &[Charge], until: Instant) -> Vec<Option<Granted>> {
-        let groups = self.0.groups(charges, false);
-        let outcomes = self.0.ask(&groups, charges, Mode::Lease, until).await;
+        let groups = self.0.groups(charges, Mode::Lease);
+        let outcomes = self.0.ask(&groups, charges, until).await;
         let mut granted = vec![None; charges.len()];
         for (group, outcome) in groups.iter().zip(outcomes) {
             let Ok((at, rows)) = outcome else { continue };
@@ -64,10 +64,11 @@ impl Redis {
             let request = move |_, requests: &mut Requests| requests.undo(&self.0.prefix, charges);
             async move {
                 let servers = self.0.servers(*is_per_second);
-                let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
-                // An undo that was not sent is tried again. A lost one leaves the count too high until the counter expires.
                 let call = [ScriptCall { request: &request, cost, expects: None }];
+                // An undo that was not sent is tried again, at the node that then has the slot. A lost one leaves the count too high until the
+                // counter expires.
                 loop {
+                    let Some(node) = servers.node(*slot) else { return servers.nowhere().lost_undo(count) };
                     match script_call::run(servers, &node, None, &call, until).await.as_slice() {
                         [Err(StoreError::Overloaded | StoreError::Down { .. })] if Instant::now() < until => {}
                         [Ok(_)] => return,

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bb8_redis::bb8::ManageConnection;
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerError,
-    Value, cmd, pipe,
+    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, Value, cmd,
+    pipe,
 };
 use tokio::time::{Instant, timeout};
 
@@ -21,7 +21,7 @@ use super::backoff::Backoff;
 use super::clock::NodeClock;
 use super::connection::{Connection, ConnectionHealth, Driver};
 use super::credentials::Credentials;
-use super::dialect::{Dialect, KnownDialect, is_unknown, refuses_resp3};
+use super::dialect::{Dialect, KnownDialect, is_of_proxy, is_unknown, refuses_resp3};
 use super::hidden::hidden;
 use super::login::Login;
 use super::round_trip::RoundTrips;
@@ -32,8 +32,11 @@ use crate::telemetry::servers::{Server, ServerMetrics};
 
 /// Capacity of the queue to the connection's writer: 1,024 calls. The client's default of 50 makes callers wait for no reason.
 const QUEUE: usize = 1_024;
-/// Name, after the prefix, of the key by which a proxy finds a server for a script that charges nothing. Nothing is stored there.
-const PROBE_KEY: &[u8] = b"{tidegate}instances";
+/// Number of keys by which a proxy finds a server for a script that charges nothing, each time by the next: 64, so that no server behind it is
+/// the only one that is asked. Nothing is stored there.
+const PROBE_KEYS: usize = 64;
+/// The most servers behind a proxy that are asked for the time when a connection is made: 4.
+const MOST_ASKED: usize = 4;
 
 /// Location of the server that a connection is made to.
 #[derive(Clone)]
@@ -111,7 +114,10 @@ pub struct Manager {
 impl Access {
     /// Returns the command of a script that charges nothing and is answered with the time.
     pub fn time(&self, dialect: Dialect) -> Cmd {
-        let key = (!dialect.is_together()).then(|| [&self.prefix, PROBE_KEY].concat());
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = || NEXT.fetch_add(1, Ordering::Relaxed) % PROBE_KEYS;
+        let key =
+            (!dialect.is_together()).then(|| [&self.prefix, format!("{{probe{}}}", number()).as_bytes()].concat());
         Requests::time(key.as_deref()).command(dialect.by())
     }
 
@@ -246,16 +252,13 @@ impl Manager {
     /// Loads the script and learns the node's time, so that the first charge is as fast as any. Checks that a master named by
     /// sentinels is one, and inspects the node once.
     async fn prepare(&self, mut connection: Connection) -> RedisResult<Connection> {
-        let sent = Instant::now();
+        let mut sent = Instant::now();
         let mut dialect = connection.dialect();
-        let mut commands = vec![self.access.time(dialect)];
-        let mut loaded = None;
-        if dialect.is_resp2 && dialect.knows_scripts() {
-            // A proxy may run what follows before each of its servers has loaded the script.
-            loaded = Some(connection.send(&script::load()).await?);
-        } else if dialect.knows_scripts() {
-            commands.insert(0, script::load());
+        let mut commands = Vec::new();
+        if !dialect.loads_by_eval() {
+            commands.push(script::load());
         }
+        commands.push(self.access.time(dialect));
         let asked = commands.len();
         let is_named = matches!(self.locate, Locate::Followed { of: Followed::Master { .. }, .. });
         if is_named {
@@ -264,29 +267,32 @@ impl Manager {
         if !self.is_inspected.load(Ordering::Acquire) {
             commands.extend(advice::questions());
         }
-        let sent_all = connection.send_all(commands).await?;
-        let asked = asked + usize::from(loaded.is_some());
-        let replies: Vec<Value> = loaded.into_iter().chain(sent_all).collect();
+        let replies = connection.send_all(commands).await?;
         let (about_script, rest) = replies.split_at_checked(asked).unwrap_or_default();
         let (role, about) = rest.split_at_checked(usize::from(is_named)).unwrap_or_default();
         let mut time = about_script.last().and_then(script::time_of);
-        if let [loaded, run] = about_script {
-            (dialect.lacks_script, dialect.lacks_evalsha) = (is_unknown(loaded), is_unknown(run));
+        dialect.lacks_evalsha |= about_script.last().is_some_and(is_unknown);
+        if let [loaded, _] = about_script {
+            dialect.lacks_script = is_unknown(loaded);
             if let Value::ServerError(error) = loaded
                 && !dialect.lacks_script
-                && !is_of_proxy(error)
             {
                 return Err(error.clone().into());
             }
-            if !dialect.knows_scripts() {
-                // Loads the script too.
-                let text = Dialect { lacks_evalsha: true, ..dialect };
+        }
+        if time.is_none() && dialect.loads_by_eval() {
+            let text = Dialect { lacks_evalsha: true, ..dialect };
+            for _ in 0..MOST_ASKED {
+                sent = Instant::now();
                 let run = connection.send(&self.access.time(text)).await?;
-                time = None;
-                if let Value::ServerError(error) = &run
-                    && (is_unknown(&run) || error.code() == "NOPERM")
-                {
-                    return Err(error.clone().into());
+                time = script::time_of(&run);
+                match &run {
+                    Value::ServerError(error) if is_unknown(&run) || error.code() == "NOPERM" => {
+                        return Err(error.clone().into());
+                    }
+                    // Another key may be at a server that lives.
+                    Value::ServerError(error) if is_of_proxy(error) => {}
+                    _ => break,
                 }
             }
         }
@@ -348,11 +354,6 @@ fn accepted(mut replies: impl Iterator<Item = Value>) -> RedisResult<()> {
 /// Returns true if the server refuses a password. Redis before 6 and proxies have no code for it.
 fn is_wrong_password(error: &RedisError) -> bool {
     error.code() == Some("WRONGPASS") || error.detail().is_some_and(|said| said.contains("invalid password"))
-}
-
-/// Returns true for an error that a proxy makes where one of its servers does not answer (`upstream failure`): codes of Redis are in capitals.
-fn is_of_proxy(error: &ServerError) -> bool {
-    error.code().starts_with(|letter: char| letter.is_ascii_lowercase())
 }
 
 impl ManageConnection for Manager {

@@ -16,7 +16,7 @@ use super::breaker::{Breaker, IN_TIME};
 use super::clock::NodeClock;
 use super::concurrency::{CallPriority, Concurrency, Permit};
 use super::connection::Connection;
-use super::dialect::{Dialect, KnownDialect};
+use super::dialect::{Dialect, KnownDialect, is_of_proxy};
 use super::manager::{Access, Locate, Manager};
 use super::round_trip::RoundTrips;
 use super::silence::Silence;
@@ -378,8 +378,8 @@ impl Node {
         }
     }
 
-    /// Sends a PING, or through what may be a proxy a script that charges nothing, and returns whether it is answered within 100 ms. The answer measures the round trip: a node that has moved
-    /// further away is given the time that it needs once that is known.
+    /// Sends a PING, or through what may be a proxy a script that charges nothing, and returns whether it is answered within 100 ms. The
+    /// answer measures the round trip: a node that has moved further away is given the time that it needs once that is known.
     async fn is_there(&self) -> bool {
         let Some(connection) = self.connection(Instant::now() + IN_TIME).await else { return false };
         let probe =
@@ -388,8 +388,12 @@ impl Node {
         connection.silence().sent(sent);
         // An answer that has arrived counts even if this thread polls late.
         let is_there = match timeout_at(sent + IN_TIME, asked.send(&probe)).await {
-            // These are answered by a Redis behind a proxy, too.
-            Ok(Ok(Value::ServerError(error))) if !matches!(error.code(), "NOSCRIPT" | "NOPERM" | "MOVED") => false,
+            // These are answers of a Redis behind a proxy, or of the proxy, whose other servers may live.
+            Ok(Ok(Value::ServerError(error)))
+                if !matches!(error.code(), "NOSCRIPT" | "NOPERM" | "MOVED") && !is_of_proxy(&error) =>
+            {
+                false
+            }
             Ok(Err(_)) => false,
             Ok(Ok(_)) => {
                 let now = Instant::now();
@@ -451,7 +455,7 @@ impl Node {
 
     /// Returns true if `EVAL` loads the script.
     pub fn loads_by_eval(&self) -> bool {
-        !self.dialect.next().knows_scripts()
+        self.dialect.next().loads_by_eval()
     }
 
     /// Notes that it does not run shared calls, such as a node of a cluster that is named as a single server: calls go alone from now on.

@@ -20,13 +20,15 @@ pub use self::requests::{By, Requests, UNREAD};
 pub enum Mode {
     /// No charge is all-or-nothing: nothing is reversed.
     Each,
-    /// As [`Mode::Each`]. The call has all charges of the request. If it is refused, it makes no new counter.
+    /// As [`Mode::Each`], with charges of groups: those of a group that refuses are not made.
+    Group,
+    /// As [`Mode::Group`]. The call has all charges of the request. If it is refused, it makes no new counter.
     Lean,
-    /// As [`Mode::Each`]. No new counter is made.
+    /// As [`Mode::Group`]. No new counter is made.
     Existing,
-    /// The call has all charges of the request. If the request is refused, only charges that are kept stay.
+    /// The call has all charges of the request. If the request, or a group, is refused, only charges that are kept stay.
     All,
-    /// The request has more charges elsewhere. The script reverses these if an enforced one of them refuses. Otherwise the caller
+    /// The request, or the group, has more charges elsewhere. The script reverses these if an enforced one of them refuses. Otherwise the caller
     /// must reverse them if the request is refused.
     Take,
     /// The charges were decided without the server. [`crate::store::Store::settle`] says how much of each is charged.
@@ -63,7 +65,7 @@ pub struct ChargeRows {
 
 impl ChargeRows {
     /// Returns the rows in order.
-    pub fn iter(&self) -> impl Iterator<Item = ChargeRow> {
+    pub fn iter(&self) -> impl Iterator<Item = ChargeRow> + Clone {
         // `read` has parsed all of them once.
         self.reply.get(FRAME + TIME..).unwrap_or_default().chunks_exact(self.width.max(1)).filter_map(row)
     }
@@ -236,6 +238,7 @@ impl Mode {
     const fn name(self) -> &'static str {
         match self {
             Self::Each => "each",
+            Self::Group => "group",
             Self::Lean => "lean",
             Self::Existing => "old",
             Self::All => "all",

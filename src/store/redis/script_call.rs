@@ -274,7 +274,7 @@ async fn exchange_unrecorded(
     let replies = checkout.replies(until).await?;
     // The replies to SCRIPT LOAD and ASKING come before the call's own.
     let own = if mode.is_asking { 2 } else { 1 };
-    let skipped = usize::from(mode.with_script && !dialect.lacks_script);
+    let skipped = usize::from(mode.with_script && !dialect.loads_by_eval());
     let replies = replies.into_iter().skip(skipped).skip(own - 1).step_by(own);
     let reply: SmallVec<[NodeReply; 1]> =
         calls.iter().zip(replies).map(|(call, reply)| NodeReply::new(reply, call.expects, mode.shares, node)).collect();
@@ -298,8 +298,8 @@ fn commands(
     dialect: Dialect,
 ) -> Result<SmallVec<[Cmd; 1]>, StoreError> {
     let mut commands = SmallVec::with_capacity(calls.len());
-    let by = if mode.with_script && dialect.lacks_script { By::Text } else { dialect.by() };
-    if mode.with_script && !dialect.lacks_script {
+    let by = if mode.with_script && dialect.loads_by_eval() { By::Text } else { dialect.by() };
+    if mode.with_script && !dialect.loads_by_eval() {
         commands.push(script::load());
     }
     for call in calls {

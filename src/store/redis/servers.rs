@@ -393,8 +393,18 @@ impl MapReply {
 
 #[cfg(test)]
 mod tests {
-    use super::{Address, Map, MapReply, Range, Servers, Topology, redirection, slot_of};
+    use std::sync::Arc;
+
+    use super::{Address, Map, MapReply, Node, Range, Servers, Shape, Topology, redirection, slot_of};
     use crate::store::redis::tests::access;
+
+    impl Servers {
+        /// Puts `node` in the place of the only node.
+        pub fn replace(&self, node: Arc<Node>) {
+            let Shape::One(shown) = &self.shape else { panic!("a cluster has several") };
+            shown.store(node);
+        }
+    }
 
     #[tokio::test]
     async fn the_first_node_of_each_range_of_slots_gets_its_charges_and_the_others_are_known() {

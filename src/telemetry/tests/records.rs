@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter};
+use crate::telemetry::recent::{MOST_OF_RULE, Refusal, RefusalFilter, Refused};
 use crate::telemetry::records::Records;
 use crate::telemetry::sample::SAMPLE;
 use crate::telemetry::top::{Heavy, Listed, Sampled, Top, WINDOW};
@@ -54,6 +54,24 @@ fn the_last_refused_descriptors_of_each_rule_are_kept_and_a_repeated_one_takes_o
 }
 
 #[test]
+fn shadow_refusals_of_a_rule_are_kept_beside_its_refusals_and_push_none_out() {
+    let (telemetry, time) = keeping();
+    let user = plain(0, "user");
+    telemetry.observe(&request(&[("k", "refused")]), &decision(&[asked(Some(&user), 5, 5, 1)]), None);
+    for number in 0..200 {
+        time.fetch_add(1, Ordering::Relaxed);
+        let answer = Answered { role: Role::Shadow, ..asked(Some(&user), 5, 5, 1) };
+        let admitted = Decision { outcome: Outcome::Admitted, ..decision(&[answer]) };
+        telemetry.observe(&request(&[("k", &*format!("u{number}"))]), &admitted, None);
+    }
+    let (kept, _) = telemetry.records().expect("kept").recent.select(&RefusalFilter::default());
+    let (shadow, others): (Vec<&Refusal>, Vec<_>) = kept.iter().partition(|refusal| refusal.is_shadow);
+    assert_eq!((shadow.len(), others.len()), (MOST_OF_RULE, 1));
+    let quota = Quota::new(5, Window::of_unit(Unit::Minute));
+    assert!(shadow.iter().all(|refusal| refusal.quota == Some(quota) && refusal.last.hits == 1), "{shadow:?}");
+}
+
+#[test]
 fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_domain_are_the_same() {
     let (telemetry, _) = keeping();
     let recent = &telemetry.records().expect("kept").recent;
@@ -82,13 +100,17 @@ fn refusals_of_the_same_entries_have_the_same_digest_if_rule_limit_quota_and_dom
         by(Some("steady"), quota),
         Decision { wait, ..of(Some(&user)) },
     ];
-    let digest = |decision: &Decision<'_>| recent.digest(&request, decision, decision.deciding());
+    let digest_of = |request: &Request, decision: &Decision<'_>| {
+        let deciding = decision.deciding();
+        recent.digest(request, decision, deciding, &Refused::of(decision, deciding))
+    };
+    let digest = |decision: &Decision<'_>| digest_of(&request, decision);
     for (number, one) in different.iter().enumerate() {
         let other = different[..number].iter().position(|other| digest(one) == digest(other));
         assert_eq!(other, None, "decision {number}");
     }
     let other = self::request(&[("k", "w")]);
-    let user_of_other = recent.digest(&other, &different[0], different[0].deciding());
+    let user_of_other = digest_of(&other, &different[0]);
     assert_ne!(digest(&different[0]), user_of_other, "other entries");
     assert_eq!(digest(&of(Some(&user))), digest(&Decision { generation: 2, ..of(Some(&same)) }), "after a reload");
 }

@@ -250,11 +250,11 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{HeaderName, HeaderValue};
+    use axum::http::HeaderName;
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::transport::page::FETCH_SITE;
+    use crate::transport::page::{FETCH_SITE, headers};
 
     const SECRET: &str = "q83vEjRWeJq83vEjRWeJq83vEjRWeJq83vEjRWeJq80=";
 
@@ -262,14 +262,6 @@ mod tests {
         let tokens = AdminTokens::parse(format!("ann:read:{SECRET}").as_bytes()).unwrap();
         let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
         Arc::new(TokenGate::new(tokens, hosts, Arc::new(|_: &str, _: &str| "digest".to_owned())))
-    }
-
-    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(name.clone(), HeaderValue::from_str(value).unwrap());
-        }
-        headers
     }
 
     #[test]

@@ -93,10 +93,11 @@ fn counter(answer: &Answered<'_>) -> Value {
 /// Returns the time over which the hits of a counter were counted. `None` for buckets and meters, which drain all the time and so have no
 /// beginning.
 fn counted_for(answer: &Answered<'_>) -> Option<Micros> {
+    let window = answer.quota.window().length();
     match answer.algorithm {
         // The reset is the end of the window.
-        "fixed_window" => Some(answer.window.saturating_sub(answer.verdict.reset)),
-        "sliding_window" | "sliding_log" => Some(answer.window),
+        "fixed_window" => Some(window.saturating_sub(answer.verdict.reset)),
+        "sliding_window" | "sliding_log" => Some(window),
         _ => None,
     }
 }

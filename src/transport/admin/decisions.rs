@@ -30,8 +30,10 @@ const MOST_RATE: u64 = 10_000;
 const ALIVE_LINE: &[u8] = b"\n";
 /// The same as a comment of server-sent events.
 const ALIVE_EVENT: &[u8] = b": \n\n";
+/// Name of the outcome of a request that passes only because of a shadow mode. Such a request is `admitted` too.
+const WOULD_BE_REFUSED: &str = "would_be_refused";
 /// Parameters of the query.
-const EXPECTED: &str = "domain=NAME, rule=PATH, outcome=admitted, refused or failed, provenance=NAME, rate=N, or entry=KEY=VALUE, which can be repeated";
+const EXPECTED: &str = "domain=NAME, rule=PATH, outcome=admitted, refused, failed or would_be_refused, provenance=NAME, rate=N, or entry=KEY=VALUE, which can be repeated";
 
 /// Returns the route. Streams end with the signal `stopped`.
 pub fn routes(records: Arc<Records>, stopped: watch::Receiver<bool>) -> Router {
@@ -98,9 +100,10 @@ fn parsed(query: &str) -> Result<(TapFilter, u64), String> {
         match &*name {
             "domain" => filter.domain = Some(value.into_owned()),
             "rule" => filter.rule = Some(value.into_owned()),
+            "outcome" if value == WOULD_BE_REFUSED => filter.is_shadow_refusal = true,
             "outcome" => {
                 let outcome = Outcome::ALL.into_iter().find(|outcome| outcome.name() == value);
-                filter.outcome = Some(outcome.ok_or("outcome is admitted, refused or failed")?);
+                filter.outcome = Some(outcome.ok_or("outcome is admitted, refused, failed or would_be_refused")?);
             }
             "provenance" => {
                 let names = Origin::ALL.map(Origin::name);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::access::Reader;
 use super::{add_entry, millis, page_for, unknown, wrong};
 use crate::model::Micros;
-use crate::telemetry::decision_id::{DecisionId, Made, Meaning};
+use crate::telemetry::decision_id::{DecisionId, Meaning};
 use crate::telemetry::recent::{MOST_OF_RULE, RecentRefusals, Refusal, RefusalFilter, ShownDescriptor};
 use crate::telemetry::records::Records;
 
@@ -19,7 +19,7 @@ use crate::telemetry::records::Records;
 pub const PATH: &str = "/v1/refusals";
 /// Path of one refusal, by the id of the decision.
 const OF_ID: &str = "/v1/refusals/{id}";
-/// Maximum number of refusals in an answer: 1,000, about a megabyte.
+/// Maximum number of refusals in an answer, and of shadow refusals: 1,000, about a megabyte.
 const MOST: usize = 1_000;
 /// Parameters of the query.
 const EXPECTED: &str = "domain=NAME, rule=PATH, or entry=KEY=VALUE, which can be repeated";
@@ -41,14 +41,15 @@ async fn refusals(
     };
     let recent = &records.recent;
     let (found, now) = select(recent, &filter, &reader);
-    let shown: Vec<Value> = found.iter().take(MOST).map(shown).collect();
+    let left_out: usize = [false, true].map(|is_shadow| of(&found, is_shadow).skip(MOST).count()).iter().sum();
     let page = json!({
         "now_ms": millis(now),
         "kept_for_ms": millis(recent.keep()),
         "most_of_rule": MOST_OF_RULE,
-        "left_out": found.len().saturating_sub(MOST),
+        "left_out": left_out,
         "missed": recent.missed(),
-        "refusals": shown,
+        "refusals": shown(&found, false),
+        "shadow_refusals": shown(&found, true),
     });
     page_for(&reader, page)
 }
@@ -78,9 +79,10 @@ async fn of_id(
         Err(why) => return wrong(why.to_string()),
     };
     let made = records.made(id);
-    let part = match made {
-        Some(Made { meaning: Meaning::Refused(part), .. }) => Some(part),
-        Some(Made { meaning: Meaning::Admitted, .. }) | None => None,
+    let (part, is_refused) = match made.map(|made| made.meaning) {
+        Some(Meaning::Refused(part)) => (Some(part), true),
+        Some(Meaning::AdmittedByShadow(part)) => (Some(part), false),
+        Some(Meaning::Admitted) | None => (None, false),
     };
     let (found, now) = records.recent.of_digest(part);
     let page = json!({
@@ -89,8 +91,10 @@ async fn of_id(
         "most_of_rule": MOST_OF_RULE,
         "is_of_this_instance": made.is_some(),
         "decided_ms": made.map(|made| millis(made.at)),
-        "is_refused": part.is_some(),
-        "refusals": found.iter().map(shown).collect::<Vec<_>>(),
+        "is_refused": is_refused,
+        "is_admitted_by_shadow": part.is_some() && !is_refused,
+        "refusals": shown(&found, false),
+        "shadow_refusals": shown(&found, true),
     });
     page_for(&reader, page)
 }
@@ -109,7 +113,16 @@ fn filter(query: &str) -> Result<RefusalFilter, String> {
     Ok(filter)
 }
 
-fn shown(refusal: &Refusal) -> Value {
+/// Returns the shadow refusals, or the others.
+fn of(found: &[Refusal], is_shadow: bool) -> impl Iterator<Item = &Refusal> {
+    found.iter().filter(move |refusal| refusal.is_shadow == is_shadow)
+}
+
+fn shown(found: &[Refusal], is_shadow: bool) -> Vec<Value> {
+    of(found, is_shadow).take(MOST).map(refusal).collect()
+}
+
+fn refusal(refusal: &Refusal) -> Value {
     let Refusal { domain, rule, limit, quota, refused, descriptors, is_cut, described, first, last, count, .. } =
         refusal;
     let descriptor = |descriptor: &ShownDescriptor| -> Vec<Value> {

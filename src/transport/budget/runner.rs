@@ -104,7 +104,7 @@ mod tests {
     async fn a_call_ends_when_its_peer_takes_nothing_and_not_while_the_service_thinks() {
         let stall = Duration::from_secs(10);
         let began = Instant::now();
-        let runner = Runner::new(Arc::default(), stall, Activity::new(began));
+        let runner = Runner::new(Arc::default(), stall, Activity::new(began, Arc::default()));
         runner.running(Box::pin(tokio::time::sleep(3 * stall))).await;
         assert_eq!(began.elapsed(), 3 * stall);
         let taken_slowly = Box::pin(async {

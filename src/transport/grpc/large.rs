@@ -15,7 +15,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::{Edge, Undecided};
-use crate::limiter::Large;
+use crate::limiter::{CallerTime, Large};
 use crate::model::{Descriptor, InvalidRequest, Request, Rights};
 use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use crate::proto::large::{Head, LARGE_DESCRIPTORS, Slices};
@@ -47,8 +47,8 @@ struct LargeTurn {
 struct Job {
     edge: Edge,
     message: Bytes,
-    /// Time since which the caller waits.
     began: Instant,
+    /// Time that the caller waited at most, from `began` on.
     timeout: Option<Duration>,
     rights: Rights,
     span: Option<Span>,
@@ -66,18 +66,18 @@ struct EncodedStatuses {
 }
 
 impl Edge {
-    /// Decides a large request. Returns the parts of the encoded answer.
+    /// Decides a large request. `timeout` is the time that the caller waits. Returns the parts of the encoded answer.
     ///
     /// # Errors
     /// Returns an error if the message is malformed or invalid, or the store is unavailable.
     pub async fn decide_large(
         &self,
         message: Bytes,
-        timeout: Option<Duration>,
+        timeout: impl Into<CallerTime>,
         caller: Option<Arc<ConnectionCaller>>,
         span: &mut Option<Span>,
     ) -> Result<Vec<Bytes>, Undecided> {
-        let began = Instant::now();
+        let (began, timeout) = (Instant::now(), timeout.into().left());
         // A caller that goes away while it waits gives up its place.
         let mut turn = LargeTurn::take(budget::large()).await;
         let head = read_head(&message).await?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
+use axum::extract::Request as HttpRequest;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
@@ -13,29 +13,38 @@ use http_body::Body as _;
 use prost::Message;
 
 use super::room::SMALL_BODY_BYTES;
-use super::{Decided, Door, caller, caller_time, end_span, failed, keep_little, peer};
-use crate::model::{Descriptor, Entry as ReadEntry};
-use crate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use crate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use super::{Decided, Door, MemoryWait, caller, caller_time, end_span, failed, keep_little, peer};
+use crate::limiter::CallerTime;
+use crate::model::{Descriptor, Request};
 use crate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use crate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use crate::telemetry::door::HttpDoor;
 use crate::telemetry::traces::{Span, Way};
-use crate::transport::grpc::Edge;
+use crate::transport::grpc::rights;
 
 /// Beginning of the path of each check.
 pub(super) const PREFIX: &str = "/check/";
-/// The time that a gateway waits for an answer, as far as is known: 200 ms, less than the 250 ms of the examples. A delay with `delivery: hold` is
-/// not longer.
-const GATEWAY_WAITS: Duration = Duration::from_millis(200);
 
-/// Question of a check: the descriptors of the original request, or those in the body.
-enum Asked {
-    Descriptors(Vec<Descriptor>),
-    Body,
+/// Question of a check, and what the rule file says about its answer.
+struct Asked {
+    /// Status of a refusal.
+    refusal: StatusCode,
+    /// Longest time that the request may wait.
+    longest_wait: Duration,
+    /// Longest delay of an admitted request.
+    longest_delay: Duration,
+    /// Descriptors of the original request; `None` if they are in the body.
+    descriptors: Option<Vec<Descriptor>>,
 }
 
-pub(super) async fn check(door: Arc<Door>, request: Request) -> Result<Response, Infallible> {
+impl Asked {
+    /// Returns the time of the caller.
+    fn time(&self, head: &Parts) -> CallerTime {
+        CallerTime { longest_delay: Some(self.longest_delay), ..caller_time(head, Some(self.longest_wait)) }
+    }
+}
+
+pub(super) async fn check(door: Arc<Door>, request: HttpRequest) -> Result<Response, Infallible> {
     let (head, body) = request.into_parts();
     // hyper leaves out the body of HTTP/1 by itself, and not that of HTTP/2.
     let is_without_body = head.method == Method::HEAD && head.version == Version::HTTP_2;
@@ -60,26 +69,31 @@ impl Door {
             ));
         }
         let (domain, path) = target(&head);
-        let (refusal, asked) = self.asked(&head, domain, path).map_err(|response| *response)?;
-        let domain = domain.to_owned();
-        let decided = match asked {
-            Asked::Descriptors(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
-            Asked::Descriptors(descriptors) => {
-                let descriptors = descriptors.into_iter().map(wire).collect();
-                let mut request = RateLimitRequest { domain, descriptors, hits_addend: 0 };
-                Edge::restrict(caller.as_deref(), &mut request).map_err(|undecided| failed(&undecided))?;
-                let timeout = caller_time(&head, Some(GATEWAY_WAITS));
+        let asked = self.asked(&head, domain, path).map_err(|response| *response)?;
+        let Ok(_in_flight) = self.in_flight.try_acquire() else { return Err(self.crowded(asked.refusal)) };
+        let (domain, time, refusal) = (domain.to_owned(), asked.time(&head), asked.refusal);
+        let decided = match asked.descriptors {
+            Some(descriptors) if descriptors.is_empty() => return Ok(StatusCode::OK.into_response()),
+            Some(descriptors) => {
+                rights(caller.as_deref(), &domain).map_err(|undecided| failed(&undecided))?;
+                if descriptors.iter().any(|descriptor| descriptor.proxy_entry.is_some()) {
+                    self.edge.telemetry().unknown_client(&domain);
+                }
+                let request = Request::new(domain, descriptors, 0).map_err(|error| failed(&error.into()))?;
                 // What else the client sent would be kept while the decision waits for the store.
                 drop(head);
-                self.edge.decide(request, timeout, span.as_mut()).await.map_err(|undecided| failed(&undecided))?
+                self.edge.decide_read(request, time, span.as_mut()).await.map_err(|undecided| failed(&undecided))?
             }
-            Asked::Body => self.of_body(head, &domain, body, span).await?,
+            None => {
+                let wait = MemoryWait { longest: asked.longest_wait, refusal };
+                self.of_body(head, &domain, body, (time, wait), span).await?
+            }
         };
         Ok(answer(decided, refusal))
     }
 
-    /// Returns the status of a refusal, and what is asked about `domain`.
-    fn asked(&self, head: &Parts, domain: &str, path: &str) -> Result<(StatusCode, Asked), Box<Response>> {
+    /// Returns what is asked about `domain`.
+    fn asked(&self, head: &Parts, domain: &str, path: &str) -> Result<Asked, Box<Response>> {
         let refused = |status, why: &str| Box::new(refused(status, why));
         let peer = peer(head);
         let rules = self.edge.limiter().rules();
@@ -97,19 +111,22 @@ impl Door {
             return Err(refused(StatusCode::FORBIDDEN, why));
         }
         let refusal = StatusCode::from_u16(requests.refusal_status()).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+        let (longest_wait, longest_delay) = (requests.longest_wait(), requests.longest_delay());
+        let asked = |descriptors| Asked { refusal, longest_wait, longest_delay, descriptors };
         if requests.are_in_body() {
             if head.method != Method::POST {
                 return Err(refused(StatusCode::METHOD_NOT_ALLOWED, "the descriptors are sent by POST, as JSON"));
             }
-            // The headers of an original request, which a gateway passes on, may be those of a page. Here a script asks.
-            self.pages.admit(&head.headers).map_err(|sign| refused(StatusCode::FORBIDDEN, &sign.to_string()))?;
-            return Ok((refusal, Asked::Body));
+            // The headers of an original request, which a gateway passes on, may be those of a page. Here a script asks. It may pass them on
+            // too, so the status is that of a refusal: any client can write them.
+            self.pages.admit(&head.headers).map_err(|sign| refused(refusal, &sign.to_string()))?;
+            return Ok(asked(None));
         }
         let descriptors = requests.read(peer, &head.method, path, &head.headers).map_err(|unreadable| {
             self.edge.telemetry().invalid();
             refused(refusal, &unreadable.to_string())
         })?;
-        Ok((refusal, Asked::Descriptors(descriptors)))
+        Ok(asked(Some(descriptors)))
     }
 
     /// Decides on the descriptors in the body.
@@ -118,15 +135,16 @@ impl Door {
         mut head: Parts,
         domain: &str,
         body: Body,
+        (time, wait): (CallerTime, MemoryWait),
         span: &mut Option<Span>,
     ) -> Result<RateLimitResponse, Response> {
         keep_little(&mut head);
         if body.size_hint().exact().is_some_and(|bytes| bytes <= SMALL_BODY_BYTES as u64) {
             let request = self.small_request(&head, body).await?;
-            return self.decide(&head, RateLimitRequest { domain: domain.to_owned(), ..request }, span).await;
+            return self.decide(&head, RateLimitRequest { domain: domain.to_owned(), ..request }, time, span).await;
         }
         // Boxed, so that small requests do not carry it.
-        Box::pin(self.of_large_body(&head, domain, body, span)).await
+        Box::pin(self.of_large_body(&head, domain, body, (time, wait), span)).await
     }
 
     async fn of_large_body(
@@ -134,10 +152,11 @@ impl Door {
         head: &Parts,
         domain: &str,
         body: Body,
+        (time, wait): (CallerTime, MemoryWait),
         span: &mut Option<Span>,
     ) -> Result<RateLimitResponse, Response> {
-        let (message, _permit) = self.large_message(head, body).await?;
-        let Decided { response, .. } = self.decide_large(head, of_domain(&message, domain), span).await?;
+        let (message, _permit) = self.large_message(head, body, wait).await?;
+        let Decided { response, .. } = self.decide_large(head, of_domain(&message, domain), time, span).await?;
         Ok(response)
     }
 }
@@ -154,14 +173,6 @@ fn target(head: &Parts) -> (&str, &str) {
 fn of_domain(message: &Bytes, domain: &str) -> Bytes {
     let domain = RateLimitRequest { domain: domain.to_owned(), ..RateLimitRequest::default() };
     [&message[..], &domain.encode_to_vec()].concat().into()
-}
-
-fn wire(descriptor: Descriptor) -> RateLimitDescriptor {
-    let entry = |ReadEntry { key, value }: ReadEntry| Entry { key, value };
-    RateLimitDescriptor {
-        entries: descriptor.entries.into_iter().map(entry).collect(),
-        ..RateLimitDescriptor::default()
-    }
 }
 
 /// Returns the answer to a check that was decided.

@@ -119,7 +119,7 @@ impl Read for Compressed {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::io::Write;
 
     use flate2::write::GzEncoder;
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    fn gzip(content: &[u8]) -> Vec<u8> {
+    pub(in super::super) fn gzip(content: &[u8]) -> Vec<u8> {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(content).unwrap();
         encoder.finish().unwrap()

@@ -102,9 +102,11 @@ impl<'d, 'a> RefusalText<'d, 'a> {
             RefusalReason::Unavailable => "The rate limiter is unavailable.".to_owned(),
             RefusalReason::TooLarge => "This request is too large.".to_owned(),
             RefusalReason::Denied => "This request is not allowed.".to_owned(),
-            RefusalReason::Limit(Tightest { quota, .. }) => {
+            RefusalReason::Limit(Tightest { quota, verdict, .. }) => {
                 let are = if quota.limit() == 1 && quota.burst() == 1 { "is" } else { "are" };
-                format!("Too many requests: {quota:#} {are} allowed.")
+                let is_too_large = verdict.never_fits() && quota.limit() > 0;
+                let what = if is_too_large { "This request is too large for its limit" } else { "Too many requests" };
+                format!("{what}: {quota:#} {are} allowed.")
             }
             RefusalReason::Untold => "Too many requests.".to_owned(),
         };

@@ -157,7 +157,7 @@ pub(super) fn refusing<'d, 'a>(decision: &'d Decision<'a>) -> Option<LimitedPart
 
 /// Returns the headers for the limit, the remaining hits, and the reset.
 fn three(names: [&str; 3], (_, tightest): LimitedPart<'_, '_>, reset: u64) -> Vec<HeaderValue> {
-    let values = [u64::from(tightest.quota.limit()), u64::from(tightest.verdict.remaining), reset];
+    let values = [u64::from(tightest.quota.limit()), u64::from(tightest.verdict.remaining_for_client()), reset];
     names.into_iter().zip(values).map(|(name, value)| header(name, value.to_string())).collect()
 }
 
@@ -188,7 +188,12 @@ fn policies(decision: &Decision<'_>) -> Vec<HeaderValue> {
         if window == Micros::from_secs(window.ceil_secs()) {
             let _ = write!(quotas, ";w={}", window.ceil_secs());
         }
-        let _ = write!(left, "{}{name};r={};t={}", comma(&left), verdict.remaining, until_reset(chosen));
+        let _ = write!(left, "{}{name};r={}", comma(&left), verdict.remaining_for_client());
+        // After a refusal that no wait ends, 0 would mean to try again now.
+        let until_reset = until_reset(chosen);
+        if until_reset > 0 || !verdict.never_fits() {
+            let _ = write!(left, ";t={until_reset}");
+        }
     }
     // An empty list is not a valid header.
     if quotas.is_empty() { Vec::new() } else { vec![header("RateLimit-Policy", quotas), header("RateLimit", left)] }

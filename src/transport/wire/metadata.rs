@@ -7,7 +7,9 @@ use prost_types::{ListValue, Struct, Value};
 use smallvec::SmallVec;
 
 use super::{Answers, TOO_LARGE, UNAVAILABLE, current_limit};
-use crate::model::{Deciding, Decision, Entry, Finding, Metadata, Origin, Outcome, Part, Request, Ruling};
+use crate::model::{
+    Deciding, Decision, Entry, Finding, Metadata, Origin, Outcome, Part, Request, Ruling, ShadowRefusal,
+};
 
 /// Maximum bytes of entry text in the metadata: 1 MiB. A byte that is not UTF-8 takes three there, and an answer too
 /// large for its caller would be an error.
@@ -65,11 +67,24 @@ fn decided(answers: &Answers, decision: &Decision<'_>, id: Option<&str>) -> Valu
     fields.extend(rule.map(|rule| ("rule", text(&rule.path.to_string()))));
     fields.extend(limit.map(|name| ("limit", text(name))));
     fields.extend(id.map(|id| ("id", text(id))));
+    let shadow = decision.shadow_refusals();
+    if !shadow.is_empty() {
+        fields.push(("shadow", list(shadow.into_iter().map(shadow_refusal))));
+    }
     if answers.explains {
         fields.push(("known_domain", value(Kind::BoolValue(decision.domain.is_some()))));
         let parts = decision.parts.iter().take(MOST_EXPLAINED);
         fields.push(("descriptors", list(parts.map(|part| explained(decision, part)))));
     }
+    structure(fields)
+}
+
+/// Returns the rule, limit and origin that would refuse the request without a shadow mode.
+fn shadow_refusal((deciding, answer): ShadowRefusal<'_, '_>) -> Value {
+    let mut fields = vec![("provenance", text(deciding.origin.name()))];
+    fields.extend(deciding.rule.map(|rule| ("rule", text(&rule.path.to_string()))));
+    fields.extend(deciding.limit.map(|name| ("limit", text(name))));
+    fields.extend(answer.map(|answer| ("quota", text(&format!("{:#}", answer.quota)))));
     structure(fields)
 }
 

@@ -270,8 +270,24 @@ fn a_client_whose_request_never_fits_is_not_told_to_come_back() {
     assert_eq!(told(&decision)[4][1], r#"RateLimit: "user";r=0;t=60"#);
     assert_eq!(
         json(&decision),
-        r#"{"error":"rate_limited","limit":2,"message":"Too many requests: 2 per minute are allowed.","window":"1m"}"#
+        r#"{"error":"rate_limited","limit":2,"message":"This request is too large for its limit: 2 per minute are allowed.","window":"1m"}"#
     );
+}
+
+#[test]
+fn a_client_whose_request_never_fits_is_not_told_that_something_is_left() {
+    let user = rule(&["user"]);
+    let room = Verdict { remaining: 3, room: 3, reset: Micros::ZERO, ..refused(None) };
+    let part = |verdict| limited(&user, None, per_minute(5), verdict);
+    let never = decision(Outcome::Refused, None, [part(room)]);
+    let status = &answer(&Answers::default(), &never).statuses[0];
+    assert_eq!((status.code(), status.limit_remaining), (Code::OverLimit, 0));
+    let lines = told(&never);
+    assert_eq!((lines[1][1].as_str(), lines[3][1].as_str()), ("R: 0", "X-RateLimit-Remaining: 0"));
+    assert_eq!(lines[4][1], r#"RateLimit: "user";r=0"#);
+    // One that fits later leaves what it does not take.
+    let later = decision(Outcome::Refused, None, [part(Verdict { retry: Some(Micros::from_secs(2)), ..room })]);
+    assert_eq!(told(&later)[4][1], r#"RateLimit: "user";r=3;t=2"#);
 }
 
 #[test]
@@ -444,7 +460,7 @@ fn a_refusal_is_said_in_the_words_of_its_rule_or_in_plain_ones() {
 fn a_refusal_names_a_burst_that_differs_from_the_limit() {
     let user = rule(&["user"]);
     let said = |quota| {
-        let part = limited(&user, None, quota, refused(None));
+        let part = limited(&user, None, quota, refused(Some(Micros::from_secs(1))));
         body(RefusalBody::Text, &decision(Outcome::Refused, None, [part]))
     };
     assert_eq!(said(per_minute(100).with_burst(20)), "Too many requests: 20 at once, 100 per minute are allowed.");

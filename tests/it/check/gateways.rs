@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 use tokio::process::Command;
 
-use super::ask;
 use super::smuggling::finds_none_admitted;
+use super::{CLIENT, ask, ask_as};
 use crate::redis::Port;
 use crate::support::{Process, Tidegate, answering, eventually, repository, tool};
 
@@ -26,13 +26,14 @@ const TIDEGATE: &str = "127.0.0.1:8080";
 const BURST: usize = 20;
 /// The time for which the gateways of the examples wait for Tidegate, at least.
 const LATE: Duration = Duration::from_millis(200);
-/// A client whose address is in no `trusted_proxies`.
-const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+
+/// Another client that no example trusts.
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
 /// A gateway that asks a Tidegate.
-struct Asking {
-    tidegate: Tidegate,
-    at: SocketAddr,
+pub struct Asking {
+    pub tidegate: Tidegate,
+    pub at: SocketAddr,
     _gateway: Process,
     _directory: TempDir,
 }
@@ -69,7 +70,7 @@ impl Asking {
         Self { tidegate, at, _gateway: gateway, _directory: directory }
     }
 
-    async fn nginx(change: impl Fn(String) -> String) -> Self {
+    pub async fn nginx(change: impl Fn(String) -> String) -> Self {
         // In one process: workers would outlive a master that is killed.
         let alone = |text: String| {
             assert!(text.contains("daemon off;"), "{text}");
@@ -88,7 +89,7 @@ impl Asking {
         .await
     }
 
-    async fn caddy(change: impl Fn(String) -> String) -> Self {
+    pub async fn caddy(change: impl Fn(String) -> String) -> Self {
         Self::start("caddy", &["Caddyfile"], change, |directory| {
             let mut command = Command::new("caddy");
             command.args(["run", "--adapter", "caddyfile", "--config"]).arg(directory.join("Caddyfile"));
@@ -99,7 +100,7 @@ impl Asking {
     }
 
     /// Starts Traefik in front of an application that answers `hello` and the head of the request.
-    async fn traefik(change: impl Fn(String) -> String) -> Self {
+    pub async fn traefik(change: impl Fn(String) -> String) -> Self {
         let application = answering(echoes).await;
         let change = |text: String| {
             let text = change(text).replace(&format!("http://{APPLICATION}"), &format!("http://{application}"));
@@ -118,6 +119,34 @@ impl Asking {
         asking
     }
 
+    /// Starts NGINX so that it fails open, with its file changed by `change`.
+    pub async fn open_nginx(change: impl Fn(String) -> String) -> Self {
+        Self::nginx(|text| {
+            change(text).replace("# proxy_intercept", "proxy_intercept").replace("# error_page 500", "error_page 500")
+        })
+        .await
+    }
+
+    /// Starts Caddy so that it fails open, with what stands before that changed by `change`.
+    pub async fn open_caddy(change: impl Fn(String) -> String) -> Self {
+        let uncommented = |line: &str| line.replacen("\t# ", "\t", 1);
+        Self::caddy(|text| {
+            let (before, after) = text.split_once("# handle_errors").expect("the comment");
+            let after: Vec<_> = after
+                .lines()
+                .enumerate()
+                .map(|(number, line)| if number < 3 { uncommented(line) } else { line.to_owned() })
+                .collect();
+            format!("{}handle_errors{}\n", change(before.to_owned()), after.join("\n"))
+        })
+        .await
+    }
+
+    /// Starts Traefik so that it fails open, with its files changed by `change`.
+    pub async fn open_traefik(change: impl Fn(String) -> String) -> Self {
+        Self::traefik(|text| change(text).replace("# middlewares: [admit]", "middlewares: [admit]")).await
+    }
+
     /// Three logins pass, whatever the client forges, and the fourth is refused with headers and body.
     async fn limits_logins(&self, body: &str) {
         let forged = [
@@ -129,48 +158,36 @@ impl Asking {
             ("ratelimit", "forged"),
         ];
         for target in ["/login", "/login?next=/", "/%6cogin"] {
-            let (status, head, answer) = ask(self.at, "POST", target, &forged).await;
+            let (status, head, answer) = ask_as(CLIENT, self.at, "POST", target, &forged).await;
             assert!(status == 200 && answer.contains("hello"), "{head} {answer}");
             // Traefik hands them to the application, in place of forged ones, which answers with what it got.
             let shown = if answer.contains("HTTP/1.1") { answer.to_lowercase() } else { head };
             assert!(shown.contains("\r\nratelimit: \"remote_address\";r=") && !shown.contains("forged"), "{shown}");
         }
         for headers in [&forged[..], &[]] {
-            let (status, head, answer) = ask(self.at, "POST", "/login", headers).await;
+            let (status, head, answer) = ask_as(CLIENT, self.at, "POST", "/login", headers).await;
             assert!(status == 429 && answer.contains(body), "{head} {answer}");
             assert!(head.contains("\r\nretry-after: ") && head.contains("\r\nratelimit: "), "{head}");
         }
-        assert_eq!(ask(self.at, "POST", "/login", &[("a", ""); 900]).await.0, 429, "many headers are read");
+        assert_eq!(ask_as(CLIENT, self.at, "POST", "/login", &[("a", ""); 900]).await.0, 429, "many headers are read");
         // More than Tidegate reads. A gateway that fails open passes what was answered late.
         for headers in [3_500, 3_900].repeat(30) {
             let began = Instant::now();
-            let (status, head, _) = ask(self.at, "POST", "/login", &vec![("a", ""); headers]).await;
+            let (status, head, _) = ask_as(CLIENT, self.at, "POST", "/login", &vec![("a", ""); headers]).await;
             assert!(matches!(status, 400 | 431 | 500) || began.elapsed() >= LATE, "{head}");
         }
-        assert_eq!(ask(self.at, "GET", "/login", &[]).await.0, 200, "another method is not limited");
-        finds_none_admitted(self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
+        assert_eq!(ask_as(CLIENT, self.at, "GET", "/login", &[]).await.0, 200, "another method is not limited");
+        finds_none_admitted(CLIENT, self.at, &format!("POST /login HTTP/1.1\r\nhost: {}\r\n", self.at)).await;
     }
 
     /// An address that is no proxy is limited, whatever it says of itself.
     async fn limits_addresses(&self) {
         let mut statuses = Vec::new();
         for number in 0..=BURST {
-            statuses.push(self.ask_as(CLIENT, &format!("198.51.100.{number}")).await.expect("it listens"));
+            let claimed = format!("198.51.100.{number}");
+            statuses.push(ask_as(OTHER, self.at, "GET", "/", &[("x-forwarded-for", &claimed)]).await.0);
         }
-        assert_eq!(statuses, [vec!["200".to_owned(); BURST], vec!["429".to_owned()]].concat());
-    }
-
-    /// The status of a request from this address, which claims to be another.
-    async fn ask_as(&self, client: Ipv4Addr, claimed: &str) -> std::io::Result<String> {
-        let socket = TcpSocket::new_v4()?;
-        socket.bind((client, 0).into())?;
-        let mut stream = socket.connect(self.at).await?;
-        let host = self.at;
-        let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\nx-forwarded-for: {claimed}\r\nconnection: close\r\n\r\n");
-        stream.write_all(head.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer.split(' ').nth(1).unwrap_or_default().to_owned())
+        assert_eq!(statuses, [vec![200; BURST], vec![429]].concat());
     }
 
     /// The status while Tidegate is away.
@@ -211,12 +228,43 @@ async fn nginx_limits_as_its_example_says_and_fails_closed_or_open() {
     limits_api_keys(asking.at).await;
     asking.limits_addresses().await;
     assert_eq!(asking.without_tidegate().await, 500);
-    let open = Asking::nginx(|text| {
-        text.replace("# proxy_intercept", "proxy_intercept").replace("# error_page 500", "error_page 500")
-    })
-    .await;
+    let open = Asking::open_nginx(|text| text).await;
     open.limits_logins("too many requests").await;
     assert_eq!(open.without_tidegate().await, 200);
+}
+
+#[tokio::test]
+async fn a_request_that_nginx_redirects_inside_is_charged_once() {
+    let www = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir(www.path().join("static")).expect("a directory");
+    for file in ["static/index.html", "static/page.html"] {
+        std::fs::write(www.path().join(file), "a page\n").expect("it is written");
+    }
+    let locations = format!(
+        "root {};
+        location /static/ {{ LIMIT index index.html; error_page 404 /static/page.html; }}
+        location /application/ {{ LIMIT try_files $uri /static/; }}
+        location / {{",
+        www.path().display()
+    );
+    let change = |text: String| {
+        let (before, rest) = text.split_once("location / {").expect("the location");
+        let (limit, _) = rest.split_once("proxy_pass").expect("the application");
+        format!("{before}{}{rest}", locations.replace("LIMIT", limit))
+    };
+    let asking = Asking::nginx(change).await;
+    for (number, (target, status)) in
+        [("/static/page.html", 200), ("/static/", 200), ("/application/route", 200), ("/static/none", 404)]
+            .iter()
+            .enumerate()
+    {
+        let (found, head, body) = ask_as(CLIENT, asking.at, "GET", target, &[]).await;
+        assert_eq!((found, body.as_str()), (*status, "a page\n"), "{target}");
+        let page = asking.tidegate.metrics().await;
+        let asked = format!("\ntidegate_requests_total{{door=\"check\"}} {}\n", number + 1);
+        assert!(page.contains(&asked), "{target}: {page}");
+        assert!(*status == 404 || head.contains(&format!(";r={};", BURST - 1 - number)), "{target}: {head}");
+    }
 }
 
 #[tokio::test]
@@ -226,18 +274,10 @@ async fn caddy_limits_as_its_example_says_and_fails_closed_or_open() {
     limits_api_keys(asking.at).await;
     asking.limits_addresses().await;
     assert_eq!(asking.without_tidegate().await, 502);
-    let uncommented = |line: &str| line.replacen("\t# ", "\t", 1);
-    let open = Asking::caddy(|text| {
-        let (before, after) = text.split_once("# handle_errors").expect("the comment");
-        let after: Vec<_> = after
-            .lines()
-            .enumerate()
-            .map(|(number, line)| if number < 3 { uncommented(line) } else { line.to_owned() })
-            .collect();
+    let open = Asking::open_caddy(|before| {
         // Larger than what Tidegate reads, so that it answers and closes while Caddy is sending.
         assert!(before.contains("max_header_size 16KB"), "{before}");
-        let before = before.replace("max_header_size 16KB", "max_header_size 2MB");
-        format!("{before}handle_errors{}\n", after.join("\n"))
+        before.replace("max_header_size 16KB", "max_header_size 2MB")
     })
     .await;
     open.limits_logins("rate_limited").await;
@@ -292,7 +332,7 @@ async fn traefik_limits_as_its_example_says_and_fails_closed_or_open() {
     limits_api_keys(asking.at).await;
     asking.limits_addresses().await;
     assert_eq!(asking.without_tidegate().await, 502);
-    let open = Asking::traefik(|text| text.replace("# middlewares: [admit]", "middlewares: [admit]")).await;
+    let open = Asking::open_traefik(|text| text).await;
     open.limits_logins("rate_limited").await;
     assert_eq!(open.without_tidegate().await, 200);
 }

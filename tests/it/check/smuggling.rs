@@ -1,9 +1,9 @@
 //! Requests that two servers may read differently, and headers that a server may drop.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use super::{ask, server};
-use crate::support::said;
+use crate::support::said_as;
 
 /// Requests that each ask for what `first` (a request line and headers, each with its end) asks for, once or twice, in a form that is no
 /// plain HTTP/1.1. The connection ends behind each.
@@ -42,10 +42,10 @@ fn attempts(first: &str) -> Vec<String> {
     attempts
 }
 
-/// Asks at `at`, where the request `first` is refused by now, in every form, and finds none admitted.
-pub async fn finds_none_admitted(at: SocketAddr, first: &str) {
+/// Asks at `at` from `client`, whose request `first` is refused by now, in every form, and finds none admitted.
+pub async fn finds_none_admitted(client: Ipv4Addr, at: SocketAddr, first: &str) {
     for attempt in attempts(first) {
-        let answer = said(at, &attempt).await;
+        let answer = said_as(client, at, &attempt).await;
         assert!(!answer.contains(" 200 ") && !answer.contains("hello"), "{attempt}\n{answer}");
     }
 }
@@ -59,6 +59,7 @@ async fn a_request_that_servers_read_differently_is_refused_as_its_plain_form_is
     }
     let headers: String = asked.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     for method in ["GET", "POST"] {
-        finds_none_admitted(tidegate.http, &format!("{method} /check/edge HTTP/1.1\r\nhost: a\r\n{headers}")).await;
+        let first = format!("{method} /check/edge HTTP/1.1\r\nhost: a\r\n{headers}");
+        finds_none_admitted(Ipv4Addr::LOCALHOST, tidegate.http, &first).await;
     }
 }

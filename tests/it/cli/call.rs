@@ -58,6 +58,11 @@ async fn call_sends_limits_and_hits_of_each_descriptor_and_shows_the_whole_answe
     assert!(told.contains("k=a  9 per year  remaining 7") && told.contains("k=b  9 per year  remaining 4"), "{told}");
     let (_, told) = call(&["--hits", "1"]);
     assert!(told.contains("remaining 6") && told.contains("remaining 3"), "{told}");
+    let (code, told) = call(&["--hits", "-2", "--hits", "-1"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("k=a  9 per year  remaining 8") && told.contains("k=b  9 per year  remaining 4"), "{told}");
+    let (_, told) = call(&["--hits=-1"]);
+    assert!(told.contains("remaining 9") && told.contains("remaining 5"), "{told}");
     let (code, told) = call(&["--limit", "1/hour", "--limit", "7/month", "--times", "2", "--show"]);
     assert_eq!(code, Some(1), "{told}");
     assert!(told.contains("k=a  1 per hour  remaining 0") && told.contains("k=b  7 per month  remaining 5"), "{told}");
@@ -68,10 +73,51 @@ async fn call_sends_limits_and_hits_of_each_descriptor_and_shows_the_whole_answe
         (&["--limit", "5"][..], "write N/UNIT, where UNIT is second"),
         (&["--limit", "5/fortnight"], "write N/UNIT"),
         (&["--hits", "1", "--hits", "2", "--hits", "3"], "--hits is given 3 times for 2 descriptors"),
+        (&["--hits", "one"], "invalid value 'one' for '--hits <hits>': invalid digit found in string"),
+        (&["--hits", "-1.5"], "invalid value '-1.5' for '--hits <hits>': invalid digit found in string"),
     ] {
         let (code, told) = call(wrong);
         assert_eq!((code, told.contains(why)), (Some(2), true), "{told}");
     }
+}
+
+#[tokio::test]
+async fn call_names_each_limit_that_refuses_only_in_shadow_mode() {
+    let rules = "domain: d
+descriptors:
+  - { key: user, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - key: path
+    rate_limits:
+      - { unit: year, requests_per_unit: 5 }
+      - { unit: year, requests_per_unit: 1, shadow_mode: true, name: tighter }
+  - { key: plain, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - { key: banned, deny: true }
+";
+    let rules = rule_file(rules);
+    let server = Tidegate::start(rules.path(), &[]).await;
+    let shadowed = Tidegate::start(rules.path(), &[("SHADOW_MODE", "true")]).await;
+    let call = |server: &Tidegate, descriptors: &[&str]| {
+        let address = server.grpc.to_string();
+        let output = tidegate(&[&["call", "--address", &address, "--domain", "d"], descriptors].concat());
+        let told = stdout(&output);
+        let would: Vec<String> = told.lines().skip_while(|line| !line.contains("would")).map(str::to_owned).collect();
+        (output.status.code(), would.join("\n"))
+    };
+    let both = ["-d", "user=a", "-d", "path=a"];
+    assert_eq!(call(&server, &both), (Some(0), String::new()));
+    let user = "  would be refused by d.user, 1 per year (shadow mode)";
+    let path = "  would be refused by d.path, 1 per year, limit tighter (shadow mode)";
+    assert_eq!(call(&server, &both), (Some(0), format!("{user}\n{path}")));
+    assert_eq!(call(&server, &["-d", "user=b", "-d", "user=c"]), (Some(0), String::new()));
+    assert_eq!(call(&server, &["-d", "user=b", "-d", "user=c"]), (Some(0), user.to_owned()), "each limit once");
+    assert_eq!(call(&server, &["-d", "plain=a"]), (Some(0), String::new()));
+    assert_eq!(call(&server, &["-d", "plain=a"]), (Some(1), String::new()), "an enforced limit refuses");
+
+    assert_eq!(call(&shadowed, &["-d", "plain=a"]), (Some(0), String::new()));
+    let plain = "  would be refused by d.plain, 1 per year (shadow mode)".to_owned();
+    assert_eq!(call(&shadowed, &["-d", "plain=a"]), (Some(0), plain));
+    let banned = "  would be refused by d.banned (shadow mode)".to_owned();
+    assert_eq!(call(&shadowed, &["-d", "banned=1"]), (Some(0), banned));
 }
 
 #[tokio::test]

@@ -102,6 +102,58 @@ async fn decisions_of_all_instances_are_shown_as_they_are_made_and_who_does_not_
     eventually("the other one goes on", async || is_seen(&all, &one, "user=after").then_some(())).await;
 }
 
+#[tokio::test]
+async fn what_only_a_shadow_mode_admits_is_shown_with_the_limit_that_would_refuse_it() {
+    let watched = rule_file(
+        "domain: edge
+descriptors:
+  - key: user
+    rate_limits:
+      - { unit: year, requests_per_unit: 1000 }
+      - { unit: year, requests_per_unit: 1, shadow_mode: true, name: tighter }
+  - { key: path, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 1 } }
+",
+    );
+    let enforced = rule_file(RULES);
+    let one = Tidegate::start(watched.path(), &[]).await;
+    let other = Tidegate::start(enforced.path(), &[("SHADOW_MODE", "true")]).await;
+    let all = Tap::start(&[one.debug, other.debug], &[]);
+    let shadow = Tap::start(&[one.debug, other.debug], &["--outcome", "would_be_refused"]);
+    let of_rule = Tap::start(&[one.debug], &["--outcome", "would_be_refused", "--rule", "edge.path", "--json"]);
+    for (server, descriptors, expected) in [
+        (
+            &one,
+            &["user=ann"][..],
+            "admitted edge  user=ann  by edge.user: store, would be refused by edge.user, 1 per year, limit tighter (shadow mode)  @",
+        ),
+        (
+            &one,
+            &["path=/", "user=eve"],
+            ", would be refused by edge.path, 1 per year; edge.user, 1 per year, limit tighter (shadow mode)  @",
+        ),
+        (&other, &["user=bob"], ", would be refused by edge.user, 3 per year, limit yearly (shadow mode)  @"),
+        (&other, &["country=xx"], "by edge.country_xx: rule, would be refused by edge.country_xx (shadow mode)  @"),
+    ] {
+        eventually("it is shown", async || {
+            call(server, "1", descriptors);
+            [&all, &shadow].iter().all(|tap| tap.told().contains(expected)).then_some(())
+        })
+        .await;
+    }
+    eventually("the rule that would refuse is selected", async || of_rule.told().contains("\"path\"").then_some(()))
+        .await;
+    let told = of_rule.told();
+    let decision = told.lines().find(|line| line.contains("\"descriptors\"")).unwrap_or_else(|| panic!("{told}"));
+    let decision: serde_json::Value = serde_json::from_str(decision).expect("JSON");
+    let expected =
+        serde_json::json!({ "rule": "edge.path", "limit": null, "quota": "1 per year", "provenance": "store" });
+    assert!(decision["shadow"][0] == expected || decision["shadow"][0]["provenance"] == "known", "{decision}");
+    call(&one, "1", &["user=new"]);
+    eventually("all are shown by the other", async || all.told().contains("user=new").then_some(())).await;
+    let told = shadow.told();
+    assert!(told.lines().all(|line| line.contains("would be refused by")), "{told}");
+}
+
 /// Number of the streams that a tap with `--json` has begun.
 fn streams(tap: &Tap) -> usize {
     tap.told().matches("\"since_us\"").count()
@@ -261,7 +313,7 @@ async fn a_wrong_query_says_what_is_expected_and_too_many_listeners_are_refused(
         said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
     };
     for (query, why) in [
-        ("outcome=denied", "outcome is admitted, refused or failed"),
+        ("outcome=denied", "outcome is admitted, refused, failed or would_be_refused"),
         ("provenance=redis", "provenance is one of store, known,"),
         ("rate=0", "rate is a number of decisions a second, from 1 to 10000"),
         ("entry=user", "entry=KEY=VALUE"),

@@ -177,6 +177,8 @@ async fn what_no_rule_matches_is_shown_with_the_nearest_rule_and_logged() {
     assert_eq!(shapes[8..], ["edge  colour", "edge  plan, path"], "mistakes come first: {told}");
     assert!(told.contains("edge  api_key  missing in 27 of 31 examined requests (87%)"), "{told}");
     assert!(!told.contains("ann") && !told.contains("gold,"), "no value is shown: {told}");
+    let (code, once, errors) = top(&both, &["--unmatched", "--once"]);
+    assert!(code == Some(0) && once.contains("edge  usr\n"), "--once changes nothing: {once}{errors}");
     let (_, told, _) = top(&both, &["--unmatched", "--domain", "egde"]);
     assert!(told.contains("egde  any") && !told.contains("edge  usr"), "{told}");
     let log = one.log();

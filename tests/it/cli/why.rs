@@ -250,6 +250,66 @@ async fn the_id_of_a_decision_leads_to_its_refusal_at_the_instance_that_made_it(
     assert!(errors.contains("write --descriptor KEY=42") && !errors.contains("answered"), "{errors}");
 }
 
+#[tokio::test]
+async fn what_a_shadow_mode_admits_is_told_as_what_would_have_been_refused() {
+    let rules = rule_file(
+        "domain: edge
+descriptors:
+  - key: user
+    rate_limits:
+      - { unit: year, requests_per_unit: 3, name: yearly }
+      - { unit: year, requests_per_unit: 1, shadow_mode: true, name: tighter }
+  - { key: path, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 1 } }
+",
+    );
+    let one = Tidegate::start(rules.path(), &[("DECISION_METADATA", "true")]).await;
+    let enforced = rule_file(RULES);
+    let secret = rule_file(SECRET);
+    let variables = [("SHADOW_MODE", "true"), ("KEY_SECRET_FILE", path(&secret))];
+    let other = Tidegate::start(enforced.path(), &variables).await;
+    let admitted = decided(&one, "ann").await;
+    let spared = decided(&one, "ann").await;
+    for _ in 0..3 {
+        decided(&one, "ann").await;
+    }
+    call(&one, "2", &["path=/", "country=de"]);
+    call(&other, "3", &["user=bob"]);
+    call(&other, "1", &["country=xx"]);
+
+    let (code, told, _) = why(&[one.debug, other.debug], &[]);
+    assert_eq!(code, Some(0), "{told}");
+    let heads: Vec<&str> = told.lines().filter(|line| line.starts_with("edge")).collect();
+    let expected = ["edge  user=ann", "edge  user=ann", "edge  user=bob", "edge  country=xx", "edge  path=/"];
+    assert_eq!(heads[..3], expected[..3], "refusals come first: {told}");
+    assert_eq!(heads.len(), 5, "{told}");
+    assert!(expected[3..].iter().all(|head| heads[3..].contains(head)), "{told}");
+    assert!(told.starts_with("edge  user=ann\n  refused 2 times from "), "{told}");
+    for (times, by) in [
+        ("4 times from ", "rule edge.user, 1 per year, limit tighter: "),
+        ("2 times from ", "rule edge.user, 1 per year, limit yearly: "),
+        ("once, at ", "rule edge.country_xx: the rule denies the request\n"),
+        ("once, at ", "rule edge.path, 1 per year: its counter is used up\n"),
+    ] {
+        let told =
+            told.split("edge  ").find(|part| part.contains(&format!("  by {by}"))).unwrap_or_else(|| panic!("{told}"));
+        assert!(told.contains(&format!("  would have been refused {times}")), "{told}");
+        assert!(told.contains("  shadow mode: this refused nothing\n"), "{told}");
+    }
+    let (code, told, _) = why(&[one.debug], &["--rule", "edge.path"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("in the same request: country=de"), "{told}");
+
+    let (code, told, _) = why(&[one.debug], &[&spared]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(
+        told.contains(" admitted this request at ") && told.contains(" because of a shadow mode. It is one"),
+        "{told}"
+    );
+    assert_eq!((told.matches("  by rule").count(), told.contains("limit tighter: ")), (1, true), "{told}");
+    let (code, told, _) = why(&[one.debug], &[&admitted]);
+    assert_eq!((code, told.contains("shadow")), (Some(1), false), "{told}");
+}
+
 const CHECKED: &str = "domain: edge
 requests:
   from_gateway: nginx

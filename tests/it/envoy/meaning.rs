@@ -109,7 +109,7 @@ descriptors:
 async fn ten_thousand_query_strings_are_one_path() {
     let rules = "domain: edge
 entries: { path: { as: path } }
-descriptors: [{ key: path, rate_limit: { unit: week, requests_per_unit: 10005 } }]
+descriptors: [{ key: path, descriptors: [{ key: remote_address, rate_limit: { unit: week, requests_per_unit: 10005 } }] }]
 ";
     let served = serve_text(rules, &[]).await;
     let envoy = Proxy::start("envoy.yaml", served.tidegate.grpc, &[]).await;
@@ -128,9 +128,9 @@ async fn searches_and_profiles_of_different_costs_exhaust_one_bucket() {
 charging: all_or_nothing
 entries: { path: { as: path } }
 descriptors:
-  - { key: path, value: /search, request_cost: 10 }
-  - { key: path, value: /profile }
-  - { key: path, request_cost: 5 }
+  - { key: path, value: /search, descriptors: [{ key: remote_address, request_cost: 10 }] }
+  - { key: path, value: /profile, descriptors: [{ key: remote_address }] }
+  - { key: path, descriptors: [{ key: remote_address, request_cost: 5 }] }
   - { key: user, rate_limit: { unit: week, requests_per_unit: 100, algorithm: token_bucket } }
 ";
     let served = serve_text(rules, &[]).await;
@@ -410,8 +410,8 @@ descriptors:
   - { key: remote_address, warn_at_none: true }
   - { key: user, values: [root], deny: true }
   - { key: user, rate_limit: { name: per-user, unit: week, requests_per_unit: 100, warn_at: 1% } }
-  - { key: path, value: /free, request_cost: 1 }
-  - { key: path, request_cost: 2 }
+  - { key: path, value: /free, descriptors: [{ key: remote_address, request_cost: 1 }] }
+  - { key: path, descriptors: [{ key: remote_address, request_cost: 2 }] }
 ";
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! A real Envoy with a configuration of `examples/`, and a client that writes whatever bytes it likes.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -14,7 +15,7 @@ pub struct Proxy {
     process: Process,
     admin: SocketAddr,
     _upstream: TcpSocket,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Proxy {
@@ -41,8 +42,9 @@ impl Proxy {
         let ports = [(asked, port(tidegate)), ("8090", upstream_port), ("9901", port_of(0)), ("10000", port_of(0))];
         let ports = ports.map(|(written, real)| (format!("port_value: {written} "), real));
         let ports = ports.iter().map(|(written, real)| (written.as_str(), real.as_str()));
-        let patient =
-            [" timeout: 0.25s", " timeout: 3s"].into_iter().filter(|written| is_patient && text.contains(written));
+        let patient = [" timeout: 0.25s", " timeout: 5s", " timeout: 3s"]
+            .into_iter()
+            .filter(|written| is_patient && text.contains(written));
         let patient: Vec<_> = patient.map(|written| (written, " timeout: 30s")).collect();
         for (from, to) in ports.chain(patient).chain(changes.iter().copied()) {
             assert!(text.contains(from), "{example} has no {from:?}");
@@ -63,7 +65,12 @@ impl Proxy {
             (ask(admin, "/ready").await?.status == 200).then_some(admin)
         })
         .await;
-        Self { process, admin, _upstream: upstream, _directory: directory }
+        Self { process, admin, _upstream: upstream, directory }
+    }
+
+    /// Its configuration.
+    pub fn configuration(&self) -> PathBuf {
+        self.directory.path().join("envoy.yaml")
     }
 
     /// What it has written to standard error: its access log.

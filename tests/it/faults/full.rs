@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Asker, Outcome, policies, request, tidegate_with, written};
 use crate::redis::Single;
+use crate::redis::cluster::Cluster;
 use crate::support::eventually;
 
 /// Windows of a second that the attack lasts.
@@ -28,7 +29,12 @@ fn rules(charging: &str) -> tempfile::NamedTempFile {
 
 /// A request of the address, which says that it is of this user.
 fn made_up(user: &str) -> RateLimitRequest {
-    let mut request = request("remote_address", "198.51.100.7");
+    of("198.51.100.7", user)
+}
+
+/// A request of an address and a user.
+fn of(address: &str, user: &str) -> RateLimitRequest {
+    let mut request = request("remote_address", address);
     request.descriptors.extend(self::request("user", user).descriptors);
     request
 }
@@ -115,12 +121,75 @@ async fn what_is_admitted_while_redis_is_full_is_charged_when_it_has_memory_agai
     let counted = page.lines().find(|line| line.starts_with(failures) && line.contains("reason=\"out_of_memory\""));
     assert!(counted.is_some_and(|line| !line.ends_with(" 0")), "{page}");
     assert_eq!(redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await, "OK");
-    let left = eventually("they are charged", async || {
+    // Each question takes a hit too.
+    let mut asked = 0;
+    eventually("all three hits are charged", async || {
         let answer = asker.request(request("user", "new")).await.ok().filter(|answer| policies(answer).is_empty())?;
-        let left = answer.statuses.first()?.limit_remaining;
-        (left < 997).then_some(left)
-    });
-    assert!(left.await > 990);
+        asked += 1;
+        let remaining = answer.statuses.first()?.limit_remaining;
+        (remaining + asked == 1_000 - 3).then_some(())
+    })
+    .await;
     let answer = asker.request(request("user", "there")).await.expect("no error");
     assert_eq!(answer.statuses[0].limit_remaining, 995, "the fifth");
+}
+
+#[tokio::test]
+async fn in_a_cluster_with_little_memory_a_refused_request_makes_no_counter_in_any_slot_and_an_admitted_one_makes_all()
+{
+    let cluster = Cluster::start().await;
+    let masters: Vec<_> = cluster.shards().await.iter().map(|shard| shard.master).collect();
+    for &master in &masters {
+        // 20 MiB of another application, and 1 MiB is free.
+        let (node, key) = (&cluster.nodes()[master], cluster.key_of(master, "other").await);
+        assert_eq!(node.cli(&["SETRANGE", &key, "20971519", "x"]).await, "20971520");
+        let bytes = (used_bytes(node).await + (1 << 20)).to_string();
+        assert_eq!(node.cli(&["CONFIG", "SET", "maxmemory", &bytes]).await, "OK");
+    }
+    let all_users = async || {
+        let counted = join_all(masters.iter().map(|&master| users(&cluster.nodes()[master]))).await;
+        counted.into_iter().sum::<usize>()
+    };
+    let rules = written(
+        "domain: d\ndescriptors:\n  \
+         - { key: remote_address, remember_refusals: false, rate_limit: { unit: day, requests_per_unit: 1 } }\n  \
+         - { key: user, rate_limit: { unit: day, requests_per_unit: 1000 } }\n",
+    );
+    let addresses = cluster.addresses();
+    let variables = [("REDIS_TYPE", "cluster"), ("REDIS_URL", &addresses), ("STORE_DEADLINE", "10s")];
+    let server = tidegate_with(rules.path(), &variables).await;
+    let asker = Asker::of(&server).await;
+    eventually("the cluster decides", async || {
+        let answer = asker.clone().request(request("user", "hello")).await.ok()?;
+        policies(&answer).is_empty().then_some(())
+    })
+    .await;
+    let ask = async |address: &str, user: &str| {
+        let answer = asker.clone().request(of(address, user)).await.expect("no error");
+        assert!(policies(&answer).is_empty(), "{answer:?}");
+        (answer.overall_code(), answer.statuses[1].limit_remaining)
+    };
+    assert_eq!(ask("spent", "there").await, (Outcome::Ok, 999));
+    let mut round = 0;
+    eventually("the memory of the masters is known, and refused requests make no counters", async || {
+        round += 1;
+        let before = all_users().await;
+        for user in 0..20 {
+            assert_eq!(ask("spent", &format!("refused-{round}-{user}")).await, (Outcome::OverLimit, 999));
+        }
+        (all_users().await == before).then_some(())
+    })
+    .await;
+    // The counter that is there is charged beside the refusal.
+    assert_eq!(ask("spent", "there").await, (Outcome::OverLimit, 998));
+    assert_eq!(ask("spent", "there").await, (Outcome::OverLimit, 997));
+    // Each counter of an admitted request is made and charged once.
+    let before = all_users().await;
+    for user in 0..20 {
+        let user = user.to_string();
+        assert_eq!(ask(&format!("first-{user}"), &user).await, (Outcome::Ok, 999));
+        assert_eq!(ask(&format!("second-{user}"), &user).await, (Outcome::Ok, 998));
+        assert_eq!(ask(&format!("first-{user}"), &user).await, (Outcome::OverLimit, 997));
+    }
+    assert_eq!(all_users().await, before + 20);
 }

@@ -17,6 +17,9 @@ use crate::xds::plane::{Plane, Secured, answer, limit, response, rlconfig};
 /// The password of Redis in these tests.
 const PASSWORD: &str = "of-this-test";
 
+/// The login of a client in the rules of the chart and of its examples.
+const LOGIN: &str = "path=/login,remote_address=192.0.2.1";
+
 #[tokio::test]
 async fn the_default_values_run_as_they_are_deployed() {
     let Some(helm) = Helm::find() else { return };
@@ -238,12 +241,12 @@ async fn deployed(objects: &[Value]) {
         command.extend(more);
         host.run(&[], &command).await
     };
-    let (status, said) = call(&["--descriptor", "path=/login", "--times", "3"]).await;
+    let (status, said) = call(&["--descriptor", LOGIN, "--times", "3"]).await;
     let words: Vec<_> = said.lines().filter(|line| !line.starts_with(' ')).collect();
     assert_eq!(words, ["OK", "OK", "OVER_LIMIT"], "{said}{}", server.errors());
     assert_eq!(status.code(), Some(1));
     // However it is spelled, it is this path.
-    assert_eq!(call(&["--descriptor", "path=/./login?a=b"]).await.0.code(), Some(1));
+    assert_eq!(call(&["--descriptor", "path=/./login?a=b,remote_address=192.0.2.1"]).await.0.code(), Some(1));
     helm_test(&host, objects).await;
 
     // The kubelet turns the link, and the running pod follows.
@@ -256,7 +259,7 @@ async fn deployed(objects: &[Value]) {
     assert_ne!(raised, rules);
     mounted.turn(&raised);
     eventually("the changed rules are in force", async || {
-        let (_, said) = call(&["--descriptor", "path=/login", "--hits", "0"]).await;
+        let (_, said) = call(&["--descriptor", LOGIN, "--hits", "0"]).await;
         said.contains("4 per minute").then_some(())
     })
     .await;
@@ -271,7 +274,7 @@ async fn deployed(objects: &[Value]) {
     let mut ask = host.beside(tool("python"));
     ask.arg(repository("tests/it/helm.py")).args(["ask", "http://127.0.0.1:8080", "{}"]);
     eventually("it is not healthy", async || output(&mut ask).await.2.contains("HTTP Error 500").then_some(())).await;
-    let (_, said) = call(&["--descriptor", "path=/login", "--hits", "0"]).await;
+    let (_, said) = call(&["--descriptor", LOGIN, "--hits", "0"]).await;
     assert!(said.contains("4 per minute"), "{said}");
 }
 

@@ -83,6 +83,14 @@ impl Oracle {
             given_back: u128::from(hits.given_back()),
             keeps_refused: limit.records_every_charge(),
         };
+        if limit.refuses_full_peek(hits) {
+            // It is refused as one hit would be, which it does not take.
+            let one =
+                self.clone().plain(limit, Charging::AllOrNothing, Asked { taken: 1, keeps_refused: false, ..asked });
+            if one.is_refused {
+                return one;
+            }
+        }
         match limit.delay() {
             Some(delay) if quota.limit() > 0 && asked.given_back == 0 => match delay {
                 Delay::Slot { max } => return self.slot(limit.algorithm(), asked, max),
@@ -150,7 +158,7 @@ impl Oracle {
                 let begin = counts.last_key_value().map_or(0, |(last, _)| last * window).max(now / tick * tick);
                 let of = |number: Option<u128>| number.and_then(|number| counts.get(&number)).copied().unwrap_or(0);
                 let number = begin / window;
-                of(Some(number)) + (of(number.checked_sub(1)) * (window - begin % window)).div_ceil(window)
+                of(Some(number)) + of(number.checked_sub(1)) * (window - begin % window) / window
             }
             Self::Log(entries) => {
                 let clock = entries.last().map_or(now, |(last, _)| now.max(*last));
@@ -261,7 +269,7 @@ fn sliding(counts: &mut BTreeMap<u128, u128>, asked: Asked) -> Told {
         let of = |number: u128| counts.get(&number).copied().unwrap_or(0);
         let number = moment / window;
         let old = if number == 0 { 0 } else { of(number - 1) };
-        of(number) + (old * (window - moment % window)).div_ceil(window)
+        of(number) + old * (window - moment % window) / window
     };
     let number = begin / window;
     let is_refused = given_back == 0 && estimate(counts, begin) + taken > limit;

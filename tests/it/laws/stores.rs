@@ -102,12 +102,16 @@ impl Store {
     }
 
     /// How much longer than it must a counter may be remembered that was first charged so long before it is idle: Redis counts
-    /// milliseconds, and keeps a meter until a whole second, or until a multiple of up to twice the time in which it drains.
+    /// milliseconds, keeps a meter until a whole second, or until a multiple of up to twice the time in which it drains, and windows to their end.
     pub fn rounding(&self, limit: &Limit, used_for: Micros) -> Micros {
         match self {
             Self::Memory => Micros::ZERO,
             Self::Redis { .. } if limit.algorithm().has_burst() => {
                 Micros::from_secs(1).max(used_for.saturating_add(used_for)).saturating_add(Micros::from_millis(1))
+            }
+            // It is kept to the end of the last window in which its hits count.
+            Self::Redis { .. } if limit.algorithm() == Algorithm::SlidingWindow => {
+                limit.quota().window().length().saturating_add(Micros::from_millis(1))
             }
             // A window that is used up is kept one longer, so that who goes on is counted in it where memory is full.
             Self::Redis { .. } if limit.algorithm() == Algorithm::FixedWindow => {

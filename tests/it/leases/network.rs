@@ -113,7 +113,7 @@ impl Shared {
         for charge in charges {
             let left = self.one(charge, 0).remaining;
             let hits = match charge.charging {
-                Charging::AllOrNothing => charge.hits.taken().min(left.into()),
+                Charging::AllOrNothing | Charging::Group(_) => charge.hits.taken().min(left.into()),
                 Charging::Each if left == 0 => charge.hits.taken(),
                 Charging::Each => 0,
             };

@@ -140,7 +140,11 @@ proptest! {
         pattern in prop::sample::select(&["d", "\"*\""][..]),
     ) {
         let clock = HandClock::at(NOON);
-        let both = Service::new(over(&source, &format!("overlay: {pattern}\n{}", written(&own))), &clock);
+        let overlay = match written(&own) {
+            items if items.is_empty() => "empty_overlay: true\n".to_owned(),
+            items => format!("overlay: {pattern}\n{items}"),
+        };
+        let both = Service::new(over(&source, &overlay), &clock);
         let (one, other) = (Service::new(rules(&source), &clock), Service::new(rules(&own), &clock));
         for asked in history {
             clock.advance(&format!("{}s", asked.1));
@@ -161,7 +165,7 @@ proptest! {
         history in prop::collection::vec(asked(), 1..40),
     ) {
         let clock = HandClock::at(NOON);
-        let laid = Service::new(over(&source, "overlay: \"*\"\n"), &clock);
+        let laid = Service::new(over(&source, "empty_overlay: true\n"), &clock);
         let alone = Service::new(rules(&source), &clock);
         for asked in history {
             clock.advance(&format!("{}s", asked.1));

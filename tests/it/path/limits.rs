@@ -210,3 +210,53 @@ async fn limits_of_every_algorithm_on_a_descriptor_are_one_step_in_one_slot_of_a
         assert_eq!(cluster.scripts_run().await, before + 1, "one step for {hits} hits");
     }
 }
+
+#[test]
+fn a_peek_at_a_limit_that_is_used_up_is_refused_by_choice() {
+    for (algorithm, _) in Algorithm::ALL {
+        for count_refused in ["", ", count_refused: true"] {
+            let limit = format!("unit: day, requests_per_unit: 10, algorithm: {algorithm}{count_refused}");
+            let world = World::new(&rule(&format!("{limit}, refuse_peek_at_limit: true")));
+            world.look("k=1").admitted(10);
+            assert_eq!(world.store.counters(), 0, "a peek creates nothing");
+            world.hit("k=1", 9).admitted(1);
+            world.look("k=1").admitted(1);
+            world.hit("k=1", 1).admitted(0);
+            let peek = world.look("k=1");
+            peek.refused(0);
+            world.look("k=1").refused(0);
+            assert!(peek.retry.is_some(), "{algorithm}: it is told when a hit fits");
+            world.refund("k=1", 1);
+            world.look("k=1").admitted(1);
+            let world = World::new(&rule(&limit));
+            world.hit("k=1", 10).admitted(0);
+            world.look("k=1").admitted(0);
+        }
+    }
+}
+
+#[test]
+fn a_limit_of_one_admits_who_calls_once_a_window_by_every_algorithm() {
+    for (algorithm, _) in Algorithm::ALL {
+        let world = World::new(&rule(&format!("window: 10s, requests_per_unit: 1, algorithm: {algorithm}")));
+        for _ in 0..20 {
+            let hit = world.hit("k=1", 1);
+            hit.admitted(0);
+            assert!(hit.reset <= micros("10001ms"), "{algorithm}: all is reset in {}", hit.reset);
+            world.clock.advance("10001ms");
+        }
+    }
+}
+
+#[test]
+fn a_sliding_window_that_is_polled_all_the_time_admits_its_limit_a_window() {
+    for limit in [1, 2, 3, 5, 10] {
+        let world = World::new(&rule(&format!("window: 500ms, requests_per_unit: {limit}, algorithm: sliding_window")));
+        let mut admitted = 0;
+        for _ in 0..20 * 500 {
+            admitted += u32::from(!world.hit("k=1", 1).refused);
+            world.clock.advance("1ms");
+        }
+        assert_eq!(admitted, 20 * limit, "a limit of {limit} in 20 windows");
+    }
+}

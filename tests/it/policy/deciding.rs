@@ -101,6 +101,77 @@ proptest! {
     }
 }
 
+/// Returns what the dynamic metadata says of each limit that refuses in shadow mode: rule, limit, quota and provenance.
+fn shadow_refusals(limiter: &Limiter, descriptors: &[&str]) -> Vec<String> {
+    let request = request(descriptors.iter().map(|text| descriptor(text)));
+    let decision = futures(limiter.decide(&request, None));
+    let answers = Answers { decision_metadata: true, ..Answers::default() };
+    let answer = answers.respond(&request, &decision).expect("no limit has the policy error");
+    let metadata = answer.dynamic_metadata.expect("it is on");
+    let Some(Kind::StructValue(Struct { fields })) = &metadata.fields["decision"].kind else { panic!("{metadata:?}") };
+    let Some(shadow) = fields.get("shadow") else { return Vec::new() };
+    let Some(Kind::ListValue(shadow)) = &shadow.kind else { panic!("{shadow:?}") };
+    let told = shadow.values.iter().map(|refusal| {
+        let Some(Kind::StructValue(Struct { fields })) = &refusal.kind else { panic!("{refusal:?}") };
+        let text = |name: &str| match fields.get(name).map(|value| &value.kind) {
+            Some(Some(Kind::StringValue(text))) => text.clone(),
+            None => "-".to_owned(),
+            other => panic!("{other:?}"),
+        };
+        ["rule", "limit", "quota", "provenance"].map(text).join(" ")
+    });
+    told.collect()
+}
+
+/// Rules of which some refuse in shadow mode only.
+const SHADOWED: &str = "domain: d
+on_store_failure: closed
+descriptors:
+  - { key: one, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: watched, shadow_mode: true, rate_limit: { name: watched, unit: day, requests_per_unit: 1 } }
+  - { key: two, rate_limits: [{ unit: day, requests_per_unit: 3 }, { unit: day, requests_per_unit: 1, shadow_mode: true }] }
+  - { key: quota, quota_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: soft_quota, quota_mode: true, shadow_mode: true, rate_limit: { unit: day, requests_per_unit: 1 } }
+  - { key: denied, deny: true }
+";
+
+#[test]
+fn the_metadata_names_each_limit_that_would_refuse_without_a_shadow_mode() {
+    let instance = Instance::of(1);
+    let limiter = instance.limiter(SHADOWED);
+    let none: &[&str] = &[];
+    for (descriptors, expected) in [
+        (&["watched=up", "two=up", "soft_quota=up"][..], none),
+        (&["watched=up"], &["d.watched watched 1 per day store"]),
+        // Each limit is told once, however many counters of it a client names.
+        (&["watched=up", "two=up", "watched=up"], &["d.watched watched 1 per day known", "d.two - 1 per day store"]),
+        (&["watched=down"], &["d.watched watched 1 per day closed"]),
+        // A request that is refused anyway.
+        (&["one=up"], none),
+        (&["one=up"], none),
+        (&["one=up", "watched=up"], &["d.watched watched 1 per day known"]),
+        // Quotas refuse together: one of them has room.
+        (&["soft_quota=up", "quota=new"], none),
+        (&["soft_quota=up", "quota=new"], &["d.soft_quota - 1 per day known"]),
+        (&["denied=up"], none),
+    ] {
+        assert_eq!(shadow_refusals(&limiter, descriptors), expected, "{descriptors:?}");
+    }
+}
+
+#[test]
+fn a_client_makes_the_list_of_shadow_refusals_no_longer_than_16() {
+    let rules: String = (0..40)
+        .map(|n| format!("  - {{ key: k{n}, shadow_mode: true, rate_limit: {{ unit: day, requests_per_unit: 0 }} }}\n"))
+        .collect();
+    let instance = Instance::of(1);
+    let limiter = instance.limiter(&format!("domain: d\ndescriptors:\n{rules}"));
+    let descriptors: Vec<String> = (0..40).map(|n| format!("k{n}=up")).collect();
+    let descriptors: Vec<&str> = descriptors.iter().map(String::as_str).collect();
+    let told = shadow_refusals(&limiter, &descriptors);
+    assert_eq!((told.len(), &*told[15]), (16, "d.k15 - 0 per day store"));
+}
+
 /// Returns the rule and the provenance of a decision on these descriptors.
 fn decided(limiter: &Limiter, descriptors: &[&str]) -> String {
     let request = request(descriptors.iter().map(|text| descriptor(text)));

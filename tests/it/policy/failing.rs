@@ -58,7 +58,7 @@ impl Told {
         give_back: impl FnOnce() + Send + 'static,
     ) -> Undo {
         let ending = Ending { told: Arc::clone(self), is_given_back: false };
-        Undo::new(left.into_iter().collect(), move || {
+        Undo::new(Charging::AllOrNothing, left.into_iter().collect(), move || {
             ending.with_all_given_back();
             give_back();
         })
@@ -125,7 +125,10 @@ impl Failing {
             self.told.undo(left, move || drop(memory.charge_now(&refunds)))
         });
         let answer = |(charge, verdict)| if is_down(charge) { Err(error) } else { Ok(verdict) };
-        Charged { undo, ..Charged::answered(charges.iter().zip(verdicts).map(answer).collect()) }
+        Charged {
+            undos: undo.into_iter().collect(),
+            ..Charged::answered(charges.iter().zip(verdicts).map(answer).collect())
+        }
     }
 }
 

@@ -249,7 +249,7 @@ async fn every_policy_of_a_request_is_named_beside_the_metadata_that_was_asked_f
 async fn as_json_the_policies_are_200_429_and_503() {
     let instance = Instance::of(2);
     let service =
-        json::service(edge(&instance, false), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)));
+        json::service(edge(&instance, false), Readiness::default(), 4_096, |_| true, Arc::new(PageGate::new(false)), 8);
     let ask = async |key: &str| {
         let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"{key}","value":"down"}}]}}]}}"#);
         let request = Request::post("/json").body(Body::from(body)).expect("a request");

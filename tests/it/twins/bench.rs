@@ -199,8 +199,12 @@ pub fn at(sha1: &str, now: Micros, call: &Cmd) -> Cmd {
 
 /// How the store charges all counters of a request where they are on one node.
 pub fn mode(charges: &[Charge]) -> Mode {
-    let is_each = charges.iter().all(|charge| charge.charging == Charging::Each);
-    if is_each { Mode::Each } else { Mode::All }
+    let has = |wanted: fn(&Charge) -> bool| charges.iter().any(wanted);
+    match has(|charge| charge.charging == Charging::AllOrNothing) {
+        true => Mode::All,
+        false if has(|charge| charge.group().is_some()) => Mode::Group,
+        false => Mode::Each,
+    }
 }
 
 /// What a reply says of so many charges.

@@ -69,6 +69,8 @@ async fn a_full_redis_writes_what_is_there_in_its_place_and_makes_nothing_whoeve
             of(Mode::Lean, vec![each("new", limit, 1), each("there", limit, 1)]),
             of(Mode::Later, vec![all("new", limit, 1)]),
             of(Mode::Lease, vec![all("new", limit, 1)]),
+            // A fixed window records what it refuses.
+            of(Mode::Each, vec![each("new", limit, 11)]),
         ];
         let whole = (!is_log).then(|| vec![Some(false); 2]);
         let expected = [
@@ -82,6 +84,7 @@ async fn a_full_redis_writes_what_is_there_in_its_place_and_makes_nothing_whoeve
             Some(vec![None, there]),
             Some(vec![None]),
             Some(vec![None]),
+            Some(vec![Some(true)]),
         ];
         assert_eq!(shared(&mut bench, &asked), expected, "{algorithm:?}");
         assert_eq!(bench.counters(), 2, "{algorithm:?}: nothing new is there");

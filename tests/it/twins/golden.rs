@@ -72,10 +72,16 @@ fn cases() -> Vec<Case> {
         case("day", fixed(1_000_000, "1d"), &[42], ("1h", 1_000_000), refused(0, "11h", "11h")),
         case("over", fixed(5, "15m"), &[4, 3], ("1m", 1), refused(0, "14m", "14m")),
         case("most", fixed(u32::MAX, "365d"), &[Hits::MOST; 2], ("1m", 1), refused(0, "38159m", "38159m")),
-        // Half of three are left of the second before, rounded up, and one is taken of this one.
-        case("second", sliding(10, "1s"), &[3], ("1500ms", 1), admitted(7, "1500ms")),
-        // 23 are left of 30, beside 20; ten fit when 20 are left of them.
-        spread("minute", sliding(50, "1m"), &[("0s", 30), ("60s", 20)], ("75s", 10), refused(7, "105s", "5s")),
+        // Half of three are left of the second before, rounded down, and one is taken of this one, which counts until the next second has begun.
+        case("second", sliding(10, "1s"), &[3], ("1500ms", 1), admitted(8, "500001us")),
+        // 22 are left of 30, beside 20; ten fit when less than 21 are left of them.
+        spread(
+            "minute",
+            sliding(50, "1m"),
+            &[("0s", 30), ("60s", 20)],
+            ("75s", 10),
+            refused(8, "102000100us", "3000100us"),
+        ),
         spread("minute", log(5, "1m"), &[("0s", 3), ("1s", 1)], ("10s", 1), admitted(0, "60s")),
         // The first three are old. Four fit when the fourth is.
         spread("old", log(5, "2s"), &[("0s", 3), ("1s", 1), ("2s", 1)], ("2500ms", 4), refused(3, "1500ms", "500ms")),

@@ -151,8 +151,8 @@ async fn an_undo_that_is_late_across_a_border_leaves_what_its_algorithm_says_and
     for (algorithm, before, after) in [
         // The window of the charge is over, and what came after the border stands.
         (Algorithm::FixedWindow, 18, 18),
-        // Two and thirteen twentieths of the window before, rounded up: of sixteen hits, and then of one.
-        (Algorithm::SlidingWindow, 7, 17),
+        // Two and thirteen twentieths of the window before, rounded down: of sixteen hits, and then of one.
+        (Algorithm::SlidingWindow, 8, 18),
         (Algorithm::SlidingLog, 2, 17),
         // Of fifteen hits twelve have drained in 1.2 seconds, and the three others are taken back.
         (Algorithm::TokenBucket, 14, 17),

@@ -304,8 +304,13 @@ async fn the_script_itself_goes_by_the_clock_of_redis_and_a_second_of_slack() {
         let expires = bench.expires_ms(&charge);
         // Redis counts from when it writes, which on a busy machine may be later than the script's time.
         let late_ms = after - now.get() / 1_000;
-        // A meter is kept until a whole second, or until a multiple of a power of two that is up to twice the reset.
-        let rounded_ms = if algorithm.has_burst() { 1_000 + 2 * verdict.reset.get() / 1_000 } else { 0 };
+        // A meter is kept until a whole second, or until a multiple of a power of two that is up to twice the reset; sliding windows to the end
+        // of the second.
+        let rounded_ms = match algorithm {
+            Algorithm::SlidingWindow => 60_000,
+            _ if algorithm.has_burst() => 1_000 + 2 * verdict.reset.get() / 1_000,
+            _ => 0,
+        };
         assert!(
             (idle_ms..=idle_ms + 1_002 + late_ms + rounded_ms).contains(&expires),
             "{algorithm:?}: {expires} for {idle_ms}"
@@ -322,8 +327,8 @@ async fn a_request_that_is_decided_as_a_whole_writes_nothing_when_a_charge_canno
     let arguments: Vec<_> = call.args_iter().collect();
     let Some((redis::Arg::Simple(packed), others)) = arguments.split_last() else { panic!("it has arguments") };
     let mut unknown = packed.to_vec();
-    // Each charge is 53 bytes, and its algorithm stands behind the 4 of its key.
-    unknown[packed.len() - 53 + 4] = 99;
+    // Each charge is 56 bytes, and its algorithm stands behind the 4 of its key.
+    unknown[packed.len() - 56 + 4] = 99;
     for changed in [&unknown, &packed[..packed.len() - 1]] {
         let mut command = Cmd::new();
         for argument in others {

@@ -58,7 +58,7 @@ fn wrong_sets() -> [(Vec<RateLimitConfig>, String); 7] {
         (vec![nested], format!("res:{}", empty_key(3, "user > "))),
         (
             vec![twice],
-            "res:3:1: error: duplicate descriptor `user`, already defined on this level in res line 2: remove one of the two, or write both limits in one `rate_limits` list\n  3 | edge > user\n    | ^".to_owned(),
+            "res:3:1: error: duplicate descriptor `user`, already defined on this level in res line 2: remove one of the two, or write both limits in one item (in a rule file: in a list `rate_limits`)\n  3 | edge > user\n    | ^".to_owned(),
         ),
         (
             vec![limit("res", "edge", RateLimitUnit::Unknown, 5)],
@@ -68,7 +68,7 @@ fn wrong_sets() -> [(Vec<RateLimitConfig>, String); 7] {
         (
             vec![day("one", "edge"), day("two", "edge"), no_key],
             format!(
-                "res:{known_domain}\nres:{}\ntwo:{known_domain}\ntwo:2:1: error: duplicate descriptor `user`, already defined on this level in one line 2: remove one of the two, or write both limits in one `rate_limits` list\n  2 | edge > user\n    | ^",
+                "res:{known_domain}\nres:{}\ntwo:{known_domain}\ntwo:2:1: error: duplicate descriptor `user`, already defined on this level in one line 2: remove one of the two, or write both limits in one item (in a rule file: in a list `rate_limits`)\n  2 | edge > user\n    | ^",
                 empty_key(2, "")
             ),
         ),
@@ -123,6 +123,22 @@ async fn each_kind_of_wrong_set_is_refused_with_all_reasons_and_changes_nothing(
     stream.send(response("2", "n2", &[day("res", "edge")])).unwrap();
     assert_eq!(answer(&plane.request().await), ("2", "n2", None));
     assert!(metric(&server, "tidegate_rules_rejected 0").await);
+}
+
+#[tokio::test]
+async fn a_first_set_that_is_wrong_leaves_no_rules_in_force_and_the_log_says_so() {
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &[FORCED]).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &[limit("res", "edge", RateLimitUnit::Unknown, 5)])).unwrap();
+    assert!(answer(&plane.request().await).2.is_some(), "it is refused");
+    let log = server.log();
+    assert!(log.contains("no rules are in force yet, so each call fails") && !log.contains("old rules"), "{log}");
+    stream.send(response("2", "n2", &[day("res", "edge")])).unwrap();
+    plane.request().await;
+    stream.send(response("3", "n3", &[limit("res", "edge", RateLimitUnit::Unknown, 5)])).unwrap();
+    assert!(answer(&plane.request().await).2.is_some(), "it is refused too");
+    assert!(rlconfig(&server).await.contains("requests_per_unit=5"), "the rules between the two stay");
 }
 
 #[tokio::test]

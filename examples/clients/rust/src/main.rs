@@ -2,14 +2,19 @@
 
 mod tidegate;
 
+use std::collections::HashMap;
 use std::error::Error;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use axum::Router;
+use axum::{Form, Router};
 use axum::body::Body;
-use axum::extract::Path;
-use axum::routing::get;
-use http::{Request, Response};
+use axum::extract::{ConnectInfo, Path, State};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use http::{Request, Response, StatusCode};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
@@ -61,6 +66,7 @@ fn describe(request: &Request<Body>) -> (u32, Vec<Descriptor>) {
     let path = request.uri().path();
     let by_path = Descriptor::new([("path", path), ("user", user)]);
     match path {
+        "/login" | "/undecided" => (0, vec![]),
         "/export" => (5, vec![by_path]),
         "/trial" => (1, vec![Descriptor::new([("trial", user)]).with_hits(2).with_limit(4, Unit::Day)]),
         _ => (1, vec![by_path]),
@@ -68,11 +74,50 @@ fn describe(request: &Request<Body>) -> (u32, Vec<Descriptor>) {
 }
 
 async fn serve(tidegate: Tidegate) -> Result<(), Failed> {
+    let undecided = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&undecided);
+    let tidegate = tidegate.on_undecided(move |_| drop(counted.fetch_add(1, Ordering::Relaxed)));
+    let count = async move || undecided.load(Ordering::Relaxed).to_string();
     let done = async |Path(path): Path<String>| format!("{path}: done\n");
-    let router = Router::new().route("/{path}", get(done)).layer(RateLimit::new(tidegate, describe));
+    let router = Router::new().route("/undecided", get(count)).route("/{path}", get(done));
+    let router = router.route("/login", post(login)).with_state(tidegate.clone());
+    let router = router.layer(RateLimit::new(tidegate, describe));
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("http://{}", listener.local_addr()?);
-    Ok(axum::serve(listener, router).await?)
+    Ok(axum::serve(listener, router.into_make_service_with_connect_info::<SocketAddr>()).await?)
+}
+
+/// A stand-in for your lookup and its hash.
+fn is_right(account: &str, password: &str) -> bool {
+    !account.is_empty() && password == "right"
+}
+
+async fn login(
+    State(tidegate): State<Tidegate>,
+    ConnectInfo(client): ConnectInfo<SocketAddr>,
+    Form(form): Form<HashMap<String, String>>,
+) -> axum::response::Response {
+    let field = |name: &str| form.get(name).map_or("", String::as_str);
+    // Behind a proxy, the address that the proxy vouches for.
+    let address = Descriptor::new([("path", "/login"), ("remote_address", &client.ip().to_string())]);
+    let account = Descriptor::new([("path", "/login"), ("account", field("account"))]);
+    let decision = tidegate.decide(1, vec![address, account.clone()]).await;
+    if decision.error.is_some() {
+        // Also where others fail open: without a decision, guesses would have no limit.
+        return (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "1")], "Try again later.\n").into_response();
+    }
+    if decision.status != StatusCode::OK {
+        return decision.into_response();
+    }
+    let mut response = if is_right(field("account"), field("password")) {
+        // The hit of the account only: whoever knows one password must not get more guesses at others from an address.
+        tidegate.give_back(&decision, vec![account]).await;
+        "Welcome.\n".into_response()
+    } else {
+        (StatusCode::UNAUTHORIZED, "Wrong account or password.\n").into_response()
+    };
+    decision.add_headers(response.headers_mut());
+    response
 }
 
 async fn call(how: &str, url: &str) -> Result<(), Failed> {

@@ -1,6 +1,7 @@
 //! Rate limits of Tidegate for axum and other tower services, and for callers of an API that is limited. Copy this file.
 
 use std::convert::Infallible;
+use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,7 +26,7 @@ impl Descriptor {
     /// A descriptor of these keys and values, such as `[("path", "/orders"), ("user", "ann")]`. Their order matters.
     pub fn new<'a>(entries: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let entry = |(key, value): (&str, &str)| Entry { key: key.to_owned(), value: value.to_owned() };
-        Self { entries: entries.into_iter().map(entry).collect(), limit: None, hits: None }
+        Self { entries: entries.into_iter().map(entry).collect(), limit: None, hits: None, is_negative_hits: false }
     }
 
     /// Sends a limit in place of the rule's.
@@ -39,6 +40,10 @@ impl Descriptor {
         self.hits = Some(hits);
         self
     }
+
+    fn given_back(self, hits: u32) -> Self {
+        Self { hits: Some(self.hits.unwrap_or(hits.into())), is_negative_hits: true, ..self }
+    }
 }
 
 /// What to do with a request.
@@ -47,17 +52,19 @@ pub struct Decision {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Vec<u8>,
-    /// Why there was no answer, for your log.
-    #[allow(dead_code)]
+    /// Why there was no answer.
     pub error: Option<Status>,
+    /// Of the request, for descriptors without hits of their own.
+    hits: u32,
 }
 
 impl Decision {
     fn admitted(error: Option<Status>) -> Self {
-        Self { status: StatusCode::OK, headers: HeaderMap::new(), body: Vec::new(), error }
+        Self { status: StatusCode::OK, headers: HeaderMap::new(), body: Vec::new(), error, hits: 1 }
     }
 
-    fn add_headers(&self, headers: &mut HeaderMap) {
+    /// Adds the headers to the response of an admitted request. `into_response` is the response of another.
+    pub fn add_headers(&self, headers: &mut HeaderMap) {
         for (name, value) in &self.headers {
             headers.append(name, value.clone());
         }
@@ -82,6 +89,37 @@ pub struct Tidegate {
     domain: Arc<str>,
     timeout: Duration,
     fail_open: bool,
+    on_undecided: Arc<dyn Fn(&Status) + Send + Sync>,
+    log: Arc<Log>,
+}
+
+/// The time from one line about calls without a decision to the next.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+
+/// Lines about calls without a decision.
+struct Log {
+    address: String,
+    /// Time of the last line, and the number of calls since then.
+    last: Mutex<Option<(Instant, u64)>>,
+}
+
+impl Log {
+    fn report(&self, error: &Status, result: &str) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let unlogged = match &mut *last {
+            Some((at, unlogged)) if at.elapsed() < LOG_PAUSE => return *unlogged += 1,
+            Some((_, unlogged)) => *unlogged,
+            None => 0,
+        };
+        *last = Some((Instant::now(), 0));
+        drop(last);
+        let (address, code, why) = (&self.address, error.code(), error.message());
+        // Replace it with `tracing::warn!` where your service logs by it.
+        let _ = writeln!(
+            std::io::stderr(),
+            "Tidegate at {address} did not decide: {code:?}: {why}. {result}; {unlogged} more since the last such line"
+        );
+    }
 }
 
 impl Tidegate {
@@ -113,29 +151,69 @@ impl Tidegate {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        Self { grpc: Grpc::new(endpoint.connect_lazy()), domain: domain.into(), timeout, fail_open }
+        let log = Arc::new(Log { address: endpoint.uri().to_string(), last: Mutex::default() });
+        let grpc = Grpc::new(endpoint.connect_lazy());
+        Self { grpc, domain: domain.into(), timeout, fail_open, on_undecided: Arc::new(|_| {}), log }
     }
 
-    /// Asks about a request. Without an answer, `fail_open` decides, and `Decision::error` says why. 0 hits mean 1.
+    /// Sets what is called with the error of each call without a decision, for a metric of yours. Besides, standard error has a line
+    /// about the first, and then at most every 10 s with the number of those in between.
+    pub fn on_undecided(mut self, hook: impl Fn(&Status) + Send + Sync + 'static) -> Self {
+        self.on_undecided = Arc::new(hook);
+        self
+    }
+
+    /// Asks about a request, in a layer or in a handler that has read the body. Without an answer, `fail_open` decides, and
+    /// `Decision::error` says why. 0 hits mean 1.
     pub async fn decide(&self, hits: u32, descriptors: Vec<Descriptor>) -> Decision {
         if descriptors.is_empty() {
             return Decision::admitted(None);
         }
-        let request = message::Request { domain: self.domain.to_string(), descriptors, hits };
-        let answer = tokio::time::timeout(self.timeout, self.ask(request)).await;
-        match answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time"))) {
-            Ok(answer) => answer.into(),
-            Err(error) if self.fail_open => Decision::admitted(Some(error)),
-            Err(error) => Decision {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                headers: HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("1"))]),
-                body: b"The rate limiter is unavailable.\n".to_vec(),
-                error: Some(error),
-            },
+        match self.ask(hits, descriptors).await {
+            Ok(answer) => Decision { hits: hits.max(1), ..answer.into() },
+            Err(error) if self.fail_open => {
+                self.report(&error, "The request goes on without a limit");
+                Decision::admitted(Some(error))
+            }
+            Err(error) => {
+                self.report(&error, "The request gets status 503");
+                Decision {
+                    status: StatusCode::SERVICE_UNAVAILABLE,
+                    headers: HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static("1"))]),
+                    body: b"The rate limiter is unavailable.\n".to_vec(),
+                    error: Some(error),
+                    hits: 1,
+                }
+            }
         }
     }
 
-    async fn ask(&self, request: message::Request) -> Result<message::Answer, Status> {
+    /// Gives back the hits that an admitted request spent on these of its descriptors. Call it once for a decision at most.
+    ///
+    /// Nothing is given back where Tidegate refused or did not decide: those hits may not be counted. If this call is not answered, it
+    /// is reported like a call without a decision, and not sent again: the hits stay counted.
+    pub async fn give_back(&self, decision: &Decision, descriptors: Vec<Descriptor>) {
+        if decision.status != StatusCode::OK || decision.error.is_some() || descriptors.is_empty() {
+            return;
+        }
+        let given = descriptors.into_iter().map(|descriptor| descriptor.given_back(decision.hits)).collect();
+        if let Err(error) = self.ask(1, given).await {
+            self.report(&error, "Hits are not given back");
+        }
+    }
+
+    fn report(&self, error: &Status, result: &str) {
+        (self.on_undecided)(error);
+        self.log.report(error, result);
+    }
+
+    async fn ask(&self, hits: u32, descriptors: Vec<Descriptor>) -> Result<message::Answer, Status> {
+        let request = message::Request { domain: self.domain.to_string(), descriptors, hits };
+        let answer = tokio::time::timeout(self.timeout, self.send(request)).await;
+        answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
+    }
+
+    async fn send(&self, request: message::Request) -> Result<message::Answer, Status> {
         let mut grpc = self.grpc.clone();
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let mut request = tonic::Request::new(request);
@@ -156,7 +234,7 @@ impl From<message::Answer> for Decision {
         for (name, value) in answer.headers.into_iter().filter_map(header) {
             headers.append(name, value);
         }
-        Self { status, headers, body: answer.body, error: None }
+        Self { status, headers, body: answer.body, error: None, hits: 1 }
     }
 }
 
@@ -245,6 +323,8 @@ mod message {
         pub limit: Option<Limit>,
         #[prost(message, optional, tag = "3")]
         pub hits: Option<u64>,
+        #[prost(bool, tag = "4")]
+        pub is_negative_hits: bool,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]

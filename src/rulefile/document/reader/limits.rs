@@ -11,7 +11,12 @@ use crate::rules::tree::Position;
 impl<'t> Reader<'_, 't> {
     pub(crate) fn rate_limit(&mut self, entry: MapEntry<'t>) -> LimitsNode {
         let Content::Mapping(mapping) = entry.value.content() else {
-            self.wrong(entry.name, entry.value, "a mapping like `{unit: second, requests_per_unit: 5}`");
+            let example = "a mapping like `{unit: second, requests_per_unit: 5}`";
+            if matches!(entry.value.content(), Content::List(_)) {
+                self.wrong(entry.name, entry.value, &format!("{example} (for several limits, write `rate_limits`)"));
+            } else {
+                self.wrong(entry.name, entry.value, example);
+            }
             return LimitsNode::None;
         };
         let mappings = self.mappings(entry.value, mapping);
@@ -96,6 +101,7 @@ impl<'t> Reader<'_, 't> {
                 "burst" => node.burst = self.number(entry),
                 "algorithm" => node.algorithm = self.word(entry, &Algorithm::ALL),
                 "count_refused" => node.count_refused = self.flag(entry),
+                "refuse_peek_at_limit" => node.refuse_peek_at_limit = self.flag(entry).then_some(entry.place),
                 "cost" => node.cost = self.number(entry),
                 "warn_at" => node.warn_at = self.percent(entry),
                 "delay" => node.delay = self.delay(entry),

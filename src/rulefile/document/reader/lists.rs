@@ -106,6 +106,7 @@ impl<'t> Reader<'_, 't> {
                 form: None,
                 v4_prefix: None,
                 v6_prefix: None,
+                refuses_others: None,
                 is_lower: false,
                 sensitive: None,
             };
@@ -114,6 +115,9 @@ impl<'t> Reader<'_, 't> {
                     "as" => normalizer.form = self.word(entry, &FormWord::ALL).map(|word| word.value),
                     "v4_prefix" => normalizer.v4_prefix = self.number(entry),
                     "v6_prefix" => normalizer.v6_prefix = self.number(entry),
+                    "not_an_address" => {
+                        normalizer.refuses_others = self.word(entry, &[("count", false), ("refuse", true)]);
+                    }
                     "case" => normalizer.is_lower = self.word(entry, &[("lower", ())]).is_some(),
                     "sensitive" => normalizer.sensitive = self.flag(entry).then_some(entry.place),
                     _ => {}

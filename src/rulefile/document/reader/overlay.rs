@@ -5,9 +5,13 @@ use crate::algorithm::Algorithm;
 use crate::rulefile::document::{ApplyNode, DescriptorNode, LimitNode, MatchNode};
 use crate::rulefile::problem::{Placed, quoted};
 use crate::rulefile::yaml::{Content, Node, Nodes};
+use crate::rules::tree::Position;
 
 const EXAMPLE: &str = "`- { match: [\"*\", user], limit: { algorithm: gcra } }`";
 const PATH_EXAMPLE: &str = "a list of keys like `[\"*\", user]`";
+
+/// Key of a file that empties the overlay.
+pub(super) const EMPTY: &str = "empty_overlay";
 
 /// Returns true if the top of a file has the key `overlay`.
 pub(super) fn is_overlay(top: Nodes<'_>) -> bool {
@@ -25,6 +29,25 @@ pub(super) fn has_key(mut top: Nodes<'_>, name: &str) -> bool {
 }
 
 impl<'t> Reader<'_, 't> {
+    /// Reports an overlay without content. Only `empty_overlay: true` alone may be one, so that a file that is cut off takes nothing out of
+    /// force.
+    pub(crate) fn overlay_has_content(&mut self, is_emptied: bool, entries: &[MapEntry<'t>], place: Position) {
+        if is_emptied {
+            let is_true = |entry: &MapEntry<'t>| matches!(entry.value.content(), Content::Plain("true"));
+            if entries.len() != 1 || !entries.iter().all(is_true) {
+                self.report.error(place, || {
+                    "`empty_overlay: true` empties the overlay only as the single line of its file: remove the other lines, or remove this one."
+                        .to_owned()
+                });
+            }
+        } else if entries.iter().all(|entry| entry.name == "overlay" || entry.value.is_nothing()) {
+            self.report.error(place, || {
+                "The overlay has nothing below `overlay`, like a file that was cut off while it was written: write the rest of the file, or, to empty the overlay, a file whose single line is `empty_overlay: true`."
+                    .to_owned()
+            });
+        }
+    }
+
     /// Returns the items of `apply`.
     pub(crate) fn apply(&mut self, entry: MapEntry<'t>) -> Vec<ApplyNode> {
         let Some(items) = self.list(entry, EXAMPLE) else { return Vec::new() };
@@ -79,6 +102,7 @@ impl<'t> Reader<'_, 't> {
                 "burst" => limit.burst = self.number(entry),
                 "algorithm" => limit.algorithm = self.word(entry, &Algorithm::ALL),
                 "count_refused" => limit.count_refused = self.flag(entry),
+                "refuse_peek_at_limit" => limit.refuse_peek_at_limit = self.flag(entry).then_some(entry.place),
                 "cost" => limit.cost = self.at_least_one(entry),
                 "warn_at" => limit.warn_at = self.percent(entry),
                 "delay" => limit.delay = self.delay(entry),

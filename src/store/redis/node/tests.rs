@@ -6,6 +6,7 @@ use super::*;
 use crate::store::redis::address::Topology;
 use crate::store::redis::servers::Servers;
 use crate::store::redis::tests::{access, address};
+use crate::store::redis::{Instance, Redis, ScriptTaken};
 
 fn node() -> Arc<Node> {
     Arc::new(Node::new(Locate::At(address()), access(), 1, Arc::default()))
@@ -13,6 +14,15 @@ fn node() -> Arc<Node> {
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
+}
+
+/// Opens the breaker of `node` by calls that failed after the time `waited`.
+async fn open_breaker(node: &Node, waited: Duration) {
+    for _ in 0..30 {
+        node.failed(waited);
+        tokio::time::advance(ms(10)).await;
+    }
+    assert!(node.breaker.missed(Instant::now() + ms(100), Instant::now() + ms(200)), "the breaker opens");
 }
 
 #[test]
@@ -26,11 +36,7 @@ fn a_thread_keeps_its_number_and_shares_it_with_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_more_time_than_those_who_failed_is_let_through_and_what_is_charged_later_is_not() {
     let node = node();
-    for _ in 0..30 {
-        node.failed(ms(10));
-        tokio::time::advance(ms(10)).await;
-    }
-    assert!(node.breaker.missed(Instant::now() + ms(100), Instant::now() + ms(200)), "the breaker opens");
+    open_breaker(&node, ms(10)).await;
     let ask = async |wait, turn| node.permit(Instant::now(), 1, Instant::now() + wait, turn).await.map(drop);
     let is_down = |result| matches!(result, Err(StoreError::Down { .. }));
     assert!(is_down(ask(ms(10), CallPriority::InOrder).await));
@@ -95,4 +101,21 @@ async fn a_server_is_tried_again_while_no_connection_is_alive_and_when_a_call_ha
     assert!(tries_again(0, false).await, "there is none to call on");
     assert!(!tries_again(1, false).await, "calls have a connection");
     assert!(tries_again(1, true).await, "a call has failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_undo_that_a_node_does_not_take_goes_to_the_node_that_takes_its_place() {
+    let redis = Redis::new(Instance { topology: Topology::Single(address()), access: access() }, None, "", 1);
+    let servers = &redis.0.main;
+    let (old, new) = (servers.node(0).expect("it is the only one"), node());
+    // Longer than an undo is tried.
+    open_breaker(&old, ms(1_000)).await;
+    let undo = redis.give_back(vec![ScriptTaken { is_per_second: false, slot: 0, charges: Vec::new() }]);
+    let moved = async {
+        sleep(ms(100)).await;
+        servers.replace(Arc::clone(&new));
+    };
+    tokio::join!(undo, moved);
+    // No server listens there.
+    assert!(new.backoff.until().is_some(), "it was tried");
 }

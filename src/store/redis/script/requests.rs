@@ -15,6 +15,8 @@ const SLOT: u8 = 1;
 const GROWING: u8 = 2;
 /// In place of a delay, which leased limits have none of: hits for a lease.
 const ASK: u8 = 3;
+/// In place of a delay, which such limits have none of: a peek, which is refused while one hit does not fit.
+const PEEK: u8 = 4;
 /// Bytes of a request without its charges: a length of 4, a deadline of 8, a mode of up to 5 letters with its terminator, and two numbers of 4.
 pub(super) const HEAD: usize = 26;
 /// Bytes of the name of the command and of a number of keys of up to 7 digits.
@@ -22,7 +24,7 @@ const NUMBER: usize = 14;
 /// Bytes of the longest packed charge, so that charges are packed without reallocation: that of a growing delay.
 pub(super) const LONGEST: usize = SHORTEST + 12;
 /// Bytes of the shortest packed charge, so that the length of packed charges bounds their number.
-pub(super) const SHORTEST: usize = 53;
+pub(super) const SHORTEST: usize = 56;
 /// Code of the error of a request whose counters could not be read, so that nothing was written for it.
 pub const UNREAD: &str = "UNREAD";
 /// Mode of a call that reverses charges.
@@ -50,8 +52,13 @@ impl Requests {
     /// Adds a request that charges `charges`, in a cluster of one slot. The script does nothing for it after `deadline`, which is a time of
     /// the node's clock.
     pub fn charge(&mut self, prefix: &[u8], charges: &[&Charge], mode: Mode, deadline: Micros) {
-        let charges: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
-        self.add(prefix, &charges, deadline, mode.name());
+        // A part of a group, or of a request, is not decided here.
+        let has_groups = mode != Mode::Take;
+        let mut packed: SmallVec<[Packed<'_>; 4]> = charges.iter().map(|charge| Packed::new(charge)).collect();
+        for packed in &mut packed {
+            packed.group = packed.charge.group().filter(|_| has_groups);
+        }
+        self.add(prefix, &packed, deadline, mode.name());
     }
 
     /// Adds a request that reverses `charges`, each with the time of its reply. It has no deadline: until it runs, the counters are too high.
@@ -64,7 +71,7 @@ impl Requests {
             let place = *places.entry((&charge.key, charge.limit.quota().limit(), at)).or_insert(undone.len());
             match undone.get_mut(place) {
                 Some(same) => same.hits = same.hits.saturating_add(hits),
-                None => undone.push(Packed { charge, hits, back: at.get() }),
+                None => undone.push(Packed { charge, hits, back: at.get(), group: None }),
             }
         }
         self.add(prefix, &undone, Micros::ZERO, UNDO);
@@ -149,17 +156,19 @@ pub(super) struct Packed<'a> {
     charge: &'a Charge,
     hits: u64,
     back: u64,
+    /// The group that the script decides.
+    group: Option<u32>,
 }
 
 impl<'a> Packed<'a> {
     pub(super) fn new(charge: &'a Charge) -> Self {
         let hits = charge.limit.counted(charge.hits);
-        Self { charge, hits: hits.taken(), back: hits.given_back() }
+        Self { charge, hits: hits.taken(), back: hits.given_back(), group: None }
     }
 
     /// Writes it in the format of `record` in `driver.lua`.
     pub(super) fn write(&self, into: &mut Vec<u8>, keys: &[&CounterKey]) {
-        let Self { charge: Charge { key, limit, .. }, hits, back } = *self;
+        let Self { charge: Charge { key, limit, .. }, hits, back, group } = *self;
         let delay = limit.delay_of(self.charge.hits);
         let place = if limit.is_closed() { 0 } else { keys.partition_point(|known| *known < key) + 1 };
         let quota = match delay {
@@ -174,14 +183,17 @@ impl<'a> Packed<'a> {
         let numbers = [quota.window().length().get(), quota.tick().get(), hits, back];
         into.extend_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
         into.extend_from_slice(&small(self.charge.descriptor).to_le_bytes());
-        let (records, kept) = (limit.records_refused(self.charge.charging), self.charge.is_recorded_despite_refusal());
+        let records = limit.records_refused(self.charge.charging);
+        let stays = u32::from(self.charge.is_always_recorded()) + group.map_or(0, |group| 2 * (group + 1));
         let kind = match delay {
             None if self.charge.ask > 0 => ASK,
+            None if limit.refuses_full_peek(self.charge.hits) => PEEK,
             None => NO_DELAY,
             Some(Delay::Slot { .. }) => SLOT,
             Some(Delay::Growing { .. }) => GROWING,
         };
-        into.extend_from_slice(&[self.charge.role as u8 + 1, u8::from(records), u8::from(kept), kind]);
+        into.extend_from_slice(&[self.charge.role as u8 + 1, u8::from(records), kind]);
+        into.extend_from_slice(&stays.to_le_bytes());
         if let Some(delay) = delay {
             into.extend_from_slice(&short(delay.max()).to_le_bytes());
             if let Delay::Growing { step, .. } = delay {

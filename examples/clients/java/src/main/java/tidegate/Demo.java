@@ -21,6 +21,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.Executors;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.logging.Level;
 import java.util.logging.Logger;
 import java.util.stream.Stream;
@@ -75,6 +76,7 @@ public final class Demo {
         var path = request.getRequestURI();
         var byPath = List.of(new Descriptor(new Entry("path", path), new Entry("user", user)));
         return switch (path) {
+            case "/login", "/undecided" -> new LimitRequest(0, List.of());
             case "/export" -> new LimitRequest(5, byPath);
             case "/trial" -> {
                 var limit = new Limit(4, RateLimitUnit.DAY);
@@ -86,6 +88,8 @@ public final class Demo {
 
     private static void serve(Tidegate tidegate) throws Exception {
         TOMCAT.setLevel(Level.WARNING);
+        var undecided = new AtomicLong();
+        tidegate.onUndecided(error -> undecided.incrementAndGet());
         var tomcat = new Tomcat();
         var directory = Path.of(System.getProperty("java.io.tmpdir"), "limited").toString();
         tomcat.setBaseDir(directory);
@@ -108,9 +112,53 @@ public final class Demo {
             }
         });
         context.addServletMappingDecoded("/", "done");
+        Tomcat.addServlet(context, "undecided", new HttpServlet() {
+            @Override
+            protected void doGet(HttpServletRequest request, HttpServletResponse response) throws IOException {
+                response.getWriter().println(undecided.get());
+            }
+        });
+        context.addServletMappingDecoded("/undecided", "undecided");
+        Tomcat.addServlet(context, "login", new HttpServlet() {
+            @Override
+            protected void doPost(HttpServletRequest request, HttpServletResponse response) throws IOException {
+                login(tidegate, request, response);
+            }
+        });
+        context.addServletMappingDecoded("/login", "login");
         tomcat.start();
         System.out.println("http://127.0.0.1:" + tomcat.getConnector().getLocalPort());
         tomcat.getServer().await();
+    }
+
+    /** A stand-in for your lookup and its hash. */
+    private static boolean isRight(String account, String password) {
+        return !account.isEmpty() && password.equals("right");
+    }
+
+    private static void login(Tidegate tidegate, HttpServletRequest request, HttpServletResponse response) throws IOException {
+        var name = Optional.ofNullable(request.getParameter("account")).orElse("");
+        var password = Optional.ofNullable(request.getParameter("password")).orElse("");
+        // Behind a proxy, the address that the proxy vouches for: Tomcat's RemoteIpValve.
+        var address = new Descriptor(new Entry("path", "/login"), new Entry("remote_address", request.getRemoteAddr()));
+        var account = new Descriptor(new Entry("path", "/login"), new Entry("account", name));
+        var decision = tidegate.decide(new LimitRequest(1, List.of(address, account)));
+        response.setContentType("text/plain");
+        if (decision.error() != null) {
+            // Also where others fail open: without a decision, guesses would have no limit.
+            response.setStatus(503);
+            response.setHeader("Retry-After", "1");
+            response.getWriter().println("Try again later.");
+        } else if (decision.apply(response)) {
+            if (isRight(name, password)) {
+                // The hit of the account only: whoever knows one password must not get more guesses at others from an address.
+                tidegate.giveBack(decision, account);
+                response.getWriter().println("Welcome.");
+            } else {
+                response.setStatus(401);
+                response.getWriter().println("Wrong account or password.");
+            }
+        }
     }
 
     private static void call(String how, URI url) throws Exception {

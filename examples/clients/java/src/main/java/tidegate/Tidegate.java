@@ -35,6 +35,7 @@ import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
@@ -64,6 +65,11 @@ public final class Tidegate implements AutoCloseable {
             this(List.of(entries), null, null);
         }
 
+        RateLimitDescriptor givenBack(int hits) {
+            var given = new Descriptor(entries, this.hits == null ? Long.valueOf(hits) : this.hits, limit);
+            return given.toProto().toBuilder().setIsNegativeHits(true).build();
+        }
+
         RateLimitDescriptor toProto() {
             var message = RateLimitDescriptor.newBuilder();
             entries.forEach(entry -> message.addEntriesBuilder().setKey(entry.key()).setValue(entry.value()));
@@ -85,8 +91,23 @@ public final class Tidegate implements AutoCloseable {
      *
      * @param status 200 (go on), 429 (refused) or 503 (no answer in time, and the service fails closed)
      * @param error why there was no answer, or null
+     * @param hits of the request, for descriptors without hits of their own
      */
-    public record Decision(int status, List<Entry> headers, byte[] body, Exception error) {}
+    public record Decision(int status, List<Entry> headers, byte[] body, Exception error, int hits) {
+        /** Adds the headers to the response. If the request is not admitted, sends the whole response and returns false. */
+        public boolean apply(HttpServletResponse reply) throws IOException {
+            headers.forEach(header -> reply.addHeader(header.key(), header.value()));
+            if (status == 200) {
+                return true;
+            }
+            reply.setStatus(status);
+            if (reply.getContentType() == null) {
+                reply.setContentType("text/plain; charset=utf-8");
+            }
+            reply.getOutputStream().write(body);
+            return false;
+        }
+    }
 
     private static final byte[] EMPTY = {};
 
@@ -99,10 +120,19 @@ public final class Tidegate implements AutoCloseable {
                     .setResponseMarshaller(ProtoUtils.marshaller(RateLimitResponse.getDefaultInstance()))
                     .build();
 
+    private static final System.Logger LOGGER = System.getLogger(Tidegate.class.getName());
+    /** From one line about calls without a decision to the next. */
+    private static final Duration LOG_PAUSE = Duration.ofSeconds(10);
+
     private final ManagedChannel channel;
+    private final String address;
     private final String domain;
     private final Duration timeout;
     private final boolean failOpen;
+    private volatile Consumer<Exception> onUndecided = error -> {};
+    /** In the time of {@link System#nanoTime}. */
+    private long quietUntil = System.nanoTime();
+    private long unlogged;
 
     /**
      * Starts to connect.
@@ -116,6 +146,7 @@ public final class Tidegate implements AutoCloseable {
 
     /** The same with these credentials, such as {@code tls(new File("ca.crt"), null, null)}. */
     public Tidegate(String address, String domain, Duration timeout, boolean failOpen, ChannelCredentials credentials) {
+        this.address = address;
         this.domain = domain;
         this.timeout = timeout;
         this.failOpen = failOpen;
@@ -141,29 +172,84 @@ public final class Tidegate implements AutoCloseable {
         return credentials.build();
     }
 
-    /** Asks about a request. Without an answer, {@code failOpen} decides, and {@code error} says why. */
+    /**
+     * Sets what is called with the error of each call without a decision, for a metric of yours. Besides, the log has a warning of the
+     * first, and then at most every 10 s with the number of those in between.
+     */
+    public void onUndecided(Consumer<Exception> hook) {
+        onUndecided = hook;
+    }
+
+    /**
+     * Asks about a request, in a filter or in a servlet that has read the body; 0 hits mean 1. Without an answer, {@code failOpen}
+     * decides, and {@code error} says why.
+     */
     public Decision decide(LimitRequest limited) {
+        int hits = Math.max(limited.hits(), 1);
         if (limited.descriptors().isEmpty()) {
-            return new Decision(200, List.of(), EMPTY, null);
+            return new Decision(200, List.of(), EMPTY, null, hits);
         }
-        var request = RateLimitRequest.newBuilder().setDomain(domain).setHitsAddend(limited.hits());
+        var request = RateLimitRequest.newBuilder().setDomain(domain).setHitsAddend(hits);
         limited.descriptors().forEach(descriptor -> request.addDescriptors(descriptor.toProto()));
         try {
-            var inTime = CallOptions.DEFAULT.withDeadlineAfter(timeout.toNanos(), TimeUnit.NANOSECONDS);
-            var answer = ClientCalls.blockingUnaryCall(channel, METHOD, inTime, request.build());
+            var answer = ask(request.build());
             var headers = new ArrayList<Entry>();
             for (HeaderValue header : answer.getResponseHeadersToAddList()) {
                 headers.add(new Entry(header.getKey(), header.getValue()));
             }
             boolean isRefused = answer.getOverallCode() == RateLimitResponse.Code.OVER_LIMIT;
-            return new Decision(isRefused ? 429 : 200, headers, answer.getRawBody().toByteArray(), null);
+            return new Decision(isRefused ? 429 : 200, headers, answer.getRawBody().toByteArray(), null, hits);
         } catch (StatusRuntimeException error) {
+            report(error, failOpen ? "The request goes on without a limit" : "The request gets status 503");
             if (failOpen) {
-                return new Decision(200, List.of(), EMPTY, error);
+                return new Decision(200, List.of(), EMPTY, error, hits);
             }
             byte[] body = "The rate limiter is unavailable.\n".getBytes();
-            return new Decision(503, List.of(new Entry("Retry-After", "1")), body, error);
+            return new Decision(503, List.of(new Entry("Retry-After", "1")), body, error, hits);
         }
+    }
+
+    /**
+     * Gives back the hits that an admitted request spent on these of its descriptors. Call it once for a decision at most.
+     *
+     * <p>Nothing is given back where Tidegate refused or did not decide: those hits may not be counted. If this call is not answered,
+     * it is reported like a call without a decision, and not sent again: the hits stay counted.
+     */
+    public void giveBack(Decision decision, Descriptor... descriptors) {
+        if (decision.status() != 200 || decision.error() != null || descriptors.length == 0) {
+            return;
+        }
+        var request = RateLimitRequest.newBuilder().setDomain(domain);
+        for (var descriptor : descriptors) {
+            request.addDescriptors(descriptor.givenBack(decision.hits()));
+        }
+        try {
+            ask(request.build());
+        } catch (StatusRuntimeException error) {
+            report(error, "Hits are not given back");
+        }
+    }
+
+    private RateLimitResponse ask(RateLimitRequest request) {
+        var inTime = CallOptions.DEFAULT.withDeadlineAfter(timeout.toNanos(), TimeUnit.NANOSECONDS);
+        return ClientCalls.blockingUnaryCall(channel, METHOD, inTime, request);
+    }
+
+    private void report(Exception error, String result) {
+        onUndecided.accept(error);
+        long more;
+        synchronized (this) {
+            long now = System.nanoTime();
+            if (now - quietUntil < 0) {
+                unlogged++;
+                return;
+            }
+            more = unlogged;
+            unlogged = 0;
+            quietUntil = now + LOG_PAUSE.toNanos();
+        }
+        LOGGER.log(System.Logger.Level.WARNING, "Tidegate at " + address + " did not decide: " + error.getMessage() + ". " + result
+                + "; " + more + " more since the last such line");
     }
 
     @Override
@@ -176,18 +262,10 @@ public final class Tidegate implements AutoCloseable {
         @Override
         public void doFilter(ServletRequest request, ServletResponse response, FilterChain chain)
                 throws IOException, ServletException {
-            var reply = (HttpServletResponse) response;
             var decision = tidegate.decide(describe.apply((HttpServletRequest) request));
-            decision.headers().forEach(header -> reply.addHeader(header.key(), header.value()));
-            if (decision.status() == 200) {
+            if (decision.apply((HttpServletResponse) response)) {
                 chain.doFilter(request, response);
-                return;
             }
-            reply.setStatus(decision.status());
-            if (reply.getContentType() == null) {
-                reply.setContentType("text/plain; charset=utf-8");
-            }
-            reply.getOutputStream().write(decision.body());
         }
     }
 
