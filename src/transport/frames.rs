@@ -30,6 +30,13 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 /// Type of a frame with fields that clients must not send (RFC 9113, 8.4).
 const PUSH_PROMISE: u8 = 5;
+/// Answer to the PING that h2 sends with the first of the two GOAWAY frames of a graceful shutdown (RFC 9113, 6.7; h2's
+/// `frame::Ping::SHUTDOWN`).
+pub(super) const SHUTDOWN_PONG: [u8; 17] =
+    [0, 0, 8, 6, 1, 0, 0, 0, 0, 0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
+/// Position of the type in a frame, and a type that has no meaning and is skipped (RFC 9113, 4.1 and 5.5).
+const TYPE_AT: usize = 3;
+const NO_TYPE: u8 = 0xff;
 
 /// Position in the sequence of frames after the bytes that were read so far.
 #[derive(Debug)]
@@ -51,6 +58,8 @@ pub(super) struct FrameReader {
     around: usize,
     /// `None` on TCP, where no client sends a path as authority.
     authority: Option<Box<AuthorityRepair>>,
+    /// True if [`SHUTDOWN_PONG`] was taken out, until [`FrameReader::take_shutdown_pong`].
+    has_shutdown_pong: bool,
 }
 
 type IsLast = bool;
@@ -98,6 +107,7 @@ impl FrameReader {
             is_data: false,
             around: 0,
             authority: None,
+            has_shutdown_pong: false,
         }
     }
 
@@ -121,7 +131,18 @@ impl FrameReader {
         mem::take(&mut self.around)
     }
 
-    /// Reads the next bytes, and repairs what h2 would refuse ([`FrameReader::repairing_authority`]).
+    /// Returns true if the bytes since the last call had [`SHUTDOWN_PONG`], which was taken out of them.
+    pub(super) fn take_shutdown_pong(&mut self) -> bool {
+        mem::take(&mut self.has_shutdown_pong)
+    }
+
+    /// Returns true if the next byte begins a frame.
+    pub(super) fn is_between_frames(&self) -> bool {
+        self.missing == 0 && self.head_bytes == 0
+    }
+
+    /// Reads the next bytes, repairs what h2 would refuse ([`FrameReader::repairing_authority`]), and takes out [`SHUTDOWN_PONG`],
+    /// unless a read ends within it.
     ///
     /// # Errors
     /// Returns an error if the peer sends trailers that are too long, or a frame that it must not send.
@@ -139,6 +160,10 @@ impl FrameReader {
                 self.around += if self.is_data { 0 } else { passed };
                 self.pass_fields(passed)?;
             } else {
+                if self.head_bytes == 0 && bytes.starts_with(&SHUTDOWN_PONG) {
+                    bytes[TYPE_AT] = NO_TYPE;
+                    self.has_shutdown_pong = true;
+                }
                 let wanted = (FRAME_HEAD_BYTES - self.head_bytes).min(bytes.len());
                 let (read, rest) = bytes.split_at_mut(wanted);
                 self.head[self.head_bytes..][..wanted].copy_from_slice(read);

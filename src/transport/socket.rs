@@ -16,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::budget::Account;
 use super::budget::process::Pace;
-use super::frames::{FrameError, FrameReader};
+use super::frames::{FrameError, FrameReader, SHUTDOWN_PONG};
 use super::stream::Stream;
 use super::turn::{State, TURN_BYTES, wake_after_others};
 use super::waiting::ReadEmpty;
@@ -34,6 +34,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const MOST_DISCARDED: usize = 4 << 20;
 /// Bytes of one such read: 4 KiB.
 const DISCARDED_AT_ONCE: usize = 4 << 10;
+
+/// Time for which a graceful shutdown waits for calls that the client began before it saw the GOAWAY: 1 s after its answer to the PING. The
+/// answer may overtake calls: the client of h2 writes it before the calls that are in its queue, and the server of h2 would then close the
+/// connection with those calls unread.
+const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 
 /// First bytes of TLS: a record with a handshake, and the major version.
 const TLS_HANDSHAKE: &[u8] = &[0x16, 3];
@@ -71,6 +76,8 @@ struct Http2 {
     /// Bytes in the account for a head whose end has not arrived. `late_head` is the timer of its deadline.
     head_bytes: usize,
     late_head: Option<Pin<Box<Sleep>>>,
+    /// Timer until h2 gets the answer to the PING of its graceful shutdown, if it has arrived.
+    shutdown: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
@@ -130,7 +137,7 @@ impl Socket {
     pub(super) fn within(self, account: Arc<Account>) -> Self {
         let frames = FrameReader::new();
         let frames = if self.stream.get_ref().is_unix() { frames.repairing_authority() } else { frames };
-        let http2 = Http2 { account, frames, head_bytes: 0, late_head: None };
+        let http2 = Http2 { account, frames, head_bytes: 0, late_head: None, shutdown: None };
         Self { http2: Some(http2), ..self }
     }
 
@@ -236,7 +243,16 @@ impl Http2 {
             // Not due yet. The poll registers the task to be woken.
             let _ = late.as_mut().poll(cx);
         }
+        if self.frames.take_shutdown_pong() {
+            self.shutdown = Some(Box::pin(tokio::time::sleep(SHUTDOWN_WAIT)));
+        }
         Ok(())
+    }
+
+    /// Returns the answer to the PING of the graceful shutdown, once it has waited. Between two frames the task is woken for it.
+    fn shutdown_pong(&mut self, cx: &mut Context<'_>) -> Option<&'static [u8]> {
+        let shutdown = self.shutdown.as_mut().filter(|_| self.frames.is_between_frames())?;
+        shutdown.as_mut().poll(cx).is_ready().then_some(&SHUTDOWN_PONG)
     }
 }
 
@@ -250,6 +266,14 @@ impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         if let Some(error) = self.state.broken() {
             return Poll::Ready(Err(Error::new(ErrorKind::InvalidData, error)));
+        }
+        if let Some(http2) = &mut self.http2
+            && let Some(pong) = http2.shutdown_pong(cx)
+            && buffer.remaining() >= pong.len()
+        {
+            buffer.put_slice(pong);
+            http2.shutdown = None;
+            return Poll::Ready(Ok(()));
         }
         if !self.may_read(cx) {
             return Poll::Pending;

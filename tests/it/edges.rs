@@ -361,6 +361,34 @@ async fn old_connections_are_replaced_without_a_failed_call() {
     assert_eq!(edge.tally.counts().ended(EndCause::Cut), 0);
 }
 
+/// The client of h2 answers a PING before it sends the calls that are in its queue.
+#[tokio::test]
+async fn a_call_that_the_answer_to_the_ping_of_a_shutdown_overtakes_is_answered() {
+    let limits = ConnectionLimits { handshake: 100 * MS, age: 100 * MS, grace: PATIENCE, ..limits() };
+    for edge in [Edge::grpc(limits, 10).await, Edge::http(limits, axum::Router::new()).await] {
+        let mut peer = edge.peer().await;
+        let mut said = Vec::new();
+        let ping = loop {
+            assert!(tokio::time::timeout(PATIENCE, peer.0.read_buf(&mut said)).await.unwrap().unwrap() > 0);
+            let seen = frames(&said);
+            if let (Some((_, ping)), true) = (
+                seen.iter().find(|(kind, payload)| *kind == PING && payload.len() == 8),
+                seen.iter().any(|(kind, _)| *kind == GOAWAY),
+            ) {
+                break ping.clone();
+            }
+        };
+        peer.send(&frame(PING, 1, 0, &ping)).await.unwrap();
+        // Long enough for the listener to act on the answer alone.
+        tokio::time::sleep(200 * MS).await;
+        let call = [frame(HEADERS, END_HEADERS, 1, &head()), frame(DATA, END_STREAM, 1, &message("wait 1500"))];
+        let _ = peer.send(&call.concat()).await;
+        let said = until_closed(&mut peer.0).await;
+        assert!(frames(&said).iter().any(|(kind, _)| *kind == HEADERS), "an answer: {:?}", frames(&said));
+        assert_eq!(goaway(&said), Some(0), "and the connection ends as it should");
+    }
+}
+
 #[tokio::test]
 async fn a_connection_that_outlives_its_grace_is_cut() {
     let edge = Edge::grpc(ConnectionLimits { handshake: 50 * MS, age: 50 * MS, grace: 50 * MS, ..limits() }, 10).await;

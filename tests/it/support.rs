@@ -1,11 +1,11 @@
 //! The real parts: the `tidegate` binary, Envoy, Python, and what a test waits for.
 
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -212,9 +212,21 @@ impl Tidegate {
         peak.and_then(|kib| kib.parse::<u64>().ok()).expect("in KiB") * 1_024
     }
 
-    /// What it has logged.
+    /// What it has logged. Its thread that writes the log has written what the others have given to it.
     pub fn log(&self) -> String {
+        let began = Instant::now();
+        while self.is_logging() && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.process.errors()
+    }
+
+    /// Whether the thread that writes the log has something to do.
+    fn is_logging(&self) -> bool {
+        let Some(pid) = self.process.child.id() else { return false };
+        let stat = |task: std::io::Result<DirEntry>| std::fs::read_to_string(task.ok()?.path().join("stat")).ok();
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+        tasks.filter_map(stat).any(|stat| stat.contains(" (log) R ") || stat.contains(" (log) D "))
     }
 
     /// The number of its process.
