@@ -57,7 +57,7 @@ fn http() -> Arg {
         .action(ArgAction::SetTrue)
         .requires("address")
         .conflicts_with("provenance")
-        .help("Ask at /check/DOMAIN over HTTP/1.1, for a domain with `from_gateway: none`. --address is the HTTP port then, and each call in flight has a connection of its own, of which Tidegate takes 128")
+        .help("Ask at /check/DOMAIN over HTTP/1.1, for a domain with `from_gateway: none`. --address is the HTTP port then, and each call in flight has a connection of its own")
 }
 
 /// Returns the arguments for the requests.

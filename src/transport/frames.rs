@@ -32,8 +32,7 @@ const END_HEADERS: u8 = 4;
 const PUSH_PROMISE: u8 = 5;
 /// Answer to the PING that h2 sends with the first of the two GOAWAY frames of a graceful shutdown (RFC 9113, 6.7; h2's
 /// `frame::Ping::SHUTDOWN`).
-pub(super) const SHUTDOWN_PONG: [u8; 17] =
-    [0, 0, 8, 6, 1, 0, 0, 0, 0, 0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
+pub(super) const SHUTDOWN_PONG: [u8; 17] = [0, 0, 8, 6, 1, 0, 0, 0, 0, 0x0b, 0x7b, 0xa2, 0xf0, 0x8b, 0x9b, 0xfe, 0x54];
 /// Position of the type in a frame, and a type that has no meaning and is skipped (RFC 9113, 4.1 and 5.5).
 const TYPE_AT: usize = 3;
 const NO_TYPE: u8 = 0xff;
