@@ -16,7 +16,7 @@ use crate::store::memory::Memory;
 use crate::store::redis::credentials::Credentials;
 use crate::store::redis::login::Login;
 use crate::store::redis::manager::Access;
-use crate::store::redis::{Instance, Redis};
+use crate::store::redis::{HostNetwork, Instance, Redis};
 use crate::store::replicas::Replicas;
 use crate::telemetry::servers::ServerMetrics;
 
@@ -127,6 +127,7 @@ fn instance(redis: &RedisSettings, secrets: Secrets, metrics: &Arc<ServerMetrics
         connect_timeout: duration(redis.connect_timeout),
         alive: Arc::new(AtomicUsize::new(0)),
         metrics: Arc::clone(metrics),
+        network: Arc::new(HostNetwork),
     };
     Instance { topology: redis.topology.clone(), access }
 }

@@ -55,6 +55,8 @@ pub mod servers;
 pub mod silence;
 mod stream;
 
+pub use self::stream::{HostNetwork, Network, RedisSocket};
+
 /// Counters in Redis.
 #[derive(Clone)]
 pub struct Redis(Arc<Instances>);

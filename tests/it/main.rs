@@ -93,6 +93,7 @@ mod rolling;
 mod servers;
 /// Many instances, one cluster: never one hit over.
 mod shared;
+mod simulation;
 /// Which files of a directory are rule files.
 mod sources;
 /// Statistics, as a receiver of statsd or DogStatsD gets them.

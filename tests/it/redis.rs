@@ -23,7 +23,7 @@ pub mod hang;
 pub mod liar;
 pub mod paced;
 mod partition;
-mod preloaded;
+pub mod preloaded;
 pub mod proxy;
 pub mod resolve;
 pub mod sentinel;

@@ -221,12 +221,17 @@ impl Tidegate {
         self.process.errors()
     }
 
-    /// Whether the thread that writes the log has something to do.
+    /// Whether the thread that writes the log has something to do, or has not begun yet.
     fn is_logging(&self) -> bool {
         let Some(pid) = self.process.child.id() else { return false };
         let stat = |task: std::io::Result<DirEntry>| std::fs::read_to_string(task.ok()?.path().join("stat")).ok();
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-        tasks.filter_map(stat).any(|stat| stat.contains(" (log) R ") || stat.contains(" (log) D "))
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+        let stats: Vec<_> = tasks.filter_map(stat).collect();
+        // Of a process that has ended nothing is left, or one thread that is neither.
+        let rests =
+            |stat: &String| stat.contains(" (log) ") && !stat.contains(" (log) R ") && !stat.contains(" (log) D ");
+        let is_over = |stat: &String| stat.contains(") Z ") || stat.contains(") X ");
+        !stats.is_empty() && !stats.iter().any(|stat| rests(stat) || is_over(stat))
     }
 
     /// The number of its process.

@@ -58,7 +58,7 @@ pub enum CallPriority {
     InOrder,
     /// Behind those that wait, and it does not wait itself.
     AtOnce,
-    /// Before all others, and never shed: an undo, which makes room for them.
+    /// Before all others, and never shed: an undo, which makes room for them, or a call that loads the script for all.
     First,
     /// Only where nobody waits, and it does not wait itself: what is charged later.
     Spare,

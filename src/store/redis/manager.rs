@@ -26,7 +26,7 @@ use super::hidden::hidden;
 use super::login::Login;
 use super::round_trip::RoundTrips;
 use super::script::{self, Requests};
-use super::stream::{self, Guarded, RejectedReply};
+use super::stream::{self, Guarded, Network, RejectedReply};
 use crate::dial::tls::Tls;
 use crate::telemetry::servers::{Server, ServerMetrics};
 
@@ -96,6 +96,8 @@ pub struct Access {
     pub alive: Arc<AtomicUsize>,
     /// Metrics of the servers.
     pub metrics: Arc<ServerMetrics>,
+    /// The network by which they are reached.
+    pub network: Arc<dyn Network>,
 }
 
 /// Makes connections to one node.
@@ -139,7 +141,7 @@ impl Access {
         let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2).set_skip_set_lib_name();
         // Every call has a deadline of its own.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE);
-        let socket = stream::connect(address, at, self.tls.as_deref()).await?;
+        let socket = self.network.connect(address, at, self.tls.as_deref()).await?;
         let guarded = Guarded::new(socket, address, report);
         let failure = guarded.failure();
         let explained = |error: RedisError| failure.get().map_or(error, |failure| stream::again(failure).into());

@@ -252,7 +252,12 @@ async fn exchange_unrecorded(
     let permit = match permit {
         Some(permit) => permit,
         None => {
-            let turn = calls.first().map_or(CallPriority::InOrder, ScriptCall::turn);
+            let turn = match calls.first() {
+                // It had its turn, and nobody is decided before the script is there: a pause after its first reply must not shed it.
+                _ if mode.with_script => CallPriority::First,
+                Some(call) => call.turn(),
+                None => CallPriority::InOrder,
+            };
             node.permit(asked, calls.len(), until, turn).await?
         }
     };

@@ -1,5 +1,6 @@
 //! Sockets to Redis servers. The bytes to and from the Redis client are checked on their way.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -23,6 +24,22 @@ pub const TIMEOUTS: TcpTimeouts =
 
 /// A byte stream to and from a server.
 pub type RedisSocket = Box<dyn AsyncStream + Send + Unpin>;
+
+/// The network between this process and the servers.
+pub trait Network: Send + Sync {
+    /// Connects to `address`, or to `at`, the only one of its addresses in use; over TCP with TLS if `tls` is given. The error says why the server
+    /// cannot be reached or does not accept the connection, or why TLS fails.
+    fn connect<'a>(
+        &'a self,
+        address: &'a Address,
+        at: Option<SocketAddr>,
+        tls: Option<&'a Tls>,
+    ) -> Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>>;
+}
+
+/// The sockets of the operating system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostNetwork;
 
 /// A socket whose reads fail after bytes that no Redis server sends.
 pub struct Guarded {
@@ -51,11 +68,18 @@ impl From<RejectedReply> for io::Error {
     }
 }
 
-/// Connects to `address`, or to `at`, the only one of its addresses in use; over TCP with TLS if `tls` is given.
-///
-/// # Errors
-/// If the server does not accept the connection, or TLS fails.
-pub async fn connect(address: &Address, at: Option<SocketAddr>, tls: Option<&Tls>) -> io::Result<RedisSocket> {
+impl Network for HostNetwork {
+    fn connect<'a>(
+        &'a self,
+        address: &'a Address,
+        at: Option<SocketAddr>,
+        tls: Option<&'a Tls>,
+    ) -> Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>> {
+        Box::pin(connect(address, at, tls))
+    }
+}
+
+async fn connect(address: &Address, at: Option<SocketAddr>, tls: Option<&Tls>) -> io::Result<RedisSocket> {
     Ok(match (address, tls, at) {
         (Address::Unix(path), ..) => Box::new(UnixStream::connect(path).await?),
         (Address::Tcp(..), None, Some(at)) => Box::new(dial::tcp_at(at, TIMEOUTS).await?),

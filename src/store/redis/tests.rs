@@ -24,6 +24,7 @@ pub(super) fn access() -> Access {
         connect_timeout: Duration::from_millis(1),
         alive: Arc::default(),
         metrics: Arc::default(),
+        network: Arc::new(HostNetwork),
     }
 }
 

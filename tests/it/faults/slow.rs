@@ -9,7 +9,7 @@ use tidegate::store::redis::address::{Address, Topology};
 use tidegate::store::redis::credentials::Credentials;
 use tidegate::store::redis::login::Login;
 use tidegate::store::redis::manager::Access;
-use tidegate::store::redis::{Instance, Redis};
+use tidegate::store::redis::{HostNetwork, Instance, Redis};
 use tonic::Request;
 
 use super::{
@@ -138,6 +138,7 @@ async fn the_round_trip_to_a_redis_is_known_before_its_first_charge() {
         connect_timeout: Duration::from_secs(10),
         alive: Arc::default(),
         metrics: Arc::default(),
+        network: Arc::new(HostNetwork),
     };
     let redis = Redis::new(Instance { topology: Topology::Single(address), access }, None, "", 1);
     redis.connect(Duration::from_secs(10)).await;

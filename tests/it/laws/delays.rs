@@ -13,7 +13,7 @@ use tidegate::store::redis::address::{Address, Topology};
 use tidegate::store::redis::credentials::Credentials;
 use tidegate::store::redis::login::Login;
 use tidegate::store::redis::manager::Access;
-use tidegate::store::redis::{Instance, Redis};
+use tidegate::store::redis::{HostNetwork, Instance, Redis};
 use tidegate::store::replicas::Replicas;
 
 use super::oracle::Told;
@@ -232,6 +232,7 @@ async fn guard(prefix: &str) -> Guard {
         connect_timeout: Duration::from_secs(10),
         alive: Arc::default(),
         metrics: Arc::default(),
+        network: Arc::new(HostNetwork),
     };
     let redis = Redis::new(Instance { topology, access }, None, prefix, 1);
     let supervised = redis.clone();

@@ -1,0 +1,239 @@
+//! The keys of a simulated Redis, and the commands that the script of the service uses.
+
+use std::collections::BTreeMap;
+
+/// A reply of the server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    Nothing,
+    Number(i64),
+    Text(Vec<u8>),
+    Status(&'static str),
+    List(Vec<Reply>),
+    Error(String),
+}
+
+/// What stands under a key.
+#[derive(Clone, Debug, PartialEq)]
+enum Stored {
+    Text(Vec<u8>),
+    /// Members by score, and those of one score by their bytes.
+    Sorted(Vec<(f64, Vec<u8>)>),
+}
+
+#[derive(Clone, Debug)]
+struct Key {
+    stored: Stored,
+    /// Milliseconds since the epoch; `None` if it never expires.
+    expires: Option<u64>,
+}
+
+/// The keys of one server.
+#[derive(Clone, Debug, Default)]
+pub struct Keys {
+    keys: BTreeMap<Vec<u8>, Key>,
+    /// Microseconds since the epoch, by the clock of the server.
+    pub now: u64,
+    /// Commands that need memory are refused.
+    pub is_full: bool,
+    has_written: bool,
+}
+
+impl Keys {
+    /// Begins a script, which may write what needs memory as long as it has written nothing.
+    pub fn begin(&mut self, now: u64) {
+        (self.now, self.has_written) = (now, false);
+        let due = now / 1_000;
+        self.keys.retain(|_, key| key.expires.is_none_or(|expires| expires > due));
+    }
+
+    /// The keys that never expire.
+    pub fn endless(&self) -> Vec<String> {
+        let endless = self.keys.iter().filter(|(_, key)| key.expires.is_none());
+        endless.map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect()
+    }
+
+    pub fn clear(&mut self) {
+        self.keys.clear();
+    }
+
+    /// Runs a command.
+    pub fn run(&mut self, command: &[Vec<u8>]) -> Reply {
+        let (name, arguments) = command.split_first().expect("a command has a name");
+        let name = String::from_utf8_lossy(name).to_uppercase();
+        let needs_memory = matches!(name.as_str(), "SET" | "ZADD");
+        // As Redis: after a write, what needs memory is taken.
+        if needs_memory && self.is_full && !self.has_written {
+            return Reply::Error("OOM command not allowed when used memory > 'maxmemory'.".to_owned());
+        }
+        let reply = self.named(&name, arguments);
+        self.has_written |= matches!(name.as_str(), "SET" | "ZADD" | "PEXPIRE" | "ZREMRANGEBYRANK" | "UNLINK")
+            && !matches!(reply, Reply::Nothing | Reply::Error(_));
+        reply
+    }
+
+    fn named(&mut self, name: &str, arguments: &[Vec<u8>]) -> Reply {
+        match (name, arguments) {
+            ("TIME", []) => {
+                let part = |number: u64| Reply::Text(number.to_string().into_bytes());
+                Reply::List(vec![part(self.now / 1_000_000), part(self.now % 1_000_000)])
+            }
+            ("GET", [key]) => match self.keys.get(key) {
+                None => Reply::Nothing,
+                Some(Key { stored: Stored::Text(text), .. }) => Reply::Text(text.clone()),
+                Some(_) => wrong_type(),
+            },
+            ("SET", [key, value, options @ ..]) => self.set(key, value, options),
+            ("PEXPIRE", [key, length]) => {
+                let expires = self.now / 1_000 + number(length);
+                Reply::Number(self.keys.get_mut(key).map_or(0, |key| {
+                    key.expires = Some(expires);
+                    1
+                }))
+            }
+            ("UNLINK", [key]) => Reply::Number(i64::from(self.keys.remove(key).is_some())),
+            (_, [key, rest @ ..]) => self.sorted(name, key, rest),
+            _ => panic!("the simulated server does not know {name} {arguments:?}"),
+        }
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8], options: &[Vec<u8>]) -> Reply {
+        let (mut expires, mut only_new) = (None, false);
+        let mut options = options.iter().map(|option| option.to_ascii_uppercase());
+        while let Some(option) = options.next() {
+            match option.as_slice() {
+                b"PX" => expires = Some(self.now / 1_000 + number(&options.next().expect("a length"))),
+                b"KEEPTTL" => expires = self.keys.get(key).and_then(|key| key.expires),
+                b"NX" => only_new = true,
+                other => panic!("the simulated server does not know SET {other:?}"),
+            }
+        }
+        if only_new && self.keys.contains_key(key) {
+            return Reply::Nothing;
+        }
+        self.keys.insert(key.to_vec(), Key { stored: Stored::Text(value.to_vec()), expires });
+        Reply::Status("OK")
+    }
+
+    fn sorted(&mut self, name: &str, key: &[u8], arguments: &[Vec<u8>]) -> Reply {
+        let mut none = Vec::new();
+        let members = match self.keys.get_mut(key) {
+            Some(Key { stored: Stored::Sorted(members), .. }) => members,
+            Some(_) => return wrong_type(),
+            None if name == "ZADD" => {
+                let stored = Stored::Sorted(Vec::new());
+                let Stored::Sorted(members) =
+                    &mut self.keys.entry(key.to_vec()).or_insert(Key { stored, expires: None }).stored
+                else {
+                    unreachable!("it is new")
+                };
+                members
+            }
+            None => &mut none,
+        };
+        let reply = match (name, arguments) {
+            ("ZADD", pairs) => {
+                let mut added = 0;
+                for pair in pairs.chunks_exact(2) {
+                    let (score, member) = (score(&pair[0]).0, &pair[1]);
+                    added += i64::from(!members.iter().any(|(_, there)| there == member));
+                    members.retain(|(_, there)| there != member);
+                    members.push((score, member.clone()));
+                }
+                members.sort_by(|(a, left), (b, right)| a.total_cmp(b).then_with(|| left.cmp(right)));
+                Reply::Number(added)
+            }
+            ("ZCARD", []) => count(members.len()),
+            ("ZCOUNT", [low, high]) => count(between(members, low, high).count()),
+            ("ZRANGE", [from, to, rest @ ..]) => {
+                let range = range(members.len(), from, to);
+                listed(members[range].iter(), has(rest, b"WITHSCORES"))
+            }
+            ("ZRANGEBYSCORE", [low, high, rest @ ..]) => {
+                let limit = rest.iter().position(|word| word.eq_ignore_ascii_case(b"LIMIT"));
+                let (skipped, most) = limit.map_or((0, usize::MAX), |at| {
+                    let argument = |at: usize| usize::try_from(number(&rest[at])).expect("it fits");
+                    (argument(at + 1), argument(at + 2))
+                });
+                listed(between(members, low, high).skip(skipped).take(most), has(rest, b"WITHSCORES"))
+            }
+            ("ZREMRANGEBYRANK", [from, to]) => {
+                let range = range(members.len(), from, to);
+                count(members.drain(range).count())
+            }
+            _ => panic!("the simulated server does not know {name} {arguments:?}"),
+        };
+        if self.keys.get(key).is_some_and(|key| key.stored == Stored::Sorted(Vec::new())) {
+            self.keys.remove(key);
+        }
+        reply
+    }
+}
+
+fn wrong_type() -> Reply {
+    Reply::Error("WRONGTYPE Operation against a key holding the wrong kind of value".to_owned())
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("an argument in ASCII")
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    text(bytes).parse().unwrap_or_else(|_| panic!("no number: {:?}", text(bytes)))
+}
+
+fn count(number: usize) -> Reply {
+    Reply::Number(i64::try_from(number).expect("it fits"))
+}
+
+fn has(words: &[Vec<u8>], word: &[u8]) -> bool {
+    words.iter().any(|there| there.eq_ignore_ascii_case(word))
+}
+
+/// A score, and whether it is excluded.
+fn score(bytes: &[u8]) -> (f64, bool) {
+    let (number, is_excluded) = text(bytes).strip_prefix('(').map_or((text(bytes), false), |rest| (rest, true));
+    let score = match number {
+        "-inf" => f64::NEG_INFINITY,
+        "+inf" => f64::INFINITY,
+        number => number.parse().unwrap_or_else(|_| panic!("no score: {number:?}")),
+    };
+    (score, is_excluded)
+}
+
+fn between<'a>(
+    members: &'a [(f64, Vec<u8>)],
+    low: &[u8],
+    high: &[u8],
+) -> impl Iterator<Item = &'a (f64, Vec<u8>)> + use<'a> {
+    let ((low, is_above), (high, is_below)) = (score(low), score(high));
+    members.iter().filter(move |(score, _)| {
+        let is_high = if is_above { *score > low } else { *score >= low };
+        is_high && if is_below { *score < high } else { *score <= high }
+    })
+}
+
+fn range(length: usize, from: &[u8], to: &[u8]) -> std::ops::Range<usize> {
+    let signed = i64::try_from(length).expect("it fits");
+    let place = |bytes: &[u8]| {
+        let place: i64 = text(bytes).parse().expect("a rank");
+        if place < 0 { place + signed } else { place }
+    };
+    let (from, to) = (place(from).max(0), (place(to) + 1).min(signed));
+    let index = |place: i64| usize::try_from(place.max(0)).expect("it fits");
+    index(from).min(length)..index(to).max(index(from).min(length))
+}
+
+fn listed<'a>(members: impl Iterator<Item = &'a (f64, Vec<u8>)>, with_scores: bool) -> Reply {
+    let each = |(score, member): &(f64, Vec<u8>)| {
+        let score = with_scores.then(|| Reply::Text(plain(*score).into_bytes()));
+        std::iter::once(Reply::Text(member.clone())).chain(score).collect::<Vec<_>>()
+    };
+    Reply::List(members.flat_map(each).collect())
+}
+
+/// A number as Redis writes it, which has no fraction here.
+pub fn plain(number: f64) -> String {
+    assert!(number.fract() == 0.0 && number.abs() < 9e15, "{number} is not whole, or not exact");
+    format!("{number:.0}")
+}
