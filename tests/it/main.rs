@@ -93,6 +93,7 @@ mod rolling;
 mod servers;
 /// Many instances, one cluster: never one hit over.
 mod shared;
+/// The service on virtual time, with a network and a Redis that fail as a seed says.
 mod simulation;
 /// Which files of a directory are rule files.
 mod sources;
