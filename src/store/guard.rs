@@ -171,7 +171,8 @@ impl Guard {
         (is_whole, now): (bool, Micros),
     ) -> Verdicts {
         let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
-        let is_refused = enforced.any(|(_, answer)| answer.is_some());
+        // An answer may also be that of a lease, which admits.
+        let is_refused = enforced.any(|(_, answer)| answer.is_some_and(|answer| answer.outcome.is_refused()));
         if is_whole && !is_refused {
             // The store decides together on all charges what it charges.
             return self.charge_all(charges, timeout, Some((known, now)), false).await;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::redis::preloaded::preloaded;
 
 mod clock;
+mod cluster;
 mod keys;
 mod lua;
 mod network;

@@ -1,6 +1,9 @@
 //! The keys of a simulated Redis, and the commands that the script of the service uses.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::cluster::{Cluster, slot};
 
 /// A reply of the server.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +31,11 @@ struct Key {
     expires: Option<u64>,
 }
 
+/// Keys that move to another server.
+pub struct Taken(Vec<(Vec<u8>, Key)>);
+
 /// The keys of one server.
-#[derive(Clone, Debug, Default)]
+#[derive(Default)]
 pub struct Keys {
     keys: BTreeMap<Vec<u8>, Key>,
     /// Microseconds since the epoch, by the clock of the server.
@@ -37,6 +43,8 @@ pub struct Keys {
     /// Commands that need memory are refused.
     pub is_full: bool,
     has_written: bool,
+    /// The number of the server in its cluster, whose slots it has.
+    pub place: Option<(usize, Rc<Cluster>)>,
 }
 
 impl Keys {
@@ -53,6 +61,16 @@ impl Keys {
         endless.map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect()
     }
 
+    /// Takes the keys of these slots out.
+    pub fn take(&mut self, slots: &std::ops::Range<usize>) -> Taken {
+        let names: Vec<_> = self.keys.keys().filter(|name| slots.contains(&slot(name))).cloned().collect();
+        Taken(names.into_iter().filter_map(|name| self.keys.remove_entry(&name)).collect())
+    }
+
+    pub fn add(&mut self, Taken(keys): Taken) {
+        self.keys.extend(keys);
+    }
+
     pub fn clear(&mut self) {
         self.keys.clear();
     }
@@ -61,6 +79,11 @@ impl Keys {
     pub fn run(&mut self, command: &[Vec<u8>]) -> Reply {
         let (name, arguments) = command.split_first().expect("a command has a name");
         let name = String::from_utf8_lossy(name).to_uppercase();
+        if let (Some((own, cluster)), [key, ..]) = (&self.place, arguments)
+            && cluster.owner(slot(key)) != *own
+        {
+            return Reply::Error("ERR Script attempted to access a non local key in a cluster node".to_owned());
+        }
         let needs_memory = matches!(name.as_str(), "SET" | "ZADD");
         // As Redis: after a write, what needs memory is taken.
         if needs_memory && self.is_full && !self.has_written {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate::model::{Descriptor, Entry, Provenance, Request};
+use tidegate::model::{Descriptor, Entry, Outcome, Provenance, Request};
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep};
 
@@ -13,17 +13,22 @@ use super::world::{Process, process};
 
 const RULES: &str = "domain: d
 on_store_overload: closed
-descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 9000 } }]
+descriptors:
+  - { key: user, rate_limit: { unit: year, requests_per_unit: 9000 } }
+  - { key: leased, rate_limit: { unit: second, requests_per_unit: 1000, algorithm: gcra, lease: { share: 50%, ttl: 1s } } }
+  - { key: few, rate_limit: { unit: year, requests_per_unit: 2 } }
 ";
 
-/// Who decides a call.
-async fn provenance(instance: &Process) -> Option<Provenance> {
-    let entries = [Entry::new("user".to_owned(), "a".to_owned())].into_iter().collect();
-    let descriptor = Descriptor { entries, ..Descriptor::default() };
-    let request = Request::new("d".to_owned(), vec![descriptor], 0).expect("a request");
+/// Calls with a descriptor for each of these keys, and returns the decision and who decided on the first of them.
+async fn call(instance: &Process, keys: &[&str]) -> (Outcome, Option<Provenance>) {
+    let descriptor = |key: &&str| Descriptor {
+        entries: [Entry::new((*key).to_owned(), "a".to_owned())].into_iter().collect(),
+        ..Descriptor::default()
+    };
+    let request = Request::new("d".to_owned(), keys.iter().map(descriptor).collect(), 0).expect("a request");
     let rules = instance.limiter.rules();
     let decision = instance.limiter.decide(&rules, &request, Some(Duration::from_millis(100))).await;
-    decision.limited().next().map(|(_, tightest)| tightest.verdict.provenance)
+    (decision.outcome, decision.limited().next().map(|(_, tightest)| tightest.verdict.provenance))
 }
 
 fn played(scene: impl Future<Output = ()>) {
@@ -37,22 +42,50 @@ fn played(scene: impl Future<Output = ()>) {
 fn a_lost_script_is_loaded_again_where_all_calls_were_too_late() {
     played(async {
         let clock = SimulatedClock::new(Instant::now(), 0);
-        let (server, accepted) = Server::start(clock.clone(), Rc::default());
-        let instance = process(RULES, clock, 100..=200, 1, accepted);
+        let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
+        let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
         sleep(Duration::from_millis(500)).await;
-        assert_eq!(provenance(&instance).await, Some(Provenance::Store));
-        instance.link.way.send_modify(|way| way.latency = 24_000..=24_000);
+        assert_eq!(call(&instance, &["user"]).await.1, Some(Provenance::Store));
+        instance.links[0].way.send_modify(|way| way.latency = 24_000..=24_000);
         for _ in 0..100 {
-            provenance(&instance).await;
+            call(&instance, &["user"]).await;
             sleep(Duration::from_millis(50)).await;
         }
-        instance.link.way.send_modify(|way| way.latency = 100..=200);
+        instance.links[0].way.send_modify(|way| way.latency = 100..=200);
         server.flush_scripts();
         let mut decided = 0;
         for _ in 0..20 {
             sleep(Duration::from_millis(300)).await;
-            decided += u32::from(provenance(&instance).await == Some(Provenance::Store));
+            decided += u32::from(call(&instance, &["user"]).await.1 == Some(Provenance::Store));
         }
         assert!(decided >= 18, "{decided} of 20");
+    });
+}
+
+/// Seed 61: a lease that paid for one limit of a request was taken for a refusal of the request. Where Redis had little memory, the others made no new counter, so
+/// whoever had none was admitted without a charge.
+#[test]
+fn a_lease_that_pays_is_no_refusal_where_redis_has_no_memory() {
+    played(async {
+        let clock = SimulatedClock::new(Instant::now(), 0);
+        let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
+        let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
+        sleep(Duration::from_millis(500)).await;
+        server.keys(|keys| keys.is_full = true);
+        let mut decided_by_lease = 0;
+        // The memory of a server is looked at once a second.
+        for _ in 0..400 {
+            server.keys(|keys| keys.is_full = false);
+            decided_by_lease += u32::from(call(&instance, &["leased"]).await.1 == Some(Provenance::Lease));
+            server.keys(|keys| keys.is_full = true);
+            sleep(Duration::from_millis(5)).await;
+        }
+        assert!(decided_by_lease > 100, "{decided_by_lease} of 400");
+        let mut admitted = 0;
+        for _ in 0..20 {
+            let (outcome, by) = call(&instance, &["leased", "few"]).await;
+            admitted += u32::from(outcome == Outcome::Admitted && by == Some(Provenance::Lease));
+        }
+        assert_eq!(admitted, 0, "there is no memory to charge `few`");
     });
 }

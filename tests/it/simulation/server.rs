@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep_until;
 
 use super::clock::SimulatedClock;
+use super::cluster::{Cluster, slot};
 use super::keys::Reply;
 use super::lua::Interpreter;
 use super::network::{Accepted, Packet, reset};
@@ -26,9 +27,11 @@ pub struct Server {
 impl Server {
     pub fn start(
         clock: SimulatedClock,
+        place: Option<(usize, Rc<Cluster>)>,
         trace: Rc<RefCell<Vec<String>>>,
     ) -> (Rc<Self>, mpsc::UnboundedSender<Accepted>) {
         let interpreter = Interpreter::new();
+        interpreter.keys.borrow_mut().place = place;
         let server = Rc::new(Self {
             interpreter,
             clock,
@@ -101,6 +104,11 @@ impl Server {
                     format!("used_memory:{used}\r\nmaxmemory:100\r\nmaxmemory_policy:noeviction\r\n").into_bytes(),
                 )
             }
+            ("CLUSTER", of) => match (self.keys(|keys| keys.place.clone()), of) {
+                (Some((_, cluster)), "INFO") => cluster.info(),
+                (Some((_, cluster)), "SLOTS") => cluster.slots(),
+                _ => Reply::Error("ERR This instance has cluster support disabled".to_owned()),
+            },
             ("ROLE", _) => Reply::List(vec![Reply::Text(b"master".to_vec()), Reply::Number(0), Reply::List(vec![])]),
             ("EVALSHA", _) => self.run_script(command),
             ("ZREMRANGEBYSCORE" | "ZADD" | "ZCARD" | "ZCOUNT" | "PEXPIRE", _) => self.announce(command),
@@ -112,11 +120,22 @@ impl Server {
         let sha1 = String::from_utf8_lossy(&command[1]).to_lowercase();
         let count: usize = String::from_utf8_lossy(&command[2]).parse().expect("a number of keys");
         let (keys, arguments) = command[3..].split_at(count);
+        if let Some((own, cluster)) = self.keys(|held| held.place.clone()) {
+            let mut slots = keys.iter().map(|key| slot(key));
+            if let Some(first) = slots.next() {
+                if slots.any(|other| other != first) {
+                    return Reply::Error("CROSSSLOT Keys in request don't hash to the same slot".to_owned());
+                } else if cluster.owner(first) != own {
+                    return cluster.moved(first);
+                }
+            }
+        }
         let now = self.clock.now().get();
         self.keys(|held| held.begin(now));
         let reply = self.interpreter.run(&sha1, keys, arguments);
         let names: Vec<_> = keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
-        self.trace.borrow_mut().push(format!("{now} redis runs for {names:?}"));
+        let place = self.keys(|keys| keys.place.as_ref().map_or(0, |(place, _)| *place));
+        self.trace.borrow_mut().push(format!("{now} redis {place} runs for {names:?}"));
         match reply {
             Some(Ok(reply)) => reply,
             Some(Err(error)) => {

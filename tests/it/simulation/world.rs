@@ -9,9 +9,7 @@ use std::time::Duration;
 
 use tidegate::algorithm::{Algorithm, Limit};
 use tidegate::limiter::Limiter;
-use tidegate::model::{
-    Clock, Descriptor, Entry, Micros, Outcome, Provenance, Quota, Request, Tightest, Verdict, Window,
-};
+use tidegate::model::{Clock, Descriptor, Entry, Micros, Outcome, Provenance, Quota, Request, Verdict, Window};
 use tidegate::rulefile::{Documents, File, Options, compile};
 use tidegate::rules::live::LiveRules;
 use tidegate::store::Store;
@@ -28,12 +26,16 @@ use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::clock::SimulatedClock;
+use super::cluster::Cluster;
 use super::network::{Accepted, Link, Links};
 use super::server::Server;
 use crate::laws::bound;
 
-/// The server's name in the network.
-const SERVER: &str = "10.0.0.1:6379";
+/// The name of a server in the network.
+fn server_name(place: usize) -> String {
+    format!("10.0.0.{}:6379", place + 1)
+}
+
 /// How long callers call.
 const CALLING: Duration = Duration::from_secs(8);
 /// What the service has to come to rest in.
@@ -97,7 +99,10 @@ impl Run {
 struct World {
     random: fastrand::Rng,
     trace: Rc<RefCell<Vec<String>>>,
-    server: Rc<Server>,
+    /// The servers: one, or the masters of a cluster.
+    servers: Vec<Rc<Server>>,
+    clock: SimulatedClock,
+    cluster: Option<Rc<Cluster>>,
     instances: Vec<Process>,
     calls: Rc<RefCell<Vec<Call>>>,
     rules: Rules,
@@ -109,7 +114,8 @@ struct World {
 /// An instance of the service.
 pub struct Process {
     pub limiter: Arc<Limiter>,
-    pub link: Arc<Link>,
+    /// The ways to each server.
+    pub links: Vec<Arc<Link>>,
 }
 
 /// The rules of a run.
@@ -150,13 +156,16 @@ pub fn process(
     clock: SimulatedClock,
     latency: std::ops::RangeInclusive<u64>,
     seed: u64,
-    server: tokio::sync::mpsc::UnboundedSender<Accepted>,
+    servers: &[tokio::sync::mpsc::UnboundedSender<Accepted>],
 ) -> Process {
     let file = File { name: "rules.yaml".into(), bytes: text.as_bytes().to_vec() };
     let rules = compile(Documents::parse(vec![file]), &Options::default()).expect("rules").rules;
-    let link = Link::new(latency, seed, server);
+    let link = |(place, server): (usize, &tokio::sync::mpsc::UnboundedSender<Accepted>)| {
+        Link::new(latency.clone(), seed.wrapping_add(place as u64), server.clone())
+    };
+    let to_each: Vec<_> = servers.iter().enumerate().map(link).collect();
     let links = Links::default();
-    links.0.lock().insert(SERVER.to_owned(), Arc::clone(&link));
+    links.0.lock().extend(to_each.iter().enumerate().map(|(place, link)| (server_name(place), Arc::clone(link))));
     let access = Access {
         credentials: Arc::new(Credentials::fixed(Login::default())),
         max_age: None,
@@ -168,9 +177,16 @@ pub fn process(
         metrics: Arc::default(),
         network: Arc::new(links),
     };
-    let (host, port) = SERVER.split_once(':').expect("a port");
-    let address = Address::Tcp(host.to_owned(), port.parse().expect("a number"));
-    let redis = Redis::new(Instance { topology: Topology::Single(address), access }, None, "", 1);
+    let address = |place| {
+        let name = server_name(place);
+        let (host, port) = name.split_once(':').expect("a port");
+        Address::Tcp(host.to_owned(), port.parse().expect("a number"))
+    };
+    let topology = match servers.len() {
+        1 => Topology::Single(address(0)),
+        masters => Topology::Cluster((0..masters).map(address).collect()),
+    };
+    let redis = Redis::new(Instance { topology, access }, None, "", 1);
     let clock: Arc<dyn Clock> = Arc::new(clock);
     let memory = Arc::new(Memory::new(Arc::clone(&clock), 10_000));
     let store = Arc::new(redis.clone()) as Arc<dyn Store>;
@@ -179,7 +195,7 @@ pub fn process(
     tokio::spawn(async move { redis.supervise().await });
     tokio::spawn(async move { settling.settle().await });
     tokio::spawn(Arc::clone(&guard).keep_leases());
-    Process { limiter: Arc::new(Limiter::new(Arc::new(LiveRules::new(rules)), guard)), link }
+    Process { limiter: Arc::new(Limiter::new(Arc::new(LiveRules::new(rules)), guard)), links: to_each }
 }
 
 impl World {
@@ -188,21 +204,27 @@ impl World {
         let (began, trace) = (Instant::now(), Rc::new(RefCell::new(Vec::new())));
         let rules = rules(&mut random);
         let text = rules.text.clone();
-        let (server, accepted) =
-            Server::start(SimulatedClock::new(began, random.i64(-5_000_000..5_000_000)), Rc::clone(&trace));
+        let clock = SimulatedClock::new(began, random.i64(-5_000_000..5_000_000));
+        let masters = if random.bool() { 1 } else { 3 };
+        let cluster = (masters > 1).then(|| Rc::new(Cluster::new((0..masters).map(server_name).collect())));
+        let place = |place| cluster.clone().map(|cluster| (place, cluster));
+        let start = |number| Server::start(clock.clone(), place(number), Rc::clone(&trace));
+        let (servers, accepted): (Vec<_>, Vec<_>) = (0..masters).map(start).unzip();
         let least = [50, 200, 1_000, 4_000][random.usize(..4)];
         let latency = least..=least * random.u64(1..=3);
         trace.borrow_mut().push(format!("seed {seed}, latency {latency:?} us\n{text}"));
         let instances = (0..random.usize(1..=4))
             .map(|_| {
                 let wrong_by = random.i64(-5_000_000..5_000_000);
-                process(&text, SimulatedClock::new(began, wrong_by), latency.clone(), random.u64(..), accepted.clone())
+                process(&text, SimulatedClock::new(began, wrong_by), latency.clone(), random.u64(..), &accepted)
             })
             .collect();
         let mut world = Self {
             random,
             trace,
-            server,
+            servers,
+            clock,
+            cluster,
             instances,
             calls: Rc::default(),
             rules,
@@ -225,7 +247,7 @@ impl World {
     /// Starts a caller, which calls until the end.
     fn caller(&mut self, until: Instant) -> tokio::task::JoinHandle<()> {
         let mut random = self.random.fork();
-        let (server, calls) = (Rc::clone(&self.server), Rc::clone(&self.calls));
+        let (clock, calls) = (self.clock.clone(), Rc::clone(&self.calls));
         let trace = Rc::clone(&self.trace);
         let instances: Vec<_> = self.instances.iter().map(|instance| Arc::clone(&instance.limiter)).collect();
         let keys: Vec<String> = self.rules.limits.keys().cloned().collect();
@@ -251,19 +273,19 @@ impl World {
                 let request = Request::new("d".to_owned(), descriptors.iter().map(descriptor).collect(), 0);
                 let request = request.expect("a request");
                 let (limiter, rules) = (&instances[place], instances[place].rules());
-                let (began, from) = (Instant::now(), server.clock.now());
+                let (began, from) = (Instant::now(), clock.now());
                 let deciding = limiter.decide(&rules, &request, timeout_of_caller);
                 // Some callers leave before.
                 let patience =
                     if random.u8(..10) == 0 { Duration::from_micros(random.u64(1..20_000)) } else { Duration::MAX };
                 let decision = timeout(patience, deciding).await.ok();
-                let is_of_store = |(_, tightest): (_, &Tightest<'_>)| tightest.verdict.provenance == Provenance::Store;
-                let is_certain = decision.as_ref().is_some_and(|decision| decision.limited().all(is_of_store));
+                let verdicts = decision.iter().flat_map(|decision| decision.limited());
+                let by: Vec<_> = verdicts.map(|(_, tightest)| tightest.verdict.provenance).collect();
+                let is_certain = decision.is_some() && by.iter().all(|by| *by == Provenance::Store);
                 let outcome = decision.map(|decision| decision.outcome);
-                let (to, took) = (server.clock.now(), began.elapsed());
+                let (to, took) = (clock.now(), began.elapsed());
                 trace.borrow_mut().push(format!(
-                    "{to} instance {place} {outcome:?} {} for {descriptors:?} x {hits} after {took:?} of {timeout_of_caller:?}",
-                    if is_certain { "by redis" } else { "by policy" }
+                    "{to} instance {place} {outcome:?} for {descriptors:?} x {hits} by {by:?} after {took:?} of {timeout_of_caller:?}"
                 ));
                 calls.borrow_mut().push(Call {
                     from,
@@ -280,7 +302,7 @@ impl World {
     }
 
     fn note(&self, what: &str) {
-        self.trace.borrow_mut().push(format!("{} {what}", self.server.clock.now()));
+        self.trace.borrow_mut().push(format!("{} {what}", self.clock.now()));
     }
 
     /// Lets things fail until the end.
@@ -288,12 +310,12 @@ impl World {
         let mean = self.random.u64(100..2_000);
         while Instant::now() < until {
             sleep(Duration::from_millis(self.random.u64(1..=2 * mean))).await;
-            let place = self.random.usize(..self.instances.len());
-            let way = self.instances[place].link.way.clone();
+            let (place, of) = (self.random.usize(..self.instances.len()), self.random.usize(..self.servers.len()));
+            let (way, server) = (self.instances[place].links[of].way.clone(), Rc::clone(&self.servers[of]));
             let length = Duration::from_millis([5, 30, 200, 1_500][self.random.usize(..4)]);
-            match self.random.u8(..10) {
+            match self.random.u8(..11) {
                 0 => {
-                    self.note(&format!("instance {place} is not heard for {length:?}"));
+                    self.note(&format!("instance {place} is not heard by redis {of} for {length:?}"));
                     way.send_modify(|way| way.is_silent = true);
                     tokio::task::spawn_local(async move {
                         sleep(length).await;
@@ -301,12 +323,12 @@ impl World {
                     });
                 }
                 1 | 2 => {
-                    self.note(&format!("the connections of instance {place} are cut"));
+                    self.note(&format!("the connections of instance {place} with redis {of} are cut"));
                     way.send_modify(|way| way.resets += 1);
                 }
                 3 => {
-                    self.note(&format!("redis pauses for {length:?}"));
-                    let paused = self.server.is_paused.clone();
+                    self.note(&format!("redis {of} pauses for {length:?}"));
+                    let paused = server.is_paused.clone();
                     paused.send_replace(true);
                     tokio::task::spawn_local(async move {
                         sleep(length).await;
@@ -314,13 +336,12 @@ impl World {
                     });
                 }
                 4 => {
-                    self.note("redis forgets its scripts");
-                    self.server.flush_scripts();
+                    self.note(&format!("redis {of} forgets its scripts"));
+                    server.flush_scripts();
                 }
                 5 => {
-                    self.note(&format!("redis has no memory for {length:?}"));
-                    self.server.keys(|keys| keys.is_full = true);
-                    let server = Rc::clone(&self.server);
+                    self.note(&format!("redis {of} has no memory for {length:?}"));
+                    server.keys(|keys| keys.is_full = true);
                     tokio::task::spawn_local(async move {
                         sleep(length).await;
                         server.keys(|keys| keys.is_full = false);
@@ -328,22 +349,23 @@ impl World {
                 }
                 6 => {
                     let most = [200, 2_000, 30_000][self.random.usize(..3)];
-                    self.note(&format!("bytes of instance {place} take up to {most} us"));
+                    self.note(&format!("bytes between instance {place} and redis {of} take up to {most} us"));
                     way.send_modify(|way| way.latency = most / 2..=most);
                 }
                 7 => {
                     let step = self.random.i64(1..5_000_000);
                     self.note(&format!("the clock of redis is set {step} us ahead"));
-                    self.server.clock.step(step);
-                    self.steps.push(self.server.clock.now());
+                    self.clock.step(step);
+                    self.steps.push(self.clock.now());
                 }
                 8 => {
-                    self.note("redis loses its data");
-                    self.losses.push(self.server.clock.now());
-                    self.server.keys(super::keys::Keys::clear);
+                    self.note(&format!("redis {of} loses its data"));
+                    self.losses.push(self.clock.now());
+                    server.keys(super::keys::Keys::clear);
                 }
+                9 => self.move_slots(of),
                 _ => {
-                    self.note(&format!("instance {place} cannot connect for {length:?}"));
+                    self.note(&format!("instance {place} cannot connect to redis {of} for {length:?}"));
                     way.send_modify(|way| (way.is_closed, way.resets) = (true, way.resets + 1));
                     tokio::task::spawn_local(async move {
                         sleep(length).await;
@@ -355,18 +377,36 @@ impl World {
         sleep_until(until).await;
     }
 
+    /// Moves slots of a cluster, with their keys, to server `to`.
+    fn move_slots(&mut self, to: usize) {
+        let Some(cluster) = self.cluster.clone() else { return };
+        let first = self.random.usize(..16_384);
+        let slots = first..(first + self.random.usize(1..6_000)).min(16_384);
+        self.note(&format!("slots {slots:?} move to redis {to}"));
+        for (place, from) in self.servers.iter().enumerate().filter(|(place, _)| *place != to) {
+            let own: Vec<_> = slots.clone().filter(|slot| cluster.owner(*slot) == place).collect();
+            for slot in own {
+                let taken = from.keys(|keys| keys.take(&(slot..slot + 1)));
+                self.servers[to].keys(|keys| keys.add(taken));
+            }
+        }
+        cluster.give(slots, to);
+    }
+
     fn heal(&self) {
         self.note("all is well");
-        for Process { link, .. } in &self.instances {
+        for link in self.instances.iter().flat_map(|instance| &instance.links) {
             link.way.send_modify(|way| (way.is_silent, way.is_closed, way.latency) = (false, false, 100..=200));
         }
-        self.server.is_paused.send_replace(false);
-        self.server.keys(|keys| keys.is_full = false);
+        for server in &self.servers {
+            server.is_paused.send_replace(false);
+            server.keys(|keys| keys.is_full = false);
+        }
     }
 
     /// Says which promises were not kept.
     async fn judge(self, seed: u64) -> Run {
-        let mut broken = self.server.broken.take();
+        let mut broken: Vec<_> = self.servers.iter().flat_map(|server| server.broken.take()).collect();
         let calls = self.calls.borrow().clone();
         for call in &calls {
             // Deadline::Auto: what a caller without a timeout is given.
@@ -383,10 +423,13 @@ impl World {
         for value in ["0", "1", "2"].iter().filter(|_| self.losses.is_empty()) {
             broken.extend(self.miscounted(&calls, value).await);
         }
-        self.server.keys(|keys| {
-            keys.begin(self.server.clock.now().get());
-            broken.extend(keys.endless().iter().map(|key| format!("without an end: {key}")));
-        });
+        for server in &self.servers {
+            let endless = server.keys(|keys| {
+                keys.begin(self.clock.now().get());
+                keys.endless()
+            });
+            broken.extend(endless.iter().map(|key| format!("without an end: {key}")));
+        }
         drop(self.instances);
         Run { seed, trace: self.trace.take(), broken, calls }
     }
