@@ -55,6 +55,14 @@ impl Keys {
         self.keys.retain(|_, key| key.expires.is_none_or(|expires| expires > due));
     }
 
+    /// The hits on a counter of a fixed window: the second of two numbers of eight bytes.
+    pub fn count(&self, name: &[u8]) -> u64 {
+        match self.keys.get(name).map(|key| &key.stored) {
+            Some(Stored::Text(text)) => u64::from_le_bytes(text[8..16].try_into().expect("a number")),
+            _ => 0,
+        }
+    }
+
     /// The keys that never expire.
     pub fn endless(&self) -> Vec<String> {
         let endless = self.keys.iter().filter(|(_, key)| key.expires.is_none());
