@@ -25,6 +25,9 @@ use world::Run;
 /// Runs of a change, and the time in which there may be more of them.
 const LEAST: u64 = 500;
 const TIME: Duration = Duration::from_secs(60);
+/// How many seeds to run in place of that, and the first.
+const SEEDS: &str = "SIMULATION_SEEDS";
+const FIRST: &str = "SIMULATION_FIRST";
 /// The seed of a child process.
 const SEED: &str = "TIDEGATE_SEED";
 
@@ -44,11 +47,14 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn no_seed_breaks_a_promise() {
-    let (began, next, calls) = (Instant::now(), AtomicU64::new(0), AtomicU64::new(0));
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|number| number.parse::<u64>().ok());
+    let first = number(FIRST).unwrap_or(0);
+    let last = first + number(SEEDS).unwrap_or(LEAST);
+    let (began, next, calls) = (Instant::now(), AtomicU64::new(first), AtomicU64::new(0));
     let run_some = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= LEAST && began.elapsed() > TIME {
+            if seed >= last && (number(SEEDS).is_some() || began.elapsed() > TIME) {
                 return;
             }
             let output = child(seed, false);
