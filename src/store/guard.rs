@@ -170,15 +170,16 @@ impl Guard {
         timeout: CallerTime,
         (is_whole, now): (bool, Micros),
     ) -> Verdicts {
-        let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
         // An answer may also be that of a lease, which admits.
-        let is_refused = enforced.any(|(_, answer)| answer.is_some_and(|answer| answer.outcome.is_refused()));
+        let refuses = |answer: &Option<Verdict>| answer.is_some_and(|answer| answer.outcome.is_refused());
+        let mut enforced = charges.iter().zip(&answers).filter(|(charge, _)| charge.role == Role::Enforce);
+        let is_refused = enforced.any(|(_, answer)| refuses(answer));
         if is_whole && !is_refused {
             // The store decides together on all charges what it charges.
             return self.charge_all(charges, timeout, Some((known, now)), false).await;
         }
         charge_refused_later(known, charges, &answers, now);
-        let refusing = charges.iter().zip(&answers).filter(|(_, answer)| answer.is_some());
+        let refusing = charges.iter().zip(&answers).filter(|(_, answer)| refuses(answer));
         // Here a request with all-or-nothing charges is refused.
         let refusals = Refusals::known(refusing.map(|(charge, _)| charge), is_whole);
         for (charge, answer) in charges.iter().zip(&mut answers).filter(|(_, answer)| answer.is_none()) {

@@ -55,7 +55,7 @@ pub mod servers;
 pub mod silence;
 mod stream;
 
-pub use self::stream::{HostNetwork, Network, RedisSocket};
+pub use self::stream::{Connecting, HostNetwork, Network, RedisSocket};
 
 /// Counters in Redis.
 #[derive(Clone)]

@@ -252,11 +252,11 @@ async fn exchange_unrecorded(
     let permit = match permit {
         Some(permit) => permit,
         None => {
-            let turn = match calls.first() {
+            let turn = if mode.with_script {
                 // It had its turn, and nobody is decided before the script is there: a pause after its first reply must not shed it.
-                _ if mode.with_script => CallPriority::First,
-                Some(call) => call.turn(),
-                None => CallPriority::InOrder,
+                CallPriority::First
+            } else {
+                calls.first().map_or(CallPriority::InOrder, ScriptCall::turn)
             };
             node.permit(asked, calls.len(), until, turn).await?
         }

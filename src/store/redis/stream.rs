@@ -25,16 +25,14 @@ pub const TIMEOUTS: TcpTimeouts =
 /// A byte stream to and from a server.
 pub type RedisSocket = Box<dyn AsyncStream + Send + Unpin>;
 
+/// A connection that is being made.
+pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>>;
+
 /// The network between this process and the servers.
 pub trait Network: Send + Sync {
     /// Connects to `address`, or to `at`, the only one of its addresses in use; over TCP with TLS if `tls` is given. The error says why the server
     /// cannot be reached or does not accept the connection, or why TLS fails.
-    fn connect<'a>(
-        &'a self,
-        address: &'a Address,
-        at: Option<SocketAddr>,
-        tls: Option<&'a Tls>,
-    ) -> Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>>;
+    fn connect<'a>(&'a self, address: &'a Address, at: Option<SocketAddr>, tls: Option<&'a Tls>) -> Connecting<'a>;
 }
 
 /// The sockets of the operating system.
@@ -69,28 +67,22 @@ impl From<RejectedReply> for io::Error {
 }
 
 impl Network for HostNetwork {
-    fn connect<'a>(
-        &'a self,
-        address: &'a Address,
-        at: Option<SocketAddr>,
-        tls: Option<&'a Tls>,
-    ) -> Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>> {
-        Box::pin(connect(address, at, tls))
+    fn connect<'a>(&'a self, address: &'a Address, at: Option<SocketAddr>, tls: Option<&'a Tls>) -> Connecting<'a> {
+        Box::pin(async move {
+            let socket: RedisSocket = match (address, tls, at) {
+                (Address::Unix(path), ..) => Box::new(UnixStream::connect(path).await?),
+                (Address::Tcp(..), None, Some(at)) => Box::new(dial::tcp_at(at, TIMEOUTS).await?),
+                (Address::Tcp(host, port), None, None) => Box::new(dial::tcp(host, *port, TIMEOUTS).await?),
+                (Address::Tcp(host, _), Some(tls), Some(at)) => {
+                    Box::new(dial::tls_at(at, TIMEOUTS, tls.config()?, host).await?)
+                }
+                (Address::Tcp(host, port), Some(tls), None) => {
+                    Box::new(dial::tls(host, *port, TIMEOUTS, tls.config()?, host).await?)
+                }
+            };
+            Ok(socket)
+        })
     }
-}
-
-async fn connect(address: &Address, at: Option<SocketAddr>, tls: Option<&Tls>) -> io::Result<RedisSocket> {
-    Ok(match (address, tls, at) {
-        (Address::Unix(path), ..) => Box::new(UnixStream::connect(path).await?),
-        (Address::Tcp(..), None, Some(at)) => Box::new(dial::tcp_at(at, TIMEOUTS).await?),
-        (Address::Tcp(host, port), None, None) => Box::new(dial::tcp(host, *port, TIMEOUTS).await?),
-        (Address::Tcp(host, _), Some(tls), Some(at)) => {
-            Box::new(dial::tls_at(at, TIMEOUTS, tls.config()?, host).await?)
-        }
-        (Address::Tcp(host, port), Some(tls), None) => {
-            Box::new(dial::tls(host, *port, TIMEOUTS, tls.config()?, host).await?)
-        }
-    })
 }
 
 impl Guarded {

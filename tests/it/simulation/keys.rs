@@ -148,18 +148,13 @@ impl Keys {
 
     fn sorted(&mut self, name: &str, key: &[u8], arguments: &[Vec<u8>]) -> Reply {
         let mut none = Vec::new();
+        if name == "ZADD" {
+            let new = || Key { stored: Stored::Sorted(Vec::new()), expires: None };
+            self.keys.entry(key.to_vec()).or_insert_with(new);
+        }
         let members = match self.keys.get_mut(key) {
             Some(Key { stored: Stored::Sorted(members), .. }) => members,
             Some(_) => return wrong_type(),
-            None if name == "ZADD" => {
-                let stored = Stored::Sorted(Vec::new());
-                let Stored::Sorted(members) =
-                    &mut self.keys.entry(key.to_vec()).or_insert(Key { stored, expires: None }).stored
-                else {
-                    unreachable!("it is new")
-                };
-                members
-            }
             None => &mut none,
         };
         let reply = match (name, arguments) {

@@ -1,18 +1,16 @@
 //! The network between the instances and a simulated Redis, in virtual time: latencies, silence, and connections that are cut.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidegate::dial::tls::Tls;
 use tidegate::store::redis::address::Address;
-use tidegate::store::redis::{Network, RedisSocket};
+use tidegate::store::redis::{Connecting, Network, RedisSocket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -130,12 +128,7 @@ async fn and_back(link: &Link, mut to: WriteHalf<DuplexStream>, mut from: mpsc::
 }
 
 impl Network for Links {
-    fn connect<'a>(
-        &'a self,
-        address: &'a Address,
-        _: Option<SocketAddr>,
-        _: Option<&'a Tls>,
-    ) -> Pin<Box<dyn Future<Output = io::Result<RedisSocket>> + Send + 'a>> {
+    fn connect<'a>(&'a self, address: &'a Address, _: Option<SocketAddr>, _: Option<&'a Tls>) -> Connecting<'a> {
         let link = self.0.lock().get(&address.to_string()).map(Arc::clone);
         Box::pin(async move {
             match link {

@@ -3,13 +3,12 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate::model::{Descriptor, Entry, Outcome, Provenance, Request};
-use tokio::task::LocalSet;
+use tidegate::model::{Outcome, Provenance};
 use tokio::time::{Instant, sleep};
 
 use super::clock::SimulatedClock;
 use super::server::Server;
-use super::world::{Process, process};
+use super::world::{Process, on_virtual_time, process, request};
 
 const RULES: &str = "domain: d
 on_store_overload: closed
@@ -21,30 +20,27 @@ descriptors:
 
 /// Calls with a descriptor for each of these keys, and returns the decision and who decided on the first of them.
 async fn call(instance: &Process, keys: &[&str]) -> (Outcome, Option<Provenance>) {
-    let descriptor = |key: &&str| Descriptor {
-        entries: [Entry::new((*key).to_owned(), "a".to_owned())].into_iter().collect(),
-        ..Descriptor::default()
-    };
-    let request = Request::new("d".to_owned(), keys.iter().map(descriptor).collect(), 0).expect("a request");
+    let request = request(keys.iter().map(|key| (*key, "a")), 1);
     let rules = instance.limiter.rules();
     let decision = instance.limiter.decide(&rules, &request, Some(Duration::from_millis(100))).await;
     (decision.outcome, decision.limited().next().map(|(_, tightest)| tightest.verdict.provenance))
 }
 
-fn played(scene: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    LocalSet::new().block_on(&runtime.expect("a runtime"), scene);
+/// A server, and an instance that is connected to it.
+async fn connected() -> (Rc<Server>, Process) {
+    let clock = SimulatedClock::new(Instant::now(), 0);
+    let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
+    let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
+    sleep(Duration::from_millis(500)).await;
+    (server, instance)
 }
 
 /// Seed 96: while all calls are too late, each is followed by a pause. The call that would load the script again fell into the pause after its own first
 /// reply, each time, and the instance never loaded it.
 #[test]
 fn a_lost_script_is_loaded_again_where_all_calls_were_too_late() {
-    played(async {
-        let clock = SimulatedClock::new(Instant::now(), 0);
-        let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
-        let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
-        sleep(Duration::from_millis(500)).await;
+    on_virtual_time(async {
+        let (server, instance) = connected().await;
         assert_eq!(call(&instance, &["user"]).await.1, Some(Provenance::Store));
         instance.links[0].way.send_modify(|way| way.latency = 24_000..=24_000);
         for _ in 0..100 {
@@ -66,11 +62,8 @@ fn a_lost_script_is_loaded_again_where_all_calls_were_too_late() {
 /// whoever had none was admitted without a charge.
 #[test]
 fn a_lease_that_pays_is_no_refusal_where_redis_has_no_memory() {
-    played(async {
-        let clock = SimulatedClock::new(Instant::now(), 0);
-        let (server, accepted) = Server::start(clock.clone(), None, Rc::default());
-        let instance = process(RULES, clock, 100..=200, 1, &[accepted]);
-        sleep(Duration::from_millis(500)).await;
+    on_virtual_time(async {
+        let (server, instance) = connected().await;
         server.keys(|keys| keys.is_full = true);
         let mut decided_by_lease = 0;
         // The memory of a server is looked at once a second.

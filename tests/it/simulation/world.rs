@@ -22,6 +22,7 @@ use tidegate::store::redis::login::Login;
 use tidegate::store::redis::manager::Access;
 use tidegate::store::redis::{Instance, Redis};
 use tidegate::store::replicas::Replicas;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -80,10 +81,7 @@ pub struct Run {
 impl Run {
     /// Runs a seed.
     pub fn of(seed: u64) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-        let runtime = runtime.expect("a runtime");
-        let local = LocalSet::new();
-        local.block_on(&runtime, World::run(seed))
+        on_virtual_time(World::run(seed))
     }
 
     pub fn calls(&self) -> usize {
@@ -101,6 +99,23 @@ impl Run {
             self.trace[from..].join("\n")
         );
     }
+}
+
+/// Runs this on a clock that goes on when nothing else is left to do.
+pub fn on_virtual_time<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    LocalSet::new().block_on(&runtime.expect("a runtime"), future)
+}
+
+/// A request with a descriptor of one entry for each of these keys and values.
+pub fn request<'a>(descriptors: impl IntoIterator<Item = (&'a str, &'a str)>, hits: u32) -> Request {
+    let descriptor = |(key, value): (&str, &str)| Descriptor {
+        entries: vec![Entry::new(key.to_owned(), value.to_owned())],
+        hits_addend: Some(hits.into()),
+        ..Descriptor::default()
+    };
+    let descriptors = descriptors.into_iter().map(descriptor).collect();
+    Request::new("d".to_owned(), descriptors, 0).expect("a request")
 }
 
 struct World {
@@ -171,11 +186,11 @@ pub fn process(
     clock: SimulatedClock,
     latency: std::ops::RangeInclusive<u64>,
     seed: u64,
-    servers: &[tokio::sync::mpsc::UnboundedSender<Accepted>],
+    servers: &[UnboundedSender<Accepted>],
 ) -> Process {
     let file = File { name: "rules.yaml".into(), bytes: text.as_bytes().to_vec() };
     let rules = compile(Documents::parse(vec![file]), &Options::default()).expect("rules").rules;
-    let link = |(place, server): (usize, &tokio::sync::mpsc::UnboundedSender<Accepted>)| {
+    let link = |(place, server): (usize, &UnboundedSender<Accepted>)| {
         Link::new(latency.clone(), seed.wrapping_add(place as u64), server.clone())
     };
     let to_each: Vec<_> = servers.iter().enumerate().map(link).collect();
@@ -211,6 +226,14 @@ pub fn process(
     tokio::spawn(async move { settling.settle().await });
     tokio::spawn(Arc::clone(&guard).keep_leases());
     Process { limiter: Arc::new(Limiter::new(Arc::new(LiveRules::new(rules)), guard)), links: to_each }
+}
+
+/// Ends a fault after a time.
+fn after(length: Duration, end: impl FnOnce() + 'static) {
+    tokio::task::spawn_local(async move {
+        sleep(length).await;
+        end();
+    });
 }
 
 impl World {
@@ -280,13 +303,7 @@ impl World {
                 let hits = [1, 1, 1, 2, 5][random.usize(..5)];
                 let timeout_of_caller =
                     [None, Some(20), Some(100), Some(250)][random.usize(..4)].map(Duration::from_millis);
-                let descriptor = |(key, value): &(String, String)| Descriptor {
-                    entries: [Entry::new(key.clone(), value.clone())].into_iter().collect(),
-                    hits_addend: Some(u64::from(hits)),
-                    ..Descriptor::default()
-                };
-                let request = Request::new("d".to_owned(), descriptors.iter().map(descriptor).collect(), 0);
-                let request = request.expect("a request");
+                let request = request(descriptors.iter().map(|(key, value)| (key.as_str(), value.as_str())), hits);
                 let (limiter, rules) = (&instances[place], instances[place].rules());
                 let (began, from) = (Instant::now(), clock.now());
                 let deciding = limiter.decide(&rules, &request, timeout_of_caller);
@@ -332,10 +349,7 @@ impl World {
                 0 => {
                     self.note(&format!("instance {place} is not heard by redis {of} for {length:?}"));
                     way.send_modify(|way| way.is_silent = true);
-                    tokio::task::spawn_local(async move {
-                        sleep(length).await;
-                        way.send_modify(|way| way.is_silent = false);
-                    });
+                    after(length, move || way.send_modify(|way| way.is_silent = false));
                 }
                 1 | 2 => {
                     self.note(&format!("the connections of instance {place} with redis {of} are cut"));
@@ -343,12 +357,8 @@ impl World {
                 }
                 3 => {
                     self.note(&format!("redis {of} pauses for {length:?}"));
-                    let paused = server.is_paused.clone();
-                    paused.send_replace(true);
-                    tokio::task::spawn_local(async move {
-                        sleep(length).await;
-                        paused.send_replace(false);
-                    });
+                    server.is_paused.send_replace(true);
+                    after(length, move || server.is_paused.send_modify(|paused| *paused = false));
                 }
                 4 => {
                     self.note(&format!("redis {of} forgets its scripts"));
@@ -357,10 +367,7 @@ impl World {
                 5 => {
                     self.note(&format!("redis {of} has no memory for {length:?}"));
                     server.keys(|keys| keys.is_full = true);
-                    tokio::task::spawn_local(async move {
-                        sleep(length).await;
-                        server.keys(|keys| keys.is_full = false);
-                    });
+                    after(length, move || server.keys(|keys| keys.is_full = false));
                 }
                 6 => {
                     let most = [200, 2_000, 30_000][self.random.usize(..3)];
@@ -382,10 +389,7 @@ impl World {
                 _ => {
                     self.note(&format!("instance {place} cannot connect to redis {of} for {length:?}"));
                     way.send_modify(|way| (way.is_closed, way.resets) = (true, way.resets + 1));
-                    tokio::task::spawn_local(async move {
-                        sleep(length).await;
-                        way.send_modify(|way| way.is_closed = false);
-                    });
+                    after(length, move || way.send_modify(|way| way.is_closed = false));
                 }
             }
         }
@@ -398,12 +402,10 @@ impl World {
         let first = self.random.usize(..16_384);
         let slots = first..(first + self.random.usize(1..6_000)).min(16_384);
         self.note(&format!("slots {slots:?} move to redis {to}"));
-        for (place, from) in self.servers.iter().enumerate().filter(|(place, _)| *place != to) {
-            let own: Vec<_> = slots.clone().filter(|slot| cluster.owner(*slot) == place).collect();
-            for slot in own {
-                let taken = from.keys(|keys| keys.take(&(slot..slot + 1)));
-                self.servers[to].keys(|keys| keys.add(taken));
-            }
+        // A server has keys of its own slots only.
+        for (_, from) in self.servers.iter().enumerate().filter(|(place, _)| *place != to) {
+            let taken = from.keys(|keys| keys.take(&slots));
+            self.servers[to].keys(|keys| keys.add(taken));
         }
         cluster.give(slots, to);
     }
@@ -475,12 +477,7 @@ impl World {
         let mut undecided = Vec::new();
         for (place, Process { limiter, .. }) in self.instances.iter().enumerate() {
             for value in ["0", "1", "2"] {
-                let descriptor = Descriptor {
-                    entries: [Entry::new("counted".to_owned(), value.to_owned())].into_iter().collect(),
-                    hits_addend: Some(0),
-                    ..Descriptor::default()
-                };
-                let request = Request::new("d".to_owned(), vec![descriptor], 0).expect("a request");
+                let request = request([("counted", value)], 0);
                 let rules = limiter.rules();
                 let mut by = None;
                 // Where all calls were too late, a call is followed by a pause (`concurrency`), until some are in time.
