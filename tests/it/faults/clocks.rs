@@ -18,7 +18,7 @@ const SECOND_US: i64 = 1_000_000;
 const HOUR_US: i64 = 3_600 * SECOND_US;
 
 #[tokio::test]
-async fn c1_instances_whose_clocks_are_years_apart_share_one_window() {
+async fn instances_whose_clocks_are_years_apart_share_one_window() {
     const YEAR_US: i64 = 365 * 24 * HOUR_US;
     for algorithm in ["fixed_window", "gcra"] {
         let redis = Single::start(&[]).await;
@@ -47,7 +47,7 @@ async fn c1_instances_whose_clocks_are_years_apart_share_one_window() {
 }
 
 #[tokio::test]
-async fn c2_a_clock_of_redis_that_steps_back_admits_nothing_and_one_that_steps_on_what_its_windows_hold() {
+async fn a_clock_of_redis_that_steps_back_admits_nothing_and_one_that_steps_on_what_its_windows_hold() {
     let _alone = alone().await;
     let redis = Single::with_clock(&[]).await;
     // So that a step back crosses the border of a window: it is 5 s past an hour.
@@ -81,7 +81,7 @@ async fn c2_a_clock_of_redis_that_steps_back_admits_nothing_and_one_that_steps_o
 }
 
 #[tokio::test]
-async fn c2_the_first_call_after_a_step_of_the_clock_of_redis_is_decided_by_it() {
+async fn the_first_call_after_a_step_of_the_clock_of_redis_is_decided_by_it() {
     let redis = Single::with_clock(&[]).await;
     let server = patient_tidegate(&redis.address().to_string()).await;
     let mut asker = Asker::of(&server).await;
@@ -95,7 +95,7 @@ async fn c2_the_first_call_after_a_step_of_the_clock_of_redis_is_decided_by_it()
 }
 
 #[tokio::test]
-async fn c3_a_tidegate_that_stood_still_goes_on_exactly() {
+async fn a_tidegate_that_stood_still_goes_on_exactly() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;

@@ -19,7 +19,7 @@ use crate::support::eventually;
 const OPEN: Duration = Duration::from_millis(200);
 
 #[tokio::test]
-async fn a1_a_killed_redis_is_answered_for_by_policy_until_it_is_back() {
+async fn a_killed_redis_is_answered_for_by_policy_until_it_is_back() {
     let _alone = alone().await;
     let mut redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;
@@ -46,7 +46,7 @@ async fn a1_a_killed_redis_is_answered_for_by_policy_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn a1_a_killed_master_of_sentinels_is_followed_by_the_promoted_one() {
+async fn a_killed_master_of_sentinels_is_followed_by_the_promoted_one() {
     let _alone = alone().await;
     let set = Sentinel::start().await;
     let addresses = set.addresses();
@@ -90,7 +90,7 @@ async fn a_sentinel_that_is_silent_leaves_time_to_ask_the_next() {
 }
 
 #[tokio::test]
-async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
+async fn what_is_sent_to_a_paused_redis_is_never_charged_later() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;
@@ -132,7 +132,7 @@ async fn a2_what_is_sent_to_a_paused_redis_is_never_charged_later() {
 }
 
 #[tokio::test]
-async fn a2_a_pause_as_short_as_that_of_a_fork_opens_no_breaker() {
+async fn a_pause_as_short_as_that_of_a_fork_opens_no_breaker() {
     const SHORT: Duration = Duration::from_millis(150);
     const PAUSES: usize = 5;
     let _alone = alone().await;
@@ -159,7 +159,7 @@ async fn a2_a_pause_as_short_as_that_of_a_fork_opens_no_breaker() {
 }
 
 #[tokio::test]
-async fn a4_a_connection_that_swallows_everything_is_replaced() {
+async fn a_connection_that_swallows_everything_is_replaced() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;
@@ -187,7 +187,7 @@ async fn a4_a_connection_that_swallows_everything_is_replaced() {
 
 /// Where only one call may be in flight, no other call tells that its connection is dead.
 #[tokio::test]
-async fn a4_a_connection_that_swallows_the_only_call_is_given_up() {
+async fn a_connection_that_swallows_the_only_call_is_given_up() {
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;
     let variables = [("REDIS_URL", &*proxy.address().to_string()), ("WORKERS", "1")];
@@ -202,7 +202,7 @@ async fn a4_a_connection_that_swallows_the_only_call_is_given_up() {
 }
 
 #[tokio::test]
-async fn a5_connections_reset_again_and_again_charge_nobody_twice() {
+async fn connections_reset_again_and_again_charge_nobody_twice() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;

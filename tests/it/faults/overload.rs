@@ -27,7 +27,7 @@ fn heavy(number: usize, descriptors: usize) -> RateLimitRequest {
 }
 
 #[tokio::test]
-async fn f3_who_is_offered_more_than_he_can_do_answers_everybody_and_nobody_with_an_error() {
+async fn who_is_offered_more_than_he_can_do_answers_everybody_and_nobody_with_an_error() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let rules = rules("fixed_window");
@@ -62,7 +62,7 @@ async fn f3_who_is_offered_more_than_he_can_do_answers_everybody_and_nobody_with
 }
 
 #[tokio::test]
-async fn f3_a_call_that_has_waited_too_long_for_its_thread_does_not_wait_for_redis_as_well() {
+async fn a_call_that_has_waited_too_long_for_its_thread_does_not_wait_for_redis_as_well() {
     let redis = Single::start(&[]).await;
     let rules = rules("fixed_window");
     let variables = [("REDIS_URL", &*redis.address().to_string()), ("WORKERS", "1")];

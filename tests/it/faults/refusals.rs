@@ -42,7 +42,7 @@ async fn connections(server: &Single) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a6_a_redis_without_memory_still_refuses_who_is_over_the_limit() {
+async fn a_redis_without_memory_still_refuses_who_is_over_the_limit() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let (rules, url) = (rules_and("fixed_window", &["gcra"]), redis.address().to_string());
@@ -122,7 +122,7 @@ async fn a_request_refused_for_a_counter_that_cannot_be_read_spends_nothing() {
 }
 
 #[tokio::test]
-async fn a11_a_redis_busy_with_a_script_is_answered_for_by_policy() {
+async fn a_redis_busy_with_a_script_is_answered_for_by_policy() {
     let _alone = alone().await;
     let redis = Single::start(&["--busy-reply-threshold", "100"]).await;
     let server = tidegate(&redis.address().to_string()).await;
@@ -182,7 +182,7 @@ async fn a_redis_that_says_to_each_call_that_it_loads_opens_the_breaker() {
 }
 
 #[tokio::test]
-async fn a12_a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exact() {
+async fn a_script_that_is_flushed_is_loaded_once_and_every_answer_stays_exact() {
     const FLUSHES: usize = 30;
     const AT_ONCE: usize = 64;
     let _alone = alone().await;
@@ -226,7 +226,7 @@ async fn uploads(server: &Single) -> usize {
 }
 
 #[tokio::test]
-async fn a13_without_permission_or_password_the_policies_answer_until_they_are_given_back() {
+async fn without_permission_or_password_the_policies_answer_until_they_are_given_back() {
     const SECRET: &str = "a-canary-that-is-nowhere-else";
     let _alone = alone().await;
     let redis = Single::start(&["--user", "tide", "on", &format!(">{SECRET}"), "~*", "+@all"]).await;
@@ -270,7 +270,7 @@ async fn a13_without_permission_or_password_the_policies_answer_until_they_are_g
 }
 
 #[tokio::test]
-async fn a13_a_server_with_a_strange_certificate_is_asked_nothing() {
+async fn a_server_with_a_strange_certificate_is_asked_nothing() {
     let _alone = alone().await;
     let [authority, other] = [Authority::new(), Authority::new()];
     let redis = Single::with_tls(&authority, "127.0.0.1", &["--tls-auth-clients", "no"]).await;
@@ -297,7 +297,7 @@ async fn a13_a_server_with_a_strange_certificate_is_asked_nothing() {
 }
 
 #[tokio::test]
-async fn a14_a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only() {
+async fn a_value_that_is_no_counter_is_left_alone_and_concerns_its_key_only() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let server = patient_tidegate(&redis.address().to_string()).await;

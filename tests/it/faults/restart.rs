@@ -25,7 +25,7 @@ async fn absent() -> Single {
 }
 
 #[tokio::test]
-async fn a8_a_redis_that_comes_back_empty_admits_one_limit_more_and_no_hit_beyond() {
+async fn a_redis_that_comes_back_empty_admits_one_limit_more_and_no_hit_beyond() {
     let _alone = alone().await;
     let mut redis = Single::start(&[]).await;
     let server = tidegate(&redis.address().to_string()).await;
@@ -50,7 +50,7 @@ async fn a8_a_redis_that_comes_back_empty_admits_one_limit_more_and_no_hit_beyon
 }
 
 #[tokio::test]
-async fn a9_without_a_redis_it_starts_and_answers_by_policy_until_there_is_one() {
+async fn without_a_redis_it_starts_and_answers_by_policy_until_there_is_one() {
     let _alone = alone().await;
     let mut redis = absent().await;
     let began = Instant::now();
@@ -79,7 +79,7 @@ async fn a9_without_a_redis_it_starts_and_answers_by_policy_until_there_is_one()
 }
 
 #[tokio::test]
-async fn a9_health_follows_the_connections_where_it_is_asked_to() {
+async fn health_follows_the_connections_where_it_is_asked_to() {
     let _alone = alone().await;
     let mut redis = absent().await;
     let (rules, url) = (rules("fixed_window"), redis.address().to_string());
@@ -113,7 +113,7 @@ async fn until_health(server: &Tidegate, wanted: ServingStatus) {
 }
 
 #[tokio::test]
-async fn a10_while_redis_loads_the_policies_answer() {
+async fn while_redis_loads_the_policies_answer() {
     let _alone = alone().await;
     let mut redis = Single::slow_to_load(20_000).await;
     let server = tidegate(&redis.address().to_string()).await;

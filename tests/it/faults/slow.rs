@@ -25,7 +25,7 @@ use crate::support::{Tidegate, eventually};
 const MOST_CHANGES: usize = 6;
 
 #[tokio::test]
-async fn a3_a_slow_redis_decides_what_it_can_in_time_and_charges_nothing_after_it() {
+async fn a_slow_redis_decides_what_it_can_in_time_and_charges_nothing_after_it() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;
@@ -84,7 +84,7 @@ async fn callers_in_a_hurry_do_not_cost_the_others_their_connection() {
 }
 
 #[tokio::test]
-async fn a3_answers_that_come_byte_by_byte_are_not_waited_for() {
+async fn answers_that_come_byte_by_byte_are_not_waited_for() {
     let _alone = alone().await;
     let redis = Single::start(&[]).await;
     let proxy = Proxy::start(redis.address()).await;

@@ -52,7 +52,7 @@ async fn hammer(instances: &[Instance], key: &str) -> Vec<Told> {
 }
 
 #[tokio::test]
-async fn b7_a_hot_counter_is_exact_for_three_instances() {
+async fn a_hot_counter_is_exact_for_three_instances() {
     let _alone = alone().await;
     let instances = instances("hot:").await;
     let told = hammer(&instances, "one").await;
@@ -73,7 +73,7 @@ async fn b7_a_hot_counter_is_exact_for_three_instances() {
 const TURN: Duration = Duration::from_millis(100);
 
 #[tokio::test]
-async fn c4_a_herd_at_the_turn_of_a_window_gets_each_window_once() {
+async fn a_herd_at_the_turn_of_a_window_gets_each_window_once() {
     let _alone = alone().await;
     let instances = instances("herd:").await;
     let told = hammer(&instances, "herd").await;
@@ -122,7 +122,7 @@ async fn scan(cluster: &Cluster, master: usize) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn e10_counters_that_nobody_asks_for_again_go_and_tidegate_remembers_none() {
+async fn counters_that_nobody_asks_for_again_go_and_tidegate_remembers_none() {
     let _alone = alone().await;
     let cluster = Cluster::shared().await;
     let variables = [("CACHE_KEY_PREFIX", "new:"), ("STORE_DEADLINE", "10s"), ("REPLICAS", "1")];

@@ -23,7 +23,7 @@ pub async fn replica_follows(cluster: &Cluster, replica: usize) {
 }
 
 #[tokio::test]
-async fn b1_planned_failovers_under_load_lose_nothing_and_double_nothing() {
+async fn planned_failovers_under_load_lose_nothing_and_double_nothing() {
     let _alone = alone().await;
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
@@ -123,13 +123,13 @@ async fn lose_a_master(signal: Signal) -> String {
 }
 
 #[tokio::test]
-async fn a1_a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothing() {
+async fn a_killed_master_costs_its_shard_at_most_a_limit_and_the_others_nothing() {
     let _alone = alone().await;
     println!("A1 a master of a cluster killed: {}", lose_a_master(Signal::KILL).await);
 }
 
 #[tokio::test]
-async fn a2_a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_limit() {
+async fn a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_limit() {
     let _alone = alone().await;
     println!("A2 a master of a cluster paused: {}", lose_a_master(Signal::STOP).await);
 }
@@ -139,7 +139,7 @@ async fn a2_a_master_paused_until_another_is_promoted_costs_its_shard_at_most_a_
 const MOST_LINES: usize = 6;
 
 #[tokio::test]
-async fn b3_a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly() {
+async fn a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly() {
     let _alone = alone().await;
     let mut cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
@@ -188,7 +188,7 @@ async fn b3_a_shard_without_anybody_is_answered_by_policy_and_the_others_exactly
 const CUT_OFF_MS: u32 = 1_500;
 
 #[tokio::test]
-async fn b5_a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_is_refused() {
+async fn a_master_cut_from_its_cluster_is_left_once_it_knows_and_its_old_map_is_refused() {
     let _alone = alone().await;
     let mut cluster = Cluster::start().await;
     let broken = cluster.shards().await[0].clone();

@@ -15,7 +15,7 @@ use crate::redis::proxy::{Faults, Way};
 use crate::support::eventually;
 
 #[tokio::test]
-async fn b4_an_instance_cut_from_one_shard_is_alone_with_that() {
+async fn an_instance_cut_from_one_shard_is_alone_with_that() {
     let _alone = alone().await;
     let (cluster, proxies, apart) = behind_proxies().await;
     let instances = [Instance::start(&apart).await, Instance::start(&cluster.addresses()).await];
@@ -55,7 +55,7 @@ async fn b4_an_instance_cut_from_one_shard_is_alone_with_that() {
 }
 
 #[tokio::test]
-async fn b6_seeds_that_vanish_take_nothing_with_them() {
+async fn seeds_that_vanish_take_nothing_with_them() {
     let _alone = alone().await;
     let cluster = Cluster::start().await;
     // The cluster names its nodes by their own address, so nothing but the first question comes this way.

@@ -21,7 +21,7 @@ fn in_moved(key: &'static str, from: u16, master: usize) -> Vec<Counter> {
 }
 
 #[tokio::test]
-async fn b2_slots_that_move_under_load_lose_nothing_and_double_nothing() {
+async fn slots_that_move_under_load_lose_nothing_and_double_nothing() {
     let _alone = alone().await;
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
@@ -71,7 +71,7 @@ impl Asked {
 }
 
 #[tokio::test]
-async fn b2_each_step_of_a_move_is_followed_and_none_charges_what_it_does_not_answer() {
+async fn each_step_of_a_move_is_followed_and_none_charges_what_it_does_not_answer() {
     let cluster = Cluster::start().await;
     let instance = Instance::start(&cluster.addresses()).await;
     let mut asked = Asked(instance.client().await);
