@@ -47,6 +47,7 @@ async fn a_python_service_and_its_caller_keep_limits_and_deadlines() {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn a_go_service_and_its_caller_keep_limits_and_deadlines() {
     if let Some(built) = toolchains::go().await {
         keeps_limits_and_deadlines(&built.demo).await;
@@ -54,6 +55,7 @@ async fn a_go_service_and_its_caller_keep_limits_and_deadlines() {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn a_node_service_and_its_caller_keep_limits_and_deadlines() {
     if let Some(built) = toolchains::node().await {
         keeps_limits_and_deadlines(&built.demo).await;
@@ -61,6 +63,7 @@ async fn a_node_service_and_its_caller_keep_limits_and_deadlines() {
 }
 
 #[tokio::test]
+#[ignore = "tests/nightly runs it"]
 async fn a_java_service_and_its_caller_keep_limits_and_deadlines() {
     if let Some(built) = toolchains::java().await {
         keeps_limits_and_deadlines(&built.demo).await;

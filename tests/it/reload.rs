@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::transport::Channel;
 
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, by_tier, eventually, in_time};
 
 mod counters;
 mod cuts;

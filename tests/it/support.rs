@@ -17,6 +17,11 @@ use tokio::process::{Child, ChildStdout, Command};
 /// What a test waits for a thing that must happen, on a machine that may be very busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// One of two numbers: the first in `tests/run`, the second in `tests/nightly`, which sets `TIDEGATE_NIGHTLY`.
+pub fn by_tier<T>(run: T, nightly: T) -> T {
+    if std::env::var_os("TIDEGATE_NIGHTLY").is_some() { nightly } else { run }
+}
+
 /// Hands each connection to a free port to `answer`. Returns the address.
 pub async fn answering<A>(answer: impl Fn(TcpStream) -> A + Send + 'static) -> SocketAddr
 where

@@ -15,7 +15,7 @@ mod clients;
 mod flood;
 mod gateway;
 mod handshakes;
-mod hundred;
+mod many;
 mod others;
 mod rights;
 mod rotation;

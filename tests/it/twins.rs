@@ -8,6 +8,7 @@ use tidegate::algorithm::{Algorithm, Charge, Limit};
 use tidegate::model::{Charging, Delay, Hits, Micros, Quota, Unit, Window};
 
 use crate::histories::{History, charge, history, limit, requests};
+use crate::support::by_tier;
 use crate::world::{Counters, NOON};
 use bench::Bench;
 
@@ -22,9 +23,10 @@ mod slots;
 mod undo;
 mod writes;
 
-/// How many histories of each kind are tried; `TWIN_HISTORIES` says another number.
+/// Number of histories of each kind that are tried; `TWIN_HISTORIES` says another one.
 fn histories() -> u32 {
-    std::env::var("TWIN_HISTORIES").map_or(10_000, |number| number.parse().expect("TWIN_HISTORIES is a number"))
+    std::env::var("TWIN_HISTORIES")
+        .map_or_else(|_| by_tier(2_000, 10_000), |number| number.parse().expect("TWIN_HISTORIES is a number"))
 }
 
 /// Tries a law on many examples, on one Redis.

@@ -11,7 +11,7 @@ use crate::load::Load;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::user::{Shape, User};
-use crate::support::{eventually, on_free_ports, output};
+use crate::support::{by_tier, eventually, on_free_ports, output};
 
 /// Calls a second.
 const PER_SECOND: u32 = 1_000;
@@ -97,22 +97,22 @@ async fn with(server: &Single, variables: &[(&str, &str)]) -> Service {
 }
 
 #[tokio::test]
-async fn fifty_logins_in_a_file_fail_no_call() {
+async fn logins_in_a_file_fail_no_call() {
     let server = Single::start(&[]).await;
     number(Shape::Single, 0).let_in(&server).await;
     let token = Token::new(&number(Shape::Single, 0));
     let service = with(&server, &[("REDIS_AUTH_FILE", &token.path("token"))]).await;
-    changes(Shape::Single, std::slice::from_ref(&server), &token, &service, 50).await;
+    changes(Shape::Single, std::slice::from_ref(&server), &token, &service, by_tier(3, 50)).await;
 }
 
 #[tokio::test]
-async fn fifty_logins_of_a_command_fail_no_call() {
+async fn logins_of_a_command_fail_no_call() {
     let server = Single::start(&[]).await;
     number(Shape::Single, 0).let_in(&server).await;
     let token = Token::new(&number(Shape::Single, 0));
     let command = [("REDIS_AUTH_COMMAND", &*token.command()), ("REDIS_CONNECTION_MAX_AGE", "2s")];
     let service = with(&server, &command).await;
-    changes(Shape::Single, std::slice::from_ref(&server), &token, &service, 50).await;
+    changes(Shape::Single, std::slice::from_ref(&server), &token, &service, by_tier(3, 50)).await;
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn logins_of_a_command_fail_no_call_on_a_cluster() {
         ("REDIS_CONNECTION_MAX_AGE", "2s"),
     ])
     .await;
-    changes(Shape::Cluster, cluster.nodes(), &token, &service, 5).await;
+    changes(Shape::Cluster, cluster.nodes(), &token, &service, by_tier(2, 10)).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A hundred certificates, one after the other, in each way that files change, under 2,000 calls a second.
+//! Many certificates, one after the other, in each way that files change, under 2,000 calls a second.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use super::Secured;
 use super::client::decide;
 use super::rotation::{comes_into_use, mount, put, swap};
 use crate::redis::certificates::Issued;
+use crate::support::by_tier;
 
 /// 10 calls every 5 ms.
 const EVERY: Duration = Duration::from_millis(5);
@@ -32,12 +33,12 @@ async fn call_for_ever(channel: Channel, answered: Arc<AtomicU64>) -> tonic::Sta
     }
 }
 
-/// Changes the certificate a hundred times by `change`, which gets the directory, the certificate and its number.
-async fn hundred(server: &Secured, change: impl Fn(&Path, &Issued, u32)) {
+/// Changes the certificate many times by `change`, which gets the directory, the certificate and its number.
+async fn many(server: &Secured, change: impl Fn(&Path, &Issued, u32)) {
     let answered = Arc::new(AtomicU64::new(0));
     let calls = tokio::spawn(call_for_ever(server.client().channel(server.tidegate.grpc), Arc::clone(&answered)));
     let began = Instant::now();
-    for number in 0..100 {
+    for number in 0..by_tier(10, 200) {
         let next = server.authority.issue("127.0.0.1");
         change(server.directory.path(), &next, number);
         comes_into_use(server, &next).await;
@@ -51,20 +52,20 @@ async fn hundred(server: &Secured, change: impl Fn(&Path, &Issued, u32)) {
 }
 
 #[tokio::test]
-async fn a_hundred_certificates_in_place_fail_no_call() {
-    hundred(&Secured::start(&[]).await, |directory, next, _| put(next, directory, false)).await;
+async fn certificates_in_place_fail_no_call() {
+    many(&Secured::start(&[]).await, |directory, next, _| put(next, directory, false)).await;
 }
 
 #[tokio::test]
-async fn a_hundred_certificates_by_rename_fail_no_call() {
-    hundred(&Secured::start(&[]).await, |directory, next, _| put(next, directory, true)).await;
+async fn certificates_by_rename_fail_no_call() {
+    many(&Secured::start(&[]).await, |directory, next, _| put(next, directory, true)).await;
 }
 
 #[tokio::test]
-async fn a_hundred_swaps_of_the_kubelet_fail_no_call() {
+async fn swaps_of_the_kubelet_fail_no_call() {
     let server = Secured::start(&[]).await;
     let first = server.authority.issue("127.0.0.1");
     swap(&first, server.directory.path(), "..first");
     mount(server.directory.path());
-    hundred(&server, |directory, next, number| swap(next, directory, &format!("..{number}"))).await;
+    many(&server, |directory, next, number| swap(next, directory, &format!("..{number}"))).await;
 }
