@@ -1,7 +1,6 @@
 //! The conformance suite: the same answers as the reference, but for the differences that are written down.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use futures_util::future::join_all;
 use tokio::process::Command;
@@ -30,21 +29,21 @@ pub async fn run(arguments: &[&str]) -> String {
 
 /// Runs this half of every group, each on a server of its own with these variables, and says what the runner said.
 async fn cases(half: &[&str], store: &[(&str, &str)]) -> String {
-    let mut report = String::new();
-    for group in run(&[&["--groups"], half].concat()).await.lines() {
-        let rules = tempfile::tempdir().expect("a directory");
-        let directory = rules.path().to_str().expect("a path of text");
-        run(&[&["--prepare", directory, "--group", group], half].concat()).await;
-        let variables = run(&["--env", "--group", group]).await;
-        let variables = variables.lines().filter_map(|line| line.split_once('='));
-        let prefix = format!("{PREFIX}{group}:");
-        let variables: Vec<_> =
-            variables.chain(store.iter().copied()).chain([("CACHE_KEY_PREFIX", &*prefix)]).collect();
-        let server = Tidegate::start(rules.path(), &variables).await;
-        let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half].concat()).await;
-        let _ = write!(report, "group {group}\n{said}{}", server.log());
-    }
-    report
+    let groups = run(&[&["--groups"], half].concat()).await;
+    join_all(groups.lines().map(|group| cases_of(group, half, store))).await.concat()
+}
+
+async fn cases_of(group: &str, half: &[&str], store: &[(&str, &str)]) -> String {
+    let rules = tempfile::tempdir().expect("a directory");
+    let directory = rules.path().to_str().expect("a path of text");
+    run(&[&["--prepare", directory, "--group", group], half].concat()).await;
+    let variables = run(&["--env", "--group", group]).await;
+    let variables = variables.lines().filter_map(|line| line.split_once('='));
+    let prefix = format!("{PREFIX}{group}:");
+    let variables: Vec<_> = variables.chain(store.iter().copied()).chain([("CACHE_KEY_PREFIX", &*prefix)]).collect();
+    let server = Tidegate::start(rules.path(), &variables).await;
+    let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half].concat()).await;
+    format!("group {group}\n{said}{}", server.log())
 }
 
 /// Runs every case of every group on a Redis, as the least privileged user there.

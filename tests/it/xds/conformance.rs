@@ -1,8 +1,8 @@
 //! The conformance cases, with rules from a control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
+use futures_util::future::join_all;
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct};
 use serde_json::Value;
@@ -91,45 +91,43 @@ fn descriptor(value: &Value) -> Option<RateLimitDescriptor> {
 /// Runs this half of every group, each on a server that got its rules over xDS. Returns what the runner said, and the cases that
 /// cannot be stated.
 async fn cases(half: &[&str], more: &[(&str, &str)]) -> (String, BTreeSet<String>) {
-    let (mut report, mut left_out) = (String::new(), BTreeSet::new());
-    for group in run(&[&["--groups"], half].concat()).await.lines() {
-        let files = run(&[&["--documents", "--group", group], half].concat()).await;
-        let files: BTreeMap<String, Value> = serde_json::from_str(&files).expect("a mapping");
-        let mut resources = Vec::new();
-        let mut skipped = BTreeSet::new();
-        for (file, document) in &files {
-            let (case, _) = file.split_once("--").expect("the name of a case");
-            let descriptors = items(document, "descriptors").iter().map(descriptor).collect::<Option<_>>();
-            match descriptors.filter(|_| document.is_object()) {
-                Some(descriptors) => {
-                    resources.push(RateLimitConfig {
-                        name: file.clone(),
-                        domain: text(document, "domain"),
-                        descriptors,
-                    });
-                }
-                None => {
-                    skipped.insert(case.to_owned());
-                }
+    let groups = run(&[&["--groups"], half].concat()).await;
+    let cases = join_all(groups.lines().map(|group| cases_of(group, half, more))).await;
+    let (reports, left_out): (Vec<_>, Vec<_>) = cases.into_iter().unzip();
+    (reports.concat(), left_out.into_iter().flatten().collect())
+}
+
+async fn cases_of(group: &str, half: &[&str], more: &[(&str, &str)]) -> (String, BTreeSet<String>) {
+    let files = run(&[&["--documents", "--group", group], half].concat()).await;
+    let files: BTreeMap<String, Value> = serde_json::from_str(&files).expect("a mapping");
+    let mut resources = Vec::new();
+    let mut left_out = BTreeSet::new();
+    for (file, document) in &files {
+        let (case, _) = file.split_once("--").expect("the name of a case");
+        let descriptors = items(document, "descriptors").iter().map(descriptor).collect::<Option<_>>();
+        match descriptors.filter(|_| document.is_object()) {
+            Some(descriptors) => {
+                resources.push(RateLimitConfig { name: file.clone(), domain: text(document, "domain"), descriptors });
+            }
+            None => {
+                left_out.insert(case.to_owned());
             }
         }
-        let variables = run(&["--env", "--group", group]).await;
-        let variables = variables.lines().filter_map(|line| line.split_once('=')).chain(more.iter().copied());
-        let forced = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
-        let mut plane = Plane::start().await;
-        let server = start(&plane.variables(), &variables.chain(forced).collect::<Vec<_>>()).await;
-        let (stream, _) = plane.stream().await;
-        stream.send(response("1", "n1", &resources)).expect("it is sent");
-        let answered = plane.request().await;
-        assert_eq!(answered.error_detail, None, "group {group}");
-        let names = skipped.iter().map(String::as_str).collect::<Vec<_>>().join("|");
-        let only = format!("^(?!({names})$)");
-        let only: &[&str] = if names.is_empty() { &[] } else { &["--only", &only] };
-        let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half, only].concat()).await;
-        let _ = write!(report, "group {group}\n{said}{}", server.log());
-        left_out.append(&mut skipped);
     }
-    (report, left_out)
+    let variables = run(&["--env", "--group", group]).await;
+    let variables = variables.lines().filter_map(|line| line.split_once('=')).chain(more.iter().copied());
+    let forced = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
+    let mut plane = Plane::start().await;
+    let server = start(&plane.variables(), &variables.chain(forced).collect::<Vec<_>>()).await;
+    let (stream, _) = plane.stream().await;
+    stream.send(response("1", "n1", &resources)).expect("it is sent");
+    let answered = plane.request().await;
+    assert_eq!(answered.error_detail, None, "group {group}");
+    let names = left_out.iter().map(String::as_str).collect::<Vec<_>>().join("|");
+    let only = format!("^(?!({names})$)");
+    let only: &[&str] = if names.is_empty() { &[] } else { &["--only", &only] };
+    let said = run(&[&["--addr", &server.grpc.to_string(), "--group", group], half, only].concat()).await;
+    (format!("group {group}\n{said}{}", server.log()), left_out)
 }
 
 async fn assert_same_answers(more: &[(&str, &str)]) {
