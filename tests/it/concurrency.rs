@@ -14,7 +14,7 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::store::memory::Memory;
 
 use crate::histories;
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, by_tier, in_time};
 use crate::world::{HandClock, NOON};
 
 mod held;
@@ -24,7 +24,7 @@ const LIMITS: [u32; 5] = [1, 2, 7, 100, 10_000];
 
 /// How many rounds there are at a limit.
 fn rounds(limit: u32) -> usize {
-    if limit < 10_000 { 1_000 } else { 20 }
+    if limit < 10_000 { by_tier(100, 1_000) } else { by_tier(5, 20) }
 }
 
 /// How many charges a round offers: three times what fits, and at least one by each client.
