@@ -150,32 +150,33 @@ impl Copy {
         Err("no binaries".into())
     }
 
-    /// Drops the smallest change that contains the place of an error.
+    /// Drops the smallest change that contains the place of an error, or else the statement left out that is nearest to it.
     fn drop_change(&mut self, error: &Value, ranges: &[Vec<(Range<usize>, Vec<usize>)>]) {
-        // The borrow checker reports the place of the second use, and the change may be the first.
+        // The borrow checker reports the place of a later use; the change is at another place that it names, or is an assignment.
         let code = error["code"]["code"].as_str().unwrap_or_default();
-        let is_first_meant = code == "E0382" || code == "E0499" || code.starts_with("E05");
+        let is_borrow = code == "E0382" || code == "E0499" || code.starts_with("E05");
         let mut spans: Vec<&Value> = error["spans"].as_array().into_iter().flatten().collect();
-        spans.sort_by_key(|span| span["is_primary"] == is_first_meant);
-        let numbers = spans.iter().find_map(|span| {
+        spans.sort_by_key(|span| span["is_primary"] == is_borrow);
+        let place = |span: &&Value| {
             let index = self.sources.iter().position(|source| span["file_name"] == source.name)?;
-            let place = usize::try_from(span["byte_start"].as_u64()?).ok()?;
-            let around = ranges[index].iter().filter(|(range, _)| range.contains(&place));
-            Some(&around.min_by_key(|(range, _)| range.len())?.1)
+            Some((&ranges[index], usize::try_from(span["byte_start"].as_u64()?).ok()?))
+        };
+        let places: Vec<_> = spans.iter().filter_map(place).collect();
+        let smallest = places.iter().find_map(|(ranges, place)| {
+            let around = ranges.iter().filter(|(range, _)| range.contains(place));
+            around.min_by_key(|(range, _)| range.len())
         });
         // A block that no longer ends in a `return` is the error, and stands outside of the change.
-        let is_end = |number: &usize| {
+        let is_cause = |number: &usize| {
             let what = &self.changes[*number].1.what;
-            what.ends_with("left out") && (what.contains("`return") || what.contains("`continue"))
+            let is_end = what.contains("`return") || what.contains("`continue");
+            what.ends_with("left out") && (is_end || is_borrow && what.contains(" = "))
         };
-        let nearest = || {
-            let span = spans.first()?;
-            let index = self.sources.iter().position(|source| span["file_name"] == source.name)?;
-            let place = usize::try_from(span["byte_start"].as_u64()?).ok()?;
-            let ends = ranges[index].iter().filter(|(_, numbers)| numbers.iter().any(is_end));
-            Some(&ends.min_by_key(|(range, _)| range.start.abs_diff(place))?.1)
-        };
-        self.dropped.extend(numbers.or_else(nearest).into_iter().flatten());
+        let nearest = places.first().and_then(|(ranges, place)| {
+            let causes = ranges.iter().filter(|(_, numbers)| numbers.iter().any(is_cause));
+            causes.min_by_key(|(range, _)| range.start.abs_diff(*place))
+        });
+        self.dropped.extend(smallest.or(nearest).into_iter().flat_map(|(_, numbers)| numbers));
     }
 
     /// Writes the changed files. Returns the ranges of their changes, by file.
