@@ -105,49 +105,46 @@ impl Copy {
         Ok(Self { home, changes, dropped: BTreeSet::new(), sources })
     }
 
-    /// Fails with `otherwise` if there is a file with changes of which none `is_wanted`.
+    /// Fails with `otherwise` and the file if there is a file of whose changes none `is_wanted`.
     pub fn expect(&self, otherwise: &str, is_wanted: impl Fn(&str, usize) -> bool) -> Result<(), Failure> {
-        let mut files: BTreeSet<&str> = self.changes.iter().map(|(file, _)| file.as_str()).collect();
-        for (_, (file, _)) in self.changes.iter().enumerate().filter(|(number, (file, _))| is_wanted(file, *number)) {
-            files.remove(file.as_str());
-        }
-        if files.is_empty() { Ok(()) } else { Err(format!("{otherwise}: {files:?}").into()) }
+        let wanted = self.changes.iter().enumerate().filter(|(number, (file, _))| is_wanted(file, *number));
+        let wanted: BTreeSet<&String> = wanted.map(|(_, (file, _))| file).collect();
+        let other = self.changes.iter().find(|(file, _)| !wanted.contains(file));
+        other.map_or(Ok(()), |(file, _)| Err(format!("{file}: {otherwise}").into()))
     }
 
     /// Builds the tests without the changes that do not compile. Returns the test binaries.
     pub fn build(&mut self) -> Result<Vec<PathBuf>, Failure> {
-        let mut steps =
-            [&["build", "--lib"][..], &["test", "--no-run", "--lib", "--test", "it"]].into_iter().peekable();
-        while let Some(step) = steps.peek() {
-            let ranges = self.write()?;
-            let mut cargo = Command::new("cargo");
-            cargo.current_dir(self.home.join("checkout")).env("CARGO_TARGET_DIR", self.home.join("build"));
-            // Nothing of this package is optimised, as its build takes longer than its tests.
-            cargo.env("CARGO_PROFILE_DEV_DEBUG", "none");
-            cargo.args(["--config", "profile.dev.package.tidegate.opt-level=0"]);
-            let output = cargo.args(*step).args(["--locked", "--message-format", "json"]).output()?;
-            let text = String::from_utf8(output.stdout)?;
-            let messages = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-            if output.status.success() {
-                steps.next();
-                let tests = messages.iter().filter(|message| message["profile"]["test"] == true);
-                let binaries: Vec<_> = tests.filter_map(|test| Some(test["executable"].as_str()?.into())).collect();
-                if steps.peek().is_none() {
-                    return Ok(binaries);
+        let mut binaries = Vec::new();
+        for command in [&["build", "--lib"][..], &["test", "--no-run", "--lib", "--test", "it"]] {
+            loop {
+                let ranges = self.write()?;
+                let mut cargo = Command::new("cargo");
+                cargo.current_dir(self.home.join("checkout")).env("CARGO_TARGET_DIR", self.home.join("build"));
+                // Nothing of this package is optimised, as its build takes longer than its tests.
+                cargo.env("CARGO_PROFILE_DEV_DEBUG", "none");
+                cargo.args(["--config", "profile.dev.package.tidegate.opt-level=0"]);
+                let output = cargo.args(command).args(["--locked", "--message-format", "json"]).output()?;
+                let text = String::from_utf8(output.stdout)?;
+                let messages = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+                if output.status.success() {
+                    let tests = messages.iter().filter(|message| message["profile"]["test"] == true);
+                    binaries = tests.filter_map(|test| Some(test["executable"].as_str()?.into())).collect();
+                    break;
                 }
-                continue;
-            }
-            let before = self.dropped.len();
-            let errors = messages.iter().map(|message| &message["message"]).filter(|error| error["level"] == "error");
-            errors.clone().for_each(|error| self.drop_change(error, &ranges));
-            eprintln!("{} changes do not compile", self.dropped.len());
-            if self.dropped.len() == before {
-                let errors: String = errors.filter_map(|error| error["rendered"].as_str()).collect();
-                let others = String::from_utf8_lossy(&output.stderr);
-                return Err(format!("the copy does not compile:\n{errors}\n{others}").into());
+                let before = self.dropped.len();
+                let errors = messages.iter().map(|message| &message["message"]);
+                let errors: Vec<&Value> = errors.filter(|error| error["level"] == "error").collect();
+                errors.iter().for_each(|error| self.drop_change(error, &ranges));
+                eprintln!("{} changes do not compile", self.dropped.len());
+                if self.dropped.len() == before {
+                    let errors: String = errors.iter().filter_map(|error| error["rendered"].as_str()).collect();
+                    let others = String::from_utf8_lossy(&output.stderr);
+                    return Err(format!("the copy does not compile:\n{errors}\n{others}").into());
+                }
             }
         }
-        Err("no binaries".into())
+        Ok(binaries)
     }
 
     /// Drops the smallest change that contains the place of an error, or else the statement left out that is nearest to it.
