@@ -250,6 +250,20 @@ fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
 }
 
 #[test]
+fn a_value_of_128_bytes_is_listed_whole_and_a_longer_one_is_cut_and_marked() {
+    let (telemetry, _) = keeping();
+    let user = plain(0, "user");
+    for length in [128, 129] {
+        refuse(&telemetry, &user, &"x".repeat(length));
+    }
+    let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
+    let mut values: Vec<&str> = found.iter().map(|found| &*found.entries[0].1).collect();
+    values.sort_unstable();
+    let whole = "x".repeat(128);
+    assert_eq!(values, [whole.as_str(), &format!("{whole}…")]);
+}
+
+#[test]
 fn a_descriptor_keeps_its_count_when_the_rules_are_reloaded_and_is_shown_as_the_new_rules_say() {
     let (telemetry, _) = keeping();
     let path = |value| about(0, &[("k", value, Shown::Word)], Series::Rule);
