@@ -233,7 +233,7 @@ fn counts_of_the_top_are_those_of_the_last_minute() {
 
 #[test]
 fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
-    let (telemetry, _) = keeping();
+    let (telemetry, time) = keeping();
     let user = plain(0, "user");
     let asked_of = |value: &str| {
         let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
@@ -247,6 +247,8 @@ fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
     (0..160).for_each(|_| refuse(&telemetry, &user, "three"));
     let three = asked_of("three").expect("it is listed");
     assert!(three.least == 160 && three.estimate >= 160, "{three:?}");
+    time.store(90, Ordering::Relaxed);
+    assert_eq!(asked_of("one"), Some(Sampled { least: 1, estimate: 8 }), "half of the window before");
 }
 
 #[test]
