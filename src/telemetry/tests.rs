@@ -110,7 +110,6 @@ fn split(limit: u32, before: u32, hits: u32) -> (u64, u64, u64) {
     of(Charging::Each)
 }
 
-/// Examples from the reference, and each boundary of its arithmetic.
 #[test]
 fn a_refusal_of_a_known_good_caller_is_counted_by_whether_it_is_enforced() {
     let telemetry = Telemetry::new(0.8, Micros::ZERO);
@@ -137,6 +136,7 @@ fn a_request_of_an_unknown_domain_is_counted_once() {
     assert!(telemetry.page().contains("\ntidegate_unknown_domain_requests_total 1\n"), "{}", telemetry.page());
 }
 
+/// Examples from the reference, and each boundary of its arithmetic.
 #[test]
 fn hits_that_straddle_a_border_are_split_as_the_reference_splits_them() {
     assert_eq!(split(20, 15, 7), (0, 4, 2), "from below near to over");

@@ -199,6 +199,7 @@ fn check_says_nothing_of_what_looks_similar_and_works() {
         "descriptors: [{ key: user, rate_limits: [{ unit: minute, requests_per_unit: 5 }, { unit: minute, unit_multiplier: 2, requests_per_unit: 99, count_refused: true, algorithm: sliding_log }] }]",
         "entries: { p: { as: path } }\ndescriptors: [{ key: p, value: \"/a?b\", LIMIT }]",
         "descriptors: [{ key: user, LIMIT }]\n--- overlay\noverlay: d\ndescriptors: [{ key: user, value: alice, replace: true, rate_limit: { unit: minute, requests_per_unit: 99 } }]",
+        "descriptors: [{ key: user, value: demo, LIMIT }]\n--- overlay\noverlay: d\ndescriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 99 } }]",
     ] {
         assert_eq!(check(text), "", "{text}");
     }

@@ -215,7 +215,6 @@ impl Found {
         }
         let receiver = call.receiver.span().byte_range().end;
         let end = span.byte_range().end;
-        let shown = new.trim_start_matches("l").replace('r', "");
         let (alternative, original, infix, tail, open) = match call.args.first() {
             None => {
                 let (new, original) = (new.replace("(r)", "()"), format!("{{ l.{name}() }} }})"));
@@ -229,8 +228,8 @@ impl Found {
         };
         let original = original.as_str();
         let edits = Choice { before: "(match ((", infix, open, original, tail, ..Choice::default() };
-        let shown = if new.contains("map_or") { "always the default".to_owned() } else { shown };
-        self.choice(span, &[(&shown, &alternative)], edits);
+        let shown = if new.contains("map_or") { "always the default" } else { new };
+        self.choice(span, &[(shown, &alternative)], edits);
     }
 }
 

@@ -152,6 +152,7 @@ fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
 #[test]
 fn what_else_was_in_a_request_is_of_one_of_the_last_requests_within_the_same_memory() {
     let (telemetry, time) = keeping();
+    time.store(10, Ordering::Relaxed);
     let recent = &telemetry.records().expect("kept").recent;
     let rules: Vec<About> = (0..100).map(|id| plain(id, "user")).collect();
     let refuse_all = |other: &str, entries: usize| {
@@ -171,10 +172,10 @@ fn what_else_was_in_a_request_is_of_one_of_the_last_requests_within_the_same_mem
     assert!(small.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""));
     let known = refuse_all("x", 1);
     assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""), "within a second they stay");
-    time.store(1, Ordering::Relaxed);
+    time.store(11, Ordering::Relaxed);
     let long = "x".repeat(100);
     let known = refuse_all(&long, 30);
-    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *long && refusal.described.get() == 1_000_000));
+    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *long && refusal.described.get() == 11_000_000));
     assert!(small.len() == 10_000 && (2_000..9_000).contains(&known.len()), "{} of {}", known.len(), small.len());
     assert!(text(&known) < 16 << 20, "{}", text(&known));
 }
