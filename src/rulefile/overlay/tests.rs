@@ -157,7 +157,7 @@ fn entries_change_the_file_of_the_domain_that_has_the_key() {
         File { name: name.into(), bytes: text.into() }
     };
     let files = vec![rules("one", "user: { case: lower }"), rules("two", "remote_address: { as: ip }")];
-    let overlay = overlay("overlay: edge\nentries: { remote_address: { v6_prefix: 64 } }\n").unwrap();
+    let overlay = overlay("overlay: edge\nentries: { remote_address: { as: ip, v6_prefix: 64 } }\n").unwrap();
     let mut rules = Documents::parse(files);
     let (_, effect) = overlay.lay(&mut rules, Reads::All);
     let keys = rules.documents.iter().map(|(_, document)| document.entries.len()).collect::<Vec<_>>();
