@@ -55,6 +55,7 @@ mod tests {
     fn a_swap_of_neighbours_is_one_mistake() {
         let count = |a, b| mistakes(&letters(a), &letters(b));
         assert_eq!(count("domian", "domain"), 1);
+        assert_eq!(count("odmain", "domain"), 1);
         assert_eq!(count("doman", "domain"), 1);
         assert_eq!(count("domains", "domain"), 1);
         assert_eq!(count("", "abc"), 3);

@@ -110,6 +110,32 @@ fn split(limit: u32, before: u32, hits: u32) -> (u64, u64, u64) {
     of(Charging::Each)
 }
 
+#[test]
+fn a_refusal_of_a_known_good_caller_is_counted_by_whether_it_is_enforced() {
+    let telemetry = Telemetry::new(0.8, Micros::ZERO);
+    for outcome in [Outcome::Refused, Outcome::Refused, Outcome::Admitted] {
+        telemetry.observe(
+            &request(&[("api_key", "1")]),
+            &Decision { outcome, known_good: Some("api_key"), ..decision(&[]) },
+            None,
+        );
+    }
+    let page = telemetry.page();
+    for (mode, count) in [("enforced", 2), ("shadow", 1)] {
+        let line = format!(
+            "\ntidegate_known_good_refusals_total{{domain=\"edge\",key=\"api_key\",mode=\"{mode}\"}} {count}\n"
+        );
+        assert!(page.contains(&line), "{page}");
+    }
+}
+
+#[test]
+fn a_request_of_an_unknown_domain_is_counted_once() {
+    let telemetry = Telemetry::new(0.8, Micros::ZERO);
+    telemetry.observe(&request(&[("k", "v")]), &Decision { domain: None, ..decision(&[]) }, None);
+    assert!(telemetry.page().contains("\ntidegate_unknown_domain_requests_total 1\n"), "{}", telemetry.page());
+}
+
 /// Examples from the reference, and each boundary of its arithmetic.
 #[test]
 fn hits_that_straddle_a_border_are_split_as_the_reference_splits_them() {

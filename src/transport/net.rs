@@ -224,3 +224,23 @@ impl AsyncWrite for NetStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_restart_binds_while_connections_of_the_process_before_it_are_ending() {
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        // The system keeps the address for the side that closes first.
+        drop((accepted, listener));
+        let mut client = client.unwrap();
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        drop(client);
+        listen(address).unwrap();
+    }
+}

@@ -288,6 +288,22 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_slowly_does_not_stall_and_one_that_stops_does() {
+        let mut link = Link::plain(flooded().await, Duration::from_secs(10));
+        let mut write = async |written: &dyn Fn() -> Poll<Result<usize>>| {
+            std::future::poll_fn(|cx| Poll::Ready(link.unless_stalled(cx, written()))).await
+        };
+        for _ in 0..3 {
+            assert!(write(&|| Poll::Pending).await.is_pending());
+            tokio::time::advance(Duration::from_secs(6)).await;
+            assert!(matches!(write(&|| Poll::Ready(Ok(1))).await, Poll::Ready(Ok(1))));
+        }
+        assert!(write(&|| Poll::Pending).await.is_pending());
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert!(matches!(write(&|| Poll::Pending).await, Poll::Ready(Err(_))));
+    }
+
     #[tokio::test]
     async fn a_handshake_reads_a_bounded_number_of_bytes() {
         let mut tcp = Link::shaking(flooded().await, Duration::from_secs(10), 10_000);

@@ -286,6 +286,17 @@ fn check_says_what_cannot_be_read() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let file = rule_file(RULES);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["explain", "--domain", "edge", "--descriptor", "plan=free,user=alice", path(&file)]).env_clear();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let output = command.stdout(full).output().expect("the command runs");
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("standard output cannot be written"), "{}", stderr(&output));
+}
+
+#[test]
 fn explain_says_which_rule_which_counter_and_why_not_the_others() {
     let file = rule_file(RULES);
     let explain = |descriptor: &str| {

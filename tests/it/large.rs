@@ -296,6 +296,11 @@ async fn what_decides_behind_sixteen_limits_is_told_of_a_large_request_as_of_a_w
             vec![one("shadow-held"), one("held"), one("also-held")],
         ),
         (
+            "the longest wait decides although a shorter one follows",
+            vec![one("held"), one("also-held")],
+            vec![takes("held", 0, 2), one("also-held")],
+        ),
+        (
             "a policy answers for a limit, and not for a shadow",
             vec![],
             vec![takes("shadow-shut", 255, 1), takes("shut", 255, 1)],

@@ -12,7 +12,7 @@ const REQUESTS: &str =
 const OVERLAY: &str = "--- overlay\n";
 
 /// What is written below `domain: d`, with LIMIT and REQUESTS for the texts above; the place and the advice.
-const MISTAKES: [(&str, &str, &str); 48] = [
+const MISTAKES: [(&str, &str, &str); 49] = [
     ("descriptors: [{ key: remote_address, LIMIT }]", "2:22", "write `entries: { remote_address: { as: ip } }`"),
     ("descriptors: [{ key: X-Forwarded-For, LIMIT }]", "2:22", "write `entries: { X-Forwarded-For: { as: ip } }`"),
     ("descriptors: [{ key: user, LIMIT }]\nentries: { usr: { as: path } }", "3:12", "check the spelling"),
@@ -25,6 +25,11 @@ const MISTAKES: [(&str, &str, &str); 48] = [
         "requests: { from_gateway: caddy, trusted_proxies: [\"::/0\"], descriptors: [[{ key: p, from: path }]] }\ndescriptors: [{ key: p, LIMIT }]",
         "2:52",
         "write the addresses of the gateway alone",
+    ),
+    (
+        "requests: { from_gateway: none, trusted_proxies: [127.0.0.1], descriptors: [[{ key: p, from: path }]] }\ndescriptors: [{ key: p, LIMIT }]",
+        "2:63",
+        "are in the body of each request: remove `descriptors`",
     ),
     (
         "REQUESTS[[{ key: p, from: path }]] }\ndescriptors: [{ key: path, LIMIT }]",
@@ -194,6 +199,7 @@ fn check_says_nothing_of_what_looks_similar_and_works() {
         "descriptors: [{ key: user, rate_limits: [{ unit: minute, requests_per_unit: 5 }, { unit: minute, unit_multiplier: 2, requests_per_unit: 99, count_refused: true, algorithm: sliding_log }] }]",
         "entries: { p: { as: path } }\ndescriptors: [{ key: p, value: \"/a?b\", LIMIT }]",
         "descriptors: [{ key: user, LIMIT }]\n--- overlay\noverlay: d\ndescriptors: [{ key: user, value: alice, replace: true, rate_limit: { unit: minute, requests_per_unit: 99 } }]",
+        "descriptors: [{ key: user, value: demo, LIMIT }]\n--- overlay\noverlay: d\ndescriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 99 } }]",
     ] {
         assert_eq!(check(text), "", "{text}");
     }

@@ -125,6 +125,14 @@ impl Found {
         self.sites.push(Site { numbers: vec![number], edits: vec![prefix, suffix] });
     }
 
+    fn block(&mut self, attributes: &[syn::Attribute], signature: &syn::Signature, block: &syn::Block) {
+        if !is_test(attributes) && signature.constness.is_none() {
+            self.function.push(signature.ident.to_string());
+            self.visit_block(block);
+            self.function.pop();
+        }
+    }
+
     fn negate(&mut self, span: Span) {
         self.wrap(span, "negated", "(# != (", "))");
     }
@@ -207,7 +215,6 @@ impl Found {
         }
         let receiver = call.receiver.span().byte_range().end;
         let end = span.byte_range().end;
-        let shown = new.trim_start_matches("l").replace('r', "");
         let (alternative, original, infix, tail, open) = match call.args.first() {
             None => {
                 let (new, original) = (new.replace("(r)", "()"), format!("{{ l.{name}() }} }})"));
@@ -221,8 +228,8 @@ impl Found {
         };
         let original = original.as_str();
         let edits = Choice { before: "(match ((", infix, open, original, tail, ..Choice::default() };
-        let shown = if new.contains("map_or") { "always the default".to_owned() } else { shown };
-        self.choice(span, &[(&shown, &alternative)], edits);
+        let shown = if new.contains("map_or") { "always the default" } else { new };
+        self.choice(span, &[(shown, &alternative)], edits);
     }
 }
 
@@ -271,18 +278,16 @@ impl<'ast> Visit<'ast> for Found {
     }
 
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
-        if !is_test(&function.attrs) && function.sig.constness.is_none() {
-            self.function.push(function.sig.ident.to_string());
-            visit::visit_block(self, &function.block);
-            self.function.pop();
-        }
+        self.block(&function.attrs, &function.sig, &function.block);
     }
 
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
-        if !is_test(&function.attrs) && function.sig.constness.is_none() {
-            self.function.push(function.sig.ident.to_string());
-            visit::visit_block(self, &function.block);
-            self.function.pop();
+        self.block(&function.attrs, &function.sig, &function.block);
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast syn::TraitItemFn) {
+        if let Some(block) = &function.default {
+            self.block(&function.attrs, &function.sig, block);
         }
     }
 
@@ -299,6 +304,8 @@ impl<'ast> Visit<'ast> for Found {
     fn visit_impl_item_const(&mut self, _: &'ast syn::ImplItemConst) {}
     fn visit_trait_item_const(&mut self, _: &'ast syn::TraitItemConst) {}
     fn visit_item_static(&mut self, _: &'ast syn::ItemStatic) {}
+    fn visit_item_enum(&mut self, _: &'ast syn::ItemEnum) {}
+    fn visit_expr_const(&mut self, _: &'ast syn::ExprConst) {}
     fn visit_pat(&mut self, _: &'ast syn::Pat) {}
     fn visit_type(&mut self, _: &'ast syn::Type) {}
     fn visit_attribute(&mut self, _: &'ast syn::Attribute) {}

@@ -6,24 +6,37 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::Failure;
 use crate::changes::{Found, Site};
 use crate::lua;
 
-/// Files whose behaviour is changed: those below these paths.
-const CHANGED: [&str; 11] = [
-    "src/limiter.rs",
-    "src/limiter/",
-    "src/algorithm.rs",
-    "src/algorithm/",
-    "src/store/guard.rs",
-    "src/store/known.rs",
-    "src/store/known/",
-    "src/store/redis.rs",
-    "src/store/redis/",
-    "src/rules.rs",
-    "src/rules/",
+/// Modules whose behaviour is changed, with those below them.
+pub const CHANGED: [&str; 11] = [
+    "src/limiter",
+    "src/algorithm",
+    "src/store/guard",
+    "src/store/known",
+    "src/store/redis",
+    "src/rules",
+    "src/rulefile",
+    "src/source",
+    "src/telemetry",
+    "src/transport",
+    "src/cli",
 ];
+/// The function that gets the whole text of the script, and what its body begins with in the copy.
+const SCRIPT: (&str, &str, &str) = (
+    "src/store/redis/script.rs",
+    "fn without_comments(script: &str) -> String {",
+    " let script = crate::mutants::lua(script); let script = script.as_str();",
+);
+
+/// Returns the module of [`CHANGED`] to which a file belongs.
+pub fn module(name: &str) -> Option<&'static str> {
+    CHANGED.into_iter().find(|module| name.strip_prefix(module).is_some_and(|rest| rest.starts_with(['.', '/'])))
+}
 
 /// A file with changes.
 struct Source {
@@ -54,19 +67,24 @@ impl Copy {
         let mut names: Vec<&str> = listed.lines().filter(|name| checkout.join(name).is_file()).collect();
         names.sort_unstable();
         for name in names {
-            let is_changed = CHANGED.iter().any(|changed| name.starts_with(changed)) && !name.ends_with("tests.rs");
-            if is_changed && name.ends_with(".rs") {
-                let text = fs::read_to_string(checkout.join(name))?;
+            let is_changed = module(name).is_some() && !name.ends_with("tests.rs") && !name.contains("/tests/");
+            let mut text = if is_changed { fs::read_to_string(checkout.join(name))? } else { String::new() };
+            if name == SCRIPT.0 {
+                let body = text.find(SCRIPT.1).ok_or_else(|| format!("{name} has no `{}`: see SCRIPT", SCRIPT.1))?;
+                text.insert_str(body + SCRIPT.1.len(), SCRIPT.2);
+            }
+            if is_changed && name.ends_with(".rs") && !text.starts_with("//! Tests of ") {
                 let sites = found.read(&text).map_err(|error| format!("{name}: {error}"))?;
                 sources.push(Source { name: name.to_owned(), text, sites });
             } else {
-                put(&home.join("checkout").join(name), &fs::read(checkout.join(name))?)?;
-                fs::set_permissions(
-                    home.join("checkout").join(name),
-                    fs::metadata(checkout.join(name))?.permissions(),
-                )?;
-                if is_changed && name.ends_with(".lua") {
-                    let text = fs::read_to_string(checkout.join(name))?;
+                let (from, to) = (checkout.join(name), home.join("checkout").join(name));
+                let mut content = fs::read(&from)?;
+                if name == "src/lib.rs" {
+                    content.extend(b"\n#[allow(missing_docs)]\nmod mutants;\n");
+                }
+                put(&to, &content)?;
+                fs::set_permissions(to, fs::metadata(from)?.permissions())?;
+                if name.ends_with(".lua") {
                     let relative = name.trim_start_matches("src/");
                     for (range, new) in lua::changes(&text) {
                         let line = text[..range.start].lines().count();
@@ -84,76 +102,85 @@ impl Copy {
         }
         put(&home.join("checkout/src/mutants_lua.rs"), (table + "]\n").as_bytes())?;
         put(&home.join("checkout/src/mutants.rs"), include_bytes!("runtime.rs"))?;
-        let library = home.join("checkout/src/lib.rs");
-        let text = fs::read_to_string(&library)?;
-        put(&library, (text + "\n#[allow(missing_docs)]\nmod mutants;\n").as_bytes())?;
         Ok(Self { home, changes, dropped: BTreeSet::new(), sources })
+    }
+
+    /// Fails with `otherwise` and the file if there is a file of whose changes none `is_wanted`.
+    pub fn expect(&self, otherwise: &str, is_wanted: impl Fn(&str, usize) -> bool) -> Result<(), Failure> {
+        let wanted = self.changes.iter().enumerate().filter(|(number, (file, _))| is_wanted(file, *number));
+        let wanted: BTreeSet<&String> = wanted.map(|(_, (file, _))| file).collect();
+        let other = self.changes.iter().find(|(file, _)| !wanted.contains(file));
+        other.map_or(Ok(()), |(file, _)| Err(format!("{file}: {otherwise}").into()))
     }
 
     /// Builds the tests without the changes that do not compile. Returns the test binaries.
     pub fn build(&mut self) -> Result<Vec<PathBuf>, Failure> {
-        for command in [&["check", "--lib"][..], &["test", "--no-run", "--lib", "--test", "it"]] {
+        let mut binaries = Vec::new();
+        for command in [&["build", "--lib"][..], &["test", "--no-run", "--lib", "--test", "it"]] {
             loop {
                 let ranges = self.write()?;
                 let mut cargo = Command::new("cargo");
                 cargo.current_dir(self.home.join("checkout")).env("CARGO_TARGET_DIR", self.home.join("build"));
-                cargo.args(command).args(["--locked", "--message-format", "short"]);
-                let output = cargo.output()?;
-                let text = String::from_utf8(output.stderr)?;
+                // Nothing of this package is optimised, as its build takes longer than its tests.
+                cargo.env("CARGO_PROFILE_DEV_DEBUG", "none");
+                cargo.args(["--config", "profile.dev.package.tidegate.opt-level=0"]);
+                let output = cargo.args(command).args(["--locked", "--message-format", "json"]).output()?;
+                let text = String::from_utf8(output.stdout)?;
+                let messages = text.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
                 if output.status.success() {
-                    if command[0] == "test" {
-                        let binaries = text
-                            .lines()
-                            .filter_map(|line| line.trim().strip_prefix("Executable")?.split(['(', ')']).nth(1));
-                        return Ok(binaries.map(|path| self.home.join("checkout").join(path)).collect());
-                    }
+                    let tests = messages.iter().filter(|message| message["profile"]["test"] == true);
+                    binaries = tests.filter_map(|test| Some(test["executable"].as_str()?.into())).collect();
                     break;
                 }
                 let before = self.dropped.len();
-                for line in text.lines().filter(|line| line.contains(": error")) {
-                    self.drop_change(line, &ranges);
-                }
+                let errors = messages.iter().map(|message| &message["message"]);
+                let errors: Vec<&Value> = errors.filter(|error| error["level"] == "error").collect();
+                errors.iter().for_each(|error| self.drop_change(error, &ranges));
                 eprintln!("{} changes do not compile", self.dropped.len());
                 if self.dropped.len() == before {
-                    let errors: Vec<&str> = text.lines().filter(|line| line.contains("error")).collect();
-                    return Err(format!("the copy does not compile:\n{}", errors.join("\n")).into());
+                    let errors: String = errors.iter().filter_map(|error| error["rendered"].as_str()).collect();
+                    let others = String::from_utf8_lossy(&output.stderr);
+                    return Err(format!("the copy does not compile:\n{errors}\n{others}").into());
                 }
             }
         }
-        Err("no binaries".into())
+        Ok(binaries)
     }
 
-    /// Drops the smallest change that contains the place of an error, `FILE:LINE:COLUMN: error...`.
-    fn drop_change(&mut self, error: &str, ranges: &[Vec<(Range<usize>, Vec<usize>)>]) {
-        let mut parts = error.split(':');
-        let (Some(name), Some(line), Some(column)) = (parts.next(), parts.next(), parts.next()) else { return };
-        let (Ok(line), Ok(column)) = (line.parse::<usize>(), column.parse::<usize>()) else { return };
-        let Some(index) = self.sources.iter().position(|source| source.name == name) else { return };
-        let text = fs::read_to_string(self.home.join("checkout").join(name)).unwrap_or_default();
-        let start: usize = text.split_inclusive('\n').take(line - 1).map(str::len).sum();
-        let place = start + text[start..].chars().take(column - 1).map(char::len_utf8).sum::<usize>();
-        let around = ranges[index].iter().filter(|(range, _)| range.contains(&place));
-        // A block that no longer ends in a `return` is the error, and stands outside of the change.
-        let is_end = |number: &usize| {
-            let what = &self.changes[*number].1.what;
-            what.ends_with("left out") && (what.contains("`return") || what.contains("`continue"))
+    /// Drops the smallest change that contains the place of an error, or else the statement left out that is nearest to it.
+    fn drop_change(&mut self, error: &Value, ranges: &[Vec<(Range<usize>, Vec<usize>)>]) {
+        // The borrow checker reports the place of a later use; the change is at another place that it names, or is an assignment.
+        let code = error["code"]["code"].as_str().unwrap_or_default();
+        let is_borrow = code == "E0382" || code == "E0499" || code.starts_with("E05");
+        let mut spans: Vec<&Value> = error["spans"].as_array().into_iter().flatten().collect();
+        spans.sort_by_key(|span| span["is_primary"] == is_borrow);
+        let place = |span: &&Value| {
+            let index = self.sources.iter().position(|source| span["file_name"] == source.name)?;
+            Some((&ranges[index], usize::try_from(span["byte_start"].as_u64()?).ok()?))
         };
-        let near = ranges[index].iter().filter(|(_, numbers)| numbers.iter().any(is_end));
-        let smallest = around
-            .min_by_key(|(range, _)| range.len())
-            .or_else(|| near.min_by_key(|(range, _)| range.start.abs_diff(place)));
-        self.dropped.extend(smallest.into_iter().flat_map(|(_, numbers)| numbers));
+        let places: Vec<_> = spans.iter().filter_map(place).collect();
+        let smallest = places.iter().find_map(|(ranges, place)| {
+            let around = ranges.iter().filter(|(range, _)| range.contains(place));
+            around.min_by_key(|(range, _)| range.len())
+        });
+        // A block that no longer ends in a `return` is the error, and stands outside of the change.
+        let is_cause = |number: &usize| {
+            let what = &self.changes[*number].1.what;
+            let is_end = what.contains("`return") || what.contains("`continue");
+            what.ends_with("left out") && (is_end || is_borrow && what.contains(" = "))
+        };
+        let nearest = places.first().and_then(|(ranges, place)| {
+            let causes = ranges.iter().filter(|(_, numbers)| numbers.iter().any(is_cause));
+            causes.min_by_key(|(range, _)| range.start.abs_diff(*place))
+        });
+        self.dropped.extend(smallest.or(nearest).into_iter().flat_map(|(_, numbers)| numbers));
     }
 
     /// Writes the changed files. Returns the ranges of their changes, by file.
     fn write(&self) -> Result<Vec<Vec<(Range<usize>, Vec<usize>)>>, Failure> {
         let mut all = Vec::new();
         for source in &self.sources {
-            let (mut text, ranges) = render(&source.text, &source.sites, &self.dropped);
-            if source.name.ends_with("redis/script.rs") {
-                text = text.replacen("LazyLock::new(|| {", "LazyLock::new(|| crate::mutants::lua({", 1);
-                text = text.replacen("twins.concat())\n});", "twins.concat())\n}));", 1);
-            }
+            let (text, ranges) = render(&source.text, &source.sites, &self.dropped);
             put(&self.home.join("checkout").join(&source.name), text.as_bytes())?;
             all.push(ranges);
         }

@@ -1,7 +1,7 @@
 //! Tries one-line changes of behaviour against the tests and prints those that no test notices. All changes are in one build of a
 //! copy of the checkout; a file chooses the one in force.
 //!
-//! `mutants [--minutes N] [--seed N] [--again] [--seconds N] [--only TEXT]`: see CONTRIBUTING.md.
+//! `mutants [--minutes N] [--seed N] [--again] [--seconds N] [--only TEXT] [--check]`: see CONTRIBUTING.md.
 
 mod changes;
 mod copy;
@@ -23,6 +23,8 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Changes tried at the same time: one per core of a small machine.
 const JOBS: usize = 2;
+/// Changes that `--check` tries.
+const CHECKED: usize = 40;
 
 struct Options {
     minutes: u64,
@@ -30,14 +32,16 @@ struct Options {
     again: bool,
     seconds: u64,
     only: String,
+    check: bool,
 }
 
 fn main() -> Result<(), Failure> {
-    let mut options = Options { minutes: 60, seed: 1, again: false, seconds: 30, only: String::new() };
+    let mut options = Options { minutes: 60, seed: 1, again: false, seconds: 30, only: String::new(), check: false };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--again" => options.again = true,
+            "--check" => options.check = true,
             "--minutes" => options.minutes = arguments.next().ok_or("--minutes N")?.parse()?,
             "--seconds" => options.seconds = arguments.next().ok_or("--seconds N")?.parse()?,
             "--seed" => options.seed = arguments.next().ok_or("--seed N")?.parse()?,
@@ -45,84 +49,110 @@ fn main() -> Result<(), Failure> {
             other => return Err(format!("unknown argument {other}").into()),
         }
     }
-    let until = Instant::now() + Duration::from_secs(options.minutes * 60);
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
     let mut copy = Copy::new(&checkout, checkout.join("target/mutants"))?;
     let state = State::open(&copy)?;
     copy.dropped = state.dropped()?;
-    let binaries = copy.build()?;
+    let built = copy.build();
     state.keep("dropped", &copy.dropped.iter().map(|number| format!("{number}\n")).collect::<String>())?;
+    let binaries = built?;
     eprintln!("{} changes, of which {} do not compile", copy.changes.len(), copy.dropped.len());
+    copy.expect("no change compiles", |_, number| !copy.dropped.contains(&number))?;
 
-    let Some(tests) = state.tests(&copy.home, &binaries, until)? else {
-        eprintln!("the time is over; call again to go on");
-        return Ok(());
-    };
-    let mut results = state.results()?;
-    if options.again {
-        results.retain(|_, (result, _)| result != "survived");
-    }
-    let mut numbers: Vec<usize> = (0..copy.changes.len()).filter(|number| !copy.dropped.contains(number)).collect();
-    fastrand::Rng::with_seed(options.seed).shuffle(&mut numbers);
-    numbers.retain(|number| !results.contains_key(number) && copy.changes[*number].0.contains(&options.only));
-    if options.again {
-        let survived: BTreeSet<usize> = state.results()?.into_keys().collect();
-        numbers.retain(|number| survived.contains(number));
-    }
-    numbers.reverse();
-    let most = Duration::from_secs(options.seconds);
-    let (queue, results) = (Mutex::new(numbers), Mutex::new(results));
-    std::thread::scope(|scope| {
-        let work = || -> Result<(), Failure> {
-            while Instant::now() < until {
-                let Some(number) = queue.lock().ok().and_then(|mut queue| queue.pop()) else { break };
-                let is_lua = copy.changes[number].0.ends_with(".lua");
-                let (result, test) = match trial::attempt(&copy.home, &tests, number, is_lua, most)? {
-                    Outcome::Passed => ("survived", String::new()),
-                    Outcome::Failed(test) => ("noticed", test),
-                    Outcome::Hung => ("noticed", "timeout".to_owned()),
-                };
-                state.add("results", &format!("{number}\t{result}\t{test}\n"))?;
-                if let Ok(mut results) = results.lock() {
-                    results.insert(number, (result.to_owned(), test));
-                }
-            }
-            Ok(())
-        };
-        let workers: Vec<_> = (0..JOBS).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked")?)
+    let mut all = trial::tests(&binaries)?;
+    all.retain(|(_, is_unit, _)| *is_unit || !options.check);
+    let tests = state.tests(&copy.home, &all)?;
+    let reached: BTreeSet<usize> = tests.iter().flat_map(|test| test.reached.iter().copied()).collect();
+    copy.expect("the script does not have its text", |name, number| {
+        !name.ends_with(".lua") || reached.contains(&number)
     })?;
-    report(&copy, &results.into_inner()?, &fs::read_to_string(checkout.join("benches/mutants/equivalent.txt"))?);
-    Ok(())
+
+    let mut order: Vec<usize> = (0..copy.changes.len()).filter(|number| !copy.dropped.contains(number)).collect();
+    fastrand::Rng::with_seed(options.seed).shuffle(&mut order);
+    order.retain(|number| copy.changes[*number].0.contains(&options.only));
+    if options.check {
+        order.retain(|number| reached.contains(number));
+        order.truncate(CHECKED);
+    }
+    let results = if options.check { BTreeMap::new() } else { state.results()? };
+    let mut queue = order.clone();
+    queue.retain(|number| results.get(number).map_or(!options.again, |result| options.again && result == "survived"));
+    let results = Mutex::new(results);
+    let until = Instant::now() + Duration::from_secs(options.minutes * 60);
+    each(queue, Some(until), |number| {
+        let is_lua = copy.changes[number].0.ends_with(".lua");
+        let outcome = trial::attempt(&copy.home, &tests, number, is_lua, Duration::from_secs(options.seconds))?;
+        let (result, test) = match outcome {
+            Outcome::Passed => ("survived", String::new()),
+            Outcome::Failed(test) => ("noticed", test),
+            Outcome::Hung => ("noticed", "timeout".to_owned()),
+        };
+        if !options.check {
+            state.add("results", &format!("{number}\t{result}\t{test}\n"))?;
+        }
+        results.lock().map_err(|_| "a worker panicked")?.insert(number, result.to_owned());
+        Ok(())
+    })?;
+    let results = results.into_inner()?;
+    let sample = order.into_iter().map_while(|number| Some((number, results.get(&number)?.as_str())));
+    let equivalent = fs::read_to_string(checkout.join("benches/mutants/equivalent.txt"))?;
+    let noticed = report(&copy, sample, &equivalent);
+    let names: BTreeSet<&str> = tests.iter().map(|test| test.name.as_str()).collect();
+    let mut unused: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, _, name) in all.iter().filter(|(_, _, name)| !names.contains(name.as_str())) {
+        *unused.entry(name.split("::").next().unwrap_or_default()).or_default() += 1;
+    }
+    println!("tests that fail in the copy or take more than {SLOWEST:?}, by module: {unused:?} of {}", all.len());
+    if noticed == 0 { Err("no change was noticed".into()) } else { Ok(()) }
 }
 
-/// Prints the table by module and the changes that no test noticed.
-fn report(copy: &Copy, results: &BTreeMap<usize, (String, String)>, equivalent: &str) {
-    let mut table: BTreeMap<String, [usize; 3]> = BTreeMap::new();
+/// Works on the items in order, several at the same time; begins none at or after `until`.
+fn each<T: Send>(
+    items: Vec<T>,
+    until: Option<Instant>,
+    work: impl Fn(T) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
+    let queue = Mutex::new(items.into_iter());
+    let run = || {
+        while until.is_none_or(|until| Instant::now() < until)
+            && let Some(item) = queue.lock().ok().and_then(|mut queue| queue.next())
+        {
+            work(item)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..JOBS).map(|_| scope.spawn(run)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked")?)
+    })
+}
+
+/// Prints the table by module and the changes that no test noticed. Returns the number of those noticed.
+fn report<'a>(copy: &Copy, sample: impl Iterator<Item = (usize, &'a str)>, equivalent: &str) -> usize {
+    let mut table: BTreeMap<&str, [usize; 3]> = BTreeMap::from([("all", [0; 3])]);
     let mut survivors = Vec::new();
-    for (number, (result, _)) in results {
-        let (file, change) = &copy.changes[*number];
-        let module = file.trim_start_matches("src/").split(['.', '/']).take(if file.contains("store") { 2 } else { 1 });
+    for (number, result) in sample {
+        let (file, change) = &copy.changes[number];
         let line = format!("{file} {}", change.what);
-        let kind = match result.as_str() {
+        let kind = match result {
             "noticed" => 0,
-            _ if equivalent.lines().any(|known| known == line) => 2,
+            _ if equivalent.lines().any(|known| known == line) => 1,
             _ => {
-                survivors.push(format!("{file}:{} #{number}\n    {file} {}", change.line, change.what));
-                1
+                survivors.push(format!("{file}:{} #{number}\n    {line}", change.line));
+                2
             }
         };
-        let module = module.collect::<Vec<_>>().join("/");
-        for row in [module, "all".to_owned()] {
+        for row in [copy::module(file).unwrap_or_default().trim_start_matches("src/"), "all"] {
             table.entry(row).or_default()[kind] += 1;
         }
     }
-    println!("| module | noticed | not noticed | change nothing | share noticed |\n|---|---|---|---|---|");
-    for (module, [noticed, survived, same]) in table {
-        let tenths = noticed * 1000 / (noticed + survived).max(1);
-        println!("| {module} | {noticed} | {survived} | {same} | {}.{} % |", tenths / 10, tenths % 10);
+    println!("| module | tried | noticed | change nothing | not noticed | share noticed |\n|---|---|---|---|---|---|");
+    for (module, [noticed, same, survived]) in &table {
+        let (tried, tenths) = (noticed + same + survived, noticed * 1000 / (noticed + survived).max(1));
+        println!("| {module} | {tried} | {noticed} | {same} | {survived} | {}.{} % |", tenths / 10, tenths % 10);
     }
     survivors.iter().for_each(|survivor| println!("{survivor}"));
+    table["all"][0]
 }
 
 /// Results of earlier runs on the same changes.
@@ -154,59 +184,42 @@ impl State {
         Ok(self.read("dropped").lines().map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    fn results(&self) -> Result<BTreeMap<usize, (String, String)>, Failure> {
+    fn results(&self) -> Result<BTreeMap<usize, String>, Failure> {
         let mut results = BTreeMap::new();
         for line in self.read("results").lines() {
-            let mut parts = line.split('\t').map(str::to_owned);
-            let (number, result, test) = (parts.next(), parts.next(), parts.next());
-            results.insert(number.unwrap_or_default().parse()?, (result.unwrap_or_default(), test.unwrap_or_default()));
+            let mut parts = line.split('\t');
+            let (number, result) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            results.insert(number.parse()?, result.to_owned());
         }
         Ok(results)
     }
 
-    /// Returns the tests with the changes that they reach, after a run of each that is new; `None` if the time is over.
-    fn tests(&self, home: &Path, binaries: &[PathBuf], until: Instant) -> Result<Option<Vec<Test>>, Failure> {
-        let text = self.read("tests");
-        let mut known: BTreeMap<String, (u64, Vec<usize>)> = BTreeMap::new();
-        for line in text.lines() {
-            let mut parts = line.split(' ');
-            let (name, time) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default().parse()?);
-            known.insert(name.to_owned(), (time, parts.map(str::parse).collect::<Result<_, _>>()?));
-        }
-        let all = trial::tests(binaries)?;
-        let queue: Mutex<Vec<_>> =
-            Mutex::new(all.iter().filter(|(_, _, name)| !known.contains_key(name)).cloned().collect());
-        let fresh = Mutex::new(&mut known);
-        std::thread::scope(|scope| {
-            let work = || -> Result<(), Failure> {
-                while Instant::now() < until {
-                    let Some((binary, _, name)) = queue.lock().ok().and_then(|mut queue| queue.pop()) else { break };
-                    let began = Instant::now();
-                    let (outcome, reached) = trial::run(home, &binary, &[&name], "record", SLOWEST)?;
-                    let millis = u64::try_from(began.elapsed().as_millis())?;
-                    // A test that fails or takes too long is not used.
-                    let reached = if outcome == Outcome::Passed { reached } else { Vec::new() };
-                    if outcome != Outcome::Passed {
-                        eprintln!("not used, as it fails or takes more than {SLOWEST:?}: {name}");
-                    }
-                    let numbers: String = reached.iter().map(|number| format!(" {number}")).collect();
-                    self.add("tests", &format!("{name} {millis}{numbers}\n"))?;
-                    if let Ok(mut fresh) = fresh.lock() {
-                        fresh.insert(name, (millis, reached));
-                    }
-                }
-                Ok(())
+    /// Returns the tests that can be used, with the changes that they reach, after a run of each that is new.
+    fn tests(&self, home: &Path, all: &[(PathBuf, bool, String)]) -> Result<Vec<Test>, Failure> {
+        let known = self.read("tests");
+        let known: BTreeSet<&str> = known.lines().filter_map(|line| line.split(' ').next()).collect();
+        let fresh: Vec<_> = all.iter().filter(|(_, _, name)| !known.contains(name.as_str())).collect();
+        each(fresh, None, |(binary, _, name)| {
+            let Some((time, reached)) = trial::record(home, binary, name)? else {
+                eprintln!("not used, as it fails or takes more than {SLOWEST:?}: {name}");
+                return self.add("tests", &format!("{name}\n"));
             };
-            let workers: Vec<_> = (0..JOBS).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked")?)
+            let numbers: String = reached.iter().map(|number| format!(" {number}")).collect();
+            self.add("tests", &format!("{name} {}{numbers}\n", time.as_millis()))
         })?;
-        if all.iter().any(|(_, _, name)| !known.contains_key(name)) {
-            return Ok(None);
+        let mut known: BTreeMap<String, (u64, Vec<usize>)> = BTreeMap::new();
+        for line in self.read("tests").lines() {
+            if let Some((name, numbers)) = line.split_once(' ') {
+                let (time, reached) = numbers.split_once(' ').unwrap_or((numbers, ""));
+                let reached = reached.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+                known.insert(name.to_owned(), (time.parse()?, reached));
+            }
         }
-        let tests = all.into_iter().filter_map(|(binary, is_unit, name)| {
-            let (millis, reached) = known.remove(&name)?;
-            Some(Test { binary, is_unit, name, time: Duration::from_millis(millis), reached })
+        let tests = all.iter().filter_map(|(binary, is_unit, name)| {
+            let (millis, reached) = known.remove(name)?;
+            let (binary, name) = (binary.clone(), name.clone());
+            Some(Test { binary, is_unit: *is_unit, name, time: Duration::from_millis(millis), reached })
         });
-        Ok(Some(tests.collect()))
+        Ok(tests.collect())
     }
 }

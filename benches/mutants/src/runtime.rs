@@ -33,7 +33,7 @@ pub fn is(number: usize) -> bool {
         Mode::Off => false,
         Mode::On(chosen) => *chosen == number,
         Mode::Record(file) => {
-            static REACHED: [AtomicBool; 1 << 14] = [const { AtomicBool::new(false) }; 1 << 14];
+            static REACHED: [AtomicBool; 1 << 16] = [const { AtomicBool::new(false) }; 1 << 16];
             if !REACHED[number].swap(true, Ordering::Relaxed) {
                 let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
                 let _ = file.and_then(|mut file| file.write_all(format!("{number}\n").as_bytes()));
@@ -47,9 +47,12 @@ pub fn is(number: usize) -> bool {
 static LUA: &[(usize, &str, usize, usize, &str)] = include!("mutants_lua.rs");
 
 /// Applies the change in force to a script that contains Lua files.
-pub fn lua(mut script: String) -> String {
+pub fn lua(script: &str) -> String {
+    let mut script = script.to_owned();
     for &(number, file, start, end, new) in LUA {
-        if is(number) && let Some(place) = script.find(file) {
+        if let Some(place) = script.find(file)
+            && is(number)
+        {
             script.replace_range(place + start..place + end, new);
         }
     }

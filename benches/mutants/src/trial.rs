@@ -12,33 +12,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::Failure;
 
-/// Tests that are not run: those that take longer.
+/// Tests that take longer are not used.
 pub const SLOWEST: Duration = Duration::from_secs(20);
 /// Tests of one process together: 8 s.
 const CHUNK: Duration = Duration::from_secs(8);
-/// Modules of `tests/it` that decide requests without Envoy, Prometheus or Python.
-const MODULES: [&str; 19] = [
-    "path",
-    "laws",
-    "twins",
-    "known",
-    "policy",
-    "faults",
-    "topology",
-    "shared",
-    "concurrency",
-    "eviction",
-    "language",
-    "literature",
-    "plans",
-    "answers",
-    "large",
-    "wire",
-    "messages",
-    "traces",
-    "cli",
-];
-
 /// A test and the changes that it reaches.
 pub struct Test {
     pub binary: PathBuf,
@@ -56,15 +33,14 @@ pub enum Outcome {
     Hung,
 }
 
-/// Returns the tests of `binaries`, unit tests first.
+/// Returns the tests of `binaries`, and whether they are unit tests.
 pub fn tests(binaries: &[PathBuf]) -> Result<Vec<(PathBuf, bool, String)>, Failure> {
     let mut all = Vec::new();
     for binary in binaries {
         let is_unit = !binary.file_name().is_some_and(|name| name.to_string_lossy().starts_with("it-"));
         let listed = String::from_utf8(Command::new(binary).args(["--list", "--format", "terse"]).output()?.stdout)?;
         let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let is_wanted = |name: &&str| is_unit || MODULES.contains(&name.split("::").next().unwrap_or_default());
-        all.extend(names.filter(is_wanted).map(|name| (binary.clone(), is_unit, name.to_owned())));
+        all.extend(names.map(|name| (binary.clone(), is_unit, name.to_owned())));
     }
     Ok(all)
 }
@@ -89,6 +65,9 @@ pub fn run(
     let histories = std::env::var_os("TWIN_HISTORIES").unwrap_or_else(|| "1000".into());
     command.env("TWIN_HISTORIES", histories).env("PROPTEST_MAX_SHRINK_ITERS", "0");
     command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+    if std::env::var_os("TIDEGATE_VENV").is_none() {
+        command.env("TIDEGATE_VENV", home.join("../../.venv"));
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn()?;
     let (sender, lines) = channel();
@@ -122,6 +101,19 @@ pub fn run(
     reached.sort_unstable();
     reached.dedup();
     Ok((outcome, reached))
+}
+
+/// Runs a test, and again if it fails. Returns its time and the changes that it reaches; `None` if it fails twice or takes too long.
+pub fn record(home: &Path, binary: &Path, name: &str) -> Result<Option<(Duration, Vec<usize>)>, Failure> {
+    for _ in 0..2 {
+        let began = Instant::now();
+        match run(home, binary, &[name], "record", SLOWEST)? {
+            (Outcome::Passed, reached) => return Ok(Some((began.elapsed(), reached))),
+            (Outcome::Hung, _) => break,
+            (Outcome::Failed(_), _) => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Tries a change with the tests that reach it: unit tests, then for Lua its twins, then the fastest, until those have taken `most` without it.

@@ -57,6 +57,7 @@ mod tests {
     #[test]
     fn a_process_has_a_name_and_a_pid() {
         assert_eq!(parse("a=b=42"), Ok(Process { name: "a=b".to_owned(), pid: 42 }));
+        assert_eq!(parse("init=1"), Ok(Process { name: "init".to_owned(), pid: 1 }));
         for wrong in ["42", "=42", "server=", "server=0", "server=-1", "server=x"] {
             assert_eq!(parse(wrong), Err("write NAME=PID, such as server=4242"), "{wrong}");
         }

@@ -150,6 +150,21 @@ fn entries_that_break_a_rule_of_one_domain_still_read_the_values_of_the_others()
 }
 
 #[test]
+fn entries_change_the_file_of_the_domain_that_has_the_key() {
+    let rules = |name: &str, entries: &str| {
+        let rule = format!("key: {name}, rate_limit: {{ unit: day, requests_per_unit: 1 }}");
+        let text = format!("domain: edge\nentries: {{ {entries} }}\ndescriptors: [{{ {rule} }}]\n");
+        File { name: name.into(), bytes: text.into() }
+    };
+    let files = vec![rules("one", "user: { case: lower }"), rules("two", "remote_address: { as: ip }")];
+    let overlay = overlay("overlay: edge\nentries: { remote_address: { as: ip, v6_prefix: 64 } }\n").unwrap();
+    let mut rules = Documents::parse(files);
+    let (_, effect) = overlay.lay(&mut rules, Reads::All);
+    let keys = rules.documents.iter().map(|(_, document)| document.entries.len()).collect::<Vec<_>>();
+    assert_eq!((keys, effect.skipped), (vec![1, 1], 0));
+}
+
+#[test]
 fn sensitive_values_stay_hidden_where_the_other_fields_of_their_entry_are_skipped() {
     let mut rules = documents("rules.yaml", RULES);
     let overlay =

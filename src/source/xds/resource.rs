@@ -166,3 +166,32 @@ fn json(value: prost_types::Value, depth: usize) -> Value {
         _ => Value::Null,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rulefile::{Options, compile};
+
+    #[test]
+    fn limits_that_differ_have_different_digests() {
+        let digest = |requests_per_unit| {
+            let policy = proto::RateLimitPolicy {
+                unit: proto::RateLimitUnit::Minute.into(),
+                requests_per_unit,
+                ..proto::RateLimitPolicy::default()
+            };
+            let user = proto::RateLimitDescriptor {
+                key: "user".to_owned(),
+                rate_limit: Some(policy),
+                ..proto::RateLimitDescriptor::default()
+            };
+            let config =
+                proto::RateLimitConfig { name: "r".to_owned(), domain: "d".to_owned(), descriptors: vec![user] };
+            let resource = Any { type_url: TYPE_URL.to_owned(), value: config.encode_to_vec() };
+            let compiled = compile(documents(&[resource]).unwrap(), &Options::default()).unwrap();
+            compiled.rules.digest().to_owned()
+        };
+        assert_eq!(digest(1), digest(1));
+        assert_ne!(digest(1), digest(2));
+    }
+}

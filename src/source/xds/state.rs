@@ -247,6 +247,17 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_others_may_open_in_any_way_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        for bit in 0..6 {
+            let mode = 0o700 | 1 << bit;
+            fs::set_permissions(parent.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let refused = StateDirectory::open(parent.path().to_owned(), Duration::ZERO).unwrap_err();
+            assert!(refused.to_string().contains(&format!("its mode is {mode:04o}")), "{refused}");
+        }
+    }
+
+    #[test]
     fn a_damaged_file_is_not_used() {
         let parent = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(parent.path().join("state"), Duration::ZERO).unwrap();

@@ -108,3 +108,25 @@ fn advice(error: &ServerError) -> &'static str {
         "if it lasts, set REPLICAS"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::advice;
+
+    #[test]
+    fn an_error_says_which_rights_or_commands_are_missing() {
+        for (error, expected) in [
+            ("NOPERM this user has no permissions", "allow +zadd"),
+            ("ERR The user executing the script can't run this command or subcommand", "allow +zadd"),
+            ("ERR ACL failure in script: NOPERM", "allow +zadd"),
+            ("ERR unknown command 'zadd'", "Redis has to know"),
+            ("ERR busy", "if it lasts"),
+        ] {
+            let read = redis::parse_redis_value(format!("-{error}\r\n").as_bytes());
+            let Ok(Value::ServerError(read)) = read else { panic!("{read:?}") };
+            assert!(advice(&read).starts_with(expected), "{error}: {}", advice(&read));
+        }
+    }
+}

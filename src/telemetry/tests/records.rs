@@ -152,6 +152,7 @@ fn refusals_are_forgotten_after_their_time_and_beyond_their_memory() {
 #[test]
 fn what_else_was_in_a_request_is_of_one_of_the_last_requests_within_the_same_memory() {
     let (telemetry, time) = keeping();
+    time.store(10, Ordering::Relaxed);
     let recent = &telemetry.records().expect("kept").recent;
     let rules: Vec<About> = (0..100).map(|id| plain(id, "user")).collect();
     let refuse_all = |other: &str, entries: usize| {
@@ -171,10 +172,10 @@ fn what_else_was_in_a_request_is_of_one_of_the_last_requests_within_the_same_mem
     assert!(small.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""));
     let known = refuse_all("x", 1);
     assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *""), "within a second they stay");
-    time.store(1, Ordering::Relaxed);
+    time.store(11, Ordering::Relaxed);
     let long = "x".repeat(100);
     let known = refuse_all(&long, 30);
-    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *long && refusal.described.get() == 1_000_000));
+    assert!(known.iter().all(|refusal| *refusal.descriptors[1][0].1 == *long && refusal.described.get() == 11_000_000));
     assert!(small.len() == 10_000 && (2_000..9_000).contains(&known.len()), "{} of {}", known.len(), small.len());
     assert!(text(&known) < 16 << 20, "{}", text(&known));
 }
@@ -233,7 +234,7 @@ fn counts_of_the_top_are_those_of_the_last_minute() {
 
 #[test]
 fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
-    let (telemetry, _) = keeping();
+    let (telemetry, time) = keeping();
     let user = plain(0, "user");
     let asked_of = |value: &str| {
         let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
@@ -247,6 +248,22 @@ fn a_number_of_requests_is_at_least_that_of_the_samples_and_of_the_refusals() {
     (0..160).for_each(|_| refuse(&telemetry, &user, "three"));
     let three = asked_of("three").expect("it is listed");
     assert!(three.least == 160 && three.estimate >= 160, "{three:?}");
+    time.store(90, Ordering::Relaxed);
+    assert_eq!(asked_of("one"), Some(Sampled { least: 1, estimate: 8 }), "half of the window before");
+}
+
+#[test]
+fn a_value_of_128_bytes_is_listed_whole_and_a_longer_one_is_cut_and_marked() {
+    let (telemetry, _) = keeping();
+    let user = plain(0, "user");
+    for length in [128, 129] {
+        refuse(&telemetry, &user, &"x".repeat(length));
+    }
+    let found = telemetry.records().expect("kept").top.select(|_| true).heavy;
+    let mut values: Vec<&str> = found.iter().map(|found| &*found.entries[0].1).collect();
+    values.sort_unstable();
+    let whole = "x".repeat(128);
+    assert_eq!(values, [whole.as_str(), &format!("{whole}…")]);
 }
 
 #[test]

@@ -177,3 +177,21 @@ fn of_tls(error: &Error) -> HandshakeOutcome {
         _ => Outcome::Failed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handshake_that_the_peer_leaves_is_closed_and_another_error_of_the_connection_is_a_failure() {
+        for (kind, expected) in [
+            (ErrorKind::ConnectionReset, HandshakeOutcome::Closed),
+            (ErrorKind::UnexpectedEof, HandshakeOutcome::Closed),
+            (ErrorKind::TimedOut, HandshakeOutcome::TimedOut),
+            (ErrorKind::InvalidData, HandshakeOutcome::Failed),
+        ] {
+            let Failure { outcome, .. } = io::Error::from(kind).into();
+            assert!(outcome == expected, "{kind}");
+        }
+    }
+}

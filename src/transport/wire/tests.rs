@@ -285,6 +285,8 @@ fn a_client_whose_request_never_fits_is_not_told_that_something_is_left() {
     let lines = told(&never);
     assert_eq!((lines[1][1].as_str(), lines[3][1].as_str()), ("R: 0", "X-RateLimit-Remaining: 0"));
     assert_eq!(lines[4][1], r#"RateLimit: "user";r=0"#);
+    let soon = decision(Outcome::Refused, None, [part(Verdict { reset: Micros::from_secs(1), ..room })]);
+    assert_eq!(told(&soon)[4][1], r#"RateLimit: "user";r=0;t=1"#);
     // One that fits later leaves what it does not take.
     let later = decision(Outcome::Refused, None, [part(Verdict { retry: Some(Micros::from_secs(2)), ..room })]);
     assert_eq!(told(&later)[4][1], r#"RateLimit: "user";r=3;t=2"#);

@@ -203,6 +203,30 @@ fn explain_takes_a_list_alone_the_configuration_of_a_route_and_the_json_of_proto
 }
 
 #[test]
+fn explain_knows_the_older_conditions_of_headers_and_a_query_parameter_without_a_condition() {
+    for (condition, met, unmet) in [
+        ("exact_match: abc", "abc", "abcd"),
+        ("prefix_match: ab", "abc", "xab"),
+        ("suffix_match: bc", "abc", "bcx"),
+        ("contains_match: b", "abc", "xyz"),
+    ] {
+        let items = format!(
+            "- actions: [{{ header_value_match: {{ descriptor_value: met, headers: [{{ name: x-a, {condition} }}] }} }}]\n"
+        );
+        for (value, is_met) in [(met, true), (unmet, false)] {
+            let (_, text, errors) = explain_envoy(&items, &["--path", "/", "--header", &format!("x-a: {value}")]);
+            assert_eq!(text.contains("descriptor header_match=met"), is_met, "{condition}, {value}: {text}{errors}");
+        }
+    }
+    let items =
+        "- actions: [{ query_parameter_value_match: { descriptor_value: met, query_parameters: [{ name: page }] } }]\n";
+    for (path, is_met) in [("/?page=1", true), ("/?pages=1", false)] {
+        let (_, text, errors) = explain_envoy(items, &["--path", path]);
+        assert_eq!(text.contains("descriptor query_match=met"), is_met, "{path}: {text}{errors}");
+    }
+}
+
+#[test]
 fn explain_says_that_envoy_asks_nothing_and_what_it_cannot_read() {
     let (_, text, _) =
         explain_envoy("- actions: [{ request_headers: { header_name: a, descriptor_key: a } }]\n", &["--path", "/"]);

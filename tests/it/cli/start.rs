@@ -57,6 +57,14 @@ fn events(lines: &[Value]) -> Vec<String> {
 }
 
 #[test]
+fn a_wrong_flag_is_explained_to_people_unless_the_log_is_for_programs_and_help_always_is() {
+    let wrong = tidegate_with(&["serve", "--nonsense"], &[]);
+    assert!(stderr(&wrong).starts_with("error: unexpected argument '--nonsense'"), "{}", stderr(&wrong));
+    let help = tidegate_with(&["serve", "--help"], &[("LOG_FORMAT", "JSON")]);
+    assert!(help.status.success() && stdout(&help).contains("Usage: "), "{}", stderr(&help));
+}
+
+#[test]
 fn every_line_of_a_start_that_fails_is_an_object_for_programs() {
     let wrong = failed(&[], &[("PORT", "x"), ("SHADOW_MODE", "perhaps")]);
     assert_eq!(events(&wrong), ["settings.invalid", "settings.invalid", "start.failed"]);

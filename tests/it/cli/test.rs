@@ -86,6 +86,16 @@ fn every_expectation_can_fail() {
 }
 
 #[test]
+fn a_step_is_sent_once_at_least_and_a_million_times_at_most() {
+    for (times, expected) in [(0, Some(2)), (1, Some(0)), (1_000_001, Some(2))] {
+        let step = format!("{{ descriptors: [other=1], times: {times}, expect: ok }}");
+        let cases = format!("rules: rules.yaml\ndomain: edge\ncases: [{{ name: one, steps: [{step}] }}]\n");
+        let (code, text, errors) = run(directory(&cases).path(), &[]);
+        assert_eq!(code, expected, "{times}: {text}{errors}");
+    }
+}
+
+#[test]
 fn results_come_as_tap_and_as_junit_xml() {
     let directory = directory(CASES);
     let (code, tap, _) = run(directory.path(), &["--format", "tap"]);

@@ -57,6 +57,7 @@ const ITEMS: &str = r#"
               - actions: [{ header_value_match: { descriptor_value: absent, headers: [{ name: x-n, present_match: false }] } }]
               - actions: [{ query_parameter_value_match: { descriptor_value: paged, query_parameters: [{ name: page, string_match: { exact: "2" } }] } }]
               - actions: [{ query_parameter_value_match: { descriptor_key: q, descriptor_value: none, expect_match: false, query_parameters: [{ name: page, present_match: true }] } }]
+              - actions: [{ query_parameter_value_match: { descriptor_key: q, descriptor_value: some, query_parameters: [{ name: page }] } }]
               - actions: [{ query_parameters: { query_parameter_name: page, descriptor_key: page } }]
               - { stage: 1, actions: [{ generic_key: { descriptor_value: other-stage } }] }
 "#;

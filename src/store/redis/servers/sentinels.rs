@@ -309,6 +309,11 @@ mod tests {
     fn sentinels_that_missed_a_failover_do_not_bring_the_old_master_back_when_the_others_are_silent() {
         assert_eq!(follow(&["AAA", "ABB", "A--", "A--", "ABB"]), ["A", "B", "B", "B", "B"]);
         assert_eq!(follow(&["AAA", "ABB", "---"]), ["A", "B", "B"], "nobody answers");
+        assert_eq!(
+            follow(&["AAAA", "BBBC", "---C"]),
+            ["A", "B", "B"],
+            "the last one changed its answer in the election of B, not after it"
+        );
         assert_eq!(follow(&["AAA", "A--", "B--"]), ["A", "A", "B"], "the only one has heard of a failover");
         assert_eq!(follow(&["AAA", "ABB", "AAB", "ABB"]), ["A", "B", "A", "B"], "most of them decide each time");
     }
