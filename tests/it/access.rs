@@ -14,12 +14,13 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::http;
 use crate::redis::Single;
 use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
-use crate::support::{Process, Tidegate, eventually, in_time, said};
+use crate::support::{Process, Tidegate, eventually, in_time};
 
 mod expiring;
 mod hanging;
@@ -377,13 +378,9 @@ async fn a_redis_that_was_never_reached_shows_in_the_log_the_metrics_and_the_hea
         ("ON_STORE_FAILURE", "open"),
     ];
     let service = Service::start(&variables).await;
-    let health =
-        async || said(service.tidegate.http, "GET /healthcheck HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    let health = async || http::get(service.tidegate.http, "/healthcheck").await;
     let told = health().await;
-    assert!(
-        told.starts_with("HTTP/1.1 200 OK\r\n") && told.contains("\r\n\r\nOK, but Redis has not been reached"),
-        "{told}"
-    );
+    assert!(told.status == 200 && told.body.starts_with("OK, but Redis has not been reached"), "{told}");
     eventually("the log says so", async || service.tidegate.log().contains("store.unreached").then_some(())).await;
     let log = service.tidegate.log();
     let line = log.lines().find(|line| line.contains("store.unreached")).expect("it is there");
@@ -397,12 +394,12 @@ async fn a_redis_that_was_never_reached_shows_in_the_log_the_metrics_and_the_hea
     late.restart().await;
     eventually("it is reached", async || service.tidegate.log().contains("store.reached").then_some(())).await;
     let told = health().await;
-    assert!(told.ends_with("\r\n\r\nOK"), "{told}");
+    assert_eq!(told.body, "OK", "{told}");
     assert!(reached(&service.tidegate.metrics().await, "redis_persecond", 1));
     // A Redis that was reached and is gone is another matter.
     late.signal(Signal::KILL);
     eventually("the policy answers", async || service.tidegate.log().contains("store.connection.").then_some(())).await;
-    assert!(health().await.ends_with("\r\n\r\nOK"));
+    assert_eq!(health().await.body, "OK");
 }
 
 #[tokio::test]

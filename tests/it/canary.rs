@@ -13,8 +13,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
+use crate::http;
 use crate::redis::Single;
-use crate::support::{Tidegate, eventually, output, said};
+use crate::support::{Tidegate, eventually, output};
 use crate::traces::receiver::Receiver;
 
 /// What is looked for: in clear, and as it would stand where bytes are spelled by their numbers.
@@ -62,9 +63,8 @@ async fn pages_are_clean(tidegate: &Tidegate, level: &str) {
     let pages =
         [("/v1/refusals", "api_key"), ("/v1/top", "api_key"), ("/v1/unmatched", "absent_keys"), (&counters, "per-key")];
     for (path, seen) in pages {
-        let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        let page = said(tidegate.debug, &ask).await;
-        assert!(page.contains(seen) && is_clean(page.as_bytes()), "{level}: {page}");
+        let page = http::get(tidegate.debug, path).await;
+        assert!(page.contains(seen) && is_clean(page.to_string().as_bytes()), "{level}: {page}");
     }
 }
 

@@ -119,6 +119,7 @@ mod wire;
 mod xds;
 
 mod histories;
+mod http;
 mod load;
 mod redis;
 mod support;

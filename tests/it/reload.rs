@@ -14,11 +14,10 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use tidegate::rulefile::{File, Options, load};
 use tidegate::rules::Rule;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tonic::transport::Channel;
 
-use crate::support::{Tidegate, by_tier, eventually, in_time};
+use crate::http;
+use crate::support::{Tidegate, by_tier, directory, eventually, in_time};
 
 mod counters;
 mod cuts;
@@ -122,16 +121,6 @@ impl Scene {
     }
 }
 
-fn directory(files: &[(&str, &str)]) -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for (file, text) in files {
-        let path = directory.path().join(file);
-        fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
-        fs::write(path, text).expect("it is written");
-    }
-    directory
-}
-
 fn replace(path: &Path, text: &str) {
     let beside = path.with_extension("new");
     fs::write(&beside, text).expect("it is written");
@@ -153,17 +142,9 @@ fn mount(volume: &Path, version: &str, text: &str) {
 
 /// A page of the debug listener.
 async fn page(server: &Tidegate, path: &str) -> String {
-    let asked = async {
-        let mut stream = TcpStream::connect(server.debug).await?;
-        stream
-            .write_all(format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n").as_bytes())
-            .await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.map(|_| answer)
-    };
-    let answer = in_time("the debug listener answers", asked).await.expect("it answers");
-    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-    answer.split_once("\r\n\r\n").expect("a body").1.to_owned()
+    let answer = http::get(server.debug, path).await;
+    assert_eq!(answer.status, 200, "{answer}");
+    answer.body
 }
 
 /// The limits that `/rlconfig` lists.

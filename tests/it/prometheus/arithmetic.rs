@@ -11,7 +11,6 @@ use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::R
 use tidegate::telemetry::metrics::TABLE;
 use tonic::transport::Channel;
 
-use super::scrape::page;
 use crate::redis::Single;
 use crate::support::{Tidegate, in_time};
 
@@ -153,7 +152,7 @@ async fn count_as_the_reference_does(store: &[(&str, &str)]) {
                     ask(&mut client, &[(&key, "v")], *hits).await;
                     expected.take(*limit, before, *hits, ratio, is_shadow);
                     before += u64::from(*hits);
-                    let counted = Counts::read(&page(server.http).await, &key);
+                    let counted = Counts::read(&server.metrics().await, &key);
                     assert_eq!(counted, expected, "{hits} of {taken:?} on {limit}, ratio {ratio}, {store:?}");
                 }
             }
@@ -189,7 +188,7 @@ async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
     ask(&mut client, &[("kept", "v")], 7).await;
     ask_all(&mut client, &[&[("kept", "v")], &[("full", "v")]], 1).await;
     let expected = Counts { total: 8, within: 8, ..Counts::default() };
-    assert_eq!(Counts::read(&page(server.http).await, "kept"), expected, "8 of 10 are not near the limit");
+    assert_eq!(Counts::read(&server.metrics().await, "kept"), expected, "8 of 10 are not near the limit");
 }
 
 #[tokio::test]
@@ -200,7 +199,7 @@ async fn refusals_that_are_only_watched_are_counted() {
     let mut client = client(&server).await;
     for refused in [0, 1, 2] {
         ask(&mut client, &[("full", "v")], 1).await;
-        let page = page(server.http).await;
+        let page = server.metrics().await;
         assert!(page.contains(&format!("ratelimit_service_global_shadow_mode {refused}\n")), "{page}");
     }
 }
@@ -284,7 +283,7 @@ async fn hits_are_counted_under_the_labels_of_the_reference() {
     let mut counted: BTreeMap<String, String> = BTreeMap::new();
     for (rule, entries, labels) in NAMED {
         ask(&mut client, entries, 3).await;
-        let page = page(server.http).await;
+        let page = server.metrics().await;
         let series = page.lines().filter_map(|line| line.strip_prefix("ratelimit_service_rate_limit_total_hits{"));
         let series = series.map(|line| line.split_once("} ").expect("a value"));
         let now: BTreeMap<_, _> = series.map(|(labels, hits)| (labels.to_owned(), hits.to_owned())).collect();
@@ -302,7 +301,7 @@ async fn every_metric_of_the_table_is_on_the_page() {
     let url = redis.address().to_string();
     let variables = [("REDIS_TYPE", "SINGLE"), ("REDIS_URL", &*url), ("OTEL_TRACES_EXPORTER", "otlp")];
     let server = Tidegate::start(rules.path(), &variables).await;
-    let page = page(server.http).await;
+    let page = server.metrics().await;
     let shown: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let known: BTreeSet<_> = TABLE.iter().map(|metric| metric.name).collect();
     assert_eq!(

@@ -14,6 +14,7 @@ use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLim
 use tokio::task::JoinSet;
 
 use super::plane::{Plane, limit, response, start};
+use crate::http;
 use crate::support::{Tidegate, by_tier, eventually};
 
 const KEYS: [&str; 2] = ["user", "path"];
@@ -131,9 +132,7 @@ async fn pushes_and_changes_of_the_overlay_give_no_wrong_mixed_or_stale_answer()
     assert!(calls > pushes, "{calls} calls");
     eventually("the last overlay is in force", async || {
         let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}],"hitsAddend":"0"}]}"#;
-        let head =
-            format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-        crate::support::said(server.http, &(head + body))
+        http::post(server.http, "/json", body)
             .await
             .contains(&format!("\"limitRemaining\":{}", pushes + 1))
             .then_some(())

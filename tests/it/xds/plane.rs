@@ -22,8 +22,9 @@ use tonic::metadata::MetadataMap;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::http::{self, Answer};
 use crate::redis::certificates::{Authority, Issued};
-use crate::support::{Tidegate, eventually, in_time, said};
+use crate::support::{Tidegate, eventually, in_time};
 
 /// Type of the resources.
 pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -204,16 +205,12 @@ pub async fn rlconfig(server: &Tidegate) -> String {
 
 /// The debug page at `path`.
 pub async fn page(server: &Tidegate, path: &str) -> String {
-    let page =
-        said(server.debug, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await;
-    page.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.trim().to_owned())
+    http::get(server.debug, path).await.body.trim().to_owned()
 }
 
-/// Status and body of a call for `user` in `edge`.
-pub async fn call(server: &Tidegate) -> String {
-    let body = r#"{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
-    let head = format!("POST /json HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-    said(server.http, &(head + body)).await
+/// The answer to a call for `user` in `edge`.
+pub async fn call(server: &Tidegate) -> Answer {
+    http::post(server.http, "/json", http::descriptor("edge", &[("user", "a")])).await
 }
 
 /// Starts a process with these variables.
