@@ -1,10 +1,10 @@
 //! Rules from a control plane, with a management server of the tests.
 
-use envoy_types::pb::envoy::config::core::v3::Node;
-use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
 use rustix::process::Signal;
+use tidegate::proto::envoy::config::core::v3::Node;
+use tidegate::proto::envoy::service::discovery::v3::DiscoveryRequest;
 use tidegate::proto::ratelimit::config::ratelimit::v3::RateLimitUnit;
 use tokio::process::Command;
 use tonic::Status;

@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Instant;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+use tidegate::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 
 use super::{call_with, over, path, rule_file, tidegate};
 use crate::http::{self, Answer};
@@ -329,7 +329,7 @@ async fn check(server: &Tidegate, user: &str) -> Answer {
 /// The answer to a call about a user: the value of a header for the client, the body, and the id in the metadata.
 async fn called(server: &Tidegate, user: &str) -> (Option<String>, String, String) {
     let client = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await;
-    let entries = vec![Entry { key: "user".into(), value: user.into() }];
+    let entries = vec![Entry { key: "user".into(), value: user.to_owned().into() }];
     let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
     let request = RateLimitRequest { domain: "edge".to_owned(), descriptors, hits_addend: 0 };
     let answer = client.expect("the server answers").should_rate_limit(request).await.expect("no error").into_inner();

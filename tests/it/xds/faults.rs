@@ -1,6 +1,6 @@
 //! Sets of rules that are wrong, empty, huge or repeated.
 
-use envoy_types::pb::google::protobuf::Any;
+use prost_types::Any;
 use std::time::{Duration, Instant};
 use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
 

@@ -4,12 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use envoy_types::pb::google::protobuf::UInt64Value;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_response::DescriptorStatus;
+use tidegate::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tidegate::proto::ratelimit::config::ratelimit::v3::{RateLimitConfig, RateLimitUnit};
 use tokio::task::JoinSet;
 
@@ -43,8 +42,8 @@ async fn ask(server: &Tidegate, numbers: Arc<Numbers>) -> u32 {
     let address = format!("http://{}", server.grpc);
     let mut client = RateLimitServiceClient::connect(address).await.expect("it listens");
     let descriptor = |key: &str| RateLimitDescriptor {
-        entries: vec![Entry { key: key.to_owned(), value: "a".to_owned() }],
-        hits_addend: Some(UInt64Value { value: 0 }),
+        entries: vec![Entry { key: key.to_owned().into(), value: "a".into() }],
+        hits_addend: Some(0),
         ..RateLimitDescriptor::default()
     };
     let request = RateLimitRequest {
