@@ -20,7 +20,7 @@ use crate::redis::cluster::Cluster;
 use crate::redis::proxy::{Faults, Proxy, Way};
 use crate::redis::sentinel::Sentinel;
 use crate::redis::user::{PREFIX, Shape, User};
-use crate::support::{Process, Tidegate, eventually, in_time};
+use crate::support::{Process, Tidegate, eventually, in_time, rule_file};
 
 mod expiring;
 mod hanging;
@@ -52,7 +52,7 @@ struct Service {
 
 impl Service {
     async fn start(variables: &[(&str, &str)]) -> Self {
-        let rules = rules();
+        let rules = rule_file(RULES);
         // This is about who is let in, not about time.
         let own = [("STORE_DEADLINE", "5s"), ("LOG_LEVEL", "debug")];
         let tidegate = Tidegate::start(rules.path(), &[&own, variables].concat()).await;
@@ -98,12 +98,6 @@ impl Service {
         let told = in_time("it is answered", client.check(asked)).await.expect("it is known").into_inner();
         told.status() == ServingStatus::Serving
     }
-}
-
-fn rules() -> NamedTempFile {
-    let rules = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(rules.path(), RULES).expect("it is written");
-    rules
 }
 
 fn request(key: &'static str, value: &str) -> RateLimitRequest {
@@ -414,7 +408,7 @@ async fn no_secret_is_in_a_log_a_summary_or_a_command_line() {
         ("REDIS_PERSECOND_AUTH", format!("bob:{CANARY}")),
         ("REDIS_PERSECOND_SENTINEL_AUTH", format!("eve:{CANARY}")),
     ];
-    let rules = rules();
+    let rules = rule_file(RULES);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command.arg("serve").arg(rules.path()).env_clear().envs(secrets.clone());
     for (name, value) in [("GRPC_PORT", "0"), ("PORT", "0"), ("DEBUG_PORT", "0"), ("LOG_LEVEL", "debug")] {

@@ -51,14 +51,14 @@ impl Scene {
 
     /// The same, with these variables.
     async fn of_file_with(text: &str, variables: &[(&str, &str)]) -> Self {
-        let directory = directory(&[("rules.yaml", text)]);
+        let directory = directory([("rules.yaml", text)]);
         let server = Tidegate::start(&directory.path().join("rules.yaml"), variables).await;
         Self { directory, server }
     }
 
     /// A server that is told of a directory.
     async fn of_directory(files: &[(&str, &str)]) -> Self {
-        let directory = directory(files);
+        let directory = directory(files.iter().copied());
         let server = Tidegate::start(directory.path(), &[]).await;
         Self { directory, server }
     }
@@ -247,7 +247,7 @@ async fn a_mounted_config_map_takes_over_when_its_link_is_turned() {
 
 #[tokio::test]
 async fn a_link_further_up_the_path_may_be_turned() {
-    let made = directory(&[("1/rules.yaml", &rules(10)), ("2/rules.yaml", &rules(20))]);
+    let made = directory([("1/rules.yaml", &rules(10)), ("2/rules.yaml", &rules(20))]);
     symlink("1", made.path().join("current")).expect("a link");
     let server = Tidegate::start(&made.path().join("current/rules.yaml"), &[("LOG_LEVEL", "debug")]).await;
     let scene = Scene { directory: made, server };
@@ -264,7 +264,7 @@ async fn a_link_further_up_the_path_may_be_turned() {
 
 #[tokio::test]
 async fn a_change_that_nothing_tells_of_is_found_all_the_same() {
-    let made = directory(&[("watched/rules.yaml", &rules(10))]);
+    let made = directory([("watched/rules.yaml", &rules(10))]);
     // What is written by another name of the file is told to the directory of that name alone.
     fs::hard_link(made.path().join("watched/rules.yaml"), made.path().join("elsewhere")).expect("a link");
     let server = Tidegate::start(&made.path().join("watched"), &[("LOG_LEVEL", "debug")]).await;
@@ -279,7 +279,7 @@ async fn a_change_that_nothing_tells_of_is_found_all_the_same() {
 #[tokio::test]
 async fn a_runtime_directory_is_followed_with_its_root_watched_or_not() {
     for (is_watched, beside) in [("true", 3), ("false", 1)] {
-        let made = directory(&[("tide/config/a.yaml", &domain("a", 1))]);
+        let made = directory([("tide/config/a.yaml", &domain("a", 1))]);
         let root = made.path().to_str().expect("text").to_owned();
         let variables =
             [("RUNTIME_ROOT", root.as_str()), ("RUNTIME_SUBDIRECTORY", "tide"), ("RUNTIME_WATCH_ROOT", is_watched)];

@@ -150,13 +150,13 @@ pub fn rule_file(text: &str) -> NamedTempFile {
     file
 }
 
-/// A directory with files of these names, which may begin with other directories, and texts.
-pub fn directory(files: &[(&str, &str)]) -> TempDir {
+/// A directory with files of these names, which may begin with other directories, and contents.
+pub fn directory(files: impl IntoIterator<Item = (impl AsRef<Path>, impl AsRef<[u8]>)>) -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
-    for (name, text) in files {
+    for (name, content) in files {
         let path = directory.path().join(name);
         std::fs::create_dir_all(path.parent().expect("it has one")).expect("it is made");
-        std::fs::write(path, text).expect("it is written");
+        std::fs::write(path, content).expect("it is written");
     }
     directory
 }

@@ -36,7 +36,7 @@ fn top(instances: &[SocketAddr], more: &[&str]) -> (Option<i32>, String, String)
 /// Two files of rules, for one file has one domain.
 fn rule_files() -> tempfile::TempDir {
     let (edge, mesh) = RULES.split_once("---\n").expect("two domains");
-    directory(&[("edge.yaml", edge), ("mesh.yaml", mesh)])
+    directory([("edge.yaml", edge), ("mesh.yaml", mesh)])
 }
 
 #[tokio::test]

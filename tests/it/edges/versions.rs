@@ -173,7 +173,7 @@ descriptors: [{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }]
 requests: { from_gateway: envoy, trusted_proxies: [127.0.0.1], descriptors: [[{ key: path, from: path }]] }
 descriptors: [{ key: path, rate_limit: { unit: year, requests_per_unit: 2 } }]
 ";
-    let directory = directory(&[("edge.yaml", edge), ("jobs.yaml", jobs), ("paths.yaml", paths)]);
+    let directory = directory([("edge.yaml", edge), ("jobs.yaml", jobs), ("paths.yaml", paths)]);
     (Tidegate::start(directory.path(), &[("HTTP_H2C", "true")]).await, directory)
 }
 

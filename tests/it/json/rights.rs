@@ -1,10 +1,9 @@
 //! Who may charge, refund and send limits over `/json` and `/check`: no web page of another site, and others only what a setting grants.
 
-use std::path::Path;
 use std::time::Duration;
 
 use crate::http::{self, Answer};
-use crate::support::{Tidegate, eventually, in_time};
+use crate::support::{Tidegate, directory, eventually, in_time, rule_file};
 
 const RULES: &str = "domain: edge
 requests: { from_gateway: none, trusted_proxies: [127.0.0.1] }
@@ -34,18 +33,11 @@ async fn use_up(server: &Tidegate) {
 const REFUND: &str = r#","hitsAddend":"99","isNegativeHits":true"#;
 const OVERRIDE: &str = r#","limit":{"requestsPerUnit":1000,"unit":"YEAR"}"#;
 
-fn rule_file(directory: &Path) -> std::path::PathBuf {
-    let path = directory.join("rules.yaml");
-    std::fs::write(&path, RULES).expect("it is written");
-    path
-}
-
 #[tokio::test]
 async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
-    let directory = tempfile::tempdir().expect("a directory");
     for door in ["on", "loopback"] {
         let variables = [("JSON_RIGHTS", "override,refund"), ("JSON_DOOR", door)];
-        let server = Tidegate::start(&rule_file(directory.path()), &variables).await;
+        let server = Tidegate::start(rule_file(RULES).path(), &variables).await;
         use_up(&server).await;
         for path in ["/json", "/check/edge"] {
             assert_eq!(ask(&server, path, PAGE, REFUND).await.status, 429, "{path}");
@@ -77,25 +69,21 @@ async fn a_web_page_of_another_site_gives_back_no_hit_and_charges_none() {
 
 #[tokio::test]
 async fn a_refused_page_is_told_why_in_the_form_of_a_refusal() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let rules = rule_file(directory.path());
-    let server = Tidegate::start(&rules, &[]).await;
+    let server = Tidegate::start(rule_file(RULES).path(), &[]).await;
     let why = "The request was not decided: a web page of another site makes it (Origin).";
     let refused = ask(&server, "/json", NULL, "").await;
     assert_eq!((refused.status, refused.header("content-type")), (429, "application/json"), "{refused}");
     assert_eq!(refused.body, format!(r#"{{"overallCode":"OVER_LIMIT","dynamicMetadata":{{"reason":"{why}"}}}}"#));
     assert_eq!(ask(&server, "/check/edge", NULL, "").await.body, format!("{why}\n"));
-    std::fs::write(&rules, RULES.replace(" }\ndescriptors", ", refusal_status: 403 }\ndescriptors"))
-        .expect("it is written");
-    let server = Tidegate::start(&rules, &[]).await;
+    let rules = rule_file(&RULES.replace(" }\ndescriptors", ", refusal_status: 403 }\ndescriptors"));
+    let server = Tidegate::start(rules.path(), &[]).await;
     assert_eq!(ask(&server, "/check/edge", NULL, "").await.status, 403, "refusal_status");
 }
 
 #[tokio::test]
 async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
-    let directory = tempfile::tempdir().expect("a directory");
     for door in ["on", "loopback"] {
-        let server = Tidegate::start(&rule_file(directory.path()), &[("JSON_DOOR", door)]).await;
+        let server = Tidegate::start(rule_file(RULES).path(), &[("JSON_DOOR", door)]).await;
         use_up(&server).await;
         for header in [
             "origin: null",
@@ -148,20 +136,16 @@ async fn no_header_that_a_client_writes_turns_a_refusal_into_another_status() {
 
 #[tokio::test]
 async fn over_http_hits_are_given_back_and_limits_sent_with_the_right_only() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let runtime = directory.path().join("runtime");
-    std::fs::create_dir_all(runtime.join("config")).expect("it is made");
-    rule_file(&runtime.join("config"));
-    let rules = rule_file(directory.path());
+    let (runtime, rules) = (directory([("config/rules.yaml", RULES)]), rule_file(RULES));
     for (variables, may_override, may_refund) in [
         (vec![], false, false),
         (vec![("JSON_RIGHTS", "none")], false, false),
         (vec![("JSON_RIGHTS", "override")], true, false),
         (vec![("JSON_RIGHTS", "refund")], false, true),
-        (vec![("RUNTIME_ROOT", runtime.to_str().expect("UTF-8"))], true, false),
+        (vec![("RUNTIME_ROOT", runtime.path().to_str().expect("UTF-8"))], true, false),
     ] {
         let is_runtime = variables.iter().any(|(name, _)| *name == "RUNTIME_ROOT");
-        let server = Tidegate::start_with((!is_runtime).then_some(&rules), &variables).await;
+        let server = Tidegate::start_with((!is_runtime).then_some(rules.path()), &variables).await;
         use_up(&server).await;
         for path in ["/json", "/check/edge"] {
             let expected = if may_override { 200 } else { 429 };
@@ -185,15 +169,14 @@ async fn over_http_hits_are_given_back_and_limits_sent_with_the_right_only() {
 
 #[tokio::test]
 async fn requests_over_http_wait_within_the_bound_of_all_calls() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let rules = directory.path().join("rules.yaml");
-    let text = "domain: edge
+    let rules = rule_file(
+        "domain: edge
 descriptors:
   - key: remote_address
     rate_limit: { algorithm: gcra, unit: minute, requests_per_unit: 1, delay: { max: 5m, delivery: hold } }
-";
-    std::fs::write(&rules, text).expect("it is written");
-    let server = Tidegate::start(&rules, &[("MAX_HELD_CALLS", "1")]).await;
+",
+    );
+    let server = Tidegate::start(rules.path(), &[("MAX_HELD_CALLS", "1")]).await;
     assert_eq!(ask(&server, "/json", CURL, "").await.status, 200, "the first is not early");
     let held = async {
         let waits = ask(&server, "/json", CURL, "");

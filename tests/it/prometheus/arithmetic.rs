@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use tempfile::NamedTempFile;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tidegate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use tidegate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -12,7 +11,7 @@ use tidegate::telemetry::metrics::TABLE;
 use tonic::transport::Channel;
 
 use crate::redis::Single;
-use crate::support::{Tidegate, in_time};
+use crate::support::{Tidegate, in_time, rule_file};
 
 /// Limits, and hits that are taken of them one after the other: up to each border, onto it, over it, and over several at once.
 const CASES: &[(u32, &[u32])] = &[
@@ -100,12 +99,6 @@ impl Counts {
     }
 }
 
-fn written(rules: &str) -> NamedTempFile {
-    let file = tempfile::Builder::new().suffix(".yaml").tempfile().expect("a file");
-    std::fs::write(file.path(), rules).expect("it is written");
-    file
-}
-
 async fn client(server: &Tidegate) -> RateLimitServiceClient<Channel> {
     let connected = RateLimitServiceClient::connect(format!("http://{}", server.grpc));
     in_time("the server is there", connected).await.expect("it takes connections")
@@ -137,7 +130,7 @@ async fn count_as_the_reference_does(store: &[(&str, &str)]) {
             let _ = writeln!(rules, "  - {{ key: {key}, {flag}rate_limit: {limit} }}");
         }
     }
-    let rules = written(&rules);
+    let rules = rule_file(&rules);
     for ratio in RATIOS {
         let prefix = format!("{ratio}:");
         let own = [("NEAR_LIMIT_RATIO", ratio), ("CACHE_KEY_PREFIX", &prefix), ("STORE_DEADLINE", "10s")];
@@ -178,7 +171,7 @@ fn the_oracle_counts_the_worked_examples() {
 
 #[tokio::test]
 async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
-    let rules = written(
+    let rules = rule_file(
         "domain: d\ndescriptors:\n  - { key: kept, rate_limit: { unit: year, requests_per_unit: 10 } }\n  \
          - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n",
     );
@@ -194,7 +187,7 @@ async fn a_hit_that_a_refused_request_keeps_is_counted_once_where_it_fell() {
 #[tokio::test]
 async fn refusals_that_are_only_watched_are_counted() {
     let rules =
-        written("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
+        rule_file("domain: d\ndescriptors:\n  - { key: full, rate_limit: { unit: year, requests_per_unit: 1 } }\n");
     let server = Tidegate::start(rules.path(), &[("SHADOW_MODE", "true")]).await;
     let mut client = client(&server).await;
     for refused in [0, 1, 2] {
@@ -277,7 +270,7 @@ const NAMED: &[Named] = &[
 async fn hits_are_counted_under_the_labels_of_the_reference() {
     let limit = "rate_limit: { unit: year, requests_per_unit: 10 }";
     let items = NAMED.iter().map(|(rule, ..)| format!("  - {}\n", rule.replace("RATE", limit)));
-    let rules = written(&format!("domain: d\ndescriptors:\n{}", items.collect::<String>()));
+    let rules = rule_file(&format!("domain: d\ndescriptors:\n{}", items.collect::<String>()));
     let server = Tidegate::start(rules.path(), &[]).await;
     let mut client = client(&server).await;
     let mut counted: BTreeMap<String, String> = BTreeMap::new();
@@ -297,7 +290,7 @@ async fn hits_are_counted_under_the_labels_of_the_reference() {
 #[tokio::test]
 async fn every_metric_of_the_table_is_on_the_page() {
     let redis = Single::start(&[]).await;
-    let rules = written("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n");
+    let rules = rule_file("domain: d\ndescriptors: [{ key: k, rate_limit: { unit: day, requests_per_unit: 1 } }]\n");
     let url = redis.address().to_string();
     let variables = [("REDIS_TYPE", "SINGLE"), ("REDIS_URL", &*url), ("OTEL_TRACES_EXPORTER", "otlp")];
     let server = Tidegate::start(rules.path(), &variables).await;

@@ -15,7 +15,7 @@ use super::client::Client;
 use super::{MUTUAL, Secured};
 use crate::http;
 use crate::redis::certificates::Authority;
-use crate::support::{Tidegate, eventually, in_time, output, repository, rule_file};
+use crate::support::{Tidegate, directory, eventually, in_time, output, repository, rule_file};
 
 /// Limits that no cell uses up.
 const RULES: &str = "domain: edge
@@ -24,12 +24,7 @@ descriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 10 } }]
 
 /// These limits in the domains `edge` and `other`.
 fn rules() -> TempDir {
-    let directory = tempfile::tempdir().expect("a directory");
-    for domain in ["edge", "other"] {
-        let file = directory.path().join(format!("{domain}.yaml"));
-        std::fs::write(file, RULES.replace("edge", domain)).expect("it is written");
-    }
-    directory
+    directory(["edge", "other"].map(|domain| (format!("{domain}.yaml"), RULES.replace("edge", domain))))
 }
 
 const CALLERS: &str = "callers:
